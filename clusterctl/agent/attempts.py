@@ -59,6 +59,11 @@ def start(request: Request) -> Dict[str, Any]:
         raise Refused("stopped", f"attempt {spec['attempt']} of this run was stopped before it started")
     if supervisor is not None:
         raise Refused("exists", f"attempt {spec['attempt']} of this run was already started in {run_dir}")
+    change = None
+    if spec.get("setup"):
+        from clusterctl.agent.setups import changes
+
+        change = changes(request, spec=spec["setup"])
     with one_start_at_a_time(run_dir):
         taken = conflicts(run_dir, spec)
         if taken:
@@ -66,7 +71,7 @@ def start(request: Request) -> Dict[str, Any]:
         for folder in (files.root, files.ranks, files.logs):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         write_json(files.spec, spec)
-        return _spawn_supervisor(files, run_dir, spec["attempt"])
+        return _spawn_supervisor(files, run_dir, spec["attempt"], change)
 
 
 def check_spec(spec: Dict[str, Any]) -> None:
@@ -88,7 +93,9 @@ def check_spec(spec: Dict[str, Any]) -> None:
         raise Refused("usage", "start: " + "; ".join(faults))
 
 
-def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[str, Any]:
+def _spawn_supervisor(
+    files: AttemptFiles, run_dir: str, attempt: int, change: Optional[Dict[str, Any]]
+) -> Dict[str, Any]:
     """Start the supervisor and return its identity once it has started the ranks.
 
     It is a fork of the agent: a new interpreter with the same modules would cost the node 30 ms of CPU.
@@ -97,7 +104,7 @@ def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[s
     pid = os.fork()
     if pid == 0:
         # Never returns: what the caller would do next is the agent's.
-        _become_supervisor(files, run_dir, attempt, writing)
+        _become_supervisor(files, run_dir, attempt, writing, change)
     os.close(writing)
     line = _first_line(reading)
     # This is the first of two forks, which exits right away.
@@ -113,7 +120,9 @@ def _spawn_supervisor(files: AttemptFiles, run_dir: str, attempt: int) -> Dict[s
     return dict(answer)
 
 
-def _become_supervisor(files: AttemptFiles, run_dir: str, attempt: int, ready: int) -> None:
+def _become_supervisor(
+    files: AttemptFiles, run_dir: str, attempt: int, ready: int, change: Optional[Dict[str, Any]]
+) -> None:
     """Detach this fork of the agent from its session and its files, supervise the attempt, and exit."""
     code = 1
     # The outermost handler of this process: errors go to its log.
@@ -131,7 +140,7 @@ def _become_supervisor(files: AttemptFiles, run_dir: str, attempt: int, ready: i
         os.chdir("/")
         from clusterctl.agent.supervisor import main
 
-        main(run_dir, attempt, ready)
+        main(run_dir, attempt, ready, change)
         code = 0
     except BaseException:
         import traceback

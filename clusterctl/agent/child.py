@@ -17,6 +17,8 @@ from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import end_all
 from clusterctl.agent.reaper import MARKER as MARKER
 from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.variables import environment as environment
+from clusterctl.agent.variables import raw as raw
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
@@ -32,11 +34,6 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-def raw(text: str) -> bytes:
-    """Return the bytes of a text from the launcher, whatever the node's locale is."""
-    return text.encode("utf-8", "surrogateescape")
-
-
 def command(argv: List[str]) -> List[bytes]:
     """Return argv as the kernel takes it.
 
@@ -44,13 +41,6 @@ def command(argv: List[str]) -> List[bytes]:
     """
     program = os.path.expanduser(argv[0]) if argv[0].startswith("~/") else argv[0]
     return [raw(entry) for entry in [program, *argv[1:]]]
-
-
-def environment(extra: Dict[str, Any]) -> Dict[bytes, bytes]:
-    """Return the login's environment without the variables of SSH, with `extra` added."""
-    inherited = {name: value for name, value in os.environb.items() if not name.startswith(b"SSH_")}
-    inherited.update({raw(str(name)): raw(str(value)) for name, value in extra.items()})
-    return inherited
 
 
 def run(request: Request) -> Dict[str, Any]:
@@ -61,9 +51,14 @@ def run(request: Request) -> Dict[str, Any]:
     cwd = os.path.expanduser(request.params.get("cwd") or "~")
     if not os.path.isdir(cwd):
         raise Refused("not-found", f"no folder {cwd} to run in")
+    change = None
+    if request.params.get("setup"):
+        from clusterctl.agent.setups import changes
+
+        change = changes(request)
     watcher = request.watcher
     marker, name = watcher.marker()
-    env = environment({**(request.params.get("env") or {}), **marker})
+    env = environment({**(request.params.get("env") or {}), **marker}, change)
     try:
         process = _started(request, command(argv), env, cwd)
     except (OSError, ValueError) as problem:

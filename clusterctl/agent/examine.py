@@ -37,10 +37,15 @@ def examine(request: Request) -> Dict[str, Any]:
 
     `commands` is name -> {argv: [[...], ...], timeout}: of each name, the first program that exists is run; all names
     run in parallel. `files` is name -> paths: of each name, the first file that exists is read. `paths` are further
-    folders whose disks are reported.
+    folders whose disks are reported. The commands run in the environment of `setup`.
     """
     commands = request.params.get("commands") or {}
-    runner = _Commands(request, commands)
+    change = None
+    if request.params.get("setup"):
+        from clusterctl.agent.setups import changes
+
+        change = changes(request)
+    runner = _Commands(request, commands, change)
     workdir = request.workdir
     result = {
         "disks": {
@@ -191,8 +196,11 @@ def stale_agents() -> List[int]:
 class _Commands:
     """Some commands that run in parallel; each is ended after its time."""
 
-    def __init__(self, request: Request, wanted: Dict[str, Any]) -> None:
+    def __init__(
+        self, request: Request, wanted: Dict[str, Any], change: Optional[Dict[str, Any]] = None
+    ) -> None:
         self.request = request
+        self.change = change
         self.found: Dict[str, Any] = {}
         self.threads = []
         for entry in wanted.values():
@@ -222,7 +230,7 @@ class _Commands:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=environment(marker),
+                    env=environment(marker, self.change),
                     cwd="/",
                     start_new_session=True,
                 )

@@ -177,6 +177,7 @@ ELSEWHERE = {
     "receive": ("transfer", "receive"),
     "tree": ("transfer", "send_tree"),
     "examine": ("examine", "examine"),
+    "setup": ("setups", "setup"),
     "listen": ("network", "listen"),
     "knock": ("network", "knock"),
     "fingerprint_folder": ("fingerprint", "fingerprint_folder"),

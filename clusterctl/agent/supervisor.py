@@ -67,8 +67,10 @@ class Rank:
 class Supervisor:
     """Starts the ranks, waits, and stops all of them when one fails or when a stop is requested."""
 
-    def __init__(self, run_dir: str, attempt: int) -> None:
+    def __init__(self, run_dir: str, attempt: int, change: Optional[Dict[str, Any]] = None) -> None:
         self.files = AttemptFiles(run_dir, attempt)
+        # What the setup changes in the environment; it may hold secrets, and is not in the specification.
+        self.change = change
         spec = read_json(self.files.spec)
         assert spec is not None
         self.spec = spec
@@ -114,8 +116,13 @@ class Supervisor:
             **self.supervised,
             "CLUSTERCTL_RUN_DIR": self.files.run_dir,
         }
+        prepared = (self.change or {}).get("set") or {}
         if rank.spec.get("programs") and "PATH" not in extra:
-            extra["PATH"] = f"{rank.spec['programs']}:{os.environ.get('PATH') or os.defpath}"
+            path = prepared.get("PATH") or os.environ.get("PATH") or os.defpath
+            extra["PATH"] = f"{rank.spec['programs']}:{path}"
+        if prepared.get("PYTHONPATH") and extra.get("PYTHONPATH") == rank.spec.get("cwd"):
+            # The launcher's value is the pushed code alone; CANN's modules are found by that of its setup.
+            extra["PYTHONPATH"] = f"{extra['PYTHONPATH']}:{prepared['PYTHONPATH']}"
         if str(extra.get(PLOGS, "")).startswith(self.files.root):
             # CANN may not create the folder itself.
             os.makedirs(str(extra[PLOGS]), mode=0o700, exist_ok=True)
@@ -130,7 +137,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=environment(extra),
+                env=environment(extra, self.change),
                 cwd=cwd,
                 start_new_session=True,
             )
@@ -307,10 +314,10 @@ def _drain(fd: int) -> None:
         os.read(fd, 4096)
 
 
-def main(run_dir: str, attempt: int, ready: int) -> None:
+def main(run_dir: str, attempt: int, ready: int, change: Optional[Dict[str, Any]] = None) -> None:
     """Start the ranks, report that to the agent through `ready`, and supervise them until they have ended."""
     become_subreaper()
-    supervisor = Supervisor(run_dir, attempt)
+    supervisor = Supervisor(run_dir, attempt, change)
     # Before the pid is known, since a stop may come right after that.
     signal.signal(signal.SIGTERM, supervisor.request_stop)
     locks = DeviceLocks(supervisor.spec)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.cluster import Node
+from clusterctl.transport.setups import SetupResult
 from clusterctl.typed_json import BadValue, decode
 
 T = TypeVar("T")
@@ -169,6 +170,10 @@ class NodeAnswers:
     delay: float
     """Seconds of the round trip, which is the largest error of `offset`."""
     found: Examined = field(hash=False)
+    setup: SetupResult | None = None
+    """What the node's setup changes; None if it has none, or if it failed."""
+    setup_problem: str = ""
+    """Why the node's setup failed."""
 
     def command(self, name: str) -> CommandResult | None:
         """Return how a command ended; None if the node has no such program, or was not asked for it."""

@@ -30,6 +30,8 @@ MIN_FILES = 4096
 # Processes of a user: 16 ranks with 16 threads each need more than 256 before any loader.
 MIN_PROCESSES = 4096
 UNLIMITED = -1
+# Findings about setups, which say what they change.
+SETUP = "setup"
 TRAINER = ("torch", "numpy", "safetensors", "tokenizers")
 
 
@@ -45,6 +47,7 @@ def findings(reply: NodeAnswers, quick: bool = False) -> Iterator[Finding]:
     yield from limits(reply)
     yield from address(reply)
     yield from ports(reply)
+    yield from setup(reply, quick)
     yield from libraries(reply, quick)
     yield from left_over(reply)
 
@@ -197,6 +200,16 @@ def _reserved(text: str, first: int, last: int) -> bool:
 
 
 # ---- libraries
+
+
+def setup(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
+    """Check that the node's setup runs; say what it changes."""
+    name = reply.node.name
+    if reply.setup_problem:
+        remedy = f"correct `setup` in the inventory, or try it by hand: clusterctl ssh {name}"
+        yield Finding("bad", name, reply.setup_problem, remedy, SETUP)
+    elif reply.setup is not None and not quick:
+        yield Finding("ok", name, f"its setup changes {reply.setup.text(most=12)}", check=SETUP)
 
 
 def versions(reply: NodeAnswers) -> dict[str, str]:

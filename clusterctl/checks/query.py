@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.checks.answers import Examined, Hello, NodeAnswers, read_answer
+from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.ranktable.devices import VENDOR_CONF, VENDOR_SMI, VENDOR_TOOL
+from clusterctl.transport.link import RequestFailed
+from clusterctl.transport.setups import SetupResult, ask_setup
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -69,16 +72,30 @@ def query_node(node: Node, link: Connection, quick: bool = False, paths: Sequenc
     before = time.time()
     hello = read_answer(Hello, link.call("hello"))
     delay = time.time() - before
-    result = read_answer(
-        Examined, link.call("examine", asdict(replace(questions_for(node, quick), paths=list(paths))))
-    )
-    return NodeAnswers(node, hello, hello.wall - (before + delay / 2), delay, result)
+    setup, problem = _setup(node, link, quick)
+    questions = asdict(replace(questions_for(node, quick), paths=list(paths)))
+    if setup is not None:
+        questions["setup"] = request_for(node.setup)
+    result = read_answer(Examined, link.call("examine", questions))
+    return NodeAnswers(node, hello, hello.wall - (before + delay / 2), delay, result, setup, problem)
+
+
+def _setup(node: Node, link: Connection, quick: bool) -> tuple[SetupResult | None, str]:
+    """Return what the node's setup changes, or why it failed; without `quick` it is run again in any case."""
+    request = request_for(node.setup)
+    if request is None:
+        return None, ""
+    try:
+        return ask_setup(node, link, request, fresh=not quick), ""
+    except RequestFailed as failed:
+        return None, failed.reason
 
 
 def questions_for(node: Node, quick: bool = False) -> Questions:
     """Return what the second request asks of a node."""
     questions = Questions(node.address)
-    questions.commands["python"] = Question([[node.python, "-c", NODE_PYTHON, _json_list(PACKAGES)]])
+    python = rank_python(node.python, node.setup)
+    questions.commands["python"] = Question([[python, "-c", NODE_PYTHON, _json_list(PACKAGES)]])
     if node.kind == "npu":
         _npu(node, questions, quick)
     elif node.kind == "cuda":

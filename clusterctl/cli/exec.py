@@ -84,6 +84,9 @@ class CommandOptions:
         False
     )
     literal: Annotated[bool, typer.Option("--literal", help="Do not replace {node}, {n}, {address}.")] = False
+    setup: Annotated[
+        bool, typer.Option("--setup", help="Run CMD in the environment of each node's `setup`.")
+    ] = False
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Send the standard input of this command to every node.")
     ] = False
@@ -133,7 +136,9 @@ def exec_(
 
     chosen = options.cluster_of(cluster, selection, exclude)
     form.check(chosen)
-    command = Command(tuple(words), how.shell, how.literal, how.timeout)
+    if how.setup and not any(node.setup for node in chosen.nodes):
+        raise UsageError(f"--setup: no chosen node has a `setup` in {chosen.source}", "setup: /path/to/set_env.sh")
+    command = Command(tuple(words), how.shell, how.literal, how.timeout, how.setup)
     if dry_run:
         _foresee(command, chosen, form.json or form.json_lines)
         return

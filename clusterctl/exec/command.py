@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.frames import CHUNK
 from clusterctl.errors import Fault, InputFaults
+from clusterctl.inventory.setup import request_for
 from clusterctl.transport.shell import carries
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Command:
     literal: bool = False
     """Do not replace braces."""
     timeout: float | None = None
+    setup: bool = False
+    """Run it in the environment of the node's setup."""
 
     def __post_init__(self) -> None:
         faults = [
@@ -91,13 +94,17 @@ class Everywhere:
         try:
             body = self._stdin.view(node.name) if self._stdin is not None else None
             link = self._connections.of(node)
-            return link.run(argv, env=node.env, stdin=body, timeout=timeout, on_output=on_output)
+            setup = request_for(node.setup) if self._command.setup else None
+            return link.run(
+                argv, env=node.env, setup=setup, stdin=body, timeout=timeout, on_output=on_output
+            )
         finally:
             if self._stdin is not None:
                 self._stdin.leave(node.name)
 
     def _is_light(self, node: Node, argv: Sequence[str]) -> bool:
-        return self._once is not None and self._stdin is None and carries(argv, node.env)
+        alone = self._stdin is None and not (self._command.setup and node.setup)
+        return self._once is not None and alone and carries(argv, node.env)
 
 
 # Pieces that the fastest node may be ahead of the slowest: 1 MB.

@@ -12,6 +12,7 @@ from typing import Any
 from clusterctl.document import Document, Section, load_document, parse_document
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.addresses import address_fault, same_place
+from clusterctl.inventory.setup import Setup, take_setup
 
 KINDS = ("cpu", "cuda", "npu")
 MAX_DEVICES = 64
@@ -71,6 +72,8 @@ class Node:
     """Network interface between the nodes; set for gloo, NCCL and HCCL."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
     """Environment variables of the ranks on this node."""
+    setup: Setup | None = None
+    """What the shell runs before ranks start: a file to source, commands, or {source, modules, venv, run}."""
     disk: str | None = None
     """Space for checkpoints, such as 500GB: `plan` refuses a training that needs more. Default: no limit."""
 
@@ -224,6 +227,9 @@ def _fields(section: Section, name: str | None) -> dict[str, Any]:
     env = section.take_env("env")
     if env:
         found["env"] = env
+    setup = take_setup(section)
+    if setup is not None:
+        found["setup"] = setup
     return found
 
 

@@ -22,6 +22,7 @@ from clusterctl.inventory.cluster import (
     named_devices,
     parse_devices,
 )
+from clusterctl.inventory.setup import Setup, take_setup
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.program_files import missing_script
@@ -66,6 +67,8 @@ class Job:
     """Whether each device or each node gets a process; auto: a node if the command is a launcher such as torchrun."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
     """More environment variables; placeholders such as `{node.address}` are filled for each rank."""
+    setup: Setup | None = None
+    """What the shell of each node runs before the ranks start: `source set_env.sh`, `module load`, a venv."""
     env_style: str = "torchrun"
     """Which launcher's variables the ranks get, in addition to those of torch.distributed."""
     forward: tuple[str, ...] = ()
@@ -143,6 +146,7 @@ def _read(top: Section, path: Path) -> Job:
         data_there=_data_there(top),
         processes=_choice(top, "processes", PROCESS_CHOICES, "auto"),
         env=top.take_env("env"),
+        setup=take_setup(top, has_code=_has_code(top)),
         env_style=_choice(top, "env_style", ENV_STYLES, "torchrun"),
         forward=_words(top, "forward"),
         rank_table=_choice(top, "rank_table", RANK_TABLE_CHOICES, "auto"),
@@ -157,6 +161,11 @@ def _read(top: Section, path: Path) -> Job:
         slurm=read_slurm(top),
         source=str(path),
     )
+
+
+def _has_code(top: Section) -> bool:
+    """Return whether the ranks start in a pushed folder."""
+    return any(top.value.get(key) for key in ("code", "train"))
 
 
 def _data_there(top: Section) -> str:

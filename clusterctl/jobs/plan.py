@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs import launchers
 from clusterctl.jobs.facts import Facts as Facts
 from clusterctl.jobs.job import (
@@ -43,6 +44,8 @@ class NodePlan:
     processes: tuple[ProcessSpec, ...]
     train: dict[str, object] | None = field(default=None, hash=False)
     """The configuration of the trainer, with the paths of this node."""
+    setup: dict[str, object] | None = field(default=None, hash=False)
+    """What the node's shell runs before the ranks start."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ def _node_plan(place: NodePlace, job: Job, facts: Facts, cluster: Cluster) -> No
     if facts.rank_table and ".json" in place.run_dir:
         problem = f"{node.name}: the run's folder {place.run_dir} contains '.json'"
         raise UsageError(problem, "HCCL then opens no rank table in it: rename the job or the work folder")
-    python = node.python
+    python = rank_python(node.python, node.setup, job.setup)
     if python.startswith("~/"):
         python = python.replace("~", facts.homes.get(node.name, "~"), 1)
     processes = []
@@ -160,7 +163,8 @@ def _node_plan(place: NodePlace, job: Job, facts: Facts, cluster: Cluster) -> No
         cwd = place.code or place.run_dir
         processes.append(ProcessSpec(rank, local_rank, device, argv, env, cwd, posixpath.dirname(python)))
     train = None if job.train is None else fill_all(job.train, place.placeholders(), f"{job.source}: train")
-    return NodePlan(node, place.run_dir, tuple(processes), train)
+    setup = request_for(node.setup, job.setup, place.code)
+    return NodePlan(node, place.run_dir, tuple(processes), train, setup)
 
 
 def _argv(job: Job, python: str, place: NodePlace, local_rank: int, cluster: Cluster) -> tuple[str, ...]:

@@ -55,6 +55,10 @@ def _own() -> Schema:
             {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
             "Environment variables of the ranks. {node.address} and the like are replaced for each rank.",
         ),
+        "setup": (
+            _setup(),
+            "What each node's shell runs before the ranks start: a file to source, commands, or a mapping of both.",
+        ),
         "env_style": (
             {"enum": list(ENV_STYLES)},
             "Launcher whose variables are also set, next to RANK, WORLD_SIZE, MASTER_ADDR and the like.",
@@ -90,6 +94,18 @@ def _own() -> Schema:
         ),
     }
     return {key: {**schema, "description": text} for key, (schema, text) in keys.items()}
+
+
+def _setup() -> Schema:
+    texts: Schema = {"type": ["string", "array"], "items": {"type": "string"}}
+    parts = {
+        "source": texts | {"description": "Files to source. A relative path is in the pushed code."},
+        "modules": texts | {"description": "Environment modules to load."},
+        "venv": TEXT | {"description": "Folder of a virtual environment. Its Python runs the ranks."},
+        "run": texts | {"description": "Shell commands."},
+    }
+    whole: Schema = {"type": "object", "additionalProperties": False, "properties": parts}
+    return {"anyOf": [texts, whole]}
 
 
 def _restart() -> Schema:

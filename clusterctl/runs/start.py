@@ -28,6 +28,7 @@ from clusterctl.jobs.run_folder import (
 from clusterctl.jobs.saving import saving_of
 from clusterctl.runs.master_port import free_port
 from clusterctl.runs.query import current_state
+from clusterctl.runs.setups import run_setups
 from clusterctl.runs.stage import (
     Stored,
     Tell,
@@ -62,6 +63,7 @@ def launch(
     everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
     hellos = reach(everywhere, connections, tell)
     code = push_code(everywhere, job, connections, tell, runs)
+    run_setups(cluster, job, connections, code, tell)
     data = push_data(everywhere, job, connections, tell)
     facts = prepare(cluster, job, connections, hellos, Stored(code, data), tell)
     made = plan.make_plan(cluster, job, replace(facts, run_id=run.run_id))
@@ -119,6 +121,7 @@ def start_next(
     hellos = reach(cluster, connections, tell)
     stored = Stored(record.code_paths, record.data_paths)
     _check_stored(cluster, connections, stored)
+    run_setups(cluster, job, connections, record.code_paths, tell)
     facts = prepare(cluster, job, connections, hellos, stored, tell)
     facts = replace(facts, run_id=run.run_id, attempt=record.attempt + 1)
     made = plan.make_plan(cluster, job, facts)
@@ -307,6 +310,7 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> dict[str, 
         "devices": list(devices_on(made.job, part.node)),
         "share_devices": made.job.share_devices,
         "secrets": sorted(made.facts.forwarded),
+        "setup": part.setup,
         "master_port": made.facts.master_port if part is made.nodes[0] else None,
     }
     try:

@@ -103,17 +103,20 @@ class Connection:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        setup: Mapping[str, Any] | None = None,
         stdin: Body | None = None,
         timeout: float | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
     ) -> Completed:
-        """Run a command without a shell and return its result.
+        """Run a command without a shell and return its result; `setup` prepares its environment.
 
         `on_output("stdout" or "stderr", bytes)` receives the output as it arrives; without it the output is
         collected, at most MOST_OUTPUT bytes.
         """
         params: dict[str, Any] = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "timeout": timeout}
         params["stdin"] = stdin is not None
+        if setup is not None:
+            params["setup"] = dict(setup)
         request = self.open("run", params)
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         size = 0

@@ -1,0 +1,44 @@
+"""Run the setups of a job's nodes before its ranks start, so that a failure is known early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from clusterctl.inventory import nodeset
+from clusterctl.inventory.cluster import Cluster
+from clusterctl.inventory.setup import request_for
+from clusterctl.jobs.job import Job
+from clusterctl.text import duration, plural
+from clusterctl.transport.fanout import Connections, Outcome, raise_failures
+from clusterctl.transport.setups import SetupResult, ask_setup
+
+def run_setups(
+    cluster: Cluster,
+    job: Job,
+    connections: Connections,
+    code: Mapping[str, str],
+    tell: Callable[[str, str], None],
+) -> None:
+    """Run the setup of every node of a job, and report what the setups change; raise an error if one fails."""
+    requests = {
+        node.name: request
+        for node in cluster.nodes
+        if (request := request_for(node.setup, job.setup, code.get(node.name, ""))) is not None
+    }
+    if not requests:
+        return
+    nodes = [node for node in cluster.nodes if node.name in requests]
+    outcomes: list[Outcome[SetupResult]] = connections.on_each(
+        nodes, lambda node, link: ask_setup(node, link, requests[node.name])
+    )
+    raise_failures(outcomes)
+    results = [outcome.get() for outcome in outcomes]
+    ran = [result.seconds for result in results if not result.kept]
+    how = f"ran on {plural(len(ran), 'node')}, at most {duration(max(ran))}" if ran else "known from an earlier start"
+    groups: dict[str, list[str]] = {}
+    for node, result in zip(nodes, results, strict=True):
+        groups.setdefault(result.text(), []).append(node.name)
+    changed = "; ".join(
+        f"{text}" if len(groups) == 1 else f"{nodeset.fold(names)}: {text}" for text, names in groups.items()
+    )
+    tell("setup", f"{changed}  ({how})")
