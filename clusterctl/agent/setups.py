@@ -125,7 +125,11 @@ def _run(request: Request, steps: List[Dict[str, str]]) -> Dict[str, Any]:
     marker, name = watcher.marker()
     before = environment({})
     # Files, not pipes: what a setup leaves running may hold a pipe open for ever.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as step, tempfile.TemporaryFile() as result:
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as step,
+        tempfile.TemporaryFile() as result,
+    ):
         process = subprocess.Popen(
             [shell, *options, "-c", _script(steps, step.fileno(), result.fileno())],
             stdin=subprocess.DEVNULL,
@@ -145,7 +149,9 @@ def _run(request: Request, steps: List[Dict[str, str]]) -> Dict[str, Any]:
         if problem or not data:
             number = _content(step.fileno()).strip() or b"0"
             label = steps[int(number)]["label"] if steps else "setup"
-            raise Refused("setup", f"setup: {label}: {problem or 'it ended the shell'}{_last_line(output.fileno())}")
+            raise Refused(
+                "setup", f"setup: {label}: {problem or 'it ended the shell'}{_last_line(output.fileno())}"
+            )
     return _difference(before, data, {raw(key) for key in marker})
 
 

@@ -16,6 +16,7 @@ from clusterctl.agent.saved import PARTS, Damaged, boxes_of
 from clusterctl.checkpoints.find import Checkpoint
 from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.job import ask_trainer
 from clusterctl.transport.fanout import on_each, raise_failures
 from clusterctl.typed_json import BadValue, decode, parse
@@ -198,11 +199,13 @@ def compare_here(first: Path, second: Path, sides: tuple[Side, Side]) -> Compare
 
 def _ask_node(holder: NodeHolder, code: str, question: Mapping[str, Any]) -> object:
     """Run the trainer of the run on a node; return its answer."""
-    python = holder.node.python
+    python = rank_python(holder.node.python, holder.node.setup)
     if python.startswith("~/"):
         python = python.replace("~", str(holder.connection.hello()["home"]), 1)
     argv = [python, "-m", "trainer", "checkpoint-diff"]
-    done = holder.connection.run(argv, cwd=code or None, stdin=json.dumps(question).encode())
+    done = holder.connection.run(
+        argv, cwd=code or None, setup=request_for(holder.node.setup), stdin=json.dumps(question).encode()
+    )
     if not done.ok:
         lines = [line for line in done.error_text.splitlines() if line.startswith("error: ")]
         problem = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from clusterctl.checks.answers import CommandResult, Disk, NodeAnswers, PythonVersions
 from clusterctl.checks.query import HCCL_PORTS, hccl_base
 from clusterctl.finding import Finding
+from clusterctl.inventory.setup import rank_python
 from clusterctl.text import plural, size
 from clusterctl.typed_json import BadValue, decode, parse
 
@@ -236,7 +237,7 @@ def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
     """Check the ranks' Python, and what it lacks for the embedded trainer."""
     node, python = reply.node, python_of(reply)
     if python is None:
-        text = f"{node.python} does not run: {_why(reply.command('python'))}"
+        text = f"{_python(reply)} does not run: {_why(reply.command('python'))}"
         remedy = "name the ranks' Python in the inventory: python: /path/to/python"
         yield Finding("bad", node.name, text, remedy, "python")
         return
@@ -247,12 +248,17 @@ def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
     missing = [name for name in TRAINER if name not in packages]
     if missing:
         text = f"the embedded trainer can't run there: no {', '.join(missing)}"
-        remedy = f"install them into {node.python} on that node; not needed for programs of your own"
-        fix = f"{node.python} -m pip install {' '.join(missing)}"
+        remedy = f"install them into {_python(reply)} on that node; not needed for programs of your own"
+        fix = f"{_python(reply)} -m pip install {' '.join(missing)}"
         yield Finding("warning", node.name, text, remedy, "libraries", fix)
     else:
         text = f"ranks run with Python {python.python}, torch {packages['torch']}"
         yield Finding("ok", node.name, text, check="python")
+
+
+def _python(reply: NodeAnswers) -> str:
+    """Return the path of the ranks' Python."""
+    return rank_python(reply.node.python, reply.node.setup)
 
 
 def _torch_npu(node: Node, packages: Mapping[str, str]) -> Iterator[Finding]:

@@ -111,6 +111,8 @@ class Report:
     def passes(self) -> None:
         """Show what passed: a line per place, or with `verbose` every check."""
         from clusterctl.checks.doctor import folded
+        from clusterctl.checks.node import SETUP
+        from clusterctl.text import escape_controls
 
         sound = [finding for finding in folded(self.findings) if finding.is_sound]
         if self.fix_hints:
@@ -127,6 +129,9 @@ class Report:
             where = places[0] if len(places) == 1 else nodeset.fold(places)
             notes = f", {plural(noted, 'note')} (-v shows them)" if noted else ""
             screen.write(f"ok    {where}: {plural(number, 'check')} passed{notes}\n")
+        for finding in sound:
+            if finding.check == SETUP:
+                screen.write(f"setup {finding.where}: {escape_controls(finding.what)}\n")
 
 
 def _is_detail(finding: Finding) -> bool:

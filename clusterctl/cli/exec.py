@@ -137,7 +137,9 @@ def exec_(
     chosen = options.cluster_of(cluster, selection, exclude)
     form.check(chosen)
     if how.setup and not any(node.setup for node in chosen.nodes):
-        raise UsageError(f"--setup: no chosen node has a `setup` in {chosen.source}", "setup: /path/to/set_env.sh")
+        raise UsageError(
+            f"--setup: no chosen node has a `setup` in {chosen.source}", "setup: /path/to/set_env.sh"
+        )
     command = Command(tuple(words), how.shell, how.literal, how.timeout, how.setup)
     if dry_run:
         _foresee(command, chosen, form.json or form.json_lines)

@@ -95,9 +95,7 @@ class Everywhere:
             body = self._stdin.view(node.name) if self._stdin is not None else None
             link = self._connections.of(node)
             setup = request_for(node.setup) if self._command.setup else None
-            return link.run(
-                argv, env=node.env, setup=setup, stdin=body, timeout=timeout, on_output=on_output
-            )
+            return link.run(argv, env=node.env, setup=setup, stdin=body, timeout=timeout, on_output=on_output)
         finally:
             if self._stdin is not None:
                 self._stdin.leave(node.name)

@@ -142,6 +142,7 @@ defaults:                         # for every node that does not say otherwise
   {devices:<32}# a count, a half-open range "[0,8)", or a list [0, 1]
   {kind:<32}# cpu, cuda or npu
   # interface: eth0               # network between the nodes; set for gloo, NCCL and HCCL
+  # setup: /usr/local/Ascend/ascend-toolkit/set_env.sh   # sourced once on each node before ranks start
 
 nodes:
 {nodes}

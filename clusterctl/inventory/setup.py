@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from clusterctl.document import Section
 
@@ -14,7 +16,9 @@ MODULES = """type module >/dev/null 2>&1 || for clusterctl_file in "$MODULESHOME
 /etc/profile.d/modules.sh /etc/profile.d/z00_lmod.sh /etc/profile.d/lmod.sh /usr/share/modules/init/bash \
 /usr/share/lmod/lmod/init/bash
 do if [ -r "$clusterctl_file" ]; then . "$clusterctl_file"; break; fi; done
-module load {name} && case ":$LOADEDMODULES:" in *:{name}:*|*:{name}/*) ;; *) echo "{name} is not loaded"; false;; esac"""
+module load {name} && case ":$LOADEDMODULES:" in
+*:{name}:*|*:{name}/*) ;; *) echo "{name} is not loaded"; false;; esac"""
+MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+:@/-]*\Z")
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Setup:
     def steps(self, folder: str) -> list[dict[str, str]]:
         """Return the commands with their labels; they run in a folder of the node."""
         parts = [(f"source {path}", f". {_quoted(path)}") for path in self.source]
-        parts += [(f"module load {name}", MODULES.format(name=shlex.quote(name))) for name in self.modules]
+        parts += [(f"module load {name}", MODULES.format(name=name)) for name in self.modules]
         if self.venv:
             parts.append((f"venv {self.venv}", f". {_quoted(posixpath.join(self.venv, 'bin/activate'))}"))
         parts += [(line if len(line) < 80 else line[:77] + "...", line) for line in self.run]
@@ -72,11 +76,15 @@ def rank_python(python: str, *setups: Setup | None) -> str:
     return posixpath.join(venvs[-1], "bin/python") if venvs else python
 
 
-def take_setup(top: Section, *, has_code: bool = False) -> Setup | None:
-    """Read `setup` from a mapping: a file or a command, a list of commands, or a mapping of its parts.
+def require_files(top: Section, setup: Setup | None, code: Path | None) -> None:
+    """Record each relative file to source that the pushed folder lacks."""
+    for path in setup.source if setup and code else ():
+        if not path.startswith(("/", "~/")) and not (code / path).is_file():
+            top.fault("setup", f"{code} has no file {path}", "a relative path is in the pushed code")
 
-    `has_code`: a file may be relative to the pushed code.
-    """
+
+def take_setup(top: Section) -> Setup | None:
+    """Read `setup` of a node or a job: a file or a command, a list of commands, or a mapping of its parts."""
     top.taken.append("setup")
     value = top.value.get("setup")
     if value is None:
@@ -84,7 +92,7 @@ def take_setup(top: Section, *, has_code: bool = False) -> Setup | None:
     if isinstance(value, str) and value.strip():
         # A file name with a space is written as {source: ...}.
         setup = Setup(run=(value,)) if " " in value.strip() else Setup(source=(value.strip(),))
-    elif isinstance(value, list):
+    elif isinstance(value, list) and value:
         setup = Setup(run=_texts(top, "setup", value))
     elif isinstance(value, dict) and value:
         inner = top.section("setup")
@@ -99,7 +107,7 @@ def take_setup(top: Section, *, has_code: bool = False) -> Setup | None:
     else:
         top.fault("setup", "is empty" if not value else "must be a file, commands or a mapping", FORMS)
         return None
-    _check(top, setup, has_code)
+    _check(top, setup)
     return setup
 
 
@@ -111,13 +119,19 @@ def _texts(section: Section, key: str, value: object) -> tuple[str, ...]:
     return tuple(entry for entry in entries if isinstance(entry, str) and entry.strip())
 
 
-def _check(top: Section, setup: Setup, has_code: bool) -> None:
+def _check(top: Section, setup: Setup) -> None:
+    # Only a job has these keys.
+    has_code = any(top.value.get(key) for key in ("code", "train"))
     if setup.uses_code and not has_code:
         path = next(path for path in setup.source if not path.startswith(("/", "~/")))
-        where = "give the job `code`, or name" if top.value.get("command") or top.value.get("train") else "name"
-        top.fault("setup", f"{path!r} is not an absolute path", f"{where} a file of the node: /path or ~/path")
+        where = (
+            "give the job `code`, or name" if top.value.get("command") or top.value.get("train") else "name"
+        )
+        top.fault(
+            "setup", f"{path!r} is not an absolute path", f"{where} a file of the node: /path or ~/path"
+        )
     if setup.venv and not setup.venv.startswith(("/", "~/")):
         top.fault("setup", f"venv {setup.venv!r} is not an absolute path", "as in /opt/venv or ~/venv")
     for name in setup.modules:
-        if any(character.isspace() or character in "*?[]|" for character in name):
+        if not MODULE.match(name):
             top.fault("setup", f"{name!r} can't name a module", "one name for each entry, as in cann/8.0")

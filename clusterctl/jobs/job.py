@@ -22,7 +22,7 @@ from clusterctl.inventory.cluster import (
     named_devices,
     parse_devices,
 )
-from clusterctl.inventory.setup import Setup, take_setup
+from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.program_files import missing_script
@@ -116,6 +116,7 @@ def load(
     document = with_overrides(document, overrides)
     top = Section(document)
     job = _read(top, path)
+    require_files(top, job.setup, job.code)
     top.done()
     if bool(job.command) == (job.train is not None):
         top.fault(
@@ -146,7 +147,7 @@ def _read(top: Section, path: Path) -> Job:
         data_there=_data_there(top),
         processes=_choice(top, "processes", PROCESS_CHOICES, "auto"),
         env=top.take_env("env"),
-        setup=take_setup(top, has_code=_has_code(top)),
+        setup=take_setup(top),
         env_style=_choice(top, "env_style", ENV_STYLES, "torchrun"),
         forward=_words(top, "forward"),
         rank_table=_choice(top, "rank_table", RANK_TABLE_CHOICES, "auto"),
@@ -161,11 +162,6 @@ def _read(top: Section, path: Path) -> Job:
         slurm=read_slurm(top),
         source=str(path),
     )
-
-
-def _has_code(top: Section) -> bool:
-    """Return whether the ranks start in a pushed folder."""
-    return any(top.value.get(key) for key in ("code", "train"))
 
 
 def _data_there(top: Section) -> str:

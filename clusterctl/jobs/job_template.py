@@ -13,6 +13,7 @@ name: {name}
 # devices: "[0,8)"          # default: all devices of each node
 data: ./data                # pushed once; {{data}} below is its path on each node
 collect: [checkpoints]      # copy the last checkpoint here; logs and metrics always come
+# setup: {{modules: [cann/8.0], venv: ~/venv}}   # run once on each node; the ranks get its environment
 # restart: {{max: 3}}         # start again after a failure, from the newest checkpoint
 # notify: ./tell.sh         # a command, or https://..., that is called at the end, at failures and restarts
 train:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
+from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.job import ask_trainer
 from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_all
@@ -228,11 +229,8 @@ class BuildOutput:
 def _run(
     node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, reported: BuildOutput
 ) -> dict[str, Any]:
-    python = (
-        node.python.replace("~", str(link.hello()["home"]), 1)
-        if node.python.startswith("~/")
-        else node.python
-    )
+    python = rank_python(node.python, node.setup)
+    python = python.replace("~", str(link.hello()["home"]), 1) if python.startswith("~/") else python
     words = [
         "data-build",
         "--input",
@@ -246,7 +244,7 @@ def _run(
     if (share.folder / "model").is_dir():
         words += ["--language-model", f"{stored}/model/lid.bin"]
     argv = [python, "-m", "trainer", *words, "--replace", "--json", "--progress-lines"]
-    done = link.run(argv, env={"PYTHONPATH": code}, on_output=reported.take)
+    done = link.run(argv, env={"PYTHONPATH": code}, setup=request_for(node.setup), on_output=reported.take)
     try:
         answer = json.loads(reported.text("stdout")) if done.ok else None
     except ValueError:

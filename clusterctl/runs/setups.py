@@ -12,6 +12,7 @@ from clusterctl.text import duration, plural
 from clusterctl.transport.fanout import Connections, Outcome, raise_failures
 from clusterctl.transport.setups import SetupResult, ask_setup
 
+
 def run_setups(
     cluster: Cluster,
     job: Job,
@@ -34,7 +35,11 @@ def run_setups(
     raise_failures(outcomes)
     results = [outcome.get() for outcome in outcomes]
     ran = [result.seconds for result in results if not result.kept]
-    how = f"ran on {plural(len(ran), 'node')}, at most {duration(max(ran))}" if ran else "known from an earlier start"
+    how = (
+        f"ran on {plural(len(ran), 'node')}, at most {duration(max(ran))}"
+        if ran
+        else "known from an earlier start"
+    )
     groups: dict[str, list[str]] = {}
     for node, result in zip(nodes, results, strict=True):
         groups.setdefault(result.text(), []).append(node.name)

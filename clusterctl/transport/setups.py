@@ -37,7 +37,9 @@ class SetupResult:
         return ", ".join(words) or "nothing"
 
 
-def ask_setup(node: Node, link: Connection, request: Mapping[str, object], *, fresh: bool = False) -> SetupResult:
+def ask_setup(
+    node: Node, link: Connection, request: Mapping[str, object], *, fresh: bool = False
+) -> SetupResult:
     """Run a setup on a node, unless its result is known; raise a WorkFailed with the last line of a failure."""
     try:
         return decode(SetupResult, link.call("setup", {"setup": dict(request), "fresh": fresh}))
