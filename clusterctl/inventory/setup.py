@@ -78,7 +78,9 @@ def rank_python(python: str, *setups: Setup | None) -> str:
 
 def require_files(top: Section, setup: Setup | None, code: Path | None) -> None:
     """Record each relative file to source that the pushed folder lacks."""
-    for path in setup.source if setup and code else ():
+    if setup is None or code is None:
+        return
+    for path in setup.source:
         if not path.startswith(("/", "~/")) and not (code / path).is_file():
             top.fault("setup", f"{code} has no file {path}", "a relative path is in the pushed code")
 
