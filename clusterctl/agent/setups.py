@@ -8,6 +8,7 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -125,11 +126,8 @@ def _run(request: Request, steps: List[Dict[str, str]]) -> Dict[str, Any]:
     marker, name = watcher.marker()
     before = environment({})
     # Files, not pipes: what a setup leaves running may hold a pipe open for ever.
-    with (
-        tempfile.TemporaryFile() as output,
-        tempfile.TemporaryFile() as step,
-        tempfile.TemporaryFile() as result,
-    ):
+    with contextlib.ExitStack() as opened:
+        output, step, result = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         process = subprocess.Popen(
             [shell, *options, "-c", _script(steps, step.fileno(), result.fileno())],
             stdin=subprocess.DEVNULL,
