@@ -178,9 +178,9 @@ class _Builder:
                 continue
             if key in result:
                 self.refuse(key_node, f"the key {key!r} is given twice", "keep one of them")
-            place: Key = (*path, key)
-            self.lines[place] = key_node.start_mark.line + 1
-            result[key] = self.build(value_node, place)
+            path_to_key: Key = (*path, key)
+            self.lines[path_to_key] = key_node.start_mark.line + 1
+            result[key] = self.build(value_node, path_to_key)
         return result
 
     def scalar(self, node: Any) -> Any:

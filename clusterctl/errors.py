@@ -1,7 +1,7 @@
 """All errors of clusterctl, with their exit codes.
 
 ClusterctlError                  1
-|- Found                         1   a check, verify or diff found something
+|- FindingsError               1   a check, verify or diff found something
 |- UsageError                    2   the command line or an input file is wrong; nothing was started
 |  '- InputFaults                2   all errors of one input together
 |- NodeError                     3   a node cannot be used
@@ -50,7 +50,7 @@ def _rebuilt(
     return error
 
 
-class Found(ClusterctlError):
+class FindingsError(ClusterctlError):
     """A check found something."""
 
     exit_code = 1

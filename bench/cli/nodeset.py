@@ -63,11 +63,11 @@ def side_by_side(ours: list[str], theirs: list[str], sent: str) -> tuple[float, 
 def inside(python: str, kind: str, expression: str, names: list[str]) -> list[float]:
     sent = json.dumps([kind, expression, names])
     runs = [timed([python, "-c", INSIDE], sent)[1].split() for _ in range(RUNS)]
-    return [statistics.median(float(run[place]) for run in runs) for place in (0, 1)]
+    return [statistics.median(float(run[index]) for run in runs) for index in (0, 1)]
 
 
-def line(words: str, mine: float, peer: float) -> None:
-    print(f"{words:<44} {mine * 1000:8.0f} ms {peer * 1000:8.0f} ms   {mine / peer:5.2f}")
+def line(label: str, mine: float, peer: float) -> None:
+    print(f"{label:<44} {mine * 1000:8.0f} ms {peer * 1000:8.0f} ms   {mine / peer:5.2f}")
 
 
 def main() -> int:
@@ -77,7 +77,7 @@ def main() -> int:
         return 1
     python = Path(peer).read_bytes().split(b"\n")[0].decode().removeprefix("#!").split()[-1]
     print(f"{'':<44} {'clusterctl':>11} {'nodeset':>11}   ratio")
-    for words, make in SETS.items():
+    for label, make in SETS.items():
         for size in SIZES:
             # `nodeset` drops the last character if there is no line end.
             expression = make(size) + "\n"
@@ -85,19 +85,19 @@ def main() -> int:
                 [peer, "-e", "-"], input=expression, capture_output=True, text=True, check=True
             ).stdout.split()
             line(
-                f"process: expand {size:,}, {words}",
+                f"process: expand {size:,}, {label}",
                 *side_by_side([OURS, "nodes", "expand", "-"], [peer, "-e", "-"], expression),
             )
             line(
-                f"process: fold {size:,}, {words}",
+                f"process: fold {size:,}, {label}",
                 *side_by_side([OURS, "nodes", "fold", "-"], [peer, "-f", "-"], "\n".join(names) + "\n"),
             )
             mine, theirs = (
                 inside(sys.executable, "ours", expression, names),
                 inside(python, "theirs", expression, names),
             )
-            line(f"inside:  expand {size:,}, {words}", mine[0], theirs[0])
-            line(f"inside:  fold {size:,}, {words}", mine[1], theirs[1])
+            line(f"inside:  expand {size:,}, {label}", mine[0], theirs[0])
+            line(f"inside:  fold {size:,}, {label}", mine[1], theirs[1])
     return 0
 
 

@@ -82,9 +82,11 @@ def peer(source: str, tokenizer: str, output: str, workers: int) -> None:
     import tokenizers
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    words = tokenizers.Tokenizer.from_file(tokenizer)
-    encode = Encode(tokenizer, words.token_to_id("<|endoftext|>"))
-    builder = IndexedDatasetBuilder(output + ".bin", dtype=DType.optimal_dtype(words.get_vocab_size()))
+    tokenizer_object = tokenizers.Tokenizer.from_file(tokenizer)
+    encode = Encode(tokenizer, tokenizer_object.token_to_id("<|endoftext|>"))
+    builder = IndexedDatasetBuilder(
+        output + ".bin", dtype=DType.optimal_dtype(tokenizer_object.get_vocab_size())
+    )
     with (
         open(source, encoding="utf-8") as lines,
         multiprocessing.get_context("fork").Pool(workers, initializer=encode.begin) as pool,
@@ -149,13 +151,21 @@ def held(pid: int) -> float:
 
 
 def ours(source: Path, tokenizer: Path, output: Path, workers: int) -> list[str]:
-    words = ["--input", str(source), "--tokenizer", str(tokenizer), "--output", str(output), "--append-eod"]
+    arguments = [
+        "--input",
+        str(source),
+        "--tokenizer",
+        str(tokenizer),
+        "--output",
+        str(output),
+        "--append-eod",
+    ]
     return [
         sys.executable,
         "-m",
         "trainer",
         "data-build",
-        *words,
+        *arguments,
         "--workers",
         str(workers),
         "--replace",
@@ -164,9 +174,9 @@ def ours(source: Path, tokenizer: Path, output: Path, workers: int) -> list[str]
 
 
 def made_tokenizer(folder: Path, source: Path) -> Path:
-    words = ["--input", str(source), "--vocab-size", "32000", "--output", str(folder / "tokenizer.json")]
+    arguments = ["--input", str(source), "--vocab-size", "32000", "--output", str(folder / "tokenizer.json")]
     subprocess.run(
-        [sys.executable, "-m", "trainer", "tokenizer-train", *words], check=True, stdout=sys.stderr
+        [sys.executable, "-m", "trainer", "tokenizer-train", *arguments], check=True, stdout=sys.stderr
     )
     return folder / "tokenizer.json"
 

@@ -114,13 +114,13 @@ def prose(seed: int = 1) -> Iterator[str]:
     """Yield made-up Latin prose: 200,000 words by Zipf's law, so that new words keep appearing as in real
     texts."""
     random = np.random.default_rng(seed)
-    words = _vocabulary(random, 200_000)
-    weight = 1 / np.arange(3, len(words) + 3) ** 1.05
+    vocabulary = _vocabulary(random, 200_000)
+    weight = 1 / np.arange(3, len(vocabulary) + 3) ** 1.05
     ends = np.cumsum(weight / weight.sum())
     while True:
         size = int(random.gamma(1.5, 300)) + 20
         chosen = np.searchsorted(ends, random.random(size)).tolist()
-        yield _sentences([words[min(i, len(words) - 1)] for i in chosen], random)
+        yield _sentences([vocabulary[min(i, len(vocabulary) - 1)] for i in chosen], random)
 
 
 def _vocabulary(random: np.random.Generator, size: int) -> list[str]:
@@ -135,11 +135,11 @@ def _vocabulary(random: np.random.Generator, size: int) -> list[str]:
     return list(found)
 
 
-def _sentences(words: list[str], random: np.random.Generator) -> str:
-    kinds = random.random(len(words))
+def _sentences(vocabulary: list[str], random: np.random.Generator) -> str:
+    kinds = random.random(len(vocabulary))
     out: list[str] = []
     begins = True
-    for word, kind in zip(words, kinds.tolist(), strict=True):
+    for word, kind in zip(vocabulary, kinds.tolist(), strict=True):
         out.append(("" if not out else " ") + (word.capitalize() if begins or kind < 0.02 else word))
         begins = 0.9 < kind < 0.96
         if kind > 0.96:

@@ -166,7 +166,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], epilog="\n".join((__doc__ or "").splitlines()[2:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -193,7 +193,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--keep", action="store_true", help="keep the folders of those that came out well too"
     )
     parser.add_argument("--folder", type=Path, help="where; kept then, whatever comes of it")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 def chosen(options: argparse.Namespace) -> list[Fault]:

@@ -154,7 +154,7 @@ def draw_interrupts(seed: int, count: int) -> list[Fault]:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedEnd:
     """How a run may end after a fault to count as a good end."""
 
     phases: tuple[str, ...]
@@ -164,18 +164,18 @@ class Wanted:
     """A pattern that the reason of the restart, or the root cause, must match; "" if there is no failure."""
 
 
-def wanted(fault: Fault) -> Wanted:
+def expected_end(fault: Fault) -> ExpectedEnd:
     """Return the end that this fault must lead to."""
     where, kind = rf"rank {fault.rank} on {fault.node}\b.*", fault.kind
     if kind == "Ctrl-C":
-        return Wanted(("stopped", ""), (1, 1))
+        return ExpectedEnd(("stopped", ""), (1, 1))
     # Whichever fault strikes then, the user asked for the end.
     if fault.phase == STOP:
-        return Wanted(("stopped",), (1, 1))
+        return ExpectedEnd(("stopped",), (1, 1))
     if kind == "crash at the same step":
-        return Wanted(("failed",), (4, 4), where + r"exited with code 3[^\n]*[\s\S]*do not requeue")
+        return ExpectedEnd(("failed",), (4, 4), where + r"exited with code 3[^\n]*[\s\S]*do not requeue")
     if kind == "user's mistake":
-        return Wanted(("failed",), (1, 1), r"rank \d on node\d\b.*ModuleNotFoundError")
+        return ExpectedEnd(("failed",), (1, 1), r"rank \d on node\d\b.*ModuleNotFoundError")
     if kind in LOST:
         return _lost(fault)
     causes = {
@@ -190,25 +190,25 @@ def wanted(fault: Fault) -> Wanted:
         "clock skewed": where + "killed",
     }
     if kind in causes:
-        return Wanted(("finished",), (2, 2), causes[kind])
+        return ExpectedEnd(("finished",), (2, 2), causes[kind])
     if kind == "login without end":
-        return Wanted(("",), (1, 1), rf"\b{fault.node}\b.*login scripts")
+        return ExpectedEnd(("",), (1, 1), rf"\b{fault.node}\b.*login scripts")
     # If no rank needed to write, it may remain unnoticed.
     if kind == "disk full":
-        return Wanted(("finished",), (1, 4), rf"\b{fault.node}\b.*No space left on device")
+        return ExpectedEnd(("finished",), (1, 4), rf"\b{fault.node}\b.*No space left on device")
     # Perhaps before it was recorded.
     if kind == "command killed" and fault.phase in (PUSH, STARTING):
-        return Wanted(("finished", ""), (1, 2))
+        return ExpectedEnd(("finished", ""), (1, 2))
     if kind == "launcher killed" and fault.phase == STARTING:
-        return Wanted(("finished", "failed"), (1, 2))
-    return Wanted(("finished",), (1, 1))
+        return ExpectedEnd(("finished", "failed"), (1, 2))
+    return ExpectedEnd(("finished",), (1, 1))
 
 
-def _lost(fault: Fault) -> Wanted:
+def _lost(fault: Fault) -> ExpectedEnd:
     # A launch that cannot be carried out reports that and starts nothing.
     if fault.phase in (PUSH, STARTING):
-        return Wanted(("finished", "failed", ""), (1, 3), rf"\b{fault.node}\b")
-    return Wanted(("finished",), (2, 2 if fault.spare else 8), rf"lost {fault.node}\b")
+        return ExpectedEnd(("finished", "failed", ""), (1, 3), rf"\b{fault.node}\b")
+    return ExpectedEnd(("finished",), (2, 2 if fault.spare else 8), rf"lost {fault.node}\b")
 
 
 def names(pattern: str) -> list[str]:

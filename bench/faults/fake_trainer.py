@@ -180,12 +180,12 @@ class Rank:
         self.stopping = True
 
     def work(self) -> None:
-        step, state, place = latest(self.checkpoints) if self.rank == 0 else (0, 0, "")
+        step, state, path = latest(self.checkpoints) if self.rank == 0 else (0, 0, "")
         # The other ranks add 0.
         step = self.group.add(step)
         state = self.group.add(state)
         self._beat(step)
-        self._tell("start", step=step, steps=self.steps, state=state, resumed_from=place or None)
+        self._tell("start", step=step, steps=self.steps, state=state, resumed_from=path or None)
         stopping = False
         while step < self.steps and not stopping:
             self._strike(step + 1)

@@ -259,13 +259,13 @@ class Lane:
         """Unmount the small disk, so that the node uses its normal disk again."""
         self._mount(node, "umount", "-l", str(self.box.layout.home(self.box.node(node)) / WORKDIR / "runs"))
 
-    def _mount(self, node: str, *words: str) -> None:
+    def _mount(self, node: str, *arguments: str) -> None:
         spaces = [
             f"--{name}=/proc/{self.init(node)}/ns/{short}"
             for name, short in (("mount", "mnt"), ("pid", "pid"))
         ]
         # Enter the node's pid namespace too; otherwise /proc/self does not exist there.
-        subprocess.run(["nsenter", *spaces, *words], check=True)
+        subprocess.run(["nsenter", *spaces, *arguments], check=True)
 
     def prolong_login(self, node: str, how: str) -> Path:
         """Let a node's login scripts print, or sleep, without end; return the script to remove."""
@@ -292,7 +292,7 @@ class Lane:
         wrapper.write_text(text)
         wrapper.chmod(0o755)
         lines = self.box.cluster_file.read_text().splitlines()
-        at = next(place for place, line in enumerate(lines) if line.startswith(f"  {node}: "))
+        at = next(index for index, line in enumerate(lines) if line.startswith(f"  {node}: "))
         entry = {**json.loads(lines[at].partition(": ")[2]), "python": str(wrapper)}
         lines[at] = f"  {node}: {json.dumps(entry)}"
         path = self.box.cluster_file.with_name("skewed.yaml")
@@ -343,21 +343,23 @@ class Desk:
     def __init__(self, folder: Path, cluster: Path) -> None:
         self.folder = folder
         (folder / "tmp").mkdir(parents=True)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")
+        }
         here = {"CLUSTERCTL_CLUSTER": str(cluster), "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
-        self.env = {**kept, **here, "COLUMNS": "200", "NO_COLOR": "1"}
+        self.env = {**environment, **here, "COLUMNS": "200", "NO_COLOR": "1"}
 
-    def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a command; its output goes to `name`.out and `name`.err."""
         with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.err").open("ab") as err:
-            argv = [sys.executable, "-m", "clusterctl", *words]
+            argv = [sys.executable, "-m", "clusterctl", *arguments]
             return subprocess.Popen(
                 argv, cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
 
-    def run(self, name: str, *words: str, seconds: float = 120.0) -> int:
+    def run(self, name: str, *arguments: str, seconds: float = 120.0) -> int:
         """Run a command to its end and return its exit code, or 124 after the timeout."""
-        process = self.start(name, *words)
+        process = self.start(name, *arguments)
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from bench.faults.draw import (
     KINDS,
     STOP,
     Fault,
-    wanted,
+    expected_end,
 )
 from bench.faults.fake_trainer import state_at
 
@@ -86,7 +86,7 @@ def judge(story: Story) -> Verdict:
 
 
 def _end(story: Story) -> Iterator[str]:
-    want = wanted(story.fault)
+    want = expected_end(story.fault)
     if story.fault.kind == "Ctrl-C" and UNBORN in story.said and not story.phase:
         # Python itself had not started yet.
         return
@@ -114,7 +114,7 @@ def _ours(output: str) -> str:
 
 
 def _cause(story: Story) -> bool | None:
-    pattern = wanted(story.fault).cause
+    pattern = expected_end(story.fault).cause
     if not pattern or (story.phase == "finished" and story.attempt == 1):
         return None
     if story.phase == "finished":
@@ -185,7 +185,7 @@ def table(stories: Sequence[Story]) -> list[str]:
     rows = [_row(kind, [story for story in stories if story.fault.kind == kind]) for kind in KINDS]
     rows = [row for row in rows if row[1] != "0"]
     rows.append((*_row("all", stories)[:2], "", *_row("all", stories)[3:]))
-    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         for row in (head, *rows)

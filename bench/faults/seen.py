@@ -58,6 +58,6 @@ def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
 def as_json(story: Story) -> str:
     """Return one line for the campaign's history."""
     fault = {**story.fault.__dict__, "node": story.fault.node}
-    kept = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
-    values = {name: getattr(story, name) for name in (*kept, "lost_lines", "left", "seconds")}
+    names = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
+    values = {name: getattr(story, name) for name in (*names, "lost_lines", "left", "seconds")}
     return json.dumps({"fault": fault, **values}, default=list)

@@ -264,8 +264,8 @@ class Total:
         for name in sorted(self.seconds):
             counts = {result: self.counts[name, result] for result in ("read", "refused", "find")}
             each = self.seconds[name] / max(1, sum(counts.values())) * 1e6
-            words = f"{counts['read']:,} read, {counts['refused']:,} refused, {counts['find']:,} finds"
-            lines.append(f"  {name:<10} {sum(counts.values()):>10,}: {words}; {each:.0f} us each")
+            counts_text = f"{counts['read']:,} read, {counts['refused']:,} refused, {counts['find']:,} finds"
+            lines.append(f"  {name:<10} {sum(counts.values()):>10,}: {counts_text}; {each:.0f} us each")
         return "\n".join([*lines, f"  slowest {self.slowest:.2f} s; a process had at most {self.peak} MB"])
 
 
@@ -300,7 +300,7 @@ def run(options: argparse.Namespace) -> Total:
             target=_child,
             args=(
                 options.seed,
-                options.start + place,
+                options.start + number,
                 stop,
                 options.processes,
                 options.only,
@@ -309,7 +309,7 @@ def run(options: argparse.Namespace) -> Total:
             ),
             daemon=True,
         )
-        for place in range(options.processes)
+        for number in range(options.processes)
     ]
     for child in children:
         child.start()

@@ -218,10 +218,10 @@ def trees(data: bytes) -> str:
         return "refused"
     for entry in entries:
         entry.path.encode("utf-8", "surrogateescape")
-        place = os.path.normpath(os.path.join("/root/of/tree", entry.path))
-        assert place.startswith("/root/of/tree/"), entry.path
+        path = os.path.normpath(os.path.join("/root/of/tree", entry.path))
+        assert path.startswith("/root/of/tree/"), entry.path
         if entry.kind == "l":
-            target = os.path.normpath(os.path.join(os.path.dirname(place), entry.content))
+            target = os.path.normpath(os.path.join(os.path.dirname(path), entry.content))
             assert (target + "/").startswith("/root/of/tree/"), (entry.path, entry.content)
     assert tree.parse(tree.to_bytes(entries)) == entries
     return "read"

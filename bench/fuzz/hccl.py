@@ -207,9 +207,9 @@ def change(random: Random, table: dict[str, object]) -> None:
         container[random.choice(ADDED)] = random.choice((*TEXTS, *OTHERS))
     elif kind < 0.7:
         # A value from another place: a duplicate, or a number that belongs to another key.
-        other, place = random.choice(list(places(table)))
-        if not isinstance(other[place], (dict, list)):
-            container[key] = other[place]
+        other, spot = random.choice(list(places(table)))
+        if not isinstance(other[spot], (dict, list)):
+            container[key] = other[spot]
     else:
         container[key] = copy.deepcopy(random.choice(OTHERS if random.random() < 0.4 else TEXTS))
 

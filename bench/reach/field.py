@@ -193,10 +193,10 @@ class Field:
     def run(self, argv: Sequence[str], output: Path | None = None, **extra: str) -> Sample:
         return self.measure(lambda: [self.start(argv, output, **extra)])
 
-    def clusterctl(self, verb: str, *words: str, inventory: Path | None = None) -> list[str]:
+    def clusterctl(self, verb: str, *arguments: str, inventory: Path | None = None) -> list[str]:
         """Return the command line of the launcher as a user would type it."""
         program = Path(sys.executable).with_name("clusterctl")
-        return [str(program), verb, "-c", str(inventory or self.inventory), *words]
+        return [str(program), verb, "-c", str(inventory or self.inventory), *arguments]
 
     def addresses(self, count: int) -> str:
         return ",".join(place.address for place in self.places[:count])
@@ -277,11 +277,11 @@ class OneDefaultSshd:
         # In a folder that the node also sees.
         folder = layout.node(field.made.node(place.name))
         lines = (folder / "sshd_config").read_text().splitlines()
-        kept = [
+        settings = [
             line for line in lines if not line.startswith(("MaxStartups", "MaxSessions", "ListenAddress"))
         ]
         config = folder / "default_sshd"
-        config.write_text("\n".join([f"ListenAddress 0.0.0.0:{self.PORT}", *kept]) + "\n")
+        config.write_text("\n".join([f"ListenAddress 0.0.0.0:{self.PORT}", *settings]) + "\n")
         self.inside = ["nsenter", "-t", str(place.pid), "-m", "-u", "-i", "-n", "-p"]
         self.argv = [*self.inside, "/bin/sh", "-c", 'exec "$(command -v sshd)" -D -f "$0"', str(config)]
 
@@ -322,8 +322,8 @@ def make_payload(folder: Path, megabytes: int) -> Path:
 def make_tree(folder: Path, files: int) -> Path:
     """Create twenty folders of small files, 200 bytes to 8 KB, the same every time; return the folder above them."""
     chance = random.Random(1)
-    for place in range(20):
-        below = folder / f"d{place:02}"
+    for index in range(20):
+        below = folder / f"d{index:02}"
         below.mkdir(parents=True)
         for number in range(files // 20):
             (below / f"f{number:04}").write_bytes(chance.randbytes(chance.randint(200, 8000)))

@@ -107,8 +107,8 @@ class Launches:
         self, count: int, *options: str, command: Sequence[str] = ("true",), devices: int = 1
     ) -> list[str]:
         nodes = ("-n", self.field.names(count), "--devices", str(devices), "--no-code")
-        words = (*nodes, *options, "--", *command)
-        return self.field.clusterctl("launch", *words, inventory=self.inventory)
+        arguments = (*nodes, *options, "--", *command)
+        return self.field.clusterctl("launch", *arguments, inventory=self.inventory)
 
     def _timed(self, argv: list[str], count: int) -> tuple[Sample, float]:
         """Run a command; return its sample and the processor time of the nodes. A failure ends the bench."""

@@ -25,8 +25,8 @@ STREAM_MB = 200
 
 def main(logins: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "sandbox"
-        made = sandbox_cluster.up(place, nodes=1, devices=1)
+        sandbox_folder = Path(folder) / "sandbox"
+        made = sandbox_cluster.up(sandbox_folder, nodes=1, devices=1)
         try:
             cluster = load(made.cluster_file, "cpu")
             known = Path(cluster.known_hosts) if cluster.known_hosts else None
@@ -40,7 +40,7 @@ def main(logins: int) -> None:
                 logins_of(kex, SshTransport(known_hosts=known, ssh_config="none"), node, logins)
             streams(SshTransport(known_hosts=known, ssh_config="none"), node)
         finally:
-            sandbox_cluster.down(place)
+            sandbox_cluster.down(sandbox_folder)
 
 
 def logins_of(name: str, transport: SshTransport, node: Node, logins: int) -> None:
@@ -86,13 +86,13 @@ def own_cpu() -> float:
 def listener(node: Node) -> int:
     """Return the pid of the node's sshd, which sums up the CPU time of all its sessions."""
     mark = f"{Path(node.workdir).parents[1]}/sshd_config"
-    for place in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (place / "cmdline").read_text()
+            command_line = (process / "cmdline").read_text()
         except OSError:
             continue
-        if mark in words and "[listener]" in words:
-            return int(place.name)
+        if mark in command_line and "[listener]" in command_line:
+            return int(process.name)
     raise SystemExit("the node's sshd was not found: this needs Linux and OpenSSH")
 
 

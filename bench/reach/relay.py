@@ -64,18 +64,18 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
     """Return the CPU seconds of the first node and of the median other node, without the agents' start."""
     with tempfile.TemporaryDirectory(dir=root) as folder:
         places = [Path(folder) / f"node{number}" for number in range(count)]
-        nodes = [node_at(place, python) for place in places]
-        links = [LocalTransport(home=place).connect(node) for place, node in zip(places, nodes, strict=True)]
+        nodes = [node_at(home, python) for home in places]
+        links = [LocalTransport(home=home).connect(node) for home, node in zip(places, nodes, strict=True)]
         try:
             pids = [int(link.hello()["pid"]) for link in links]
             before = [spent(pid) for pid in pids]
             with relay_for(how, nodes) as relay:
                 started = threading.Event()
 
-                def one(place: Path, link: Connection) -> None:
+                def one(home: Path, link: Connection) -> None:
                     try:
                         push_tree(
-                            link, source, str(place / "dest"), relay=relay, progress=lambda *_: started.set()
+                            link, source, str(home / "dest"), relay=relay, progress=lambda *_: started.set()
                         )
                     finally:
                         started.set()
@@ -94,17 +94,15 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
         finally:
             for link in links:
                 link.close()
-        copies = [place / "dest" / "data" for place in places]
+        copies = [home / "dest" / "data" for home in places]
         if any(not copy.is_file() or copy.stat().st_size != source.manifest.size for copy in copies):
             raise SystemExit("a node has not all of it")
     return times[0], statistics.median(times[1:])
 
 
-def node_at(place: Path, python: str) -> Node:
-    place.mkdir()
-    return Node(
-        name=place.name, host="local", address="127.0.0.1", python=python, workdir=str(place / "work")
-    )
+def node_at(home: Path, python: str) -> Node:
+    home.mkdir()
+    return Node(name=home.name, host="local", address="127.0.0.1", python=python, workdir=str(home / "work"))
 
 
 def spent(pid: int) -> float:

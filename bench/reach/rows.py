@@ -444,5 +444,7 @@ class Bench:
         An answer is `label: hostname`; each label is counted once.
         """
         lines = [line.split(b":") for line in sample.output.splitlines()]
-        answered = {words[0] for words in lines if len(words) > 1 and words[-1].strip().startswith(b"node")}
+        answered = {
+            fields[0] for fields in lines if len(fields) > 1 and fields[-1].strip().startswith(b"node")
+        }
         return Sample(sample.wall, sample.cpu, count - len(answered), sample.output)

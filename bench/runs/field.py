@@ -52,9 +52,11 @@ class Ground:
 
     def __init__(self, made: Sandbox, folder: Path) -> None:
         self.made, self.folder = made, folder
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")
+        }
         here = {"PYTHONPATH": str(ROOT), "CLUSTERCTL_CLUSTER": str(made.cluster_file), "NO_COLOR": "1"}
-        self.env = {**kept, **here}
+        self.env = {**environment, **here}
 
     @property
     def data(self) -> Path:
@@ -73,19 +75,19 @@ class Ground:
         path.write_text(JOB.format(data=self.data, restarts=restarts, save=save))
         return path
 
-    def clusterctl(self, *words: str) -> str:
+    def clusterctl(self, *arguments: str) -> str:
         """Run the launcher and return its output; a failure ends the benchmark."""
-        argv = [sys.executable, "-m", "clusterctl", *words]
+        argv = [sys.executable, "-m", "clusterctl", *arguments]
         done = subprocess.run(
             argv, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT
         )
         if done.returncode:
-            raise SystemExit(f"clusterctl {' '.join(words)}: {done.returncode}: {done.stderr.strip()}")
+            raise SystemExit(f"clusterctl {' '.join(arguments)}: {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
-    def launch(self, *words: str) -> RunDir:
+    def launch(self, *arguments: str) -> RunDir:
         """Start a run that continues in the background."""
-        return RunDir(self.folder / "runs" / self.clusterctl("launch", "--detach", *words).strip())
+        return RunDir(self.folder / "runs" / self.clusterctl("launch", "--detach", *arguments).strip())
 
     def stop(self, run: RunDir) -> None:
         self.clusterctl("stop", run.run_id)

@@ -95,11 +95,11 @@ def strike(run: RunDir, chance: random.Random) -> list[Fault]:
             return []
         rank = chance.choice(sorted(pids))
         pid = supervisor["pid"] if kind == "supervisor killed" else pids[rank]
-        place = f"on {node}" if kind == "supervisor killed" else f"rank {rank} on {node}"
+        where = f"on {node}" if kind == "supervisor killed" else f"rank {rank} on {node}"
         with contextlib.suppress(ProcessLookupError):
             now = time.time()
             os.kill(pid, signal.SIGSEGV if kind == "rank segfaulted" else signal.SIGKILL)
-            return [Fault(kind, place, now)]
+            return [Fault(kind, where, now)]
         return []
 
     found: list[Fault] = wait_for("a rank to strike at", struck)

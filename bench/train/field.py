@@ -214,7 +214,7 @@ class Field:
 
     def _environment(self, subject: Subject) -> dict[str, str]:
         """Return the environment that a launch gives its ranks; the malloc settings only for tuned subjects."""
-        kept = {
+        environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "CLUSTERCTL_"))
         }
         with socket.socket() as probe:
@@ -222,7 +222,7 @@ class Field:
             port = str(probe.getsockname()[1])
         # The inductor cache starts empty, so the warm-up includes compilation, as in a first run.
         return {
-            **kept,
+            **environment,
             **(MALLOC_TUNING if subject.tuned else {}),
             "WORLD_SIZE": str(self.work.ranks),
             "LOCAL_WORLD_SIZE": str(self.work.ranks),

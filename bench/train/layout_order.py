@@ -182,10 +182,10 @@ def main() -> int:
         return 0
     by_plan = sorted(found, key=lambda row: row.predicted)
     by_clock = sorted(found, key=lambda row: row.measured)
-    for place, row in enumerate(by_clock):
+    for index, row in enumerate(by_clock):
         most = ", ".join(f"{name} {part:.2f}" for name, part in row.parts.items() if part >= 0.005)
         print(
-            f"{row.layout:<20} measured {row.measured:6.2f} s, {place + 1}.   predicted {row.predicted:6.2f} s,"
+            f"{row.layout:<20} measured {row.measured:6.2f} s, {index + 1}.   predicted {row.predicted:6.2f} s,"
             f" {by_plan.index(row) + 1}.   {most}"
         )
     return 0 if in_order(by_clock) else 1
@@ -195,8 +195,8 @@ def in_order(by_clock: list[Row]) -> bool:
     """Return whether no slower layout was predicted to be faster beyond the tolerance."""
     return all(
         slower.predicted > faster.predicted * (1 - ALIKE)
-        for place, faster in enumerate(by_clock)
-        for slower in by_clock[place + 1 :]
+        for index, faster in enumerate(by_clock)
+        for slower in by_clock[index + 1 :]
     )
 
 

@@ -215,15 +215,15 @@ class Peer:
         return float(loss.item())
 
     def _bring_gradients(self) -> None:
-        for weight, kept, own in zip(self.weights, self.kept, self.own, strict=True):
+        for weight, gradient, own in zip(self.weights, self.kept, self.own, strict=True):
             if own and weight.grad is not None:
-                kept.grad, weight.grad = weight.grad.float(), None
+                gradient.grad, weight.grad = weight.grad.float(), None
 
     @torch.no_grad()
     def _bring_weights(self) -> None:
         if any(self.own):
             pairs = [(w, k) for w, k, own in zip(self.weights, self.kept, self.own, strict=True) if own]
-            torch._foreach_copy_([weight for weight, _ in pairs], [kept for _, kept in pairs])
+            torch._foreach_copy_([weight for weight, _ in pairs], [copy for _, copy in pairs])
 
 
 def build(subject: str, work: ModelWork) -> Peer:

@@ -71,8 +71,8 @@ class Server:
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         steps = [line for line in lines if line["event"] == "step"]
         folders = sorted((run_dir / "checkpoints").glob("step-*"))
-        kept = json.loads((folders[-1] / "manifest.json").read_text())["files"]
-        files = {name: entry["sha256"] for name, entry in kept.items()}
+        listed = json.loads((folders[-1] / "manifest.json").read_text())["files"]
+        files = {name: entry["sha256"] for name, entry in listed.items()}
         return Trained([line["loss"] for line in steps], [line["grad_norm"] for line in steps], files)
 
     def go_on(self, ranks: int, config: dict[str, object]) -> Trained:
@@ -129,7 +129,7 @@ class Server:
 
     def _last_words(self, codes: list[int]) -> str:
         logs = [(self.folder / f"rank-{rank}.err").read_text().strip() for rank in range(len(codes))]
-        first = next((words for words in logs if words), "nothing was said")
+        first = next((lines for lines in logs if lines), "nothing was said")
         return f"ranks ended with {codes}: {first.splitlines()[-1]}"
 
     def end(self) -> None:

@@ -47,8 +47,8 @@ def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> li
     """Return the output of every rank. If one fails the others are stopped, and Failed says why."""
     places = [folder / f"rank-{rank}" for rank in range(ranks)]
     started = []
-    for place, environment in zip(places, environments(ranks, tuned), strict=True):
-        with place.open("w") as out, place.with_suffix(".err").open("w") as err:
+    for path, environment in zip(places, environments(ranks, tuned), strict=True):
+        with path.open("w") as out, path.with_suffix(".err").open("w") as err:
             started.append(
                 subprocess.Popen(argv, env=environment, stdout=out, stderr=err, start_new_session=True)
             )
@@ -69,7 +69,7 @@ def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> li
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    return [place.read_text() for place in places]
+    return [path.read_text() for path in places]
 
 
 def train(train_part: dict[str, object], ranks: int, tuned: bool = True) -> list[dict[str, object]]:

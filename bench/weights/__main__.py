@@ -25,7 +25,7 @@ MAKE = """
 from pathlib import Path
 import torch
 from trainer.config.model_sizes import sized
-from trainer.weights.contents import Contents, Wanted
+from trainer.weights.contents import Contents, ExportRequest
 from trainer.weights.huggingface import write_huggingface
 from trainer.weights.lazy import Lazy
 from trainer.weights.ours import shapes_for
@@ -35,7 +35,7 @@ def random(shape):
 model = sized(sys.argv[1])
 tensors = {name: random(shape) for name, shape in shapes_for(model).items()}
 with open_target(Path(sys.argv[2]), {}, 0) as target:
-    write_huggingface(Contents(model, tensors, {}), target, Wanted(), lambda done, total: None)
+    write_huggingface(Contents(model, tensors, {}), target, ExportRequest(), lambda done, total: None)
     target.publish()
 """
 IMPORT = """
@@ -47,10 +47,10 @@ report(began)
 """
 EXPORT = """
 from pathlib import Path
-from trainer.weights.contents import Wanted
+from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights
 began = time.monotonic()
-export_weights(Path(sys.argv[1]), Path(sys.argv[2]), "hf", Wanted())
+export_weights(Path(sys.argv[1]), Path(sys.argv[2]), "hf", ExportRequest())
 report(began)
 """
 LOAD = """

@@ -108,8 +108,8 @@ def start() -> None:
 
     The line holds the agent's hash, the work folder in hexadecimal, and NAME:SUM for each of its files.
     """
-    wanted_hash, place, *named = sys.stdin.buffer.readline().decode().split()
-    workdir = os.path.expanduser(bytes.fromhex(place).decode("utf-8", "surrogateescape"))
+    wanted_hash, encoded_workdir, *named = sys.stdin.buffer.readline().decode().split()
+    workdir = os.path.expanduser(bytes.fromhex(encoded_workdir).decode("utf-8", "surrogateescape"))
     wanted = {name: int(entry) for name, _, entry in (each.rpartition(":") for each in named)}
     if sys.version_info < (3, 8):
         return say("old", sys.version.split()[0])

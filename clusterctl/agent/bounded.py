@@ -26,8 +26,8 @@ def outputs_of(process: "subprocess.Popen[bytes]", seconds: float, limit: int) -
     """
     out = process.stdout.fileno() if process.stdout else -1
     err = process.stderr.fileno() if process.stderr else -1
-    kept: Dict[int, bytearray] = {out: bytearray(), err: bytearray()}
-    waiting, deadline = [number for number in kept if number >= 0], time.monotonic() + seconds
+    buffers: Dict[int, bytearray] = {out: bytearray(), err: bytearray()}
+    waiting, deadline = [number for number in buffers if number >= 0], time.monotonic() + seconds
     while waiting:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -36,12 +36,12 @@ def outputs_of(process: "subprocess.Popen[bytes]", seconds: float, limit: int) -
             data = os.read(descriptor, PIECE)
             if not data:
                 waiting.remove(descriptor)
-            kept[descriptor] += data[: max(0, limit - len(kept[descriptor]))]
+            buffers[descriptor] += data[: max(0, limit - len(buffers[descriptor]))]
     ended = not waiting and _has_ended(process, deadline)
     for stream in (process.stdout, process.stderr):
         if stream:
             stream.close()
-    return bytes(kept[out]), bytes(kept[err]), ended
+    return bytes(buffers[out]), bytes(buffers[err]), ended
 
 
 def _has_ended(process: "subprocess.Popen[bytes]", deadline: float) -> bool:

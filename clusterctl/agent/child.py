@@ -62,8 +62,8 @@ def run(request: Request) -> Dict[str, Any]:
     try:
         process = _started(request, command(argv), env, cwd)
     except (OSError, ValueError) as problem:
-        words = getattr(problem, "strerror", None) or problem
-        request.send(f"{argv[0]}: {words}\n".encode(errors="replace"), stream="stderr")
+        reason = getattr(problem, "strerror", None) or problem
+        request.send(f"{argv[0]}: {reason}\n".encode(errors="replace"), stream="stderr")
         missing = getattr(problem, "errno", None) in MISSING
         return {"exit_code": NOT_FOUND if missing else NOT_RUNNABLE, "signal": None}
     watcher.watch(process.pid, name)

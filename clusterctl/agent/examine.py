@@ -180,12 +180,17 @@ def stale_agents() -> List[int]:
             continue
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read(4096)
+                command_line = file.read(4096)
             mine = os.stat(f"/proc/{entry}").st_uid == os.getuid()
         except OSError:
             continue
         fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
-        if mine and AGENT_WORDS in words and len(fields) > 1 and (fields[0] == "T" or fields[1] == "1"):
+        if (
+            mine
+            and AGENT_WORDS in command_line
+            and len(fields) > 1
+            and (fields[0] == "T" or fields[1] == "1")
+        ):
             result.append(int(entry))
     return result
 

@@ -85,9 +85,9 @@ def number_of(text: str) -> int:
 
 def own_seconds(text: str) -> Optional[float]:
     """Return the rank's own time for that step, without waiting for others; None if the heartbeat does not hold it."""
-    words = text.split("\n", 1)[0].split()
+    fields = text.split("\n", 1)[0].split()
     try:
-        return float(words[1]) if len(words) > 1 else None
+        return float(fields[1]) if len(fields) > 1 else None
     except ValueError:
         return None
 

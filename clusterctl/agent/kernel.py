@@ -170,8 +170,8 @@ def counter_of(groups: str, root: str = ROOT) -> str:
             places, name = [os.path.join(root, "memory"), os.path.join(root, names)], "memory.oom_control"
         else:
             continue
-        for place in places:
-            for folder in (place + path.rstrip("/"), place):
+        for candidate in places:
+            for folder in (candidate + path.rstrip("/"), candidate):
                 if "\0" not in folder and os.access(os.path.join(folder, name), os.R_OK):
                     return os.path.join(folder, name)
     return ""

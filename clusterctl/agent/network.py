@@ -152,8 +152,8 @@ def listen(request: Request) -> Dict[str, Any]:
     try:
         door = _door(port)
     except (OSError, OverflowError) as problem:
-        words = getattr(problem, "strerror", None) or str(problem)
-        return {"port": None, "reason": words, "holders": holders([port])}
+        problem_text = getattr(problem, "strerror", None) or str(problem)
+        return {"port": None, "reason": problem_text, "holders": holders([port])}
     with door:
         request.send(b"", port=door.getsockname()[1])
         came = 0
@@ -199,8 +199,8 @@ def knock(request: Request) -> Dict[str, Any]:
             mine = str(line.getsockname()[0])
     except OSError as problem:
         timed_out = isinstance(problem, socket.timeout)
-        words = f"no answer within {limit:.0f} s" if timed_out else problem.strerror or str(problem)
-        return {"reached": False, "reason": words, "seconds": time.monotonic() - began}
+        problem_text = f"no answer within {limit:.0f} s" if timed_out else problem.strerror or str(problem)
+        return {"reached": False, "reason": problem_text, "seconds": time.monotonic() - began}
     same = output == GREETING + token.encode() + b"\n"
     reason = "" if same else "another program answers there"
     return {"reached": same, "reason": reason, "seconds": time.monotonic() - began, "by": mine}

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> None:
     """Yield the bytes of some pieces from the request's body, one after another."""
     read = request.body.read
-    for place, begin, end in builder.pieces.spans(wanted):
-        entry = builder.files[place]
+    for index, begin, end in builder.pieces.spans(wanted):
+        entry = builder.files[index]
         if entry.size <= PIECE:
             data = read(entry.size)
             whole = len(data) == entry.size
             if whole:
-                builder.take_file(place, data)
+                builder.take_file(index, data)
         else:
             whole = all(_take_piece(request, builder, number) for number in range(begin, end))
         if not whole:

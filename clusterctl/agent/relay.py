@@ -295,11 +295,13 @@ class Exchange:
 def _connected(address: str, port: int) -> socket.socket:
     """Return a connection to any of a name's addresses that answers; raise the last error if none does."""
     fault = OSError(f"{address} has no address")
-    for family, kind, protocol, _, place in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, socket_address in socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM
+    ):
         connection = socket.socket(family, kind, protocol)
         connection.settimeout(CONNECT)
         try:
-            connection.connect(place)
+            connection.connect(socket_address)
             return connection
         except OSError as problem:
             connection.close()

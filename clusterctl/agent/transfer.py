@@ -50,8 +50,8 @@ def receive(request: Request) -> Dict[str, Any]:
     named, single = bool(request.params.get("content_named")), bool(request.params.get("single"))
     if named and os.path.isdir(dest):
         return _same(dest)
-    place = _record_path(request, dest)
-    old = read_record(place)
+    record_path = _record_path(request, dest)
+    old = read_record(record_path)
     if single and os.path.isdir(dest):
         raise Refused("exists", f"{dest} is a folder; with a / at its end the file goes into it")
     free = named or single or request.params.get("replace") or old is not None or not os.path.lexists(dest)
@@ -59,14 +59,14 @@ def receive(request: Request) -> Dict[str, Any]:
         raise Refused("exists", f"{dest} is there and was not put there by a push")
     if request.params.get("recheck") and old is not None:
         old = old._replace(rows={}, tree="")
-    if old is not None and old.tree == request.need("tree", str) and _is_unchanged(request, old, place):
+    if old is not None and old.tree == request.need("tree", str) and _is_unchanged(request, old, record_path):
         return _same(dest)
     builder = _builder(request, dest)
     builder.look([Base(builder.root, old.rows if old else {})])
     if builder.is_same() and not (old and not single and _left_over(builder, old)):
         if not request.params.get("transient"):
             name, text = request.need("tree", str), builder.manifest
-            _write_record(place, builder.root, name, builder.entries, builder.known, manifest=text)
+            _write_record(record_path, builder.root, name, builder.entries, builder.known, manifest=text)
         return _same(dest)
     if request.params.get("look"):
         return _estimate(builder, _other_bases(request, dest) if named else [])
@@ -76,19 +76,19 @@ def receive(request: Request) -> Dict[str, Any]:
             if builder.is_same():
                 # Another transfer brought it meanwhile.
                 return _same(dest)
-        return _take(request, builder, place, old, _other_bases(request, dest) if named else [])
+        return _take(request, builder, record_path, old, _other_bases(request, dest) if named else [])
     finally:
         builder.close()
 
 
-def _is_unchanged(request: Request, old: Record, place: str) -> bool:
+def _is_unchanged(request: Request, old: Record, record_path: str) -> bool:
     """Return when the state of an unchanged tree was taken, for the launcher's next comparison.
 
     None if it changed.
     """
     dest, at = request.path("dest"), time.time_ns()
     reported = tree_state.state(dest) if request.params.get("note") else tree_state.NOTHING
-    rows = _holds(_root(request), old, place)
+    rows = _holds(_root(request), old, record_path)
     if rows is None:
         return False
     tree_state.keep(
@@ -108,38 +108,40 @@ def _left_over(builder: Builder, old: Record) -> bool:
 
 
 def _take(
-    request: Request, builder: Builder, place: str, old: Optional[Record], bases: Sequence[Base]
+    request: Request, builder: Builder, record_path: str, old: Optional[Record], bases: Sequence[Base]
 ) -> Dict[str, Any]:
     builder.adopt()
-    kept = sum(builder.ready)
+    ready = sum(builder.ready)
     wanted = builder.look(bases)
     builder.room(wanted)
-    request.send(lean.dumps(wanted).encode(), want=True, kept=kept)
+    request.send(lean.dumps(wanted).encode(), want=True, kept=ready)
     if not request.params.get("relay"):
         builder.copy_over()
         take_pieces(request, builder, wanted)
-        return _put_in_place(request, builder, place, old)
+        return _put_in_place(request, builder, record_path, old)
     # Imported here, because its cryptography takes 20 ms and few transfers need it.
     from clusterctl.agent import relay
 
     with relay.Exchange(request, builder, read_answer(request)) as exchange:
         builder.copy_over()
         exchange.fetch(wanted)
-        result = {**_put_in_place(request, builder, place, old), **exchange.report}
+        result = {**_put_in_place(request, builder, record_path, old), **exchange.report}
         request.send(lean.dumps(result).encode(), built=True)
         # Other nodes may still fetch from here, until the launcher reports the end.
         request.body.read_line(MAX_ANSWER)
     return result
 
 
-def _put_in_place(request: Request, builder: Builder, place: str, old: Optional[Record]) -> Dict[str, Any]:
+def _put_in_place(
+    request: Request, builder: Builder, record_path: str, old: Optional[Record]
+) -> Dict[str, Any]:
     builder.finish()
     if old is not None and not request.params.get("single"):
         builder.keep_others([entry.path for entry in old.entries])
     builder.switch()
     if not request.params.get("transient"):
         name, entries, text = request.need("tree", str), builder.entries, builder.manifest
-        _write_record(place, builder.root, name, entries, {}, builder.written, text)
+        _write_record(record_path, builder.root, name, entries, {}, builder.written, text)
     return {"path": builder.dest, "unchanged": False}
 
 
@@ -214,7 +216,7 @@ def _record_path(request: Request, dest: str) -> str:
     return os.path.join(request.workdir, "trees", name + ".json")
 
 
-def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, CacheEntry]]:
+def _holds(dest: str, record: Record, record_path: str) -> Optional[Dict[str, CacheEntry]]:
     """Return the files as they are if a folder is still what the last push made of it.
 
     Only changed files are read.
@@ -235,7 +237,7 @@ def _holds(dest: str, record: Record, place: str) -> Optional[Dict[str, CacheEnt
     except OSError:
         return None
     if knows.read_bytes:
-        _write_record(place, dest, record.tree, record.entries, knows.now)
+        _write_record(record_path, dest, record.tree, record.entries, knows.now)
     return knows.now
 
 
@@ -271,12 +273,14 @@ def _write_record(
             if tree_cache.is_settled(status.st_ctime_ns, now):
                 rows[entry.path] = tree_cache.seen(status, entry.content)
     # Written in one piece: several times faster than in parts.
-    kept = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))
+    rows_text = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"
     with open(aside, "wb") as file:
         text = manifest or tree.to_bytes(entries)
-        file.write(b'{"tree":%b,"entries":%b,"rows":%b}' % (lean.dumps(name).encode(), text, kept.encode()))
+        file.write(
+            b'{"tree":%b,"entries":%b,"rows":%b}' % (lean.dumps(name).encode(), text, rows_text.encode())
+        )
     os.replace(aside, path)
 
 

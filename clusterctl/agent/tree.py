@@ -286,21 +286,21 @@ class Pieces:
         self.starts = [0]
         self._sums = [0]
         self._tables: Dict[int, bytes] = {}
-        place = 0
+        offset = 0
         for number, entry in enumerate(files):
             size = entry.size
             count = 1 if size <= PIECE else -(-size // piece_size(size))
             self.starts.append(self.starts[-1] + count)
             self._sums.append(self._sums[-1] + size)
             if count > 1:
-                digests = table[place : place + count * DIGEST]
-                place += count * DIGEST
+                digests = table[offset : offset + count * DIGEST]
+                offset += count * DIGEST
                 if content_name(digests) != entry.content:
                     raise BadTree(f"{entry.path!r} is not made of the pieces that came with it")
                 self._tables[number] = digests
             elif len(entry.content) != 2 * DIGEST or entry.content.strip("0123456789abcdef"):
                 raise BadTree(f"{entry.path!r} has no hash")
-        if place != len(table):
+        if offset != len(table):
             raise BadTree("there are more pieces than files for them")
         self.count = self.starts[-1]
 
@@ -378,8 +378,8 @@ def send_pieces(
 ) -> None:
     """Send the bytes of pieces one after another in whole chunks; each has exactly the length of its entry."""
     waiting = bytearray()
-    for place, begin, end in pieces.spans(ranges):
-        entry, left = pieces.files[place], pieces.size([(begin, end)])
+    for index, begin, end in pieces.spans(ranges):
+        entry, left = pieces.files[index], pieces.size([(begin, end)])
         with open(path_of(entry), "rb", buffering=0) as file:
             file.seek(pieces[begin].offset)
             while left:

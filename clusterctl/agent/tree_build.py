@@ -100,38 +100,38 @@ class Builder:
         for base in bases:
             memory = Memory(base.rows)
             folders = {"": os.path.isdir(base.root)}
-            for place, entry in enumerate(self.files if folders[""] else ()):
+            for index, entry in enumerate(self.files if folders[""] else ()):
                 folder = entry.path.rpartition("/")[0]
                 if not is_plain_folder(base.root, folder, folders):
                     continue
-                if place not in self.have and not self._is_ready(place):
-                    self._look_at(place, entry, base, memory)
+                if index not in self.have and not self._is_ready(index):
+                    self._look_at(index, entry, base, memory)
             if base.root == self.root:
                 self._in_place = len(self.have)
                 self.known = memory.now
         if not self.have and not any(self.ready):
             return [(0, self.pieces.count)] if self.files else []
         lacking: List[int] = []
-        for place in range(len(self.files)):
-            if place not in self.have:
-                begin, end = self.pieces.of(place)
+        for index in range(len(self.files)):
+            if index not in self.have:
+                begin, end = self.pieces.of(index)
                 lacking += [number for number in range(begin, end) if not self.ready[number]]
         return tree.ranges_of(lacking)
 
-    def _look_at(self, place: int, entry: Entry, base: Base, memory: Memory) -> None:
+    def _look_at(self, index: int, entry: Entry, base: Base, memory: Memory) -> None:
         path = f"{base.root}/{entry.path}"
         try:
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
                 return
             if memory.read(entry.path, path, status)[1] == entry.content:
-                self.have[place] = path
+                self.have[index] = path
         except OSError:
             # Missing or not readable: it has to be sent.
             return
 
-    def _is_ready(self, place: int) -> bool:
-        begin, end = self.pieces.of(place)
+    def _is_ready(self, index: int) -> bool:
+        begin, end = self.pieces.of(index)
         return all(self.ready[begin:end])
 
     def look_again(self) -> None:
@@ -195,7 +195,7 @@ class Builder:
             return
         if not os.listdir(self.staging):
             return
-        places = {item.path: place for place, item in enumerate(self.files)}
+        places = {item.path: index for index, item in enumerate(self.files)}
         folders = {item.path for item in self.entries if item.kind == "d"}
         useless = []
         for path, entry in tree.walk(self.staging, "", lambda path, is_dir: False):
@@ -210,9 +210,9 @@ class Builder:
             if os.path.lexists(item):
                 remove_tree(item)
 
-    def _adopt_file(self, place: int, path: str, prune: bool) -> bool:
+    def _adopt_file(self, index: int, path: str, prune: bool) -> bool:
         """Return the pieces of a file up to the first wrong one; the rest is cut off."""
-        begin, end = self.pieces.of(place)
+        begin, end = self.pieces.of(index)
         good = 0
         with open(path, "rb", buffering=0) as file:
             for number in range(begin, end):
@@ -222,9 +222,9 @@ class Builder:
                     break
                 self.ready[number] = 1
                 good = piece.offset + piece.size
-        if self._is_ready(place):
-            self.have.pop(place, None)
-        elif place in self.have:
+        if self._is_ready(index):
+            self.have.pop(index, None)
+        elif index in self.have:
             # The whole file is available elsewhere.
             self.ready[begin:end] = bytes(end - begin)
         if prune and good and os.path.getsize(path) != good:
@@ -235,7 +235,7 @@ class Builder:
         """Raise an error before the first byte if the disk cannot hold what would be sent."""
         folder = self.staging if os.path.isdir(self.staging) else nearest_folder(os.path.dirname(self.dest))
         disk = os.statvfs(folder)
-        copied = sum(self.files[place].size for place in self.have)
+        copied = sum(self.files[index].size for index in self.have)
         needed = self.pieces.size(wanted) + copied + 4096 * len(self.entries)
         free = disk.f_bavail * disk.f_frsize
         if needed > free:
@@ -255,11 +255,11 @@ class Builder:
                 path = os.path.join(self.staging, entry.path)
                 if not os.path.isdir(path):
                     os.mkdir(path, 0o700)
-        for place, source in self.have.items():
-            target = os.path.join(self.staging, self.files[place].path)
+        for index, source in self.have.items():
+            target = os.path.join(self.staging, self.files[index].path)
             copy_file(source, target)
-            os.chmod(target, self.files[place].mode)
-            begin, end = self.pieces.of(place)
+            os.chmod(target, self.files[index].mode)
+            begin, end = self.pieces.of(index)
             self._mark(begin, end)
 
     # ---- pieces
@@ -272,9 +272,9 @@ class Builder:
         write_at(self._handle_of(piece.file), data, piece.offset)
         self._mark(number, number + 1)
 
-    def take_file(self, place: int, data: Data) -> None:
+    def take_file(self, index: int, data: Data) -> None:
         """Verify a file of one piece, and write it: seven system calls, since there may be very many."""
-        path, _, mode, _, content = self.files[place]
+        path, _, mode, _, content = self.files[index]
         if sha256(data).hexdigest() != content:
             raise _damaged(path)
         handle = os.open(f"{self.staging}/{path}", NEW_FILE, mode)
@@ -289,7 +289,7 @@ class Builder:
         finally:
             os.close(handle)
         self.written[path] = status
-        number = self.pieces.starts[place]
+        number = self.pieces.starts[index]
         if self.is_shared:
             self._mark(number, number + 1)
         else:
@@ -365,8 +365,8 @@ class Builder:
         for entry in self.entries:
             if entry.kind == "l":
                 os.symlink(entry.content, os.path.join(self.staging, entry.path))
-        for place, entry in enumerate(self.files):
-            if place not in self.have and entry.path not in self.written:
+        for index, entry in enumerate(self.files):
+            if index not in self.have and entry.path not in self.written:
                 path = f"{self.staging}/{entry.path}"
                 if stat.S_IMODE(os.lstat(path).st_mode) != entry.mode:
                     os.chmod(path, entry.mode)

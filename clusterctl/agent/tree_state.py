@@ -77,7 +77,7 @@ def _is_understood(path: str, output: bytes) -> bool:
     )
 
 
-def keep(place: str, tree: str, reported: str, dest: str, rows: Dict[str, CacheEntry], at: int) -> None:
+def keep(path: str, tree: str, reported: str, dest: str, rows: Dict[str, CacheEntry], at: int) -> None:
     """Record that `dest` held this tree with a state at a time (ns).
 
     The state was taken before the files were read, and after the last change to any of them.
@@ -90,7 +90,7 @@ def keep(place: str, tree: str, reported: str, dest: str, rows: Dict[str, CacheE
         or not all(tree_cache.is_settled(entry.ctime, at) for entry in rows.values())
     ):
         return
-    aside = f"{place}.{os.getpid()}.aside"
+    aside = f"{path}.{os.getpid()}.aside"
     with open(aside, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(f"{tree} {reported} {dest}\n")
-    os.replace(aside, place)
+    os.replace(aside, path)

@@ -33,7 +33,7 @@ class Health(str, Enum):
 
 
 @dataclass(frozen=True)
-class Holding:
+class CheckpointCopy:
     """One machine and what it has of a checkpoint."""
 
     holder: Holder
@@ -46,7 +46,7 @@ class Checkpoint:
 
     step: int
     digest: str
-    holdings: tuple[Holding, ...]
+    holdings: tuple[CheckpointCopy, ...]
 
     @cached_property
     def facts(self) -> Entry:
@@ -99,7 +99,7 @@ class Checkpoint:
     def nodes(self) -> tuple[str, ...]:
         return tuple(holding.holder.name for holding in self.holdings)
 
-    def holders_of(self, file: str) -> list[Holding]:
+    def holders_of(self, file: str) -> list[CheckpointCopy]:
         """Return the machines that have a file."""
         return [holding for holding in self.holdings if file in holding.entry.have]
 
@@ -120,7 +120,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointList:
     """All checkpoints of a run or folder, newest first."""
 
     source: str
@@ -149,16 +149,18 @@ class Found:
         return self.newest() if step is None else self.at(step)
 
 
-def of_folder(path: Path) -> Found:
+def of_folder(path: Path) -> CheckpointList:
     """Return the checkpoints in a local folder, or the single one that it is."""
     here = ThisMachine()
     if (path / MANIFEST).exists():
         entry = here.entry(str(path.absolute()))
-        return Found(str(path), (Checkpoint(entry.step, entry.digest, (Holding(here, entry),)),))
+        return CheckpointList(
+            str(path), (Checkpoint(entry.step, entry.digest, (CheckpointCopy(here, entry),)),)
+        )
     listing = here.listing(str(path.absolute()))
     if not listing.checkpoints:
         raise UsageError(f"{path}: no checkpoint in it", "name a run, or a folder with step-... folders")
-    return Found(str(path), combine([(here, listing)]), listing.latest)
+    return CheckpointList(str(path), combine([(here, listing)]), listing.latest)
 
 
 def is_folder(where: str) -> bool:
@@ -194,7 +196,7 @@ def folders_of(record: RunRecord) -> list[tuple[Node, str]]:
 
 def of_nodes(
     folders: Sequence[tuple[Node, str]], connections: Connections, patience: float | None = None
-) -> Found:
+) -> CheckpointList:
     """Return the checkpoints on some nodes, each with its folder, as far as they answer within `patience` seconds."""
     folder_of = {node.name: folder for node, folder in folders}
 
@@ -209,7 +211,7 @@ def of_nodes(
         for outcome in outcomes
         if not outcome.ok
     }
-    return Found(fold_or_empty(folder_of), combine(listings), latest_of(listings), unreachable)
+    return CheckpointList(fold_or_empty(folder_of), combine(listings), latest_of(listings), unreachable)
 
 
 def fold_or_empty(names: Iterable[str]) -> str:
@@ -218,7 +220,7 @@ def fold_or_empty(names: Iterable[str]) -> str:
     return nodeset.fold(found) if found else ""
 
 
-def of_run(run: RunDir, connections: Connections) -> Found:
+def of_run(run: RunDir, connections: Connections) -> CheckpointList:
     """Return the checkpoints of a run on its nodes and on this machine."""
     record = run.read_record()
     folders = folders_of(record)
@@ -230,7 +232,7 @@ def of_run(run: RunDir, connections: Connections) -> Found:
         return replace(found, source=run.run_id)
     here: tuple[Holder, Listing] = (ThisMachine(), ThisMachine().listing(str(run.checkpoints)))
     checkpoints = merge(found.checkpoints, combine([here]))
-    return Found(run.run_id, checkpoints, found.latest, found.unreachable)
+    return CheckpointList(run.run_id, checkpoints, found.latest, found.unreachable)
 
 
 def first_reachable(folders: Sequence[tuple[Node, str]], connections: Connections) -> list[tuple[Node, str]]:
@@ -254,16 +256,18 @@ def latest_of(listings: Sequence[tuple[Holder, Listing]]) -> str:
 
 def combine(listings: Sequence[tuple[Holder, Listing]]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints of several machines, newest first."""
-    return grouped([Holding(holder, entry) for holder, listing in listings for entry in listing.checkpoints])
+    return grouped(
+        [CheckpointCopy(holder, entry) for holder, listing in listings for entry in listing.checkpoints]
+    )
 
 
-def grouped(holdings: Iterable[Holding]) -> tuple[Checkpoint, ...]:
+def grouped(holdings: Iterable[CheckpointCopy]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints that these holdings are of, newest first.
 
     Those with the same manifest are one. A machine whose manifest is damaged belongs to the checkpoint of that name.
     """
-    groups: dict[tuple[int, str], list[Holding]] = {}
-    damaged: list[Holding] = []
+    groups: dict[tuple[int, str], list[CheckpointCopy]] = {}
+    damaged: list[CheckpointCopy] = []
     for holding in holdings:
         if holding.entry.digest:
             groups.setdefault((holding.entry.step, holding.entry.digest), []).append(holding)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.checkpoints import UNFINISHED
 from clusterctl.agent.saved import MANIFEST
-from clusterctl.checkpoints.find import Checkpoint, Holding
+from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import NodeHolder
 from clusterctl.transfer.between import End, copy_between
 from clusterctl.transport.fanout import Outcome, on_each
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Move:
     """Files of one checkpoint that one node lacks and another has."""
 
-    source: Holding
+    source: CheckpointCopy
     target: Node
     folder: str
     """The folder of checkpoints on the target."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.agent.checkpoints import OLD
-from clusterctl.checkpoints.find import Checkpoint, Found, Health
+from clusterctl.checkpoints.find import Checkpoint, CheckpointList, Health
 from clusterctl.errors import ClusterctlError
 
 
@@ -37,7 +37,7 @@ class Pruned:
         }
 
 
-def reasons(found: Found, keep: Keep) -> dict[str, str]:
+def reasons(found: CheckpointList, keep: Keep) -> dict[str, str]:
     """Return for each checkpoint's name why it stays, "" if it goes.
 
     The newest complete checkpoint, and the newest from which training can resume, always stay; so does everything
@@ -64,7 +64,7 @@ def reasons(found: Found, keep: Keep) -> dict[str, str]:
     return result
 
 
-def prune(found: Found, keep: Keep, *, dry_run: bool) -> list[Pruned]:
+def prune(found: CheckpointList, keep: Keep, *, dry_run: bool) -> list[Pruned]:
     """Remove the checkpoints that `keep` does not name; return all with what happened to them."""
     why = reasons(found, keep)
     return [

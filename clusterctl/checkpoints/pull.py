@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import checkpoints as on_disk
 from clusterctl.agent.saved import MANIFEST
-from clusterctl.checkpoints.find import Checkpoint, Health, Holding
+from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy, Health
 from clusterctl.checkpoints.holder import NodeHolder, ThisMachine
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.transfer.pull import pull_tree
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Fetch:
     """What is fetched from one machine."""
 
-    holding: Holding
+    holding: CheckpointCopy
     names: tuple[str, ...]
     bytes: int
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.checkpoints.find import Checkpoint, Found, folder_on, folders_of, of_nodes, shared_folder
+from clusterctl.checkpoints.find import (
+    Checkpoint,
+    CheckpointList,
+    folder_on,
+    folders_of,
+    of_nodes,
+    shared_folder,
+)
 from clusterctl.checkpoints.moves import Move, move_all
 from clusterctl.inventory.nodeset import fold
 from clusterctl.text import plural, size
@@ -59,11 +66,11 @@ def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
     return text
 
 
-def _newest(found: Found) -> Checkpoint | None:
+def _newest(found: CheckpointList) -> Checkpoint | None:
     return next((checkpoint for checkpoint in found.checkpoints if checkpoint.is_resumable), None)
 
 
-def _text(newest: Checkpoint, found: Found, where: str) -> str:
+def _text(newest: Checkpoint, found: CheckpointList, where: str) -> str:
     """Return which checkpoint was chosen, and the newer ones that are not complete over the living nodes."""
     newer = [
         f"{item.name} lacks {plural(item.missing, 'file')}"

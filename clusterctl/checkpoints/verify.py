@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from clusterctl.checkpoints.find import Checkpoint, Holding
+from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import FileCheck, Report, Verification
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport.fanout import on_each
@@ -75,7 +75,7 @@ def verify(checkpoint: Checkpoint, report_of: Callable[[str], Report]) -> Verifi
     return Verified(checkpoint, tuple(damages), checked)
 
 
-def _verified(holding: Holding, report: Report) -> Verification:
+def _verified(holding: CheckpointCopy, report: Report) -> Verification:
     """Return the verification of one machine's files; a machine that fails is a fault of its part."""
     try:
         return holding.holder.verify(holding.entry.path, report)

@@ -107,8 +107,8 @@ def _trouble(done: CommandResult | None) -> str:
         return "is not there: the inventory names devices, and no driver tells of them"
     if done.timed_out:
         return "does not answer: the driver hangs"
-    words = (done.err or done.out).strip().splitlines()
-    return f"ended with {done.exit_code}" + (f": {words[-1][:200]}" if words else "")
+    output_lines = (done.err or done.out).strip().splitlines()
+    return f"ended with {done.exit_code}" + (f": {output_lines[-1][:200]}" if output_lines else "")
 
 
 # ---- what the tools print

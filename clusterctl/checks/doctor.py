@@ -24,7 +24,7 @@ from clusterctl.checks import (
     node as checks_node,
 )
 from clusterctl.checks.answers import NodeAnswers
-from clusterctl.errors import ClusterctlError, Found
+from clusterctl.errors import ClusterctlError, FindingsError
 from clusterctl.finding import Finding as Finding
 from clusterctl.inventory import nodeset
 from clusterctl.jobs.saving import saving_of
@@ -210,7 +210,7 @@ def before_launch(
     if bad:
         remedies = dict.fromkeys(entry.remedy for entry in bad if entry.remedy)
         lines = [f"{entry.where}: {entry.what}" for entry in bad]
-        raise Found("nothing was started:\n" + "\n".join(lines), "\n".join([*remedies, WITHOUT]))
+        raise FindingsError("nothing was started:\n" + "\n".join(lines), "\n".join([*remedies, WITHOUT]))
     if not odd:
         tell("check", f"{plural(len(cluster.nodes), 'node')} fit for it")
 

@@ -42,9 +42,9 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
         opened = _opened(request)
         if opened.port is None:
             return [_taken(master, port, opened)]
-        place = {"address": master.address, "port": opened.port, "token": token, "timeout": PATIENCE}
+        arguments = {"address": master.address, "port": opened.port, "token": token, "timeout": PATIENCE}
         outcomes = connections.on_each(
-            nodes, lambda node, link: read_answer(Knock, link.call("knock", place))
+            nodes, lambda node, link: read_answer(Knock, link.call("knock", arguments))
         )
     finally:
         if request.result is None:

@@ -145,12 +145,12 @@ def limits(reply: NodeAnswers) -> Iterator[Finding]:
 
 def address(reply: NodeAnswers) -> Iterator[Finding]:
     """Check that the address that ranks use is the node's own, and on an interface that is up."""
-    node, place, present = reply.node, reply.found.place, reply.found.interfaces
-    if place.ip is None:
-        text = f"does not know its own address {node.address}: {place.reason}"
+    node, own, present = reply.node, reply.found.place, reply.found.interfaces
+    if own.ip is None:
+        text = f"does not know its own address {node.address}: {own.reason}"
         remedy = "write a number as `address` in the inventory, or mend /etc/hosts there"
         yield Finding("bad", node.name, text, remedy, "address")
-    elif not place.own:
+    elif not own.own:
         text = f"{node.address} is no address of its own: a master there can't be bound to it"
         remedy = "write the address of the interface that all nodes share as `address` in the inventory"
         yield Finding("warning", node.name, text, remedy, "address", "ip -brief address")
@@ -161,8 +161,8 @@ def address(reply: NodeAnswers) -> Iterator[Finding]:
         text = f"its interface {node.interface} is down"
         fix = f"sudo ip link set {node.interface} up"
         yield Finding("bad", node.name, text, "bring it up, or name another as `interface`", "interface", fix)
-    elif node.interface and place.own and place.interface not in (node.interface, None):
-        text = f"{node.address} is on {place.interface}, and `interface` says {node.interface}"
+    elif node.interface and own.own and own.interface not in (node.interface, None):
+        text = f"{node.address} is on {own.interface}, and `interface` says {node.interface}"
         remedy = "ranks would meet on one and talk on the other: let the two agree in the inventory"
         yield Finding("warning", node.name, text, remedy, "interface")
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.errors import Found as SomethingFound
-from clusterctl.errors import UsageError
+from clusterctl.errors import FindingsError, UsageError
 from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
     from clusterctl.checkpoints.diff import Side
-    from clusterctl.checkpoints.find import Checkpoint, Found
+    from clusterctl.checkpoints.find import Checkpoint, CheckpointList
 
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with checkpoints.")]
 Step = Annotated[
@@ -28,7 +27,7 @@ Step = Annotated[
 
 
 @contextmanager
-def found_at(where: str) -> Iterator[Found]:
+def found_at(where: str) -> Iterator[CheckpointList]:
     """Yield the checkpoints of a run, with connections to its nodes open, or those of a folder."""
     from clusterctl.checkpoints import find
 
@@ -96,7 +95,7 @@ def verify(
     bad = [result for result in results if not result.ok]
     if bad:
         names = ", ".join(result.checkpoint.name for result in bad)
-        raise SomethingFound(
+        raise FindingsError(
             f"{found.source}: damaged or incomplete: {names}",
             "a resume passes such checkpoints over and uses an older one; see `clusterctl checkpoint list`",
         )
@@ -222,7 +221,7 @@ def diff(
     else:
         screen.show(*checkpoints.diff(result))
     if not result.equal:
-        raise SomethingFound(f"{first} and {second} differ")
+        raise FindingsError(f"{first} and {second} differ")
 
 
 @contextmanager

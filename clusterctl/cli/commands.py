@@ -203,9 +203,9 @@ class WithExamples:
 
             from clusterctl.errors import UsageError
 
-            words = [shlex.quote(word) for word in typed]
+            quoted = [shlex.quote(word) for word in typed]
             first = 1 if self.key in ("exec", "ssh") else 0
-            example = " ".join(["clusterctl", self.key, *words[:first], "--", *words[first:]])
+            example = " ".join(["clusterctl", self.key, *quoted[:first], "--", *quoted[first:]])
             raise UsageError(
                 f"{option} is no option of `clusterctl {self.key}`",
                 f"if it belongs to your command, write -- before the command: {example}",

@@ -12,7 +12,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.views.waiting import Waiting
-from clusterctl.errors import Found
+from clusterctl.errors import FindingsError
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
 from clusterctl.text import plural
@@ -144,8 +144,8 @@ def _alike(counts: Counter[str], findings: Sequence[Finding]) -> dict[tuple[int,
     """Return the places by how many checks passed there and how many notes they have."""
     notes = Counter(finding.where for finding in findings if finding.level == "note")
     groups: dict[tuple[int, int], list[str]] = {}
-    for place in sorted(counts):
-        groups.setdefault((counts[place], notes[place]), []).append(place)
+    for index in sorted(counts):
+        groups.setdefault((counts[index], notes[index]), []).append(index)
     return groups
 
 
@@ -153,7 +153,7 @@ def _conclude(findings: Sequence[Finding], *, strict: bool) -> None:
     failing = ("bad", "warning") if strict else ("bad",)
     failed = [finding for finding in findings if finding.level in failing]
     if failed:
-        raise Found(
+        raise FindingsError(
             f"{len(failed)} of {plural(len(findings), 'finding')} must be fixed before a run",
             "clusterctl doctor --fix-hints shows how",
         )

@@ -70,9 +70,9 @@ def _request(argv: list[str]) -> bytes | None:
     mask = os.umask(0o077)
     os.umask(mask)
     codings = [f"{stream.encoding} {stream.errors}" for stream in streams]
-    words = [b"%d" % mask, *map(os.fsencode, codings), b"%d" % len(argv), *map(os.fsencode, argv)]
-    words += [name + b"=" + value for name, value in raw_environment().items()]
-    body = b"\0".join(words)
+    fields = [b"%d" % mask, *map(os.fsencode, codings), b"%d" % len(argv), *map(os.fsencode, argv)]
+    fields += [name + b"=" + value for name, value in raw_environment().items()]
+    body = b"\0".join(fields)
     return len(body).to_bytes(4, "big") + body
 
 

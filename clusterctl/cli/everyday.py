@@ -65,10 +65,10 @@ def ssh(
     os.execv(program, argv)
 
 
-def ssh_argv(cluster: Cluster, node: Node, words: list[str]) -> list[str]:
+def ssh_argv(cluster: Cluster, node: Node, command: list[str]) -> list[str]:
     """Return the command of OpenSSH for a terminal, or a command, on a node."""
     if node.host == "local":
-        return ["sh", "-c", " ".join(words)] if words else [environment().get("SHELL", "/bin/sh")]
+        return ["sh", "-c", " ".join(command)] if command else [environment().get("SHELL", "/bin/sh")]
     argv = ["ssh", "-p", str(node.port)]
     argv += ["-l", node.user] if node.user else []
     argv += ["-i", str(Path(node.key).expanduser())] if node.key else []
@@ -77,4 +77,4 @@ def ssh_argv(cluster: Cluster, node: Node, words: list[str]) -> list[str]:
         own = Path("~/.ssh/known_hosts").expanduser()
         argv += ["-o", f"UserKnownHostsFile={cluster.known_hosts} {own}", "-o", "StrictHostKeyChecking=yes"]
     # ssh joins the words of a command with spaces for the shell there.
-    return [*argv, *(["-t"] if not words else []), node.host, *words]
+    return [*argv, *(["-t"] if not command else []), node.host, *command]

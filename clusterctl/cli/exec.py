@@ -234,7 +234,7 @@ def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
     from clusterctl.inventory import nodeset
     from clusterctl.text import escape_controls
 
-    rows = [(node, command.on(node, place)) for place, node in enumerate(chosen.nodes)]
+    rows = [(node, command.on(node, index)) for index, node in enumerate(chosen.nodes)]
     if as_json:
         screen.show_json([{"node": node.name, "argv": argv, "env": sorted(node.env)} for node, argv in rows])
         return
@@ -325,8 +325,8 @@ def _show_folded(groups: list[Group]) -> None:
     for group in groups:
         rule = "-" * 15
         _write("stdout", f"{rule}\n{group.header()}\n{rule}\n".encode())
-        for stream, kept in group.output.items():
-            for piece in kept.pieces():
+        for stream, chunk in group.output.items():
+            for piece in chunk.pieces():
                 _write(stream, output.shown(piece) + b"\n")
 
 

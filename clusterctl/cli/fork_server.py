@@ -337,9 +337,9 @@ class Front:
 
 def _run(body: bytes) -> int:
     """Apply the request's arguments, environment and streams, run the program, and return its exit code."""
-    mask, first, second, third, count, *words = body.split(b"\0")
-    argv = [os.fsdecode(word) for word in words[: int(count)]]
-    replace_environment(dict(word.split(b"=", 1) for word in words[int(count) :]))
+    mask, first, second, third, count, *fields = body.split(b"\0")
+    argv = [os.fsdecode(word) for word in fields[: int(count)]]
+    replace_environment(dict(word.split(b"=", 1) for word in fields[int(count) :]))
     time.tzset()
     loaded = set(sys.modules)
     inventories().on_read = lambda which: _tell("inventory", which)

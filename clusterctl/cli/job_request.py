@@ -98,14 +98,14 @@ class JobRequest(NodeOptions):
         from clusterctl.inventory.cluster import named_devices
         from clusterctl.jobs import job as jobs
 
-        words = self.words or []
-        if not words:
+        argv = self.words or []
+        if not argv:
             raise UsageError(
                 "no job file and no command given",
                 "clusterctl launch job.yaml, or clusterctl launch -n node[1-2] -- python train.py",
             )
-        if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
-            job = jobs.load(Path(words[0]), self.overrides or (), choice.faults)
+        if len(argv) == 1 and argv[0].endswith((".yaml", ".yml", ".json")):
+            job = jobs.load(Path(argv[0]), self.overrides or (), choice.faults)
             job = self._changed(job)
             return job if self.devices is None else replace(job, devices=named_devices(self.devices))
         if self.overrides:
@@ -114,7 +114,7 @@ class JobRequest(NodeOptions):
             )
         pairs = dict(_pair(text) for text in self.env or ())
         code = None if self.no_code else self._code_folder()
-        return self._changed(jobs.from_command(words, code, self.devices, pairs))
+        return self._changed(jobs.from_command(argv, code, self.devices, pairs))
 
     def _changed(self, job: Job) -> Job:
         """Return the job with what `--per-node` and `--env-style` say."""

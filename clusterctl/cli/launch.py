@@ -13,7 +13,7 @@ from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.job_request import JobRequest
 from clusterctl.cli.launch_options import Detach, HangAfter, NoChecks, Notify, Restarts, Share
-from clusterctl.errors import Found, RunFailed, UsageError
+from clusterctl.errors import FindingsError, RunFailed, UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def plan(
     job = request.job(choice)
     summary = show_plan(choice.of(job)[0], job, as_json=as_json, rehearse=rehearse)
     if summary.get("fits") is False:
-        raise Found(
+        raise FindingsError(
             "the training does not fit its devices",
             "try parallel: auto, recompute: full, a higher zero, or a smaller micro_batch",
         )

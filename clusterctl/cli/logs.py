@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.logs.store import LogFilter
     from clusterctl.runs.kept_watch import KeptWatch
-    from clusterctl.runs.watch import Watch
+    from clusterctl.runs.watch import RunWatcher
     from clusterctl.transport.fanout import Connections
 
 
@@ -193,7 +193,7 @@ def pull(
 
 def bring_home(run: RunDir) -> None:
     """Fetch the log bytes that are still only on the nodes; do nothing for an ended run."""
-    from clusterctl.runs.watch import Watch, open_watch
+    from clusterctl.runs.watch import RunWatcher, open_watch
 
     if run.phase().is_final:
         return
@@ -201,14 +201,14 @@ def bring_home(run: RunDir) -> None:
         options.connected_to(run) as connections,
         open_watch(run, connections, now=True) as watch,
     ):
-        if isinstance(watch, Watch):
+        if isinstance(watch, RunWatcher):
             for update in watch:
                 if update.note:
                     screen.log(update.note, "yellow")
 
 
 @contextmanager
-def _watched(run: RunDir, connections: Connections) -> Iterator[Watch | KeptWatch]:
+def _watched(run: RunDir, connections: Connections) -> Iterator[RunWatcher | KeptWatch]:
     from clusterctl.runs.watch import open_watch
 
     with open_watch(run, connections) as watch:
@@ -248,7 +248,7 @@ def _tail(
 
 def _show_on(
     run: RunDir,
-    watch: Watch | KeptWatch,
+    watch: RunWatcher | KeptWatch,
     read: Mapping[Path, int],
     wanted: LogFilter,
     printer: LogPrinter,

@@ -170,14 +170,14 @@ def _names(sets: list[str], file: Path | None) -> list[str]:
     """The union of all sets; an inventory is read only when it is named, or a group or wildcard needs it."""
     from clusterctl.inventory import nodeset
 
-    words = [
+    names = [
         word
         for expression in sets
         for word in (sys.stdin.read().split() if expression == "-" else [expression])
     ]
-    inventory = _inventory(file, any(char in word for word in words for char in "@*?"))
+    inventory = _inventory(file, any(char in word for word in names for char in "@*?"))
     groups, known = (inventory.groups, inventory.names) if inventory else ({}, [])
-    return nodeset.expand_all(words, groups, known)
+    return nodeset.expand_all(names, groups, known)
 
 
 def _inventory(file: Path | None, wanted: bool) -> Cluster | None:

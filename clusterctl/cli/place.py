@@ -11,7 +11,7 @@ from clusterctl.errors import UsageError
 from clusterctl.text import size
 
 if TYPE_CHECKING:
-    from clusterctl.checkpoints.find import Checkpoint, Found
+    from clusterctl.checkpoints.find import Checkpoint, CheckpointList
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.run_folder import RunDir
 
@@ -58,7 +58,7 @@ def folder_of(where: str) -> Path:
     return found
 
 
-def _fetched(run: RunDir, found: Found) -> Path:
+def _fetched(run: RunDir, found: CheckpointList) -> Path:
     from clusterctl.checkpoints.pull import plan_pull, pull
     from clusterctl.cli.checkpoint import manifest_of
     from clusterctl.cli.views.progress_bar import bar

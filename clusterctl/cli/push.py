@@ -180,7 +180,7 @@ def pull(
     chosen = selection.chosen()
     places = {node.name: pulling.pull_place(dest, node.name, node_path) for node in chosen.nodes}
     if dry_run:
-        rows = [{"node": name, "from": node_path, "to": str(place)} for name, place in places.items()]
+        rows = [{"node": name, "from": node_path, "to": str(path)} for name, path in places.items()]
         return (
             screen.show_json(rows)
             if as_json

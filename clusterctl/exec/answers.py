@@ -21,7 +21,7 @@ COMPARABLE = 20_000
 STREAMS = ("stdout", "stderr")
 
 
-class Kept:
+class SpooledStream:
     """One output stream of one node."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Answers:
     """Collects the output of nodes; each node is fed by one thread."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
-        self._of = {node: {stream: Kept() for stream in STREAMS} for node in nodes}
+        self._of = {node: {stream: SpooledStream() for stream in STREAMS} for node in nodes}
 
     def feed(self, node: str, stream: str, data: bytes) -> None:
         self._of[node][stream].add(data)
@@ -69,7 +69,7 @@ class Answers:
     def ended(self, outcome: Outcome[Completed]) -> None:
         """Do nothing: everything is shown at the end."""
 
-    def of(self, node: str) -> dict[str, Kept]:
+    def of(self, node: str) -> dict[str, SpooledStream]:
         return self._of[node]
 
 
@@ -78,7 +78,7 @@ class Group:
     """Nodes with the same output and the same end."""
 
     completed: Completed
-    output: dict[str, Kept]
+    output: dict[str, SpooledStream]
     names: list[str] = field(default_factory=list)
 
     def header(self) -> str:
@@ -125,9 +125,9 @@ def _compared(base: Group, other: Group) -> Iterator[str]:
         yield from (line + "\n" for line in found or ["they differ in line ends only"])
 
 
-def _lines(kept: Kept) -> list[str] | None:
+def _lines(entry: SpooledStream) -> list[str] | None:
     lines: list[str] = []
-    for piece in kept.pieces():
+    for piece in entry.pieces():
         lines += printable(piece).split("\n")
         if len(lines) > COMPARABLE:
             return None

@@ -45,21 +45,21 @@ class Command:
     def __post_init__(self) -> None:
         faults = [
             Fault(
-                f"word {place} of the command",
+                f"word {index} of the command",
                 "holds a null byte, which no argument can",
                 "give it in a file",
             )
-            for place, word in enumerate(self.words, 1)
+            for index, word in enumerate(self.words, 1)
             if "\0" in word
         ]
         if faults:
             raise InputFaults(faults)
 
-    def on(self, node: Node, place: int) -> list[str]:
+    def on(self, node: Node, index: int) -> list[str]:
         """Return the argv for one node; `place` counts the chosen nodes from 0."""
-        values = {"node": node.name, "n": str(place), "address": node.address}
-        words = [word if self.literal else _filled(word, values) for word in self.words]
-        return ["/bin/sh", "-c", " ".join(words)] if self.shell else words
+        values = {"node": node.name, "n": str(index), "address": node.address}
+        argv = [word if self.literal else _filled(word, values) for word in self.words]
+        return ["/bin/sh", "-c", " ".join(argv)] if self.shell else argv
 
 
 def _filled(word: str, values: dict[str, str]) -> str:
@@ -80,7 +80,7 @@ class Everywhere:
     ) -> None:
         """`once` is None if agents are already running."""
         self._command = command
-        self._places = {node.name: place for place, node in enumerate(nodes)}
+        self._places = {node.name: index for index, node in enumerate(nodes)}
         self._connections = connections
         self._once = once
         self._stdin = stdin

@@ -45,8 +45,8 @@ def narrowed(source: Source, include: str | None, exclude: str | None) -> Source
         return source
     devices = {key: _devices(entry) for key, entry in zip(source.keys, source.entries, strict=True)}
     left = chosen(devices, include, exclude)
-    kept = [(key, entry) for key, entry in zip(source.keys, source.entries, strict=True) if key in left]
-    entries = tuple(_with_devices(entry, left[key]) for key, entry in kept)
+    pairs = [(key, entry) for key, entry in zip(source.keys, source.entries, strict=True) if key in left]
+    entries = tuple(_with_devices(entry, left[key]) for key, entry in pairs)
     cluster = source.cluster and _left_of(source.cluster, left)
     return replace(source, entries=entries, cluster=cluster)
 
@@ -220,7 +220,7 @@ def torchrun(
     _refuse(losses(source, "torchrun"), lossy)
     rows = []
     for number, entry in enumerate(source.entries):
-        words = [
+        argv = [
             "torchrun",
             f"--nnodes={len(source.entries)}",
             f"--nproc-per-node={entry.slots or 1}",
@@ -230,7 +230,7 @@ def torchrun(
             script,
         ]
         visible = _visible(source, number)
-        rows.append(TorchrunNode(entry.address, number, entry.slots or 1, " ".join(visible + words)))
+        rows.append(TorchrunNode(entry.address, number, entry.slots or 1, " ".join(visible + argv)))
     return rows
 
 

@@ -27,11 +27,13 @@ def chosen(slots_of: Mapping[str, Sequence[int]], include: str | None, exclude: 
         )
     named = _read(include or exclude or "", "--include" if include else "--exclude", slots_of)
     if include:
-        kept = {node: named.get(node, set()) for node in slots_of}
+        selected = {node: named.get(node, set()) for node in slots_of}
     else:
-        kept = {node: set(slots) - named.get(node, set()) for node, slots in slots_of.items()}
+        selected = {node: set(slots) - named.get(node, set()) for node, slots in slots_of.items()}
     left = {
-        node: tuple(slot for slot in slots_of[node] if slot in kept[node]) for node in slots_of if kept[node]
+        node: tuple(slot for slot in slots_of[node] if slot in selected[node])
+        for node in slots_of
+        if selected[node]
     }
     if not left:
         raise UsageError("the filter leaves no slot", f"known: {_shown(slots_of)}")

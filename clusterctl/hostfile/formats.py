@@ -76,12 +76,12 @@ def _line(entry: Entry, format: str) -> str:
     if format == "mpich":
         user = f" user={entry.user}" if entry.user else ""
         return entry.address + (f":{entry.slots}" if entry.slots is not None else "") + user
-    words = [entry.address if format == "deepspeed" or not entry.user else f"{entry.user}@{entry.address}"]
+    fields = [entry.address if format == "deepspeed" or not entry.user else f"{entry.user}@{entry.address}"]
     if entry.slots is not None:
-        words.append(f"slots={entry.slots}")
+        fields.append(f"slots={entry.slots}")
     if entry.max_slots is not None and format == "openmpi":
-        words.append(f"max_slots={entry.max_slots}")
-    return " ".join(words)
+        fields.append(f"max_slots={entry.max_slots}")
+    return " ".join(fields)
 
 
 def deepspeed(cluster: Cluster, slots: Mapping[str, int] | None = None) -> str:
@@ -153,8 +153,8 @@ def twice(entries: Iterable[Entry], source: str) -> Iterator[Fault]:
     for entry in entries:
         place_of = same_place(entry.address)
         if place_of in first:
-            place = f"on line {first[place_of]} too" if first[place_of] != entry.line else "here twice"
-            problem = f"{entry.address} is {place}"
+            also = f"on line {first[place_of]} too" if first[place_of] != entry.line else "here twice"
+            problem = f"{entry.address} is {also}"
             yield Fault(f"{source}:{entry.line}", problem, "write one line for each node, with all its slots")
         first.setdefault(place_of, entry.line)
 
@@ -164,9 +164,9 @@ def _mixture(entries: Sequence[Entry], source: str) -> Iterator[Fault]:
     forms = [entry for entry in entries if entry.form]
     for entry in forms[1:]:
         if entry.form != forms[0].form:
-            words = {"slots": "slots=", "colon": "MPICH's `name:slots`"}
-            first = f"line {forms[0].line} has {words[forms[0].form]}"
-            problem = f"{words[entry.form]}, and {first}: no launcher reads both"
+            spellings = {"slots": "slots=", "colon": "MPICH's `name:slots`"}
+            first = f"line {forms[0].line} has {spellings[forms[0].form]}"
+            problem = f"{spellings[entry.form]}, and {first}: no launcher reads both"
             yield Fault(f"{source}:{entry.line}", problem, "write all lines in one form")
             return
 
@@ -187,7 +187,7 @@ def dialect(entries: Sequence[Entry]) -> str:
 
 
 def _entry(line: str, number: int) -> Entry:
-    name, *words = line.split()
+    name, *fields = line.split()
     found: dict[str, int] = {}
     # One colon only: an IPv6 address has more.
     mpich_form = re.fullmatch(r"([^:]+):([^:]*)", name)
@@ -200,7 +200,7 @@ def _entry(line: str, number: int) -> Entry:
         raise UsageError(fault, "as in 10.0.0.1 or fd00::1, or a name")
     user: str | None = host[1]
     form = "colon" if mpich_form else ""
-    for word in words:
+    for word in fields:
         key, equals, value = word.partition("=")
         key = key.replace("-", "_")
         if key == "user" and user is None and (mpich_form or not found) and _USER.match(value):

@@ -160,15 +160,15 @@ def _numbers(piece: str) -> Sequence[str]:
 def _top_parts(text: str) -> Iterator[str]:
     """Yield the parts between commas that are outside of brackets."""
     start, inside = 0, False
-    for place, char in enumerate(text + ","):
-        inside = char == "[" or (inside and char != "]" and place < len(text))
+    for index, char in enumerate(text + ","):
+        inside = char == "[" or (inside and char != "]" and index < len(text))
         if char == "," and not inside:
-            if not text[start:place].strip():
+            if not text[start:index].strip():
                 raise UsageError(
                     f"{text[:80]!r}: a comma without a name on both sides", "as in node[1-4],big"
                 )
-            yield text[start:place].strip()
-            start = place + 1
+            yield text[start:index].strip()
+            start = index + 1
 
 
 def read_tasks(text: str) -> list[int]:

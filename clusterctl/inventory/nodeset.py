@@ -237,38 +237,38 @@ def _operands(expression: str) -> Iterator[tuple[str, str, int]]:
     if not expression.strip():
         return
     operator, start, inside = ",", 0, False
-    for place, char in enumerate(expression + ","):
-        end = place == len(expression)
+    for index, char in enumerate(expression + ","):
+        end = index == len(expression)
         if char == "[" and not end:
             if inside:
-                raise _fault(expression, place + 1, "a bracket inside a bracket", "node[1-2]rack[1-3]")
+                raise _fault(expression, index + 1, "a bracket inside a bracket", "node[1-2]rack[1-3]")
             inside = True
         elif char == "]":
             if not inside:
-                raise _fault(expression, place + 1, "a closing bracket without an opening one", "node[1-4]")
+                raise _fault(expression, index + 1, "a closing bracket without an opening one", "node[1-4]")
             inside = False
         elif end and inside:
             raise _fault(
                 expression, expression.rindex("[") + 1, "a bracket that is never closed", "node[1-4]"
             )
         elif char in OPERATORS and not inside:
-            operand = expression[start:place].strip()
+            operand = expression[start:index].strip()
             if not operand:
                 raise _fault(
                     expression,
-                    place + 1,
+                    index + 1,
                     f"{(operator if end else char)!r} needs a name on both sides",
                     "node1,node2",
                 )
             yield operator, operand, start + 1
-            operator, start = char, place + 1
+            operator, start = char, index + 1
 
 
 def _parts(text: str, expression: str, column: int) -> _Parts:
     """Return an operand as alternating literals and number ranges."""
     parts: _Parts = []
-    for place, piece in enumerate(re.split(r"\[([^\]]*)\]", text)):
-        if place % 2 == 0:
+    for index, piece in enumerate(re.split(r"\[([^\]]*)\]", text)):
+        if index % 2 == 0:
             if piece:
                 if parts and not isinstance(parts[-1], str) and piece[0] == "[":
                     raise _fault(

@@ -230,9 +230,9 @@ def from_command(
     restarts: int = 0,
 ) -> Job:
     """Return a job for a bare command, named after its program or script."""
-    words = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
+    stems = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
     raw = (
-        words[-1] if words and re.match(r"python|(ba|z)?sh$", words[0]) else words[0] if words else "command"
+        stems[-1] if stems and re.match(r"python|(ba|z)?sh$", stems[0]) else stems[0] if stems else "command"
     )
     raw = Path(launchers.program_of(argv)).stem or raw
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30] or "command"
@@ -257,11 +257,11 @@ def _words(top: Section, key: str) -> tuple[str, ...]:
 
 
 def _known_words(top: Section, key: str, known: Sequence[str]) -> tuple[str, ...]:
-    words = _words(top, key)
-    for word in words:
+    names = _words(top, key)
+    for word in names:
         if word not in known:
             top.fault(key, f"unknown {word!r}", did_you_mean(word, known) or f"known: {', '.join(known)}")
-    return words
+    return names
 
 
 def _choice(top: Section, key: str, known: Sequence[str], default: str) -> str:
@@ -474,9 +474,9 @@ def rehearse(job: Job, cluster: Cluster) -> dict[str, Any]:
     return ask_trainer(["rehearse"], json.dumps({"train": train, "world_size": world}))
 
 
-def ask_trainer(words: Sequence[str], question: str = "") -> dict[str, Any]:
+def ask_trainer(arguments: Sequence[str], question: str = "") -> dict[str, Any]:
     """Run a command of the trainer here and return its answer, one JSON object."""
-    argv = [sys.executable, "-m", "trainer", *words]
+    argv = [sys.executable, "-m", "trainer", *arguments]
     done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment())
     try:
         answer = json.loads(done.stdout)
@@ -489,4 +489,4 @@ def ask_trainer(words: Sequence[str], question: str = "") -> dict[str, Any]:
         )
         hint = next((line.removeprefix("  try: ") for line in last if line.startswith("  try: ")), "")
         kind = UsageError if done.returncode == 2 else ClusterctlError
-        raise kind(f"the trainer's {words[0]}: {message}", hint) from None
+        raise kind(f"the trainer's {arguments[0]}: {message}", hint) from None

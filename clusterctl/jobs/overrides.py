@@ -30,15 +30,15 @@ def with_overrides(document: Document, overrides: Sequence[str]) -> Document:
         if not equals or not all(keys):
             faults.append(Fault(f"--set {text}", "must be KEY=VALUE", "as in --set train.steps=100"))
             continue
-        place = value
+        section = value
         for key in keys[:-1]:
-            inner = place.setdefault(key, {})
+            inner = section.setdefault(key, {})
             if not isinstance(inner, dict):
                 faults.append(Fault(f"--set {text}", f"{key!r} is not a mapping in {document.source}"))
                 break
-            place = inner
+            section = inner
         else:
-            place[keys[-1]] = _given_value(name, given)
+            section[keys[-1]] = _given_value(name, given)
             flags.add(tuple(keys))
     if faults:
         raise InputFaults(faults)

@@ -178,7 +178,7 @@ def _argv(job: Job, python: str, place: NodePlace, local_rank: int, cluster: Clu
         shapes = launcher_shapes(job, cluster, place.master_port, files.hostfile)
         command = launchers.completed(command, shapes[place.node_rank])
     first, *others = command
-    words = (python if first in ("python", "python3") else first, *others)
+    argv = (python if first in ("python", "python3") else first, *others)
     values = place.placeholders_of(local_rank)
     strict = job.document is not None
-    return tuple(fill(word, values, f"{job.source}: command", strict=strict) for word in words)
+    return tuple(fill(word, values, f"{job.source}: command", strict=strict) for word in argv)

@@ -65,8 +65,8 @@ def name() -> str:
     size, which takes 0.4 ms.
     """
     variables = environment()
-    kept = [f"{key}={value}" for key, value in sorted(variables.items()) if key.startswith("PYTHON")]
-    kept += [
+    settings = [f"{key}={value}" for key, value in sorted(variables.items()) if key.startswith("PYTHON")]
+    settings += [
         variables.get("HOME", ""),
         variables.get("XDG_CONFIG_HOME", ""),
         sys.executable,
@@ -75,10 +75,10 @@ def name() -> str:
     ]
     for namespace in INSIDE:
         try:
-            kept.append(os.readlink(f"/proc/self/ns/{namespace}"))
+            settings.append(os.readlink(f"/proc/self/ns/{namespace}"))
         except OSError:
-            kept.append("")
-    text = "\0".join(kept).encode("utf-8", "surrogateescape")
+            settings.append("")
+    text = "\0".join(settings).encode("utf-8", "surrogateescape")
     return f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}"
 
 

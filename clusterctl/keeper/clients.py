@@ -201,9 +201,9 @@ class CommandClient:
 
     def _open(self, frame: Frame) -> None:
         key = str(frame.fields["key"])
-        kept = self._holder.find(key)
-        link = kept.link if kept is not None else None
-        if kept is None or link is None:
+        entry = self._holder.find(key)
+        link = entry.link if entry is not None else None
+        if entry is None or link is None:
             self.fail(frame.id, LinkLost(str(frame.fields.get("node")), "the link was closed"))
             return
         self.used.add(key)
@@ -251,14 +251,14 @@ class CommandClient:
 
     def _connect(self, values: dict[str, Any]) -> None:
         node = node_of(values["node"])
-        kept = self._holder.of(str(values["key"]), node, self)
-        with kept.making:
-            if kept.is_there():
+        entry = self._holder.of(str(values["key"]), node, self)
+        with entry.making:
+            if entry.is_there():
                 return
-            kept.drop()
+            entry.drop()
             made = self._way(values).connect(node)
             assert isinstance(made, LinkConnection)
-            kept.take(made.link)
+            entry.take(made.link)
 
     def _way(self, values: dict[str, Any]) -> Transport:
         """Return a transport for this command alone, so that the known host keys are read again."""

@@ -155,7 +155,7 @@ class LinkHolder:
     def fresh(self, client: Client) -> list[str]:
         """Return the keys of the links that need no test; they are kept while this command runs."""
         with self._change:
-            found = [key for key, kept in self._kept.items() if kept.is_fresh()]
+            found = [key for key, entry in self._kept.items() if entry.is_fresh()]
             client.held.update(found)
             return found
 
@@ -164,9 +164,9 @@ class LinkHolder:
         now = time.monotonic()
         with self._change:
             links = [
-                {"node": kept.node.name, "host": kept.node.host, "idle": round(now - kept.used, 1)}
-                for kept in self._kept.values()
-                if kept.link is not None and not kept.link.is_closed
+                {"node": entry.node.name, "host": entry.node.host, "idle": round(now - entry.used, 1)}
+                for entry in self._kept.values()
+                if entry.link is not None and not entry.link.is_closed
             ]
             commands = sum(client.is_command for client in self._clients)
         return {
@@ -180,8 +180,8 @@ class LinkHolder:
     def close(self) -> None:
         """Close all links, which ends their agents; wait at most 10 seconds for all of them."""
         with self._change:
-            kept, clients = list(self._kept.values()), list(self._clients)
-        closers = [threading.Thread(target=link.drop, daemon=True) for link in kept]
+            entries, clients = list(self._kept.values()), list(self._clients)
+        closers = [threading.Thread(target=link.drop, daemon=True) for link in entries]
         for thread in closers:
             thread.start()
         deadline = time.monotonic() + 10.0

@@ -25,9 +25,9 @@ def main() -> None:
             f"{sys.version_info[0]}.{sys.version_info[1]}; use the same version, or put the function into a module "
             "below `code`"
         )
-    place = os.path.join(os.environ["CLUSTERCTL_RUN_DIR"], call["results"])
-    path = os.path.join(place, f"attempt-{os.environ['CLUSTERCTL_ATTEMPT']}-rank-{os.environ['RANK']}")
-    os.makedirs(place, mode=0o700, exist_ok=True)
+    results = os.path.join(os.environ["CLUSTERCTL_RUN_DIR"], call["results"])
+    path = os.path.join(results, f"attempt-{os.environ['CLUSTERCTL_ATTEMPT']}-rank-{os.environ['RANK']}")
+    os.makedirs(results, mode=0o700, exist_ok=True)
     # For cloudpickle, which lies next to this file.
     sys.path.append(folder)
     try:

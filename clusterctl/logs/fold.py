@@ -78,15 +78,15 @@ class _Fold:
             entry.times += 1
 
     def _insert(self, after: Folded | None) -> None:
-        place = after.before if after and after.before else self.tail
+        before = after.before if after and after.before else self.tail
         for entry in self.waiting:
-            place.after, entry.before = entry, place
-            place = entry
-        place.after = after
+            before.after, entry.before = entry, before
+            before = entry
+        before.after = after
         if after:
-            after.before = place
+            after.before = before
         else:
-            self.tail = place
+            self.tail = before
         self.waiting = []
 
     def lines(self) -> Iterator[Folded]:

@@ -87,13 +87,13 @@ class LineCutter:
     def _grow(self, data: bytes) -> None:
         """Continue the half line; earlier states of a progress bar and what is not shown are dropped."""
         if self._full:
-            place = data.find(b"\r")
-            data = data[place:] if place >= 0 else b""
+            index = data.find(b"\r")
+            data = data[index:] if index >= 0 else b""
         rest = self.rest + data
         if len(rest) > LONGEST_LINE + 1:
-            kept = rest.rstrip(b"\r")
-            state = kept.rpartition(b"\r")[2]
-            returned = len(kept) < len(rest)
+            stripped = rest.rstrip(b"\r")
+            state = stripped.rpartition(b"\r")[2]
+            returned = len(stripped) < len(rest)
             self._full = len(state) > LONGEST_LINE and not returned
             rest = state[: LONGEST_LINE + 1] + (b"\r" if returned else b"")
         self.rest = rest

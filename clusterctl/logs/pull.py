@@ -180,14 +180,14 @@ class _NodePull:
             for folder in self._list(f"{root}/{kind}"):
                 if folder.kind != "d" or not re.fullmatch(r"plog|device-[\w-]+", folder.name):
                     continue
-                place = f"{root}/{kind}/{folder.name}"
-                for entry in self._list(place):
+                path = f"{root}/{kind}/{folder.name}"
+                for entry in self._list(path):
                     match = PLOG.fullmatch(entry.name)
                     # Pids are used again: a file that was last written before the process began is another one's.
                     since = started.get(int(match[1]), float("inf")) if match and not ours else 0.0
                     if match and entry.mtime >= since - 1.0:
                         name = f"process_log/{kind}/{folder.name}/{entry.name}"
-                        self._save(attempt, name, self._get(f"{place}/{entry.name}"))
+                        self._save(attempt, name, self._get(f"{path}/{entry.name}"))
 
     def _pids(self, attempt: int) -> dict[int, float]:
         """Return the attempt's processes on this node, with the time each began."""
@@ -246,9 +246,9 @@ class _NodePull:
             yield frame.payload
 
     def _save(self, attempt: int, name: str, data: Iterable[bytes]) -> None:
-        place = f"attempt-{attempt}/{self.node.name}/{name}"
+        relative = f"attempt-{attempt}/{self.node.name}/{name}"
         if not self.dry_run:
-            path = self.target / place
+            path = self.target / relative
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with path.open("wb") as file:
@@ -257,4 +257,4 @@ class _NodePull:
             except ClusterctlError:
                 path.unlink(missing_ok=True)
                 raise
-        self.files.append(place)
+        self.files.append(relative)

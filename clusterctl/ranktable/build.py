@@ -92,19 +92,19 @@ def complete(
     entries: Sequence[tuple[Node, Sequence[DeviceAddress]]], which: Sequence[int] | None
 ) -> tuple[list[tuple[Node, list[DeviceAddress]]], list[str]]:
     """Return the nodes with their devices that have an address, and a sentence for each one left out."""
-    kept, words = [], []
+    complete_entries, notes = [], []
     for node, found in entries:
         present = {address.device_id for address in found}
         absent = [device for device in (node.devices if which is None else which) if device not in present]
         if not found:
-            words.append(f"{node.name}: no device has an address")
+            notes.append(f"{node.name}: no device has an address")
         elif absent:
-            words.append(f"{node.name}: no address: device {', '.join(map(str, absent))}")
+            notes.append(f"{node.name}: no address: device {', '.join(map(str, absent))}")
         if found:
-            kept.append((node, list(found)))
-    if not kept:
+            complete_entries.append((node, list(found)))
+    if not complete_entries:
         raise InputFaults([Fault(node.name, "no device has an address") for node, _ in entries])
-    return kept, words
+    return complete_entries, notes
 
 
 @many_objects()
@@ -198,15 +198,15 @@ def merge(tables: Sequence[tuple[str, RankTable]], hardware: str | None = None) 
 
 def _origin(tables: Sequence[tuple[str, RankTable]], pointer: str) -> str:
     """Return the file, and the pointer in it, for a pointer into the merged table."""
-    number, place = _steps(pointer)
+    number, index = _steps(pointer)
     for name, table in tables:
         if 0 <= number < len(table.servers):
             server = in_rank_order(table)[number]
             ids = [each.server_id for each in table.servers]
             own = ids.index(server.server_id)
             was = f"/server_list/{own}"
-            if place >= 0:
-                was += f"/device/{table.servers[own].devices.index(server.devices[place])}"
+            if index >= 0:
+                was += f"/device/{table.servers[own].devices.index(server.devices[index])}"
             return f"{name} {was}{_POINTER.sub('', pointer)}"
         number -= len(table.servers)
     return f"the merged table {pointer}"
@@ -304,8 +304,8 @@ def _merge_faults(tables: Sequence[tuple[str, RankTable]]) -> Iterator[Fault]:
                 if twice:
                     # Its devices would repeat the same fault.
                     continue
-            for place, device in enumerate(server.devices):
-                here = f"{at}/device/{place}" if table.names_servers else f"rank {device.rank_id}"
+            for index, device in enumerate(server.devices):
+                here = f"{at}/device/{index}" if table.names_servers else f"rank {device.rank_id}"
                 yield from _device_faults(seen, device, name, here, pod_of.get(server.server_id))
 
 

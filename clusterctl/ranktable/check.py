@@ -112,16 +112,16 @@ def _count_servers(value: dict[str, Any]) -> int:
 
 def differs(first: Report, other: Report) -> Finding | None:
     """Return where two tables of one run differ, or None; like HCCL, ignore the order of keys and white space."""
-    place = _difference(first.value, other.value)
-    if place is None:
+    pointer = _difference(first.value, other.value)
+    if pointer is None:
         return None
     problem = "differs here from the first file; the ranks of a run compare their tables"
     if first.version != other.version:
-        place = "/version"
+        pointer = "/version"
         problem = f"is version {other.version}, and the first file is version {first.version}"
     hccl = "EI0005: the ranktable's CRC differs between the local and the remote rank."
     return Finding(
-        "differs", place, problem, "give every node the same file: clusterctl ranktable push", hccl
+        "differs", pointer, problem, "give every node the same file: clusterctl ranktable push", hccl
     )
 
 
@@ -143,7 +143,7 @@ def _difference(left: Any, right: Any, at: str = "") -> str | None:
     else:
         return None if type(left) is type(right) and left == right else at
     found = (_difference(a, b, at + step) for step, a, b in pairs)
-    return next((place for place in found if place is not None), None)
+    return next((candidate for candidate in found if candidate is not None), None)
 
 
 def _dialect_finding(name: str) -> Finding:

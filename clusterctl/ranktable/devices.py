@@ -117,12 +117,12 @@ def _in_super_pods(
     complete = []
     for address in found:
         device = address.device_id
-        place = in_super_pod(connection, smi, device)
-        if place is None:
+        position = in_super_pod(connection, smi, device)
+        if position is None:
             problem = f"{node.name}: device {device} has no super-device id in {smi.tool} info "
             problem += "-t spod-info" if device in smi.chips else "-m"
             raise WorkFailed(problem, "is this an A3 node in a super pod? --for a2 needs no such id")
-        complete.append(DeviceAddress(device, address.ip, *place, source=address.source))
+        complete.append(DeviceAddress(device, address.ip, *position, source=address.source))
     return complete
 
 
@@ -229,9 +229,11 @@ def _complaint(tool: str, answers: Sequence[Completed]) -> str:
     for done in answers:
         if done.timed_out:
             return f"; {tool} did not end within {TIMEOUT:.0f} s"
-        words = (done.error_text or done.text).strip().splitlines()
+        output_lines = (done.error_text or done.text).strip().splitlines()
         if not done.ok:
-            return f"; {tool} ended with {done.code}" + (f": {words[-1][:200]}" if words else "")
+            return f"; {tool} ended with {done.code}" + (
+                f": {output_lines[-1][:200]}" if output_lines else ""
+            )
     return ""
 
 

@@ -52,10 +52,10 @@ def _grouped(value: dict[str, Any]) -> Dialect:
     for number, group in enumerate(value["server_group_list"]):
         listed = group.get("server_list") if isinstance(group, dict) else None
         before = len(servers)
-        for place, server in enumerate(listed if isinstance(listed, list) else ()):
+        for index, server in enumerate(listed if isinstance(listed, list) else ()):
             if isinstance(server, dict) and "device" not in server:
                 continue
-            places[f"/server_list/{len(servers)}"] = f"/server_group_list/{number}/server_list/{place}"
+            places[f"/server_list/{len(servers)}"] = f"/server_group_list/{number}/server_list/{index}"
             servers.append(server)
         sizes.append(servers[before:])
     if len([group for group in sizes if group]) > 1 and all(_begins_anew(group) for group in sizes):
@@ -94,15 +94,15 @@ def _flat(value: dict[str, Any]) -> Dialect:
     rank = 0
     for key in FLAT:
         listed = value.get(key)
-        for place, device in enumerate(listed if isinstance(listed, list) else ()):
+        for index, device in enumerate(listed if isinstance(listed, list) else ()):
             entry = device if isinstance(device, dict) else {"device_id": device}
             name = entry.get("server_id")
-            known = name if isinstance(name, str) else f"{key} {place}"
+            known = name if isinstance(name, str) else f"{key} {index}"
             number = numbers.setdefault(known, len(numbers))
             head = {} if name is None else {"server_id": name}
             server = servers.setdefault(known, {**head, "device": []})
-            places.setdefault(f"/server_list/{number}", f"/{key}/{place}")
-            places[f"/server_list/{number}/device/{len(server['device'])}"] = f"/{key}/{place}"
+            places.setdefault(f"/server_list/{number}", f"/{key}/{index}")
+            places[f"/server_list/{number}/device/{len(server['device'])}"] = f"/{key}/{index}"
             own = {inner: detail for inner, detail in entry.items() if inner != "server_id"}
             server["device"].append({"rank_id": str(rank), **own})
             rank += 1

@@ -38,17 +38,17 @@ def slice_table(
             f"the ranks [{ranks.start},{ranks.stop}) of a table with [0,{table.ranks})",
             "choose a part of them",
         )
-    kept = []
+    chosen = []
     for server in in_rank_order(table):
         if (servers is not None and server.server_id not in servers) or server.server_id in drop:
             continue
         devices = tuple(device for device in server.devices if ranks is None or device.rank_id in ranks)
         if devices:
-            kept.append(replace(server, devices=devices))
-    if not kept:
+            chosen.append(replace(server, devices=devices))
+    if not chosen:
         raise UsageError("nothing of the table is left", "choose at least one rank")
-    pods = super_pods_of([table], [server.server_id for server in kept])
-    return checked(recounted(replace(table, servers=renumbered(kept), super_pods=pods)))
+    pods = super_pods_of([table], [server.server_id for server in chosen])
+    return checked(recounted(replace(table, servers=renumbered(chosen), super_pods=pods)))
 
 
 def parse_ranks(text: str) -> range:
@@ -235,12 +235,12 @@ def _with_super_pods(table: RankTable, facts: RankTable, super_pod: str | None) 
             faults.append(Fault(at, problem, "--super-pod ID, or --facts with a 1.2 table or a plan"))
         pods.setdefault(pod or "", []).append(server.server_id)
         devices = []
-        for place, device in enumerate(server.devices):
+        for index, device in enumerate(server.devices):
             super_id = ids.get((server.server_id, device.device_id))
             if super_id is None:
                 problem = f"version 1.2 needs the super-device id of device {device.device_id} of {server.server_id}"
                 remedy = "--facts with a 1.2 table or a plan, or ask the nodes: clusterctl ranktable build --for a3"
-                faults.append(Fault(f"{at}/device/{place}", problem, remedy))
+                faults.append(Fault(f"{at}/device/{index}", problem, remedy))
             devices.append(replace(device, super_device_id=super_id))
         servers.append(replace(server, devices=tuple(devices)))
     if faults:

@@ -90,5 +90,5 @@ def kind(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return "a boolean"
-    words = {str: "a string", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return words.get(type(value), "an object" if isinstance(value, dict) else "not a JSON value")
+    names = {str: "a string", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names.get(type(value), "an object" if isinstance(value, dict) else "not a JSON value")

@@ -73,10 +73,10 @@ def plan_table(document: Document) -> RankTable:
     if top.faults:
         # A line for many nodes has the same fault many times.
         raise InputFaults(list(dict.fromkeys(top.faults)), _FORM)
-    servers = tuple(Server(place.server_id, place.devices) for place in places)
+    servers = tuple(Server(server.server_id, server.devices) for server in places)
     pods: dict[str, list[str]] = {}
-    for place in places if version == "1.2" else ():
-        pods.setdefault(place.super_pod, []).append(place.server_id)
+    for server in places if version == "1.2" else ():
+        pods.setdefault(server.super_pod, []).append(server.server_id)
     table = RankTable(servers, version, tuple(SuperPod(name, tuple(ids)) for name, ids in pods.items()))
     try:
         return recounted(checked(table, (), hardware, lambda pointer: document.where(_key(places, pointer))))
@@ -205,8 +205,8 @@ def _local_id(values: Sequence[Any], index: int) -> Any:
     return values[index] if index < len(values) else None
 
 
-def _at(values: Sequence[object], place: int) -> str:
-    return str(values[place]) if place < len(values) else ""
+def _at(values: Sequence[object], index: int) -> str:
+    return str(values[index]) if index < len(values) else ""
 
 
 def _filled(value: Any, name: str) -> tuple[Any, ...]:
@@ -244,11 +244,11 @@ def _key(places: Sequence[_Place], pointer: str) -> Key:
         return (*key, *steps[2:3])
     if steps[:1] == ["rank_list"] and len(steps) > 1:
         rank = int(steps[1])
-        for place in places:
-            if rank < len(place.devices):
+        for server in places:
+            if rank < len(server.devices):
                 inner = tuple(int(step) if step.isdigit() else step for step in steps[3:])
-                return (*place.key, "levels", rank, *inner)
-            rank -= len(place.devices)
+                return (*server.key, "levels", rank, *inner)
+            rank -= len(server.devices)
     return ("nodes",)
 
 

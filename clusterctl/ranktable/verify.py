@@ -50,11 +50,11 @@ def not_compared(table: LiveTable) -> list[str]:
     """Return what cannot be compared with the nodes, in words."""
     if not table.groups:
         return []
-    words = ["net_instance_id, net_type and ports of the levels: no tool on a node shows them"]
+    parts = ["net_instance_id, net_type and ports of the levels: no tool on a node shows them"]
     without = sum(not addresses for group in table.groups for addresses in group.devices.values())
     if without:
-        words.append(f"the addresses of {without} ranks: they are not IP addresses, which hccn_tool shows")
-    return words
+        parts.append(f"the addresses of {without} ranks: they are not IP addresses, which hccn_tool shows")
+    return parts
 
 
 def unclaimed(table: LiveTable, reports: Sequence[NodeReport]) -> list[Drift]:
@@ -190,8 +190,8 @@ class _Asker:
     tool: str
     device: int
 
-    def ask(self, *words: str) -> Completed:
-        argv = [self.tool, "-i", str(self.device), *words, "-g"]
+    def ask(self, *arguments: str) -> Completed:
+        argv = [self.tool, "-i", str(self.device), *arguments, "-g"]
         return self.connection.run(argv, timeout=devices.TIMEOUT)
 
     def address(self) -> str | None:
@@ -228,8 +228,8 @@ def _address_drifts(asker: _Asker, wanted: str, version: str) -> Iterator[Drift]
         done = asker.ask(*way)
         if done.timed_out or not done.ok:
             complaint = (done.error_text or done.text).strip().splitlines()
-            words = "did not end in time" if done.timed_out else f"ended with {done.code}"
-            answers.append(f"{' '.join(way)} {words}" + (f": {complaint[-1][:200]}" if complaint else ""))
+            ended = "did not end in time" if done.timed_out else f"ended with {done.code}"
+            answers.append(f"{' '.join(way)} {ended}" + (f": {complaint[-1][:200]}" if complaint else ""))
             continue
         address = devices.parse_address(done.text)
         if address is not None and _same(address, wanted):

@@ -19,7 +19,7 @@ def thinned(points: Sequence[Point], columns: int) -> list[Point]:
         return list(points)
     first, last = points[0][0], points[-1][0]
     width = (last - first) / columns or 1.0
-    kept: list[Point] = []
+    chosen: list[Point] = []
     begin = 0
     while begin < len(points):
         end = begin
@@ -29,9 +29,9 @@ def thinned(points: Sequence[Point], columns: int) -> list[Point]:
         end = max(end, begin + 1)
         part = points[begin:end]
         low, high = min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])
-        kept += dict.fromkeys(sorted((part[0], low, high, part[-1])))
+        chosen += dict.fromkeys(sorted((part[0], low, high, part[-1])))
         begin = end
-    return kept
+    return chosen
 
 
 def finite(points: Iterable[Point]) -> list[Point]:

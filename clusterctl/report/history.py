@@ -41,12 +41,12 @@ class Steps:
 
     def kept(self) -> list[int]:
         """Return the indexes of the steps that count: of a step that was done several times, the last time."""
-        kept: list[int] = []
+        indexes: list[int] = []
         for index in range(len(self.step) - 1, -1, -1):
-            if not kept or self.step[index] < self.step[kept[-1]]:
-                kept.append(index)
-        kept.reverse()
-        return kept
+            if not indexes or self.step[index] < self.step[indexes[-1]]:
+                indexes.append(index)
+        indexes.reverse()
+        return indexes
 
 
 @dataclass

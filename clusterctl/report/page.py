@@ -180,7 +180,7 @@ def curves(subject: Subject) -> str:
 def _by_attempt(subject: Subject, column: str) -> list[Line]:
     """Return a column as lines: of each start, first those steps that were repeated later."""
     steps = subject.history.steps
-    kept = set(steps.kept()) if len(subject.history.starts) > 1 else None
+    indexes = set(steps.kept()) if len(subject.history.starts) > 1 else None
     values, name = steps[column], column.replace("_", " ")
     lines: list[Line] = []
     begin = 0
@@ -188,8 +188,10 @@ def _by_attempt(subject: Subject, column: str) -> list[Line]:
         if index < len(steps) and steps.start[index] == steps.start[begin]:
             continue
         part = range(begin, index)
-        lost = [(float(steps.step[at]), values[at]) for at in part if kept is not None and at not in kept]
-        counted = [(float(steps.step[at]), values[at]) for at in part if kept is None or at in kept]
+        lost = [
+            (float(steps.step[at]), values[at]) for at in part if indexes is not None and at not in indexes
+        ]
+        counted = [(float(steps.step[at]), values[at]) for at in part if indexes is None or at in indexes]
         lines += [Line(f"{name}, repeated later", lost, 5, faint=True)] if lost else []
         lines += [Line(name, counted)] if counted else []
         begin = index
@@ -202,10 +204,10 @@ def _validation(history: History) -> Line:
 
 def _step_times(subject: Subject) -> list[Line]:
     steps = subject.history.steps
-    kept = steps.kept()
+    indexes = steps.kept()
     names = (("step_seconds", "a step", 0), ("own_seconds", "rank 0 without waiting", 1))
     return [
-        Line(name, [(float(steps.step[at]), steps[column][at]) for at in kept], colour)
+        Line(name, [(float(steps.step[at]), steps[column][at]) for at in indexes], colour)
         for column, name, colour in names
         if any(value > 0 for value in steps[column])
     ]

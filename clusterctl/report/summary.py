@@ -182,12 +182,12 @@ def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> Ru
 
 
 def _with_training(summary: RunSummary, run: RunDir, history: History) -> RunSummary:
-    steps, kept = history.steps, history.steps.kept()
-    losses = [loss for index in kept if math.isfinite(loss := steps["loss"][index])]
+    steps, indexes = history.steps, history.steps.kept()
+    losses = [loss for index in indexes if math.isfinite(loss := steps["loss"][index])]
     evals = history.kept_evals()
     best = min(evals, key=lambda point: point[1], default=None)
     peak, planned = _memory(history)
-    spent = _time_in_steps(steps, kept)
+    spent = _time_in_steps(steps, indexes)
     start = history.starts[-1] if history.starts else {}
     return replace(
         summary,
@@ -202,19 +202,19 @@ def _with_training(summary: RunSummary, run: RunDir, history: History) -> RunSum
         best_eval=best[1] if best else None,
         best_eval_step=best[0] if best else None,
         curve=tuple(means(losses, CURVE)),
-        speed=_speed(steps, kept, history.last),
+        speed=_speed(steps, indexes, history.last),
         memory_bytes=peak,
         planned_bytes=planned,
         goodput=min(spent / summary.seconds, 1.0) if summary.seconds > 0 and spent else None,
         checkpoint=_newest_checkpoint(run, history),
-        repeated=len(steps) - len(kept),
+        repeated=len(steps) - len(indexes),
     )
 
 
-def _time_in_steps(steps: Steps, kept: Sequence[int]) -> float:
+def _time_in_steps(steps: Steps, indexes: Sequence[int]) -> float:
     """Return the seconds of the steps that count; a program may report every tenth step only."""
     total, before = 0.0, -1
-    for index in kept:
+    for index in indexes:
         begins = before < 0 or steps.start[index] != steps.start[before]
         steps_since = 1 if begins else steps.step[index] - steps.step[before]
         if math.isfinite(seconds := steps["step_seconds"][index]):
@@ -223,10 +223,10 @@ def _time_in_steps(steps: Steps, kept: Sequence[int]) -> float:
     return total
 
 
-def _speed(steps: Steps, kept: Sequence[int], last: Mapping[str, Any]) -> Speed:
+def _speed(steps: Steps, indexes: Sequence[int], last: Mapping[str, Any]) -> Speed:
     """Return the speed of the median step; the first step of each start is left out, for it includes warm-up."""
-    first = {index for index in kept if not index or steps.start[index] != steps.start[index - 1]}
-    later = [index for index in kept if index not in first] or list(kept)
+    first = {index for index in indexes if not index or steps.start[index] != steps.start[index - 1]}
+    later = [index for index in indexes if index not in first] or list(indexes)
     times, rates = _sorted(steps["step_seconds"], later), _sorted(steps["tokens_per_second"], later)
     rate = quantile(rates, 0.5) if rates else None
     tflops, share, at = _model(last.get("tflops")), _model(last.get("of_peak")), last.get("tokens_per_second")

@@ -66,7 +66,7 @@ class Built:
 def spread(
     cluster: Cluster,
     connections: Connections,
-    words: Sequence[str],
+    arguments: Sequence[str],
     output: Path,
     leave: bool,
     tell: Tell,
@@ -76,9 +76,9 @@ def spread(
 
     With `leave` the results stay on the nodes, and `OUTPUT.shards.json` names their places.
     """
-    _refuse(output, leave, words)
+    _refuse(output, leave, arguments)
     with _alone(output.with_name(f".{output.name}.spread")) as work:
-        shares = _cut(words, len(cluster.nodes), work / "shares", output, leave, tell)
+        shares = _cut(arguments, len(cluster.nodes), work / "shares", output, leave, tell)
         nodes = cluster.nodes[: len(shares)]
         given = {node.name: share for node, share in zip(nodes, shares, strict=True)}
         began = time.monotonic()
@@ -92,7 +92,7 @@ def spread(
         _tell_built(made, time.monotonic() - began, tell)
         if leave:
             return _left(made, output)
-        return _brought(nodes, connections, made, work / "pairs", output, "--dedup" in words, tell)
+        return _brought(nodes, connections, made, work / "pairs", output, "--dedup" in arguments, tell)
 
 
 @contextmanager
@@ -112,31 +112,31 @@ def _alone(work: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def value_of(words: Sequence[str], name: str) -> str | None:
+def value_of(arguments: Sequence[str], name: str) -> str | None:
     """Return the value of an option among words, as `--name VALUE` or `--name=VALUE`."""
-    for place, word in enumerate(words):
-        if word == name and place + 1 < len(words):
-            return words[place + 1]
+    for index, word in enumerate(arguments):
+        if word == name and index + 1 < len(arguments):
+            return arguments[index + 1]
         if word.startswith(name + "="):
             return word[len(name) + 1 :]
     return None
 
 
-def _refuse(output: Path, leave: bool, words: Sequence[str]) -> None:
+def _refuse(output: Path, leave: bool, arguments: Sequence[str]) -> None:
     present = [name for name in (f"{output}.bin", f"{output}.idx") if Path(name).exists()]
-    if present and not leave and "--replace" not in words:
+    if present and not leave and "--replace" not in arguments:
         raise UsageError(
             f"{' and '.join(present)}: exists already", "--replace builds it anew; or another --output"
         )
-    if leave and "--dedup" in words:
+    if leave and "--dedup" in arguments:
         subject = "--dedup finds copies across nodes only when the pairs come home"
         raise UsageError(subject, "take --leave or --dedup away")
 
 
 def _cut(
-    words: Sequence[str], count: int, folder: Path, output: Path, leave: bool, tell: Tell
+    arguments: Sequence[str], count: int, folder: Path, output: Path, leave: bool, tell: Tell
 ) -> list[Share]:
-    answer = ask_trainer(["data-shares", *words, "--count", str(count), "--folder", str(folder)])
+    answer = ask_trainer(["data-shares", *arguments, "--count", str(count), "--folder", str(folder)])
     result, total = answer["shares"], sum(entry["bytes"] for entry in answer["shares"])
     if not result:
         raise UsageError("the inputs are empty", "check --input")
@@ -218,8 +218,8 @@ class BuildOutput:
         *whole, rest = bytes(self.streams["stderr"]).split(b"\n")
         output = [line.split() for line in whole if line.startswith(b"progress ")]
         if output:
-            kept = [line for line in whole if not line.startswith(b"progress ")]
-            self.streams["stderr"] = bytearray(b"\n".join([*kept, rest]))
+            shown = [line for line in whole if not line.startswith(b"progress ")]
+            self.streams["stderr"] = bytearray(b"\n".join([*shown, rest]))
             self._progress(min(int(output[-1][1]), self._total), self._total)
 
     def text(self, stream: str) -> str:
@@ -231,7 +231,7 @@ def _run(
 ) -> dict[str, Any]:
     python = rank_python(node.python, node.setup)
     python = python.replace("~", str(link.hello()["home"]), 1) if python.startswith("~/") else python
-    words = [
+    arguments = [
         "data-build",
         "--input",
         f"{stored}/in",
@@ -242,8 +242,8 @@ def _run(
         *share.words,
     ]
     if (share.folder / "model").is_dir():
-        words += ["--language-model", f"{stored}/model/lid.bin"]
-    argv = [python, "-m", "trainer", *words, "--replace", "--json", "--progress-lines"]
+        arguments += ["--language-model", f"{stored}/model/lid.bin"]
+    argv = [python, "-m", "trainer", *arguments, "--replace", "--json", "--progress-lines"]
     done = link.run(argv, env={"PYTHONPATH": code}, setup=request_for(node.setup), on_output=reported.take)
     try:
         answer = json.loads(reported.text("stdout")) if done.ok else None
@@ -261,8 +261,8 @@ def _failed(node: Node, python: str, output: str, code: int) -> WorkFailed:
     hint = next((line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")), "")
     if any("No module named" in line for line in reported):
         hint = f"{python} there needs numpy and tokenizers: see `python` in the inventory"
-    words = "\n".join(f"{node.name}: {as_named_here(line)}" for line in reported)
-    return WorkFailed(words or f"{node.name}: the build ended with code {code}", hint)
+    text = "\n".join(f"{node.name}: {as_named_here(line)}" for line in reported)
+    return WorkFailed(text or f"{node.name}: the build ended with code {code}", hint)
 
 
 def as_named_here(line: str) -> str:
@@ -279,9 +279,9 @@ def as_named_here(line: str) -> str:
 
 def _tell_built(made: Sequence[Built], seconds: float, tell: Tell) -> None:
     tokens = sum(entry.manifest["tokens"] for entry in made)
-    kept = sum(entry.unchanged for entry in made)
+    unchanged = sum(entry.unchanged for entry in made)
     subject = f"{tokens:,} tokens on {plural(len(made), 'node')} in {seconds:.1f} s"
-    tell("build", subject + (f", {kept} of them built before" if kept else ""))
+    tell("build", subject + (f", {unchanged} of them built before" if unchanged else ""))
 
 
 def _left(made: Sequence[Built], output: Path) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def _brought(
     sent = sum(entry.bytes_sent for entry in pulled.values())
     tell("pull", f"{size(sent)} in {time.monotonic() - began:.1f} s")
     prefixes = [str(pairs / node.name / PAIR) for node in nodes]
-    words = ["data-merge", *prefixes, "--output", str(output), "--replace", "--json"]
-    answer = ask_trainer([*words, *(["--dedup"] if dedup else [])])
+    arguments = ["data-merge", *prefixes, "--output", str(output), "--replace", "--json"]
+    answer = ask_trainer([*arguments, *(["--dedup"] if dedup else [])])
     on_all(connections, nodes, lambda node, link: link.call("remove", {"path": by_node[node.name].folder}))
     return answer

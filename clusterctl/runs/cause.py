@@ -198,10 +198,10 @@ class _Ends:
         ]
         if not left:
             return None
-        words = "exited with code 0 while other ranks still needed it"
+        phrase = "exited with code 0 while other ranks still needed it"
         hint = "make every rank take the same number of steps, and exit together"
         earliest = min(left, key=lambda rank: rank.end_time)
-        self.kinds[_key(earliest)] = Kind(words, words, hint)
+        self.kinds[_key(earliest)] = Kind(phrase, phrase, hint)
         return earliest
 
     def did_not_wait(self) -> str:
@@ -219,7 +219,7 @@ class _Ends:
         if not others or not ways:
             return f"the {plural(len(others), 'other rank')} ended well" if others and first else ""
         number = sum(ways.values())
-        parts = [words if count == number else f"{count} {words}" for words, count in ways.most_common(4)]
+        parts = [phrase if count == number else f"{count} {phrase}" for phrase, count in ways.most_common(4)]
         more = number - sum(count for _, count in ways.most_common(4))
         parts += [f"{more} in other ways"] if more else []
         return f"{plural(number, 'other rank')} ended in consequence: {', '.join(parts)}"

@@ -94,7 +94,7 @@ def how_it_ended(rank: RankState) -> str:
         return f"hung: no step in {rank.hang:g} s after step {rank.step}; its log ends with its stacks"
     number = rank.signal
     if number:
-        known = {int(key): words for key, words in SIGNALS.items()}
+        known = {int(key): phrase for key, phrase in SIGNALS.items()}
         return known.get(number, f"ended by {signal_name(number)}")
     return f"exited with code {rank.exit_code}"
 
@@ -112,9 +112,9 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     if rank.oom:
         limit = any("cgroup out of memory" in line for line in rank.kernel)
         whose = "its container's memory limit was reached" if limit else "the node was out of memory"
-        words = f"was killed by the kernel: {whose}"
+        phrase = f"was killed by the kernel: {whose}"
         hint = "less data in memory, fewer loader processes, a smaller micro_batch; `clusterctl doctor` shows memory"
-        return Kind(words, "killed by the kernel, out of memory", hint, sure=True)
+        return Kind(phrase, "killed by the kernel, out of memory", hint, sure=True)
     if rank.hang and rank.silent:
         seen = any("by py-spy:" in line for line in tail)
         hint = (
@@ -137,13 +137,13 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     code = code_in(output)
     if code and _of_hccl(raised):
         meaning = MEANINGS[code]
-        words = f"{ended}: {code}, {meaning.words}"
-        return Kind(words, f"{code} {meaning.words}", meaning.hint, meaning.follows, not meaning.follows)
+        phrase = f"{ended}: {code}, {meaning.words}"
+        return Kind(phrase, f"{code} {meaning.words}", meaning.hint, meaning.follows, not meaning.follows)
     consequence = _consequence(raised or output)
     if consequence and rank.signal in (None, 0, signal.SIGABRT):
         hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
         return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
-    hint = next((words for pattern, words in HINTS if re.search(pattern, raised or output)), "")
+    hint = next((phrase for pattern, phrase in HINTS if re.search(pattern, raised or output)), "")
     # Threads of torch may abort a program that is exiting because of an exception.
     if raised and rank.signal in (
         None,
@@ -171,7 +171,7 @@ def lost_another(tail: Sequence[str]) -> str | None:
 
 
 def _consequence(text: str) -> str | None:
-    return next((words for pattern, words in CONSEQUENCES if re.search(pattern, text)), None)
+    return next((phrase for pattern, phrase in CONSEQUENCES if re.search(pattern, text)), None)
 
 
 def _of_hccl(raised: str | None) -> bool:

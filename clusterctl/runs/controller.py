@@ -47,7 +47,7 @@ from clusterctl.runs.stall import Stragglers
 from clusterctl.runs.state import RunState, write_state
 from clusterctl.runs.stop import stop_nodes
 from clusterctl.runs.updates import Update
-from clusterctl.runs.watch import PATIENCE, Watch
+from clusterctl.runs.watch import PATIENCE, RunWatcher
 from clusterctl.text import plural
 from clusterctl.typed_json import BadValue, decode
 
@@ -129,7 +129,7 @@ class Control:
             return replace(state, phase=Phase.FAILED)
         restarts = self.job.restart is not None
         patience = max(self.policy.node_lost_after - SILENCE, 1.0) if restarts else PATIENCE
-        watch = Watch(self.run, self.connections, lines=self.lines, patience=patience, since=began)
+        watch = RunWatcher(self.run, self.connections, lines=self.lines, patience=patience, since=began)
         paces = Stragglers(self.run.read_record().world_size)
         self.growing.clear()
         for update in watch:

@@ -42,9 +42,10 @@ def free_port(link: Connection, node: Node) -> int:
     """Return a port that is free on the master itself."""
     done = link.run([node.python, "-c", ASK], timeout=20.0)
     if done.exit_code != 0 or not done.stdout.strip().isdigit():
-        words = done.error_text.strip().splitlines()
+        output_lines = done.error_text.strip().splitlines()
         hint = "see `python` in the inventory: the program that the ranks are run with"
         raise WorkFailed(
-            f"{node.name}: {node.python} gives no free port: {words[-1] if words else done.exit_code}", hint
+            f"{node.name}: {node.python} gives no free port: {output_lines[-1] if output_lines else done.exit_code}",
+            hint,
         )
     return int(done.stdout)

@@ -176,7 +176,7 @@ def event_text(event: Mapping[str, Any]) -> str:
     """Return one event in words; an unknown kind is shown with its facts."""
     kind = str(event.get("event"))
     facts = {name: value for name, value in event.items() if name not in ("time", "event", "text")}
-    words = {
+    texts = {
         "started": "attempt {attempt} started: {ranks} ranks",
         "node_ended": "{node}: {state}",
         "restart": "{why}",
@@ -191,7 +191,7 @@ def event_text(event: Mapping[str, Any]) -> str:
         "resumed": "resumed",
     }
     try:
-        text = words[kind].format(**{**event, "text": event.get("text", "")})
+        text = texts[kind].format(**{**event, "text": event.get("text", "")})
     except (KeyError, ValueError, TypeError):
         text = kind + "".join(f" {name}={value}" for name, value in facts.items())
     verdict = facts.get("verdict")

@@ -121,13 +121,13 @@ def _prune_here(run: RunDir, dry_run: bool, on_each: Callable[[Pruned], None]) -
     """Remove a run's folder here without asking any node, if it has ended."""
     size = tree_size(run)
     with _held(run, dry_run) as ours:
-        kept = "" if ours else RUNS_HERE
+        reason = "" if ours else RUNS_HERE
         if ours and not _has_record(run):
-            kept = "its record can't be read"
+            reason = "its record can't be read"
         elif ours and not run.phase().is_final:
-            kept = "it had not ended when it was last seen, and no node is asked"
-        kept = kept or ("" if dry_run else _remove_folder(run))
-    result = Pruned(run.run_id, str(run.root), size, kept=kept)
+            reason = "it had not ended when it was last seen, and no node is asked"
+        reason = reason or ("" if dry_run else _remove_folder(run))
+    result = Pruned(run.run_id, str(run.root), size, kept=reason)
     on_each(result)
     return result
 
@@ -145,10 +145,10 @@ def _prune_everywhere(
     """Remove a run from its nodes and from here, if it runs nowhere."""
     size, names = tree_size(run), tuple(entry.node.name for entry in survey.shares[run])
     with _held(run, dry_run) as ours:
-        kept = survey.why_alive(run) if ours else RUNS_HERE
-        if not kept and not dry_run:
-            kept = _remove_from_nodes(survey.shares[run], connections) or _remove_folder(run)
-    result = Pruned(run.run_id, str(run.root), size, () if kept == RUNS_HERE else names, kept)
+        reason = survey.why_alive(run) if ours else RUNS_HERE
+        if not reason and not dry_run:
+            reason = _remove_from_nodes(survey.shares[run], connections) or _remove_folder(run)
+    result = Pruned(run.run_id, str(run.root), size, () if reason == RUNS_HERE else names, reason)
     on_each(result)
     return result
 

@@ -67,7 +67,7 @@ class Follow:
     is_queued: bool = False
 
 
-class Watch:
+class RunWatcher:
     """Copies the output of one attempt here while it runs, and stops all nodes when one has failed."""
 
     def __init__(
@@ -461,7 +461,7 @@ def _end_of(result: Mapping[str, Any] | None) -> Phase:
 
 
 @contextlib.contextmanager
-def open_watch(run: RunDir, connections: Connections, now: bool = False) -> Iterator[Watch | KeptWatch]:
+def open_watch(run: RunDir, connections: Connections, now: bool = False) -> Iterator[RunWatcher | KeptWatch]:
     """Yield the watch of a run: our own, or the view of what another process copies here."""
     with run.hold() as ours:
-        yield Watch(run, connections, now) if ours else KeptWatch(run)
+        yield RunWatcher(run, connections, now) if ours else KeptWatch(run)

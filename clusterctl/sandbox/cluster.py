@@ -385,12 +385,12 @@ def _start(layout: Layout, state: State) -> State:
     if state.mode == "loopback":
         sshd.lease_run_folder(layout)
     nodes = [_start_on_free_port(layout, state, node) for node in state.nodes]
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         tries = TRIES
-        while not _wait_answer(layout, nodes[place]):
+        while not _wait_answer(layout, nodes[index]):
             if (tries := tries - 1) == 0:
                 raise ClusterctlError(f"{node.name}: found no free port on {node.host}", "try again")
-            nodes[place] = _start_on_free_port(layout, state, node)
+            nodes[index] = _start_on_free_port(layout, state, node)
     return replace(state, nodes=tuple(nodes))
 
 

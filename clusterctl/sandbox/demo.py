@@ -93,7 +93,7 @@ def write_corpus(path: Path) -> Corpus:
 
 def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> int:
     """Train a tokenizer on the corpus; return the size of its vocabulary."""
-    words = [
+    argv = [
         "tokenizer-train",
         "--input",
         str(corpus),
@@ -103,12 +103,12 @@ def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> int:
         str(output),
         "--json",
     ]
-    return int(ask_trainer(words)["vocab"])
+    return int(ask_trainer(argv)["vocab"])
 
 
 def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> BuiltData:
     """Build .bin and .idx files."""
-    words = [
+    argv = [
         "data-build",
         "--input",
         str(corpus),
@@ -120,7 +120,7 @@ def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> BuiltData:
         "--replace",
         "--json",
     ]
-    return decode(BuiltData, ask_trainer(words))
+    return decode(BuiltData, ask_trainer(argv))
 
 
 def write_job(path: Path, steps: int) -> Path:
@@ -132,6 +132,6 @@ def write_job(path: Path, steps: int) -> Path:
 
 def generate(checkpoint: Path, prompt: str, tokens: int = 60) -> str:
     """Return text that a local checkpoint generates."""
-    words = ["generate", "--checkpoint", str(checkpoint), "--prompt", prompt, "--max-tokens", str(tokens)]
-    answer = ask_trainer([*words, "--temperature", "0.6", "--top-k", "20", "--seed", "1", "--json"])
+    argv = ["generate", "--checkpoint", str(checkpoint), "--prompt", prompt, "--max-tokens", str(tokens)]
+    answer = ask_trainer([*argv, "--temperature", "0.6", "--top-k", "20", "--seed", "1", "--json"])
     return str(answer["text"])

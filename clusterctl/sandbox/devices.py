@@ -23,8 +23,8 @@ SDID = 37748736
 def device_address(node: int, device: int, devices: int, subnets: tuple[int, ...] = SUBNETS) -> str:
     """Return the network address of a device; `node` counts from 1, `devices` is the number per node."""
     rows = -(-devices // PER_SUBNET)
-    block, place = divmod((node - 1) * rows + device // PER_SUBNET, 254)
-    return f"192.{168 + block}.{subnets[device % PER_SUBNET]}.{place + 1}"
+    block, host = divmod((node - 1) * rows + device // PER_SUBNET, 254)
+    return f"192.{168 + block}.{subnets[device % PER_SUBNET]}.{host + 1}"
 
 
 def hccn_conf(node: int, devices: int) -> str:

@@ -57,8 +57,8 @@ def _tool(name: str) -> str:
 
 def node_address(layout: Layout, index: int) -> str:
     """Return the address of a node: blocks of 250, the first one numbered by the sandbox."""
-    block, place = divmod(index - 1, 250)
-    return f"10.77.{(int(layout.subnet) + block) % 256}.{place + 1}"
+    block, host = divmod(index - 1, 250)
+    return f"10.77.{(int(layout.subnet) + block) % 256}.{host + 1}"
 
 
 def bridge_address(layout: Layout) -> str:
@@ -235,12 +235,12 @@ def _kept(layout: Layout, state: State) -> list[str]:
     package = Path(clusterctl.__file__).parent.parent
     pythons = [Path(state.python).parent.parent, Path(state.python).resolve().parent.parent, Path(sys.prefix)]
     wanted = [layout.directory, package, *pythons]
-    kept: list[str] = []
+    commands: list[str] = []
     for folder in sorted({str(path) for path in wanted}):
         hidden = folder.startswith(("/tmp/", "/run/"))
-        if hidden and not any(folder.startswith(f"{outer}/") for outer in kept):
-            kept.append(folder)
-    return kept
+        if hidden and not any(folder.startswith(f"{outer}/") for outer in commands):
+            commands.append(folder)
+    return commands
 
 
 # The arguments: folder, name and address of the node, sshd, its configuration, the log, then the folders to keep.

@@ -81,14 +81,14 @@ def route_to(node: Node, config: Configuration | str | None = None) -> Route:
     A string is the path of a file that replaces the user's configuration; "none" means an empty one.
     """
     configuration = config if isinstance(config, Configuration) else Configuration(config)
-    place = (node.host, node.user, node.port, node.gateway, node.key)
-    route: Route | None = configuration.routes.get(place)
+    key = (node.host, node.user, node.port, node.gateway, node.key)
+    route: Route | None = configuration.routes.get(key)
     if route is None:
         route = _resolved(
             node.host, node.user, node.port if node.port != 22 else None, node.gateway, configuration
         )
         route = route if node.key is None else _with_identity(route, os.path.expanduser(node.key))
-        configuration.routes[place] = route
+        configuration.routes[key] = route
     return route
 
 
@@ -147,18 +147,18 @@ def _known_hosts(answers: Answers) -> tuple[str, ...]:
     """
     found: list[str] = []
     for key, default in (("userknownhostsfile", KNOWN_HOSTS), ("globalknownhostsfile", "")):
-        words = answers.get(key, (default,))[0].split()
-        while words:
-            many = next((n for n in range(len(words), 1, -1) if os.path.isfile(" ".join(words[:n]))), 1)
-            found.append(_home(" ".join(words[:many])))
-            words = words[many:]
+        paths = answers.get(key, (default,))[0].split()
+        while paths:
+            many = next((n for n in range(len(paths), 1, -1) if os.path.isfile(" ".join(paths[:n]))), 1)
+            found.append(_home(" ".join(paths[:many])))
+            paths = paths[many:]
     return tuple(found)
 
 
 def _jump(text: str, before: Route | None, config: Configuration, depth: int) -> Route:
     """Return the way to one `user@host:port` of a chain; only the first one may have a gateway itself."""
-    user, _, place = text.removeprefix("ssh://").rpartition("@")
-    host, port = host_and_port(place)
+    user, _, address = text.removeprefix("ssh://").rpartition("@")
+    host, port = host_and_port(address)
     route = _resolved(host, user or None, port, None, config, depth + 1)
     return route if before is None else replace(route, gateway=before, proxy_command=None)
 

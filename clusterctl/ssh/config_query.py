@@ -183,24 +183,24 @@ def _read_patterns(path: Path, patterns: list[list[str]]) -> bool:
         found = _LINE.match(line)
         if found is None:
             continue
-        key, words = found[1].lower(), found[2].replace('"', " ").split()
-        if key == "host" and words != ["*"]:
-            patterns.append(words)
+        key, hosts = found[1].lower(), found[2].replace('"', " ").split()
+        if key == "host" and hosts != ["*"]:
+            patterns.append(hosts)
         elif key == "match":
-            alone |= [word.lower() for word in words] != ["all"]
+            alone |= [word.lower() for word in hosts] != ["all"]
         elif key == "canonicalizehostname":
-            alone |= [word.lower() for word in words] not in (["no"], ["none"], ["false"])
+            alone |= [word.lower() for word in hosts] not in (["no"], ["none"], ["false"])
         else:
             # `ssh -G` has replaced the tokens by the queried host's name.
             alone |= "%" in found[2]
     return alone
 
 
-def _applies(words: list[str], host: str) -> bool:
+def _applies(hosts: list[str], host: str) -> bool:
     """Return whether a `Host` line applies: a pattern matches, and no negated pattern does."""
-    if any(word.startswith("!") and _matches(word[1:], host) for word in words):
+    if any(word.startswith("!") and _matches(word[1:], host) for word in hosts):
         return False
-    return any(_matches(word, host) for word in words if not word.startswith("!"))
+    return any(_matches(word, host) for word in hosts if not word.startswith("!"))
 
 
 def _matches(pattern: str, host: str) -> bool:

@@ -158,8 +158,8 @@ class LoginQueues:
 
     def of(self, route: Route) -> threading.BoundedSemaphore:
         with self._change:
-            place = (route.host, route.port, route.gateway)
-            return self._queues.setdefault(place, threading.BoundedSemaphore(HANDSHAKES_AT_ONCE))
+            key = (route.host, route.port, route.gateway)
+            return self._queues.setdefault(key, threading.BoundedSemaphore(HANDSHAKES_AT_ONCE))
 
 
 def dial(node: str, route: Route, limit: float) -> socket.socket:

@@ -106,9 +106,9 @@ def recorded(name: str, files: Sequence[Path]) -> tuple[HostKey, ...]:
         if not path.is_file():
             continue
         for line in _lines_of(name, path):
-            words = line.split()
-            if len(words) >= 3 and not line.startswith(("#", "@")):
-                found.append(host_key(words[1], words[2]))
+            fields = line.split()
+            if len(fields) >= 3 and not line.startswith(("#", "@")):
+                found.append(host_key(fields[1], fields[2]))
     return tuple(dict.fromkeys(found))
 
 

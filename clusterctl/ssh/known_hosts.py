@@ -41,27 +41,27 @@ class _Table:
                 "%s: skipped %s that cannot be read: %s", path, plural(len(skipped), "line"), shown
             )
 
-    def _take(self, words: list[str]) -> bool:
+    def _take(self, fields: list[str]) -> bool:
         """Add one line's key; return False if the line is not valid."""
-        marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if not words or words[0].startswith("#") or marker == "@cert-authority":
+        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if not fields or fields[0].startswith("#") or marker == "@cert-authority":
             return True
         # A key of SSH protocol 1: size in bits, exponent, modulus.
-        if len(words) > 1 and words[1].isdecimal():
+        if len(fields) > 1 and fields[1].isdecimal():
             return True
-        if len(words) < 3 or marker not in ("", "@revoked"):
+        if len(fields) < 3 or marker not in ("", "@revoked"):
             return False
         try:
-            key = host_key(words[1], words[2])
-            base64.b64decode(words[2], validate=True)
+            key = host_key(fields[1], fields[2])
+            base64.b64decode(fields[2], validate=True)
             if marker == "@revoked":
                 self.revoked.add(key.fingerprint)
-            elif words[0].startswith("|"):
-                self._hashed.append((*_salt_and_digest(words[0]), key))
-            elif re.search(r"[*?!]", words[0]):
-                self._patterns.append((words[0], key))
+            elif fields[0].startswith("|"):
+                self._hashed.append((*_salt_and_digest(fields[0]), key))
+            elif re.search(r"[*?!]", fields[0]):
+                self._patterns.append((fields[0], key))
             else:
-                for name in words[0].split(","):
+                for name in fields[0].split(","):
                     self.add(name, key)
         except ValueError:
             return False
@@ -136,8 +136,8 @@ class KnownHosts:
         if key in recorded:
             return
         if recorded:
-            kept = next((candidate for candidate in recorded if candidate.kind == key.kind), recorded[0])
-            raise host_keys.changed(node, name, kept, key)
+            entry = next((candidate for candidate in recorded if candidate.kind == key.kind), recorded[0])
+            raise host_keys.changed(node, name, entry, key)
         if not accept_new:
             raise host_keys.unknown(node, key)
         self.record(name, key)

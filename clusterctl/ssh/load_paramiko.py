@@ -42,8 +42,8 @@ class _Metadata(ModuleType):
 
     def version(self, name: str) -> str:
         spec = importlib.util.find_spec(name)
-        for place in (spec and spec.submodule_search_locations) or ():
-            for entry in os.listdir(os.path.dirname(place)):
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for entry in os.listdir(os.path.dirname(folder)):
                 if entry.startswith(f"{name}-") and entry.endswith(".dist-info"):
                     return entry[len(name) + 1 : -len(".dist-info")]
         del sys.modules[METADATA]

@@ -145,9 +145,9 @@ class OpenSshTransport:
             # Find unknown hosts here: otherwise ssh would fail first and a second handshake would be
             # needed.
             if self._accept_new:
-                for place, hop in enumerate(chain(route)):
+                for index, hop in enumerate(chain(route)):
                     if host_keys.is_new(hop.name, self._known_hosts(hop)):
-                        new[place] = Path(folder) / str(place)
+                        new[index] = Path(folder) / str(index)
             while True:
                 try:
                     child = retried(lambda: self._attempt(node.name, route, [*more], command, new))
@@ -156,8 +156,8 @@ class OpenSshTransport:
                     if found.place in new:
                         raise found.error from None
                     new[found.place] = Path(folder) / str(found.place)
-            for place, path in new.items():
-                self._keep(chain(route)[place], path)
+            for index, path in new.items():
+                self._keep(chain(route)[index], path)
         return child
 
     def _keep(self, route: Route, path: Path) -> None:
@@ -188,8 +188,8 @@ class OpenSshTransport:
         child.logs.take_all()
         hops = _hops(node, routes, child.logs)
         hop = culprit(hops)
-        words = child.words_left().decode(errors="replace").strip()
-        problem = refusal(hops, words, self._known_hosts(hop.route), self._limit(hop.route), ended)
+        output = child.words_left().decode(errors="replace").strip()
+        problem = refusal(hops, output, self._known_hosts(hop.route), self._limit(hop.route), ended)
         if isinstance(problem, HostKeyUnknown) and self._accept_new:
             return Unrecorded(hops.index(hop), problem)
         if isinstance(problem, NodeError) and hop is hops[0] and len(hops) > 1:
@@ -257,25 +257,25 @@ class OpenSshTransport:
     ) -> list[str]:
         """Return the options for the last server of a chain, including the commands for the servers before
         it."""
-        route, place = routes[-1], len(routes) - 1
+        route, index = routes[-1], len(routes) - 1
         files = [str(file) for file in self._known_hosts(route)]
-        if place in new:
-            files = [str(new[place])] if alone else [str(new[place]), *files]
+        if index in new:
+            files = [str(new[index])] if alone else [str(new[index]), *files]
         options = {
             **FIXED,
             **self._quick(route),
             "ConnectTimeout": f"{max(self._limit(route), 1):.0f}",
-            "StrictHostKeyChecking": "accept-new" if place in new else "yes",
+            "StrictHostKeyChecking": "accept-new" if index in new else "yes",
             "UserKnownHostsFile": " ".join(_quoted(file) for file in files),
             **_log_level(self._config.version),
         }
         if not route.joins_master:
             options["ControlPath"] = "none"
-        if place:
+        if index:
             options["ProxyCommand"] = self._proxy_command(routes, logs, new)
             options["ProxyUseFdpass"] = "no"
         argv = ["-F", self._config.file] if self._config.file else []
-        argv += ["-E", logs[place], "-p", str(route.port), *(["-l", route.user] if route.user else [])]
+        argv += ["-E", logs[index], "-p", str(route.port), *(["-l", route.user] if route.user else [])]
         if route.key:
             argv += ["-i", route.key.replace("%", "%%")]
             options |= {} if route.use_agent else {"IdentitiesOnly": "yes"}
@@ -317,8 +317,8 @@ class OpenSshTransport:
 def _hops(node: str, routes: Sequence[Route], logs: Logs) -> list[HopLog]:
     last = len(routes) - 1
     return [
-        HopLog(node if place == last else f"{node} (gateway {route.name})", route, plain(logs.texts[place]))
-        for place, route in enumerate(routes)
+        HopLog(node if index == last else f"{node} (gateway {route.name})", route, plain(logs.texts[index]))
+        for index, route in enumerate(routes)
     ]
 
 

@@ -41,7 +41,7 @@ class Logs:
 
     def __init__(self, count: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="clusterctl-ssh-")
-        self.paths = [os.path.join(self._folder.name, str(place)) for place in range(count)]
+        self.paths = [os.path.join(self._folder.name, str(index)) for index in range(count)]
         self.files: list[int] = []
         for path in self.paths:
             os.mkfifo(path, 0o600)
@@ -50,12 +50,12 @@ class Logs:
 
     def take(self, file: int) -> bool:
         """Read what one log holds now; return False at its end."""
-        place = self.files.index(file)
+        index = self.files.index(file)
         try:
             data = os.read(file, 65536)
         except BlockingIOError:
             return True
-        self.texts[place] = (self.texts[place] + data)[-LOG_TAIL:]
+        self.texts[index] = (self.texts[index] + data)[-LOG_TAIL:]
         return bool(data)
 
     def take_all(self) -> None:
@@ -80,7 +80,6 @@ class Child:
     def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str], logs: Logs) -> None:
         self.node = node
         self.logs = logs
-        self._words = b""
         self._turn = 0
         self._closed = False
         self._reading = threading.Lock()
@@ -264,20 +263,20 @@ class ChildStream:
         """Return standard error without the marker; hold back bytes that may be its beginning."""
         data = self._held + data
         self._held = b""
-        place = data.find(self._mark)
-        if place >= 0:
-            code, line_break, rest = data[place + len(self._mark) :].partition(b"\n")
+        index = data.find(self._mark)
+        if index >= 0:
+            code, line_break, rest = data[index + len(self._mark) :].partition(b"\n")
             if line_break:
                 self._code = int(code)
-                return data[:place] + rest
+                return data[:index] + rest
         else:
-            own, place = OWN_WORDS.search(data), data.rfind(b"\n")
+            own, index = OWN_WORDS.search(data), data.rfind(b"\n")
             if own is not None:
-                place = own.start(1)
-            elif place < 0 or not self._mark.startswith(data[place:]):
+                index = own.start(1)
+            elif index < 0 or not self._mark.startswith(data[index:]):
                 return data
-        self._held = data[place:]
-        return data[:place]
+        self._held = data[index:]
+        return data[:index]
 
     def _end(self) -> tuple[str, bytes]:
         status = self._child.status()
@@ -287,8 +286,8 @@ class ChildStream:
             return "stderr", data
         self._over = True
         if lost:
-            words = f": {data.decode(errors='replace').strip()}" if data else ""
-            raise LinkLost(self._child.node, f"the connection ended in the middle{words}")
+            output = f": {data.decode(errors='replace').strip()}" if data else ""
+            raise LinkLost(self._child.node, f"the connection ended in the middle{output}")
         # No marker arrived, so /bin/sh did not finish: ssh's status is the program's.
         if self._code is None:
             self._code = status

@@ -137,8 +137,8 @@ def _login(hop: HopLog) -> LoginRefused:
 def _on_the_way(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unreachable | None:
     """What the network, a gateway or a ProxyCommand says."""
     node, route, text = hop.node, hop.route, hop.text
-    place = list(hops).index(hop)
-    refused = _NO_WAY_ON.search(hops[place - 1].text) if place else None
+    index = list(hops).index(hop)
+    refused = _NO_WAY_ON.search(hops[index - 1].text) if index else None
     if refused and route.gateway:
         problem = f"the gateway {route.gateway.name} can't reach {route.name}: {refused[1]}"
         return Unreachable(node, problem, "check `host` and `port` as the gateway sees them")

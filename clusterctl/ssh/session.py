@@ -215,7 +215,7 @@ class Session(_Transport):  # type: ignore[misc]
         return channel
 
     def _parse_channel_open_failure(self, m: paramiko.Message) -> None:
-        number, code, words = m.get_int(), m.get_int(), m.get_text()
+        number, code, text = m.get_int(), m.get_int(), m.get_text()
         known = {
             1: "it is prohibited there",
             2: "connect failed",
@@ -223,7 +223,7 @@ class Session(_Transport):  # type: ignore[misc]
             4: "too many",
         }
         reason = known.get(code, f"reason {code}")
-        self._refused[number] = f"{words} ({reason})" if words else reason
+        self._refused[number] = f"{text} ({reason})" if text else reason
         # A thread in paramiko's `open_channel` waits for this event; fabric uses that method.
         if number in self.channel_events:
             self._channels.delete(number)

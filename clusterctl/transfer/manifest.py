@@ -108,14 +108,14 @@ def _scan(root: Path, skips: Callable[[str, bool], bool], recheck: bool) -> tree
 def _remembered(path: Path, recheck: bool) -> Iterator[tree_cache.Memory]:
     """Yield the stored hashes of a folder or file; afterwards save them if anything was read."""
     name = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
-    kept = cache_folder() / "contents" / name
-    known = tree_cache.Memory({} if recheck else tree_cache.load(str(kept)))
+    cache = cache_folder() / "contents" / name
+    known = tree_cache.Memory({} if recheck else tree_cache.load(str(cache)))
     yield known
     if known.read_bytes:
         # If the cache folder cannot be written, files are hashed again next time.
         with contextlib.suppress(OSError):
-            tree_cache.save(str(kept), known.now)
-            _forget_old(kept.parent)
+            tree_cache.save(str(cache), known.now)
+            _forget_old(cache.parent)
 
 
 def _forget_old(folder: Path) -> None:
@@ -232,18 +232,18 @@ def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
 
 def _name_pattern(glob: str) -> str:
     """Return a regular expression for one component of a path."""
-    found, place = "", 0
-    while place < len(glob):
-        letter = glob[place]
-        closing = glob.find("]", place + 2) if letter == "[" else -1
-        if letter == "\\" and place + 1 < len(glob):
-            place += 1
-            found += re.escape(glob[place])
+    found, index = "", 0
+    while index < len(glob):
+        letter = glob[index]
+        closing = glob.find("]", index + 2) if letter == "[" else -1
+        if letter == "\\" and index + 1 < len(glob):
+            index += 1
+            found += re.escape(glob[index])
         elif closing > 0:
-            inside = glob[place + 1 : closing].replace("\\", "\\\\").replace("[", "\\[")
+            inside = glob[index + 1 : closing].replace("\\", "\\\\").replace("[", "\\[")
             found += "[^/" + inside[1:] + "]" if inside[0] in "!^" else "[" + inside + "]"
-            place = closing
+            index = closing
         else:
             found += {"*": "[^/]*", "?": "[^/]"}.get(letter) or re.escape(letter)
-        place += 1
+        index += 1
     return found

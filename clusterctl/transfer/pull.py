@@ -129,8 +129,8 @@ def fold(places: Sequence[Path]) -> tuple[int, int]:
     Return how many files were replaced, and their size in bytes.
     """
     alike: dict[tuple[int, int, int], list[Path]] = {}
-    for place in places:
-        for _, entry in tree.walk(str(place), "", lambda path, is_dir: False):
+    for folder in places:
+        for _, entry in tree.walk(str(folder), "", lambda path, is_dir: False):
             if entry.is_file(follow_symlinks=False):
                 status = entry.stat(follow_symlinks=False)
                 alike.setdefault((status.st_dev, status.st_size, status.st_mode), []).append(Path(entry.path))

@@ -61,8 +61,8 @@ class Relay:
                 self._members.append((node, port))
             if self._failures >= HOPELESS and not self._worked:
                 return []
-        place = len(members)
-        first = place - 1 if place % CHAIN else max(place - CHAIN, 0)
+        index = len(members)
+        first = index - 1 if index % CHAIN else max(index - CHAIN, 0)
         chosen = reversed(members[max(first - CHOICE_OF_PARENTS + 1, 0) : first + 1])
         return [{"node": name, "address": self._addresses[name], "port": port} for name, port in chosen]
 

@@ -106,39 +106,39 @@ def on_each(
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Outcome[T] | BaseException]] = queue.SimpleQueue()
-    for place in range(len(nodes)):
-        waiting.put(place)
+    for index in range(len(nodes)):
+        waiting.put(index)
     stopped = threading.Event()
 
     def worker() -> None:
         while not stopped.is_set():
             try:
-                place = waiting.get_nowait()
+                index = waiting.get_nowait()
             except queue.Empty:
                 return
             try:
-                done.put((place, Outcome(nodes[place], work(nodes[place]))))
+                done.put((index, Outcome(nodes[index], work(nodes[index]))))
             except ClusterctlError as error:
-                done.put((place, Outcome(nodes[place], error=error)))
+                done.put((index, Outcome(nodes[index], error=error)))
             except BaseException as bug:
-                lack = too_many(nodes[place].name, bug) if isinstance(bug, OSError) else None
+                lack = too_many(nodes[index].name, bug) if isinstance(bug, OSError) else None
                 # A bug is raised again in the caller's thread.
-                done.put((place, Outcome(nodes[place], error=lack) if lack else bug))
+                done.put((index, Outcome(nodes[index], error=lack) if lack else bug))
 
     for _ in range(min(max(fanout, 1), len(nodes))):
         threading.Thread(target=worker, daemon=True).start()
     outcomes: dict[int, Outcome[T]] = {}
     try:
         while len(outcomes) < len(nodes):
-            place, outcome = done.get()
+            index, outcome = done.get()
             if isinstance(outcome, BaseException):
                 raise outcome
-            outcomes[place] = outcome
+            outcomes[index] = outcome
             if on_outcome:
                 on_outcome(outcome)
     finally:
         stopped.set()
-    return [outcomes[place] for place in range(len(nodes))]
+    return [outcomes[index] for index in range(len(nodes))]
 
 
 class Connections:

@@ -253,9 +253,9 @@ class Link:
         self._requests: dict[int, PendingRequest] = {}
         self._change = threading.Lock()
         self._sending = threading.Lock()
-        self._said = self._heard = time.monotonic()
+        self._sent = self._received = time.monotonic()
         self._limit = START_LIMIT
-        self._start_deadline = self._heard + START_LIMIT
+        self._start_deadline = self._received + START_LIMIT
         self._lost: ClusterctlError | None = None
         self.is_closed = False
         try:
@@ -298,7 +298,7 @@ class Link:
 
     def silent_for(self) -> float:
         """Return the seconds since the last byte arrived from the node."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._received
 
     def send(self, frame: Frame) -> None:
         """Write one complete frame."""
@@ -310,7 +310,7 @@ class Link:
                 self._pipe.send(data)
             except (OSError, EOFError) as problem:
                 raise self._lost or LinkLost(self.node, f"the connection ended ({problem})") from None
-            self._said = time.monotonic()
+            self._sent = time.monotonic()
 
     def forget(self, number: int) -> None:
         with self._change:
@@ -323,8 +323,8 @@ class Link:
     # ---- starting
 
     def _start(self, workdir: str) -> None:
-        place = workdir.encode("utf-8", "surrogateescape").hex()
-        ask = f"{agent_hash()} {place} {_wanted()}\n"
+        encoded_workdir = workdir.encode("utf-8", "surrogateescape").hex()
+        ask = f"{agent_hash()} {encoded_workdir} {_wanted()}\n"
         try:
             self._pipe.send(_first_lines() + ask.encode())
             word, text = self._answer()
@@ -372,15 +372,15 @@ class Link:
             now = time.monotonic()
             if now > self._start_deadline:
                 raise TimeoutError(f"its login scripts did not end within {START_LIMIT:.0f} s")
-            if now - self._heard > self._limit:
+            if now - self._received > self._limit:
                 raise TimeoutError(f"nothing was received for {self._limit:.0f} s")
-            if now - self._said > BEAT and self._limit == SILENCE:
+            if now - self._sent > BEAT and self._limit == SILENCE:
                 self._beat()
             try:
                 data = self._pipe.receive(CHUNK * 2, BEAT)
             except TimeoutError:
                 continue
-            self._heard = time.monotonic()
+            self._received = time.monotonic()
             return data
 
     def _beat(self) -> None:
@@ -426,7 +426,7 @@ class Link:
         try:
             data, more = self._pipe.arrived()
             if data:
-                self._heard = time.monotonic()
+                self._received = time.monotonic()
                 self._feed(data)
         except (OSError, EOFError):
             # A thread of its own meets this error too, and finds out more.
@@ -442,9 +442,9 @@ class Link:
 
     def check(self, now: float) -> bool:
         """Send a beat if one is due; return False if the node was silent for too long."""
-        if now - self._heard > self._limit:
+        if now - self._received > self._limit:
             self._break(LinkLost(self.node, f"nothing was received for {self._limit:.0f} s", LEFT_THERE))
-        elif now - self._said > OWN_BEAT and self._pipe.can_send():
+        elif now - self._sent > OWN_BEAT and self._pipe.can_send():
             # The pump finds out how it ended.
             with contextlib.suppress(LinkLost):
                 self._beat()

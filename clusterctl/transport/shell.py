@@ -290,7 +290,7 @@ def script(
     limits = f"k={MARKER}={marker} P={POLITE:.0f} L={POLITE + KILLING:.0f} S={silence:.0f}"
     home, program = _at_home(argv[0])
     exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in env.items())
-    words = " ".join([program, *map(_quoted, argv[1:])])
+    command_line = " ".join([program, *map(_quoted, argv[1:])])
     folder = _folder(cwd) if cwd else ""
     text = (
         f"{limits}{WATCHER}"
@@ -300,7 +300,7 @@ def script(
         "[ $y = ok ]||exit 1\n"
         f"{home}unset {SSH_NAMES} OLDPWD\n"
         f"{exports}export {MARKER}={marker}\n"
-        f"exec {words} </dev/null 3<&-\n}}\n"
+        f"exec {command_line} </dev/null 3<&-\n}}\n"
     )
     return text.encode("utf-8", "surrogateescape")
 

@@ -193,24 +193,24 @@ class _Causal(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scaled = q * q.shape[-1] ** -0.5  # (batch, heads, queries, dim)
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype, device=v.device)
-        kept = []
+        saved = []
         for start, end, seen in _blocks(q.shape[-2], k.shape[-2]):
             scores = scaled[..., start:end, :] @ k[..., :seen, :].transpose(-2, -1)
             corner = scores[..., seen - (end - start) :]
             corner.masked_fill_(future(end - start, end - start, q.device), float("-inf"))
             probabilities = torch.softmax(scores, dim=-1)  # (batch, heads, block, seen)
             out[..., start:end, :] = probabilities @ v[..., :seen, :]
-            kept.append(probabilities)
-        ctx.save_for_backward(scaled, k, v, *kept)
+            saved.append(probabilities)
+        ctx.save_for_backward(scaled, k, v, *saved)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scaled, k, v, *kept = ctx.saved_tensors
+        scaled, k, v, *saved = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(scaled), torch.zeros_like(k), torch.zeros_like(v)
         blocks = _blocks(scaled.shape[-2], k.shape[-2])
-        for (start, end, seen), probabilities in zip(blocks, kept, strict=True):
+        for (start, end, seen), probabilities in zip(blocks, saved, strict=True):
             above = upstream[..., start:end, :]
             dv[..., :seen, :] += probabilities.transpose(-2, -1) @ above
             through = above @ v[..., :seen, :].transpose(-2, -1)

@@ -37,7 +37,7 @@ def kinds(codes: Sequence[int]) -> list[int]:
     splits = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
     begun = {span[0] for _, span in splits}
     size = len(FRAME.format("x"))
-    return [_kind(*(size * i + place not in begun for place in _PLACES)) for i in range(len(codes))]
+    return [_kind(*(size * i + bit not in begun for bit in _PLACES)) for i in range(len(codes))]
 
 
 def _kind(joins_letter: bool, joins_number: bool, joins_other: bool) -> int:

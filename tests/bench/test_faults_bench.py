@@ -20,8 +20,8 @@ from bench.faults.draw import (
     Fault,
     draw,
     draw_interrupts,
+    expected_end,
     names,
-    wanted,
 )
 from bench.faults.judge import (
     Story,
@@ -62,7 +62,7 @@ def test_a_fault_names_the_node_of_its_rank() -> None:
 
 def test_every_fault_has_an_end_that_counts_and_a_stop_always_ends_stopped() -> None:
     for fault in (*draw(4, 200), *draw_interrupts(1, 20)):
-        want = wanted(fault)
+        want = expected_end(fault)
         assert want.phases and want.attempts[0] <= want.attempts[1]
         assert fault.phase != STOP or want.phases == ("stopped",) or fault.kind == "Ctrl-C"
 

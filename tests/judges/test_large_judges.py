@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.weights import GPT, assert_equal, checkpoint, logits_of, random_state, state_of
-from trainer.weights.contents import Asked, Wanted
+from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ def test_what_megatron_core_saves_computes_the_same_here(tmp_path: Path) -> None
 
 def test_megatron_core_loads_our_export_and_computes_the_same(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "ours", GPT, random_state(GPT))
-    export_weights(source, tmp_path / "export", "megatron-core", Wanted())
+    export_weights(source, tmp_path / "export", "megatron-core", ExportRequest())
     judge("megatron", "megatron_core.py", "load", tmp_path / "export", tmp_path / "logits.pt")
     expected = torch.load(tmp_path / "logits.pt", weights_only=True)
     assert (logits_of(source, tokens()) - expected).abs().max() < 1e-5
@@ -57,7 +57,7 @@ def test_megatron_core_loads_our_export_and_computes_the_same(tmp_path: Path) ->
 def test_mindspore_reads_our_export_and_writes_what_we_import(tmp_path: Path, form: str) -> None:
     state = random_state(GPT, moments=True)
     source = checkpoint(tmp_path / "ours", GPT, state)
-    export_weights(source, tmp_path / "export", form, Wanted(state=True))
+    export_weights(source, tmp_path / "export", form, ExportRequest(state=True))
     (file,) = (tmp_path / "export").glob("gpt2.*")
     judge("mindspore", "mindspore_files.py", "load", file, tmp_path / "numbers.npz")
     found: dict[str, Any] = dict(np.load(tmp_path / "numbers.npz"))
@@ -66,5 +66,5 @@ def test_mindspore_reads_our_export_and_writes_what_we_import(tmp_path: Path, fo
     assert (found["adam_v.backbone.layernorm.gamma"] == state["exp_avg_sq.norm.weight"].numpy()).all()
     again = tmp_path / f"again{file.suffix}"
     judge("mindspore", "mindspore_files.py", "save", again, tmp_path / "numbers.npz")
-    import_weights(again, tmp_path / "back", asked=Asked(state=True, heads=4))
+    import_weights(again, tmp_path / "back", asked=ImportRequest(state=True, heads=4))
     assert_equal(state_of(tmp_path / "back"), state)

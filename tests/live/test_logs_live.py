@@ -17,7 +17,7 @@ from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.runs import start as runs
 from clusterctl.runs.finish import finish
-from clusterctl.runs.watch import Watch
+from clusterctl.runs.watch import RunWatcher
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.fanout import Connections
 from tests.live.conftest import Shell
@@ -91,7 +91,7 @@ def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_
         seen: dict[tuple[str, int, str], bytes] = defaultdict(bytes)
         cutter = threading.Thread(target=cut, daemon=True)
         cutter.start()
-        for update in Watch(run, connections):
+        for update in RunWatcher(run, connections):
             if update.chunk:
                 seen[update.chunk.node, update.chunk.rank, update.chunk.stream] += update.chunk.data
         cutter.join(60)

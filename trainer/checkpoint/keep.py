@@ -86,13 +86,13 @@ def prune(folder: Path, keep: KeepConfig, complete: str) -> list[Path]:
     """
     every = found(folder)
     paths = [path for path in every if OLD not in path.name]
-    kept = {complete, *(path.name for path in paths[: keep.last])}
+    names = {complete, *(path.name for path in paths[: keep.last])}
     steps = {path: int(path.name.rpartition("-")[2]) for path in paths}
-    kept |= {path.name for path, step in steps.items() if keep.every and step % keep.every == 0}
+    names |= {path.name for path, step in steps.items() if keep.every and step % keep.every == 0}
     if keep.best:
         ranks = {path: rank for path in paths if (rank := _rank(path)) is not None}
-        kept |= {path.name for path in sorted(ranks, key=lambda path: ranks[path])[: keep.best]}
-    old = [path for path in every if path.name.partition(OLD)[0] not in kept]
+        names |= {path.name for path in sorted(ranks, key=lambda path: ranks[path])[: keep.best]}
+    old = [path for path in every if path.name.partition(OLD)[0] not in names]
     return [path for path in old if _remove_unused(path)]
 
 

@@ -27,7 +27,7 @@ def tensor_table(shapes: Mapping[str, Shape], with_moments: bool) -> dict[str, S
 
 
 def _place(key: str) -> tuple[str, int, int]:
-    moment = next((place for place, moment in enumerate(MOMENTS) if key.startswith(f"{moment}.")), -1)
+    moment = next((index for index, moment in enumerate(MOMENTS) if key.startswith(f"{moment}.")), -1)
     name = key.split(".", 1)[1] if moment >= 0 else key
     layer = _LAYER.search(name)
     return _LAYER.sub(".*.", name, count=1), moment, int(layer[1]) if layer else -1
@@ -35,20 +35,20 @@ def _place(key: str) -> tuple[str, int, int]:
 
 def held_boxes(boxes: Iterable[tuple[str, Box]], table: Sequence[str]) -> Held:
     """Return the short form of these boxes of the table's tensors."""
-    place = {key: at for at, key in enumerate(table)}
+    index = {key: at for at, key in enumerate(table)}
     places: dict[Box, list[int]] = {}
     for key, box in boxes:
-        places.setdefault(box, []).append(place[key])
+        places.setdefault(box, []).append(index[key])
     return [[[end for pair in box for end in pair], _ranges(sorted(found))] for box, found in places.items()]
 
 
 def _ranges(places: Sequence[int]) -> list[int]:
     found: list[int] = []
-    for place in places:
-        if found and found[-1] == place:
+    for index in places:
+        if found and found[-1] == index:
             found[-1] += 1
         else:
-            found += [place, place + 1]
+            found += [index, index + 1]
     return found
 
 

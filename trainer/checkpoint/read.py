@@ -93,9 +93,9 @@ class VerifiedFile:
             raise CheckpointError(f"{self.file}: its header has not one hash for each piece of its data")
         return hashes, each
 
-    def piece_at(self, place: int) -> int:
+    def piece_at(self, offset: int) -> int:
         """Return the number of the piece that holds a byte of the file."""
-        return (place - self.header.data) // self.piece_bytes
+        return (offset - self.header.data) // self.piece_bytes
 
     def place_of(self, piece: int) -> int:
         """Return where a piece begins in the file; the end of the file for those after the last."""
@@ -116,8 +116,8 @@ class VerifiedFile:
             return
         at = next(at for at in range(0, len(found), 32) if found[at : at + 32] != self._hash(first, at))
         start = self.place_of(first + at // 32)
-        place = f"bytes {start:,} to {self.place_of(first + at // 32 + 1):,}"
-        raise CheckpointError(f"{self.file}: damaged: {place} are not what was saved (sha256 differs)")
+        range_text = f"bytes {start:,} to {self.place_of(first + at // 32 + 1):,}"
+        raise CheckpointError(f"{self.file}: damaged: {range_text} are not what was saved (sha256 differs)")
 
     def _hash(self, first: int, at: int) -> bytes:
         return self.hashes[32 * first + at : 32 * first + at + 32]
@@ -125,8 +125,8 @@ class VerifiedFile:
     def verify(self) -> None:
         """Read all pieces."""
         window = Window(self)
-        for place in range(self.header.data, self.size, WINDOW):
-            window.bytes_of(place, min(place + WINDOW, self.size), self.size)
+        for offset in range(self.header.data, self.size, WINDOW):
+            window.bytes_of(offset, min(offset + WINDOW, self.size), self.size)
 
 
 class Window:

@@ -89,8 +89,8 @@ def _value(kind: Any, bounds: typing.Mapping[str, Any]) -> Schema:
     schema: Schema = {"type": PLAIN[kind]}
     if bounds.get("choices"):
         return {"enum": list(bounds["choices"])}
-    words = {"least": "minimum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
-    return schema | {word: bounds[key] for key, word in words.items() if bounds.get(key) is not None}
+    names = {"least": "minimum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
+    return schema | {word: bounds[key] for key, word in names.items() if bounds.get(key) is not None}
 
 
 @cache

@@ -128,17 +128,17 @@ def _inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def _tokenizer_arguments(verb: ADD) -> None:
-    words = verb("tokenizer-train", _tokenizer_train, "train a byte-level BPE tokenizer on texts")
-    _inputs(words)
-    words.add_argument("--vocab-size", type=int, required=True, metavar="N")
-    words.add_argument(
+    parser = verb("tokenizer-train", _tokenizer_train, "train a byte-level BPE tokenizer on texts")
+    _inputs(parser)
+    parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
+    parser.add_argument(
         "--output", type=Path, required=True, help="FILE.json, or a folder: with vocab.json and merges.txt"
     )
     glm = verb("tokenizer-glm", _tokenizer_glm, "add GLM's special tokens to a tokenizer")
     glm.add_argument("--tokenizer", type=Path, required=True)
     glm.add_argument("--eod", default="", help="its token that ends a document, if that is not <|endoftext|>")
     glm.add_argument("--output", type=Path, required=True)
-    for each in (words, glm):
+    for each in (parser, glm):
         each.add_argument("--json", action="store_true")
 
 

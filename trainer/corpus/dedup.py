@@ -72,13 +72,13 @@ def _write_kept(store: Store, keep: NDArray[np.bool_]) -> None:
         here = lengths[sequence : int(ends[-1])]
         stays = np.repeat(some, per_document)
         reached = token + int(here.sum(dtype=np.int64))
-        kept = tokens[token:reached][np.repeat(stays, here)]
-        digest.update(kept.tobytes())
-        counts += np.bincount(kept, minlength=len(counts))
+        remaining = tokens[token:reached][np.repeat(stays, here)]
+        digest.update(remaining.tobytes())
+        counts += np.bincount(remaining, minlength=len(counts))
         new_marks = np.cumsum(per_document[some]) + written
         written += int(per_document[some].sum())
         written_now = {
-            "bin": kept,
+            "bin": remaining,
             "lengths": here[stays],
             "marks": new_marks.astype("<i8"),
             "hashes": hashes[begin : begin + DOCUMENTS_AT_ONCE][some],

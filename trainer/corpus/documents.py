@@ -57,7 +57,7 @@ def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | l
     if piece.bad:
         yield Bad(f"{piece.name}:{piece.line}", piece.bad)
         return
-    for place, record in RECORDS[piece.kind](piece, key if piece.kind in KEYED else each):
+    for where, record in RECORDS[piece.kind](piece, key if piece.kind in KEYED else each):
         try:
             if piece.kind != "jsonl":
                 yield _checked(record, vocab)
@@ -65,7 +65,7 @@ def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | l
                 # A str is valid Unicode; a line of bytes must be checked.
                 yield record if isinstance(record, str) else _checked(_value(record, key), vocab)
         except NotADocument as error:
-            yield Bad(f"{piece.name}:{place}", str(error))
+            yield Bad(f"{piece.name}:{where}", str(error))
 
 
 def _checked(value: Any, vocab: int) -> str | list[int]:

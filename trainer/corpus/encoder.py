@@ -167,9 +167,9 @@ def _faults(definition: JsonObject) -> Iterable[str]:
     for key in ("normalizer", "truncation", "padding"):
         if definition.get(key) is not None:
             yield f"it has a {key}" if key == "normalizer" else f"it has {key}"
-    words = definition.get("pre_tokenizer") or {}
-    if words.get("type") != "ByteLevel" or not words.get("use_regex", True):
-        yield f"it splits words by {words.get('type', 'nothing')}, unlike GPT-2"
+    pre_tokenizer = definition.get("pre_tokenizer") or {}
+    if pre_tokenizer.get("type") != "ByteLevel" or not pre_tokenizer.get("use_regex", True):
+        yield f"it splits words by {pre_tokenizer.get('type', 'nothing')}, unlike GPT-2"
     if not _leaves_ids(definition.get("post_processor")):
         yield f"it has a {definition['post_processor']['type']} after the model"
     for token in definition["added_tokens"]:

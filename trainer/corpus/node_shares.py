@@ -54,9 +54,9 @@ def make_shares(order: Order, count: int, folder: Path) -> Shares:
     shares = [share for share in cut_even(inputs, count, order.recipe.each) if share]
     made = []
     for number, slices in enumerate(shares):
-        place = folder / f"{number:05d}"
-        _write(slices, place, order)
-        made.append(Share(str(place), len(slices), sum(piece.end - piece.begin for piece in slices)))
+        share = folder / f"{number:05d}"
+        _write(slices, share, order)
+        made.append(Share(str(share), len(slices), sum(piece.end - piece.begin for piece in slices)))
     return Shares(tuple(made), tuple(words_of(order)))
 
 
@@ -75,9 +75,9 @@ def words_of(order: Order) -> list[str]:
         "--max-bad": order.max_bad,
         "--workers": order.workers,
     }
-    words = [f"{name}={value}" for name, value in named.items() if value]
+    settings = [f"{name}={value}" for name, value in named.items() if value]
     flags = {"--append-eod": recipe.append_eod, "--dedup": recipe.dedup, "--keep-hashes": recipe.dedup}
-    return words + [name for name, given in flags.items() if given] + (["--fresh"] if order.fresh else [])
+    return settings + [name for name, given in flags.items() if given] + (["--fresh"] if order.fresh else [])
 
 
 def cut_even(inputs: Sequence[Input], count: int, each: str) -> list[list[Slice]]:
@@ -130,17 +130,17 @@ def _line_after(name: str, at: int) -> int:
         return file.tell()
 
 
-def _write(slices: Sequence[Slice], place: Path, order: Order) -> None:
-    shutil.rmtree(place, ignore_errors=True)
-    (place / "in").mkdir(parents=True)
-    (place / "tokenizer").mkdir()
+def _write(slices: Sequence[Slice], share: Path, order: Order) -> None:
+    shutil.rmtree(share, ignore_errors=True)
+    (share / "in").mkdir(parents=True)
+    (share / "tokenizer").mkdir()
     for number, part in enumerate(slices):
-        _take(part, place / "in", number)
+        _take(part, share / "in", number)
     for name, file in tokenizer_files(order.tokenizer).items():
-        _link(file, place / "tokenizer" / name)
+        _link(file, share / "tokenizer" / name)
     if order.recipe.filters.language_model:
-        (place / "model").mkdir()
-        _link(Path(order.recipe.filters.language_model), place / "model" / "lid.bin")
+        (share / "model").mkdir()
+        _link(Path(order.recipe.filters.language_model), share / "model" / "lid.bin")
 
 
 def _take(part: Slice, folder: Path, number: int) -> None:

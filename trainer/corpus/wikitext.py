@@ -89,11 +89,11 @@ def _unescaped(text: str) -> str:
 
 def plain(wikitext: str) -> str:
     """Return wikitext as a reader sees it."""
-    kept: list[str] = []
+    parts: list[str] = []
 
     def keep(text: str) -> str:
-        kept.append(text)
-        return f"\x02{len(kept) - 1}\x03"
+        parts.append(text)
+        return f"\x02{len(parts) - 1}\x03"
 
     text = OURS.sub("", wikitext)
     text = _closed(NOWIKI, "</nowiki", lambda found: keep(found[1] or ""), text)
@@ -106,7 +106,7 @@ def plain(wikitext: str) -> str:
     text = QUOTES.sub(_unquoted, BEHAVIOUR.sub("", TAG.sub("", text)))
     text = html.unescape(text).replace("\xa0", " ")
     text = _tidy(_sections(_close_gaps(text)))
-    return re.sub(r"\x02(\d+)\x03", lambda found: kept[int(found[1])], text)
+    return re.sub(r"\x02(\d+)\x03", lambda found: parts[int(found[1])], text)
 
 
 def _closed(pattern: re.Pattern[str], end: str, seen: Callable[[re.Match[str]], str], text: str) -> str:
@@ -134,7 +134,7 @@ def _variant(found: re.Match[str]) -> str:
 
 def _without_elements(text: str) -> str:
     """Drop `<ref>` and similar elements with their content; of an unclosed one only the tag."""
-    kept, at, inside, hopeless = [], 0, "", set[str]()
+    parts, at, inside, hopeless = [], 0, "", set[str]()
     begin = resume = 0
     while True:
         found = ELEMENT.search(text, resume)
@@ -142,7 +142,7 @@ def _without_elements(text: str) -> str:
             if not inside:
                 break
             hopeless.add(inside)
-            kept.append("")
+            parts.append("")
             at, resume, inside = begin, begin, ""
             continue
         closes, name, self_closed = bool(found[1]), found[2].lower(), bool(found[4])
@@ -150,17 +150,17 @@ def _without_elements(text: str) -> str:
         if inside:
             if closes and name == inside:
                 at, inside = found.end(), ""
-                kept.append(GONE)
+                parts.append(GONE)
             continue
-        kept.append(text[at : found.start()])
+        parts.append(text[at : found.start()])
         at = found.end()
         if closes or name in hopeless:
             continue
         if self_closed:
-            kept.append(GONE)
+            parts.append(GONE)
         else:
             inside, begin = name, found.end()
-    return "".join(kept) + text[at:]
+    return "".join(parts) + text[at:]
 
 
 @dataclass

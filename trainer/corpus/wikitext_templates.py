@@ -88,7 +88,7 @@ def _first(name: str, places: list[str], named: dict[str, str]) -> str:
 
 
 def _last(name: str, places: list[str], named: dict[str, str]) -> str:
-    return next((place for place in reversed(places) if place), named.get("text", ""))
+    return next((argument for argument in reversed(places) if argument), named.get("text", ""))
 
 
 def _lang(name: str, places: list[str], named: dict[str, str]) -> str:
@@ -110,14 +110,16 @@ def _convert(name: str, places: list[str], named: dict[str, str]) -> str:
 
 def _circa(name: str, places: list[str], named: dict[str, str]) -> str:
     word = {"fl.": "fl.", "floruit": "fl.", "reign": "r.", "r.": "r."}.get(name, "c.")
-    return f"{word} {'–'.join(place for place in places if place)}" if places else word
+    return f"{word} {'–'.join(argument for argument in places if argument)}" if places else word
 
 
 def _as_of(name: str, places: list[str], named: dict[str, str]) -> str:
     month = places[1] if len(places) > 1 else ""
     if month.isdigit() and 1 <= int(month) <= 12:
         month = MONTHS[int(month) - 1]
-    when = " ".join(place for place in (places[2] if len(places) > 2 else "", month, *places[:1]) if place)
+    when = " ".join(
+        argument for argument in (places[2] if len(places) > 2 else "", month, *places[:1]) if argument
+    )
     word = "Since" if named.get("since") else "As of"
     return f"{word.lower() if named.get('lc') else word} {when}" if places else ""
 
@@ -140,7 +142,7 @@ def _value(name: str, places: list[str], named: dict[str, str]) -> str:
 
 def _nihongo(name: str, places: list[str], named: dict[str, str]) -> str:
     """{{nihongo|English|漢字|romaji}}"""
-    inner = ", ".join(place for place in places[1:3] if place)
+    inner = ", ".join(argument for argument in places[1:3] if argument)
     first = places[0] if places else ""
     return f"{first} ({inner})" if first and inner else first or inner
 
@@ -157,7 +159,7 @@ def _ship(name: str, places: list[str], named: dict[str, str]) -> str:
 
 
 def _joined(name: str, places: list[str], named: dict[str, str]) -> str:
-    return ", ".join(place for place in places if place)
+    return ", ".join(argument for argument in places if argument)
 
 
 def _date(name: str, places: list[str], named: dict[str, str]) -> str:

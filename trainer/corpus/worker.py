@@ -66,7 +66,7 @@ class Maker:
     def make(self, part: Part) -> EncodedPart:
         facts: Counter[str] = Counter()
         bad: list[str] = []
-        kept: list[str | list[int]] = []
+        texts: list[str | list[int]] = []
         for piece in part.pieces:
             for document in documents(piece, self.recipe.key, self.recipe.each, self._vocab):
                 if isinstance(document, Bad):
@@ -77,21 +77,21 @@ class Maker:
                 facts[refusal or "documents"] += 1
                 if not refusal:
                     facts["characters"] += len(document) if isinstance(document, str) else 0
-                    kept.append(document)
-        tokens, lengths, counts = self._encoded(kept)
+                    texts.append(document)
+        tokens, lengths, counts = self._encoded(texts)
         facts["empty"] += int((counts == 0).sum())
-        hashes = b"".join(map(content_hash, kept)) if self.recipe.dedup else b""
+        hashes = b"".join(map(content_hash, texts)) if self.recipe.dedup else b""
         slow = self._encoder.why
         return EncodedPart(part.number, part.mark, tokens, lengths, counts, hashes, dict(facts), bad, slow)
 
     def _encoded(
-        self, kept: list[str | list[int]]
+        self, texts: list[str | list[int]]
     ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
         """Return all tokens, the length of each sequence, and the number of sequences of each document,
         none of them 0."""
         units: list[str | list[int]] = []
-        counts = np.ones(len(kept), np.int64)
-        for number, document in enumerate(kept):
+        counts = np.ones(len(texts), np.int64)
+        for number, document in enumerate(texts):
             some = (
                 sentences(document)
                 if self.recipe.unit == "sentence" and isinstance(document, str)
@@ -100,9 +100,9 @@ class Maker:
             units += some
             counts[number] = len(some)
         tokens, lengths = self._ids(units)
-        owners = np.repeat(np.arange(len(kept)), counts)[lengths > 0]
+        owners = np.repeat(np.arange(len(texts)), counts)[lengths > 0]
         lengths = lengths[lengths > 0].astype(np.int64)
-        counts = np.bincount(owners, minlength=len(kept))
+        counts = np.bincount(owners, minlength=len(texts))
         if self.recipe.append_eod:
             last = np.cumsum(counts)[counts > 0] - 1
             tokens = np.insert(tokens, np.cumsum(lengths)[last], self._eod)

@@ -63,7 +63,7 @@ class PipelineRunner:
         for action in actions:
             received = exchange.take()
             own.resume()
-            place = action.piece, action.micro
+            key = action.piece, action.micro
             if action.forward:
                 if received is not None:
                     received.requires_grad_()
@@ -72,12 +72,12 @@ class PipelineRunner:
                 if self._closes(action.piece):
                     output = output * weights[action.micro]
                     total += output.detach()
-                pending[place] = _PendingBackward(received, output, closes=self._closes(action.piece))
+                pending[key] = _PendingBackward(received, output, closes=self._closes(action.piece))
                 result: Tensor | None = output.detach()
             else:
                 if action.micro == len(batch) - 1:
                     before_last(self.names[action.piece])
-                result = pending.pop(place).backward(received)
+                result = pending.pop(key).backward(received)
             own.stop()
             exchange.send(action, result)
             del received, result

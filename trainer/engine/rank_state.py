@@ -130,8 +130,8 @@ def moves_optimizer(config: TrainConfig, data: Group) -> bool:
 def lowered(model: nn.Module) -> list[str]:
     """Return the names of parameters that may have a 16-bit type: all but those of layer norms."""
     norms = (module for module in model.modules() if isinstance(module, Norm))
-    kept = {parameter for norm in norms for parameter in norm.parameters()}
-    return [name for name, parameter in model.named_parameters() if parameter not in kept]
+    norm_parameters = {parameter for norm in norms for parameter in norm.parameters()}
+    return [name for name, parameter in model.named_parameters() if parameter not in norm_parameters]
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:

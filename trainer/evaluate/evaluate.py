@@ -80,15 +80,15 @@ class Subject:
         checkpoint = open_checkpoint(folder)
         if tokenizer is None and TOKENIZER not in checkpoint.files:
             raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
-        words = Tokenizer.load(tokenizer or folder / TOKENIZER)
+        loaded = Tokenizer.load(tokenizer or folder / TOKENIZER)
         model = load_model(checkpoint).to(device.name)
-        if words.vocab > model.config.vocab:
-            problem = f"the tokenizer has {words.vocab:,} ids, and the model {model.config.vocab:,}"
+        if loaded.vocab > model.config.vocab:
+            problem = f"the tokenizer has {loaded.vocab:,} ids, and the model {model.config.vocab:,}"
             raise InputError(problem, "use the tokenizer that made the training data")
         glm = None
         if isinstance(model, GLM):
-            glm = own_tokens(model, words, checkpoint.manifest["config"]["data"])
-        return cls(checkpoint, model, Reader(words, model.config.sequence, glm))
+            glm = own_tokens(model, loaded, checkpoint.manifest["config"]["data"])
+        return cls(checkpoint, model, Reader(loaded, model.config.sequence, glm))
 
 
 Report = Callable[[int, int, int], None]
@@ -178,7 +178,7 @@ def _score(
     own, tokens = dict[int, Score](), 0
     batches = list(scorer.batches([requests[index] for index in missing]))
     for batch in batches[group.rank :: group.world]:
-        indices = [missing[place] for place in batch]
+        indices = [missing[position] for position in batch]
         made = dict(zip(indices, scorer.score([requests[index] for index in indices]), strict=True))
         progress.add(made)
         own |= made

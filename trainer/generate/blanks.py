@@ -38,16 +38,16 @@ class Blank:
     """Why it ends: `end of piece`, `end of document`, `max tokens`, or `position`, the model's last one."""
 
 
-def own_tokens(model: GLM, words: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
+def own_tokens(model: GLM, tokenizer: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
     """Return the ids of GLM's special tokens in the training."""
-    return special_tokens(model.config, words, data)
+    return special_tokens(model.config, tokenizer, data)
 
 
-def special_tokens(config: ModelConfig, words: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
+def special_tokens(config: ModelConfig, tokenizer: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
     """Return the ids of GLM's special tokens; `data` is the data config of the training."""
-    eos = words.eod if data.get("eod") is None else int(data["eod"])
+    eos = tokenizer.eod if data.get("eod") is None else int(data["eod"])
     if data.get("tokenizer"):
-        return tokens_of(words, eos)
+        return tokens_of(tokenizer, eos)
     return GlmTokens.above(config.vocab - SPECIAL_TOKENS, eos)
 
 
@@ -55,14 +55,14 @@ class Filling:
     """The course of a prompt with blanks."""
 
     def __init__(
-        self, config: ModelConfig, words: Tokenizer, tokens: GlmTokens, prompt: str, sampling: Sampling
+        self, config: ModelConfig, tokenizer: Tokenizer, tokens: GlmTokens, prompt: str, sampling: Sampling
     ) -> None:
         texts, masks = _parts(prompt)
-        self._words, self._tokens, self._sampling = words, tokens, sampling
-        self._pieces = [words.encode(text) for text in texts]
-        _check(config, words, tokens, self._pieces, len(masks))
+        self._words, self._tokens, self._sampling = tokenizer, tokens, sampling
+        self._pieces = [tokenizer.encode(text) for text in texts]
+        _check(config, tokenizer, tokens, self._pieces, len(masks))
         self._ids, self._places = _source(self._pieces, masks, tokens)
-        self._never = _no_text(words, tokens, config.vocab)
+        self._never = _no_text(tokenizer, tokens, config.vocab)
         self._last = config.position_rows - 1
         self.source = len(self._ids)
         self.blanks = [Blank(mask) for mask in masks]
@@ -88,11 +88,11 @@ class Filling:
         if blank.ended:
             return self._next(emit=False)
         blank.ids.append(number)
-        place, second = self._places[self._at], len(blank.ids) + 1
+        position, second = self._places[self._at], len(blank.ids) + 1
         if len(blank.ids) == self._last:
             blank.ended = "position"
             return self._next(emit=True)
-        fed = Fed(number, place, second)
+        fed = Fed(number, position, second)
         if len(blank.ids) == self._sampling.max_tokens:
             blank.ended = "max tokens"
             return self._next(True, fed)
@@ -144,12 +144,12 @@ def _parts(prompt: str) -> tuple[list[str], list[str]]:
 
 
 def _check(
-    config: ModelConfig, words: Tokenizer, tokens: GlmTokens, pieces: list[list[int]], blanks: int
+    config: ModelConfig, tokenizer: Tokenizer, tokens: GlmTokens, pieces: list[list[int]], blanks: int
 ) -> None:
-    text = words.vocab if words.glm_ids() is None else 0
+    text = tokenizer.vocab if tokenizer.glm_ids() is None else 0
     if text > tokens.sop or tokens.vocab > config.vocab:
         problem = (
-            f"the tokenizer has {words.vocab} ids, and the model {config.vocab} with GLM's special tokens"
+            f"the tokenizer has {tokenizer.vocab} ids, and the model {config.vocab} with GLM's special tokens"
         )
         raise InputError(problem, "use the tokenizer that made the training data")
     # Two more for the beginning and the end of the document.
@@ -168,7 +168,7 @@ def _source(pieces: list[list[int]], masks: list[str], tokens: GlmTokens) -> tup
     return ([*source, tokens.eos] if pieces[-1] else source), places
 
 
-def _no_text(words: Tokenizer, tokens: GlmTokens, vocab: int) -> list[int]:
+def _no_text(tokenizer: Tokenizer, tokens: GlmTokens, vocab: int) -> list[int]:
     """Return the ids that a blank never contains: unknown to the tokenizer, or special and not the end of a piece."""
     own = {
         tokens.sop,
@@ -180,4 +180,4 @@ def _no_text(words: Tokenizer, tokens: GlmTokens, vocab: int) -> list[int]:
         tokens.sentence,
         tokens.block,
     }
-    return sorted((own | {*range(words.vocab, vocab)}) - {tokens.eop, tokens.eos})
+    return sorted((own | {*range(tokenizer.vocab, vocab)}) - {tokens.eop, tokens.eos})

@@ -125,12 +125,12 @@ def _all_prompts(given: Sequence[str], file: str | None) -> Iterator[str]:
             yield _prompt_of(line, f"{name}:{number}")
 
 
-def _prompt_of(line: bytes, place: str) -> str:
+def _prompt_of(line: bytes, where: str) -> str:
     """Return the prompt of a line: text, or a JSON object with `prompt`."""
     try:
         text = line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"{place}: not UTF-8: {error.reason}") from None
+        raise InputError(f"{where}: not UTF-8: {error.reason}") from None
     if not text.startswith("{"):
         return text
     try:
@@ -139,7 +139,7 @@ def _prompt_of(line: bytes, place: str) -> str:
         return text
     prompt = value.get("prompt") if isinstance(value, dict) else None
     if not isinstance(prompt, str):
-        raise InputError(f'{place}: has no "prompt" that is a text', 'write {"prompt": "..."}, or plain text')
+        raise InputError(f'{where}: has no "prompt" that is a text', 'write {"prompt": "..."}, or plain text')
     return prompt
 
 

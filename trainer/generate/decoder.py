@@ -88,16 +88,16 @@ class Decoder:
         named = tokenizer or folder / TOKENIZER
         if tokenizer is None and not named.is_file():
             raise InputError(f"{folder}: holds no tokenizer", "name one with --tokenizer")
-        words = Tokenizer.load(named)
+        loaded = Tokenizer.load(named)
         net, found, pages = load_network(folder, kind, cache)
         config = net.config
-        if not net.is_glm and words.vocab > config.vocab:
+        if not net.is_glm and loaded.vocab > config.vocab:
             raise InputError(
-                f"the tokenizer has ids up to {words.vocab - 1}, the model only {config.vocab}",
+                f"the tokenizer has ids up to {loaded.vocab - 1}, the model only {config.vocab}",
                 "use the tokenizer that made the training data",
             )
-        glm = special_tokens(config, words, found.manifest["config"]["data"]) if net.is_glm else None
-        return cls(net, words, pages, glm, found, most_running)
+        glm = special_tokens(config, loaded, found.manifest["config"]["data"]) if net.is_glm else None
+        return cls(net, loaded, pages, glm, found, most_running)
 
     @property
     def window(self) -> int:

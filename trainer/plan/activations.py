@@ -82,8 +82,8 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
     # Only the rank's own part of a gathered input is kept.
     into_matrices = 2 * micro.width * micro.own_tokens * model.hidden
     feed_forward = experts(micro) if model.experts else inner(micro, model.inner)
-    kept = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
-    return kept + 2 * dropout(micro)
+    saved = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
+    return saved + 2 * dropout(micro)
 
 
 def inner(micro: MicroBatch, width: int) -> int:

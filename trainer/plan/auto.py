@@ -233,7 +233,7 @@ def _slower_by(best: Candidate, other: Candidate) -> str:
         "data": "data parallel",
         "update": "the optimizer",
     }
-    more = {words: getattr(other.cost, name) - getattr(best.cost, name) for name, words in names.items()}
+    more = {phrase: getattr(other.cost, name) - getattr(best.cost, name) for name, phrase in names.items()}
     worst, seconds = max(more.items(), key=lambda item: item[1])
     ratio, mode = other.cost.seconds / best.cost.seconds, other.config.recompute.mode
     slower = f"{ratio:.2g} times as slow" if ratio >= 2 else f"{ratio - 1:.0%} slower"

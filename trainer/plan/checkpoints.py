@@ -60,11 +60,11 @@ def checkpoint_cost(
     background = {"always": True, "never": False}.get(config.save.background, rank > SMALL)
     seconds = node / (DISK_GBYTES * 1e9)
     stall = node / (COPY_GBYTES * 1e9) if background else seconds
-    kept, shared, copies = _kept(config), bool(config.save.dir), config.save.copies
+    count, shared, copies = _kept(config), bool(config.save.dir), config.save.copies
     between = config.save.every * step_seconds
     return CheckpointCost(
         bytes=whole,
-        kept=kept,
+        kept=count,
         node_bytes=node,
         staging_bytes=node if background else 0,
         seconds=seconds,
@@ -72,7 +72,7 @@ def checkpoint_cost(
         stall_share=stall / (stall + between) if between else 0.0,
         copies=copies,
         shared=shared,
-        disk_bytes=kept * (whole if shared else min(whole, copies * node)),
+        disk_bytes=count * (whole if shared else min(whole, copies * node)),
     )
 
 
@@ -81,10 +81,10 @@ def disk_faults(config: TrainConfig, cost: CheckpointCost) -> list[Fault]:
     room = int(config.hardware.disk * 1e9)
     if not room or cost.disk_bytes <= room:
         return []
-    place = "the shared disk" if cost.shared else "each node"
+    disk = "the shared disk" if cost.shared else "each node"
     each = cost.disk_bytes // cost.kept
     counted = f"{cost.kept} checkpoints of {size_text(each)}, the one in progress included"
-    problem = f"{counted}, need {size_text(cost.disk_bytes)} on {place}, which has {size_text(room)}"
+    problem = f"{counted}, need {size_text(cost.disk_bytes)} on {disk}, which has {size_text(room)}"
     fitting = room // each
     remedy = (
         f"keep at most {fitting - 1}" if fitting > 1 else "save: {state: weights}, more nodes or another disk"

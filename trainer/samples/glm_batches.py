@@ -44,8 +44,8 @@ class GlmMix:
 
     def row(self, number: int) -> Row:
         at = generator(self.seed, number, CORPUS).random_sample()
-        place = min(int(np.searchsorted(self.edges, at, side="right")), len(self.parts) - 1)
-        return self.parts[place].row(number)
+        part = min(int(np.searchsorted(self.edges, at, side="right")), len(self.parts) - 1)
+        return self.parts[part].row(number)
 
     def read(self, numbers: Sequence[int]) -> GlmBatch:
         """Return the micro-batch of these samples."""

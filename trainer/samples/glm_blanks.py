@@ -79,16 +79,16 @@ class GlmBatches:
         return batch_of([self.row(number) for number in numbers])
 
     def _infilled(self, text: Ids, random: RandomState) -> Row:
-        words, share = self.samples.tokens, self.infilling
+        tokens, share = self.samples.tokens, self.infilling
         chance = random.random_sample()
         if chance < share.words:
-            spans = place_spans(text, self._lengths(len(text), random), words, share.ratio, random)
+            spans = place_spans(text, self._lengths(len(text), random), tokens, share.ratio, random)
             if spans:
-                return blanked(text, spans, words.mask, words, random, "words", share.shuffle, share.hide)
+                return blanked(text, spans, tokens.mask, tokens, random, "words", share.shuffle, share.hide)
         elif chance < share.words + share.sentences:
             spans = self._sentences(text, random)
             if spans:
-                return blanked(text, spans, words.sentence, words, random, "sentences", share.shuffle)
+                return blanked(text, spans, tokens.sentence, tokens, random, "sentences", share.shuffle)
         return self._rest(text, random)
 
     def _lengths(self, length: int, random: RandomState) -> list[int]:
@@ -104,25 +104,25 @@ class GlmBatches:
         """Return whole sentences, drawn until the requested part of the sample is covered."""
         found = sentence_spans(text, self.samples.ends, self.samples.tokens)
         wanted, taken, spans = int(self.infilling.ratio * len(text)), 0, list[Span]()
-        for place in random.permutation(len(found)):
-            spans.append(found[place])
-            taken += found[place][1] - found[place][0]
+        for index in random.permutation(len(found)):
+            spans.append(found[index])
+            taken += found[index][1] - found[index][0]
             if taken >= wanted:
                 break
         return spans
 
     def _rest(self, text: Ids, random: RandomState) -> Row:
-        words, share = self.samples.tokens, self.infilling
+        tokens, share = self.samples.tokens, self.infilling
         most = max(1, len(text) - 2)
         least = min(most, max(1, int(share.least_rest * len(text))))
         length = int(random.randint(least, most + 1))
         at_the_end = random.random_sample() < share.inside
-        if at_the_end or words.eos in text[:-1]:
-            return continued(text, len(text) - length, words)
-        spans = place_spans(text, [length], words, 1.0, random)
+        if at_the_end or tokens.eos in text[:-1]:
+            return continued(text, len(text) - length, tokens)
+        spans = place_spans(text, [length], tokens, 1.0, random)
         if not spans:
-            return continued(text, len(text) - length, words)
-        return blanked(text, spans, words.gap, words, random, "rest", share.shuffle)
+            return continued(text, len(text) - length, tokens)
+        return blanked(text, spans, tokens.gap, tokens, random, "rest", share.shuffle)
 
 
 def batch_of(rows: Sequence[Row]) -> GlmBatch:
@@ -145,16 +145,16 @@ def span_chances(mean: float) -> NDArray[np.float64]:
     return normal
 
 
-def regions(text: Ids, words: GlmTokens) -> list[Span]:
+def regions(text: Ids, tokens: GlmTokens) -> list[Span]:
     """Return where spans may lie: each document of a sample without its ENC and end tokens, shortest first."""
-    outside = np.isin(text, (words.enc, words.eos))
+    outside = np.isin(text, (tokens.enc, tokens.eos))
     edges = np.flatnonzero(np.diff(np.concatenate([[True], outside, [True]]).astype(np.int8)))
     found = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     return sorted(found, key=lambda span: span[1] - span[0])
 
 
 def place_spans(
-    text: Ids, lengths: Sequence[int], words: GlmTokens, ratio: float, random: RandomState
+    text: Ids, lengths: Sequence[int], tokens: GlmTokens, ratio: float, random: RandomState
 ) -> list[Span]:
     """Place spans of these lengths in the documents of a sample, with at least one token between two spans.
 
@@ -162,9 +162,9 @@ def place_spans(
     that fits nowhere is left out.
     """
     left, spans = list(lengths), list[Span]()
-    found = regions(text, words)
-    for place, (start, end) in enumerate(found):
-        is_last = place == len(found) - 1
+    found = regions(text, tokens)
+    for index, (start, end) in enumerate(found):
+        is_last = index == len(found) - 1
         room = end - start if is_last else int(ratio * (end - start))
         taken = list[int]()
         while left and sum(taken) + left[0] + (len(taken) if is_last else 0) <= room:
@@ -176,18 +176,18 @@ def place_spans(
 def _spread(lengths: Sequence[int], start: int, end: int, random: RandomState) -> list[Span]:
     """Return spans placed at random within [start, end), in this order."""
     free = end - start - sum(lengths) - len(lengths) + 1
-    places = sorted(int(place) for place in random.randint(0, free + 1, len(lengths)))
+    places = sorted(int(position) for position in random.randint(0, free + 1, len(lengths)))
     spans = []
-    for place, length in zip(places, lengths, strict=True):
-        spans.append((start + place, start + place + length))
+    for position, length in zip(places, lengths, strict=True):
+        spans.append((start + position, start + position + length))
         start += length + 1
     return spans
 
 
-def sentence_spans(text: Ids, ends: NDArray[np.bool_], words: GlmTokens) -> list[Span]:
+def sentence_spans(text: Ids, ends: NDArray[np.bool_], tokens: GlmTokens) -> list[Span]:
     """Return the sentences of a sample; ENC and end-of-document tokens belong to no sentence."""
     spans = list[Span]()
-    for start, end in sorted(regions(text, words)):
+    for start, end in sorted(regions(text, tokens)):
         stops = (np.flatnonzero(ends[text[start:end]]) + start + 1).tolist()
         edges = [start, *stops] if stops and stops[-1] == end else [start, *stops, end]
         spans += pairwise(edges)
@@ -198,7 +198,7 @@ def blanked(
     text: Ids,
     spans: Sequence[Span],
     mask: int,
-    words: GlmTokens,
+    tokens: GlmTokens,
     random: RandomState,
     mode: str,
     shuffle: bool = True,
@@ -220,20 +220,20 @@ def blanked(
         start, end = ordered[i]
         span = text[start:end]
         hidden = random.random_sample(len(span)) < hide if hide else np.zeros(len(span), np.bool_)
-        inputs += [np.array([words.sop]), np.where(hidden, words.block, span)]
-        targets += [span, np.array([words.eop])]
+        inputs += [np.array([tokens.sop]), np.where(hidden, tokens.block, span)]
+        targets += [span, np.array([tokens.eop])]
         first.append(np.full(len(span) + 1, places[i]))
         second.append(np.arange(1, len(span) + 2))
     positions = np.stack([np.concatenate(first), np.concatenate(second)])
     return _row(np.concatenate(inputs), np.concatenate(targets), positions, len(whole), mode)
 
 
-def continued(text: Ids, division: int, words: GlmTokens) -> Row:
+def continued(text: Ids, division: int, tokens: GlmTokens) -> Row:
     """Return a row that continues from the first `division` tokens to the end of the sample, without an eop
     token."""
-    source = np.append(text[:division], words.gap)
+    source = np.append(text[:division], tokens.gap)
     target = text[division:]
-    inputs = np.concatenate([source, [words.sop], target[:-1]])
+    inputs = np.concatenate([source, [tokens.sop], target[:-1]])
     positions = np.zeros((2, len(inputs)), np.int64)
     positions[0] = np.minimum(np.arange(len(inputs)), division)
     positions[1, len(source) :] = np.arange(1, len(target) + 1)

@@ -60,8 +60,8 @@ def sentence_ends(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 def generator(seed: int, *numbers: int) -> RandomState:
     """Return a random generator of its own for a sample and purpose; NumPy keeps this generator's stream
     stable."""
-    words = [seed, *numbers]
-    return RandomState([part for word in words for part in (word & 0xFFFFFFFF, word >> 32)])
+    seeds = [seed, *numbers]
+    return RandomState([part for word in seeds for part in (word & 0xFFFFFFFF, word >> 32)])
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class GlmSamples:
 
     def _document(self, random: RandomState) -> Document:
         """Return a document, drawn in proportion to its length, and its end."""
-        place = int(random.randint(self.edges[0], self.edges[-1], dtype=np.int64))
-        number = int(np.searchsorted(self.edges, place, side="right")) - 1
+        position = int(random.randint(self.edges[0], self.edges[-1], dtype=np.int64))
+        number = int(np.searchsorted(self.edges, position, side="right")) - 1
         return Document(self.corpus.tokens[self.edges[number] : self.edges[number + 1]], self.tokens.eos)
 
     def _start(self, document: Document, limit: int, random: RandomState) -> int:
@@ -193,6 +193,6 @@ def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return rows of different lengths as one array, padded with zeros at the end."""
     longest = max(row.shape[-1] for row in rows)
     out = np.zeros((len(rows), *rows[0].shape[:-1], longest), rows[0].dtype)
-    for place, row in zip(out, rows, strict=True):
-        place[..., : row.shape[-1]] = row
+    for target, row in zip(out, rows, strict=True):
+        target[..., : row.shape[-1]] = row
     return out

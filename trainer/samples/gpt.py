@@ -148,8 +148,8 @@ def plain_starts(
     own = lengths[documents]
     ends = np.cumsum(own, dtype=np.int64)
     at = np.arange(count + 1, dtype=np.int64) * sequence
-    place = np.searchsorted(ends, at, side="right")
-    starts = np.stack([place, at - (ends[place] - own[place])], axis=1).astype(_row_type(documents))
+    index = np.searchsorted(ends, at, side="right")
+    starts = np.stack([index, at - (ends[index] - own[index])], axis=1).astype(_row_type(documents))
     # Also correct when the first documents are empty.
     starts[0] = 0
     return starts

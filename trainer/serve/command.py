@@ -135,8 +135,8 @@ def _limits(arguments: argparse.Namespace) -> Limits:
 
 def _tokenizer_config(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return tokenizer_config.json next to the tokenizer, or {}."""
-    place = arguments.tokenizer or arguments.checkpoint
-    file = (place if place.is_dir() else place.parent) / "tokenizer_config.json"
+    path = arguments.tokenizer or arguments.checkpoint
+    file = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
     try:
         if file.stat().st_size > MOST_TEMPLATE:
             return {}

@@ -174,9 +174,9 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
     )
 
 
-def dropout_seed(seed: int, step: int, place: int) -> int:
+def dropout_seed(seed: int, step: int, index: int) -> int:
     """Return a different seed for every step and place, so that a resume needs no saved generator."""
-    return (seed * 1_000_003 + step) * 65_537 + place
+    return (seed * 1_000_003 + step) * 65_537 + index
 
 
 def _evaluate(run: Training, step: int) -> Measured:

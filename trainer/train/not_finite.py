@@ -115,5 +115,5 @@ class NonFiniteSearch:
             return ""
         sizes = {"pipeline": self.layout.pipeline, "data": self.layout.data, "tensor": self.layout.tensor}
         places = zip(sizes.items(), self.layout.place(rank), strict=True)
-        coordinates = ", ".join(f"{name} {place}" for (name, size), place in places if size > 1)
+        coordinates = ", ".join(f"{name} {coordinate}" for (name, size), coordinate in places if size > 1)
         return f" on rank {rank} ({coordinates})"

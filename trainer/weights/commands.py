@@ -39,11 +39,11 @@ def _import(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
-    from trainer.weights.contents import Asked
+    from trainer.weights.contents import ImportRequest
     from trainer.weights.convert import import_weights, readable
 
     _check_format(arguments.form, ["", *readable()], "--from")
-    asked = Asked(arguments.state, arguments.heads, arguments.vocab)
+    asked = ImportRequest(arguments.state, arguments.heads, arguments.vocab)
     done = import_weights(arguments.source, arguments.output, arguments.form, asked, arguments.dry_run)
     _show(done, arguments, f"from {done['from']}")
     return 0
@@ -53,14 +53,14 @@ def _export(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
-    from trainer.weights.contents import Wanted
+    from trainer.weights.contents import ExportRequest
     from trainer.weights.convert import export_weights, writable
 
     _check_format(arguments.form, writable(), "--to")
     for name in ("tensor", "pipeline"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} is {getattr(arguments, name)}; at least 1 is needed")
-    wanted = Wanted(arguments.state, arguments.dtype, arguments.tensor, arguments.pipeline)
+    wanted = ExportRequest(arguments.state, arguments.dtype, arguments.tensor, arguments.pipeline)
     done = export_weights(arguments.source, arguments.output, arguments.form, wanted, arguments.dry_run)
     _show(done, arguments, f"to {done['to']}")
     return 0

@@ -53,7 +53,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ImportRequest:
     """What the user asked of an import."""
 
     state: bool = False
@@ -64,7 +64,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportRequest:
     """What the user asked of an export."""
 
     state: bool = False

@@ -12,7 +12,7 @@ from typing import Any
 from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.errors import InputError
-from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.glm import is_glm, read_glm
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface
 from trainer.weights.megatron import is_megatron, read_megatron, write_megatron
@@ -32,8 +32,8 @@ class Format:
 
     title: str
     recognises: Callable[[Path], bool] | None = None
-    read: Callable[[Path, Asked], Contents] | None = None
-    write: Callable[[Contents, Target, Wanted, Report], None] | None = None
+    read: Callable[[Path, ImportRequest], Contents] | None = None
+    write: Callable[[Contents, Target, ExportRequest, Report], None] | None = None
     state: bool = False
     """Whether it can hold the optimizer's state."""
 
@@ -52,7 +52,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def import_weights(
-    source: Path, output: Path, name: str = "", asked: Asked = Asked(), dry_run: bool = False
+    source: Path, output: Path, name: str = "", asked: ImportRequest = ImportRequest(), dry_run: bool = False
 ) -> dict[str, Any]:
     """Write another program's checkpoint as one of ours; return what was done."""
     began = time.monotonic()
@@ -72,7 +72,7 @@ def import_weights(
 
 
 def export_weights(
-    checkpoint: Path, output: Path, name: str, wanted: Wanted, dry_run: bool = False
+    checkpoint: Path, output: Path, name: str, wanted: ExportRequest, dry_run: bool = False
 ) -> dict[str, Any]:
     """Write a checkpoint of ours in another format; return what was done."""
     began = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.checkpoint.manifest import check_access
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Asked, Contents
+from trainer.weights.contents import Contents, ImportRequest
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, rows_of
@@ -36,7 +36,7 @@ def is_glm(folder: Path) -> bool:
         return False
 
 
-def read_glm(folder: Path, asked: Asked) -> Contents:
+def read_glm(folder: Path, asked: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
     if asked.state:
         problem = f"{folder}: the state of GLM's optimizer is divided by ZeRO, and is not read"
@@ -95,7 +95,7 @@ def _tensors(file: Path) -> dict[str, Lazy]:
 
 
 def _model(
-    folder: Path, held: Mapping[str, Lazy], ranks: int, asked: Asked, document: Any
+    folder: Path, held: Mapping[str, Lazy], ranks: int, asked: ImportRequest, document: Any
 ) -> tuple[ModelConfig, list[str]]:
     table, positions = held["embedding.word_embeddings.weight"], held[BLOCK_POSITIONS].rows - 1
     layers = 1 + max((layer_of(name) or 0 for name in held), default=0)

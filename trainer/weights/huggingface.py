@@ -16,7 +16,7 @@ from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import CONFIG, Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
 from trainer.weights.card import model_card
-from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.families.family import Family
 from trainer.weights.families.registry import FAMILIES
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
@@ -50,7 +50,7 @@ def is_huggingface(folder: Path) -> bool:
 # -- read ---------------------------------------------------------------------------------------------------
 
 
-def read_huggingface(folder: Path, asked: Asked) -> Contents:
+def read_huggingface(folder: Path, asked: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
     if asked.state:
         problem = f"{folder}: Hugging Face's folders hold no state of an optimizer"
@@ -162,7 +162,7 @@ def _side_files(folder: Path) -> tuple[dict[str, Path | bytes], list[str]]:
 # -- write --------------------------------------------------------------------------------------------------
 
 
-def write_huggingface(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
     """Write a folder that transformers loads."""
     family = family_for(contents)
     tensors = {}
@@ -243,7 +243,7 @@ def _write_shard(held: Mapping[str, Lazy], wrote: Any, file: Path) -> Mapping[st
     return write_safetensors(file, held, {"format": "pt"}, wrote)
 
 
-def _write_rest(contents: Contents, family: Family, target: Target, wanted: Wanted) -> None:
+def _write_rest(contents: Contents, family: Family, target: Target, wanted: ExportRequest) -> None:
     """Write the config, the tokenizer, the generation config and the model card."""
     ends = _ends(contents)
     dtype = LONG[DTYPES[wanted.dtype]]

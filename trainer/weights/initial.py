@@ -11,7 +11,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.env import CHECKPOINT_DIR
 from trainer.errors import CheckpointError, Fault
-from trainer.weights.contents import Asked, Contents
+from trainer.weights.contents import Contents, ImportRequest
 from trainer.weights.convert import FORMATS, detected
 
 
@@ -44,6 +44,6 @@ def open_source(path: Path, heads: int = 0) -> Source:
     read = FORMATS[detected(path)].read
     if read is None:
         raise CheckpointError(f"{path}: weights of this format cannot be read")
-    contents = read(path, Asked(heads=heads))
+    contents = read(path, ImportRequest(heads=heads))
     beside = path / TOKENIZER if path.is_dir() else None
     return Source(path, contents.model, beside if beside and beside.is_file() else None, contents)

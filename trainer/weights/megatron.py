@@ -13,7 +13,7 @@ from trainer.checkpoint.manifest import check_access
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
-from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import DTYPES
@@ -66,7 +66,7 @@ def is_megatron(folder: Path) -> bool:
     return any((path / FILE).is_file() for path in found.glob("mp_rank_*"))
 
 
-def read_megatron(folder: Path, asked: Asked) -> Contents:
+def read_megatron(folder: Path, asked: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
     check_access(folder)
     found = iteration_folder(folder)
@@ -110,7 +110,7 @@ def read_ranks(folder: Path, files: Mapping[str, Path]) -> RankStates:
     return RankStates(folder, documents, tensor, pipeline)
 
 
-def contents_of(states: RankStates, form: str, asked: Asked, key: str = "model") -> Contents:
+def contents_of(states: RankStates, form: str, asked: ImportRequest, key: str = "model") -> Contents:
     """Return the contents of all ranks; `key` names the state dict of the model in their documents."""
     if asked.state:
         problem = f"{states.folder}: the state of Megatron's optimizer is not read"
@@ -203,7 +203,7 @@ def flat(document: object, folder: Path, prefix: str = "", depth: int = 0) -> It
 # -- write --------------------------------------------------------------------------------------------------
 
 
-def write_megatron(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+def write_megatron(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
     """Write a folder that Megatron-LM loads with `--load`; version 3, in the names of its older generation."""
     parts = divided(contents, wanted)
     total = sum(tensor.bytes for held in parts.values() for tensor in held.values())
@@ -238,7 +238,7 @@ def _write_rank(document: Mapping[str, Any], wrote: Callable[[int], None], file:
     return write_torch(file, dict(document), wrote)
 
 
-def divided(contents: Contents, wanted: Wanted) -> dict[tuple[int, int], dict[str, Lazy]]:
+def divided(contents: Contents, wanted: ExportRequest) -> dict[tuple[int, int], dict[str, Lazy]]:
     """Return the tensors of each rank and stage under Megatron-core's names, with the layers of a stage from 0."""
     model, tensor, pipeline = contents.model, wanted.tensor, wanted.pipeline
     check_fits(model)

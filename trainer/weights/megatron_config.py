@@ -9,7 +9,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
 from trainer.config.rules import model_faults
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Asked, Contents, Wanted
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest
 from trainer.weights.families.decoders import LONGEST_SAMPLE
 from trainer.weights.huggingface import DTYPES
 from trainer.weights.keys import Keys
@@ -19,7 +19,7 @@ from trainer.weights.megatron_names import OUTPUT, layer_of
 
 
 def model_of(
-    source: str, arguments: Mapping[str, Any], found: Mapping[str, Sequence[Lazy]], asked: Asked
+    source: str, arguments: Mapping[str, Any], found: Mapping[str, Sequence[Lazy]], asked: ImportRequest
 ) -> tuple[ModelConfig, list[str]]:
     """Return the config of the model from the arguments of the training, or from the shapes alone."""
     keys = Keys(f"{source}: args", arguments)
@@ -130,7 +130,7 @@ def check_fits(model: ModelConfig) -> None:
         raise InputError(f"Megatron has no model with {settings}", "export it to another format")
 
 
-def arguments_for(contents: Contents, wanted: Wanted) -> dict[str, object]:
+def arguments_for(contents: Contents, wanted: ExportRequest) -> dict[str, object]:
     """Return the arguments with which Megatron builds this model."""
     model = contents.model
     return {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.checkpoint.manifest import check_access
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_distcp
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
@@ -55,7 +55,7 @@ def is_megatron_core(folder: Path) -> bool:
     return (found / DESCRIPTION).is_file() and (found / METADATA).is_file()
 
 
-def read_megatron_core(folder: Path, asked: Asked) -> Contents:
+def read_megatron_core(folder: Path, asked: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
     if asked.state:
         problem = f"{folder}: the state of Megatron-core's optimizer is not read"
@@ -108,7 +108,7 @@ def _layer(tensor: Lazy, layer: int) -> Lazy:
     return Lazy(tensor.shape[1:], tensor.dtype, read, at_once=True)
 
 
-def write_megatron_core(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+def write_megatron_core(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
     """Write a folder that Megatron-core loads into any layout."""
     check_fits(contents.model)
     items = list(_items(contents, DTYPES[wanted.dtype], wanted.tensor))

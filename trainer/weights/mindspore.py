@@ -10,7 +10,7 @@ from typing import Any
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Asked, Contents, Report, Wanted
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.protobuf import read_mindspore, write_mindspore
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.huggingface import DTYPES
@@ -68,7 +68,7 @@ def is_mindspore(source: Path) -> bool:
         return False
 
 
-def read_mindformers(source: Path, asked: Asked) -> Contents:
+def read_mindformers(source: Path, asked: ImportRequest) -> Contents:
     """Return the contents of a file; nothing of its tensors is read yet."""
     file = _file(source)
     found = _tensors(file)
@@ -133,17 +133,17 @@ def _tensors(file: Path) -> dict[str, Lazy]:
 # -- write --------------------------------------------------------------------------------------------------
 
 
-def write_ckpt(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+def write_ckpt(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
     """Write a folder with a .ckpt that `mindspore.load_checkpoint` reads."""
     _write(contents, target, wanted, report, f"{FILE}.ckpt")
 
 
-def write_ms_safetensors(contents: Contents, target: Target, wanted: Wanted, report: Report) -> None:
+def write_ms_safetensors(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
     """Write a folder with a safetensors file under MindSpore's names."""
     _write(contents, target, wanted, report, f"{FILE}.safetensors")
 
 
-def _write(contents: Contents, target: Target, wanted: Wanted, report: Report, name: str) -> None:
+def _write(contents: Contents, target: Target, wanted: ExportRequest, report: Report, name: str) -> None:
     model = contents.model
     if set(shapes_for(model)) != {entry.ours for entry in rules_of(RULES, model.layers)}:
         raise InputError("MindFormers' GPT-2 has learned positions and layer norms alone", "export it as hf")

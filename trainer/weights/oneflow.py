@@ -14,7 +14,7 @@ from trainer.checkpoint.manifest import check_access
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
-from trainer.weights.contents import Asked, Contents, Progress
+from trainer.weights.contents import Contents, ImportRequest, Progress
 from trainer.weights.files.safetensors import read_bytes
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, Shape, rows_of
@@ -58,7 +58,7 @@ def is_oneflow(folder: Path) -> bool:
         return False
 
 
-def read_oneflow(folder: Path, asked: Asked) -> Contents:
+def read_oneflow(folder: Path, asked: ImportRequest) -> Contents:
     """Return the contents of a snapshot; the newest where the folder holds several."""
     check_access(folder)
     snapshot = _snapshot(folder)

@@ -37,37 +37,37 @@ KINDS = ("tmpfs", "ext4")
 @contextmanager
 def mounted(kind: str, folder: Path) -> Iterator[Path]:
     """Mount a small disk and return where; it is gone afterwards."""
-    place, image = folder / kind, folder / "image"
-    place.mkdir()
+    disk, image = folder / kind, folder / "image"
+    disk.mkdir()
     if kind == "tmpfs":
-        argv = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)]
+        argv = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(disk)]
     else:
         with image.open("wb") as stream:
             stream.truncate(SIZE)
         # Without space that only root may use: the saves run as root.
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
-        argv = ["mount", "-o", "loop", str(image), str(place)]
+        argv = ["mount", "-o", "loop", str(image), str(disk)]
     subprocess.run(argv, check=True)
     try:
-        yield place
+        yield disk
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", str(disk)], check=True)
 
 
-def leave(place: Path, rest: int) -> Path:
+def leave(disk: Path, rest: int) -> Path:
     """Write a file that takes all free space of a disk but `rest` bytes; return it."""
-    file, status = place / "filler", os.statvfs(place)
+    file, status = disk / "filler", os.statvfs(disk)
     with file.open("wb") as stream:
         os.posix_fallocate(stream.fileno(), 0, max(1, status.f_bavail * status.f_frsize - rest))
     return file
 
 
-def attempt(place: Path, step: int, least: int, random: Random) -> tuple[bool, str]:
+def attempt(disk: Path, step: int, least: int, random: Random) -> tuple[bool, str]:
     """Save a step on a disk that is nearly full; return whether it was saved, and what is wrong, or ""."""
     ranks = random.randint(1, 3)
-    folder = place / "checkpoints"
+    folder = disk / "checkpoints"
     need = 4 * sum(tensor.numel() for tensor in state_at(0, ROWS).values())
-    filler = leave(place, int(random.uniform(0.4, 1.4) * need))
+    filler = leave(disk, int(random.uniform(0.4, 1.4) * need))
     results = save_with([folder] * ranks, step, KeepConfig(2), rows=ROWS)
     failures = [result for result in results if isinstance(result, BaseException)]
     fault = ""
@@ -106,10 +106,10 @@ def main() -> int:
     options = parser.parse_args()
     counts, wrong = Counter[str](), 0
     for kind in KINDS:
-        with tempfile.TemporaryDirectory() as folder, mounted(kind, Path(folder)) as place:
+        with tempfile.TemporaryDirectory() as folder, mounted(kind, Path(folder)) as disk:
             least = 0
             for step in range(1, options.count + 1):
-                saved, fault = attempt(place, step, least, Random(f"{options.seed}-{kind}-{step}"))
+                saved, fault = attempt(disk, step, least, Random(f"{options.seed}-{kind}-{step}"))
                 least = step if saved else least
                 counts[f"{kind}: {'saved' if saved else 'refused'}"] += 1
                 if fault:

@@ -142,17 +142,17 @@ def measure_torch(
     processes: Any,
     times: dict[str, list[float]],
 ) -> None:
-    place = {kind: str(folder / f"{kind}-{number}") for kind in ("save", "thread", "process")}
-    timed(times, "torch_save", lambda: dcp.save(state, checkpoint_id=place["save"]))
-    timed(times, "torch_load", lambda: dcp.load(state, checkpoint_id=place["save"]))
-    timed(times, "torch_load_own", lambda: dcp.load(own, checkpoint_id=place["save"]))
+    paths = {kind: str(folder / f"{kind}-{number}") for kind in ("save", "thread", "process")}
+    timed(times, "torch_save", lambda: dcp.save(state, checkpoint_id=paths["save"]))
+    timed(times, "torch_load", lambda: dcp.load(state, checkpoint_id=paths["save"]))
+    timed(times, "torch_load_own", lambda: dcp.load(own, checkpoint_id=paths["save"]))
     for kind, of in (("thread", AsyncCheckpointerType.THREAD), ("process", AsyncCheckpointerType.PROCESS)):
         began = time.monotonic()
         future = timed(
             times,
             f"torch_{kind}_stall",
             lambda kind=kind, of=of: dcp.async_save(
-                state, checkpoint_id=place[kind], process_group=processes, async_checkpointer_type=of
+                state, checkpoint_id=paths[kind], process_group=processes, async_checkpointer_type=of
             ),
         )
         future.result()
@@ -160,7 +160,7 @@ def measure_torch(
         times[f"torch_{kind}_total"].append(time.monotonic() - began)
     dist.barrier()
     if dist.get_rank() == 0:
-        for path in place.values():
+        for path in paths.values():
             shutil.rmtree(path)
     dist.barrier()
 

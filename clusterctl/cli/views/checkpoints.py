@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clusterctl.checkpoints.diff import Compared
-    from clusterctl.checkpoints.find import Checkpoint, Found
+    from clusterctl.checkpoints.find import Checkpoint, CheckpointList
     from clusterctl.checkpoints.prune import Pruned
     from clusterctl.checkpoints.verify import Verified
     from clusterctl.cli.views.progress_bar import Bar
@@ -26,7 +26,7 @@ STYLE = {"complete": "green", "incomplete": "yellow", "damaged": "bold red"}
 MOST_FILES = 64
 
 
-def list_json(found: Found) -> dict[str, object]:
+def list_json(found: CheckpointList) -> dict[str, object]:
     return {
         "source": found.source,
         "latest": found.latest,
@@ -35,7 +35,7 @@ def list_json(found: Found) -> dict[str, object]:
     }
 
 
-def list_table(found: Found) -> RenderableType:
+def list_table(found: CheckpointList) -> RenderableType:
     """Return one row for each checkpoint."""
     rows = []
     for checkpoint in found.checkpoints:
@@ -90,8 +90,8 @@ def info_json(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) 
         }
         for name, entry in manifest.get("files", {}).items()
     }
-    kept = ("optimizer_steps", "loss_scale", "config", "data", "torch")
-    more = {key: manifest.get(key) for key in kept}
+    keys = ("optimizer_steps", "loss_scale", "config", "data", "torch")
+    more = {key: manifest.get(key) for key in keys}
     return {
         **checkpoint.as_json(),
         "latest": checkpoint.name == latest,
@@ -173,8 +173,8 @@ def layout_text(layout: Mapping[str, Any]) -> str:
         return "unknown"
     sizes = [f"{key} {layout[key]}" for key in ("tensor", "pipeline", "data") if layout.get(key)]
     more = [f"zero {layout['zero']}"] if "zero" in layout else []
-    words = [str(layout[key]) for key in ("engine", "precision") if layout.get(key)]
-    return f"{plural(int(layout.get('world') or 0), 'rank')}: " + ", ".join([*sizes, *more, *words])
+    parts = [str(layout[key]) for key in ("engine", "precision") if layout.get(key)]
+    return f"{plural(int(layout.get('world') or 0), 'rank')}: " + ", ".join([*sizes, *more, *parts])
 
 
 def counters(drawn: Bar, checkpoint: Checkpoint) -> Callable[[str], Callable[[int], None]]:

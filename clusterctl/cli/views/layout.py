@@ -122,8 +122,8 @@ def _time_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     whole = duration(time["in_all"])
     rate = count(time["tokens_per_second"])
     yield "time", f"about {time['seconds']:.3g} s per step, {rate} tokens/s, {whole} in total"
-    shares = sorted(((time[name] / time["seconds"], words) for name, words in PARTS.items()), reverse=True)
-    yield "", ", ".join(f"{words} {share:.0%}" for share, words in shares if share >= 0.005)
+    shares = sorted(((time[name] / time["seconds"], label) for name, label in PARTS.items()), reverse=True)
+    yield "", ", ".join(f"{label} {share:.0%}" for share, label in shares if share >= 0.005)
     rates = summary["tflops_per_device"]
     for name, reached in rates.items():
         if name == "hardware" and reached == rates["model"]:
@@ -145,17 +145,17 @@ def _checkpoint_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "checkpoints", f"{size(cost['bytes'])} each, at most {cost['kept']} on disk; {seconds}"
     copies = f"; copies take {size(cost['staging_bytes'])} of its memory" if cost["staging_bytes"] else ""
     yield "", f"a node writes up to {size(cost['node_bytes'])}{copies}"
-    place = "on the shared disk" if cost["shared"] else "on a node's disk"
+    disk = "on the shared disk" if cost["shared"] else "on a node's disk"
     each = f", with {cost['copies']} copies of every file" if cost["copies"] > 1 else ""
-    yield "", f"all of them take up to {size(cost['disk_bytes'])} {place}{each}"
+    yield "", f"all of them take up to {size(cost['disk_bytes'])} {disk}{each}"
 
 
 def _device(hardware: Mapping[str, Any]) -> Iterator[str]:
     """Yield the figures of a device, grouped by their source."""
     by_source: dict[str, list[str]] = {}
-    for name, words in FIGURES.items():
+    for name, label in FIGURES.items():
         if hardware[name]:
-            by_source.setdefault(hardware["sources"][name], []).append(words.format(hardware[name]))
+            by_source.setdefault(hardware["sources"][name], []).append(label.format(hardware[name]))
     for source, figures in by_source.items():
         yield f"{source}: {', '.join(figures)}"
 

@@ -40,7 +40,7 @@ class Waiting:
         self.began = time.monotonic()
         self._subject, self._quiet = subject, quiet
         self._since = self.began
-        self._told = QUIET
+        self._next_report = QUIET
         self._shown = False
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -90,7 +90,7 @@ class Waiting:
             self._erase()
 
     def _begin(self, subject: str) -> None:
-        self._subject, self._since, self._told = subject, time.monotonic(), QUIET
+        self._subject, self._since, self._next_report = subject, time.monotonic(), QUIET
 
     def _work(self) -> None:
         while not self._closed.wait(REDRAW):
@@ -106,8 +106,8 @@ class Waiting:
             sys.stderr.write(f"\r\x1b[2K{line[:width]}")
             sys.stderr.flush()
             self._shown = True
-        elif not self._animated and waited > self._told:
-            self._told = 2 * waited
+        elif not self._animated and waited > self._next_report:
+            self._next_report = 2 * waited
             screen.log(f"waiting    for {self._subject}  [{waited:.0f} s]")
 
     def _erase(self) -> None:

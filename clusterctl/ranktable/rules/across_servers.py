@@ -47,8 +47,8 @@ def _check_servers(state: TableState) -> None:
     seen: dict[Hashable, str] = {}
     for server in state.servers:
         if server.server_id is not None:
-            place = f"{server.pointer}/server_id"
-            state.reader.once(seen, server.server_id, place, "server-id", "server")
+            pointer = f"{server.pointer}/server_id"
+            state.reader.once(seen, server.server_id, pointer, "server-id", "server")
 
 
 def _check_device_ids(state: TableState) -> None:
@@ -138,22 +138,22 @@ def _check_spellings(state: TableState, normal: list[tuple[str, SeenDevice]]) ->
         return
     seen: dict[str, str] = {}
     for address, device in normal:
-        place = _address_place(device)
+        pointer = _address_place(device)
         if address in seen:
             problem = f"the address '{address}' is also at {seen[address]}, in another spelling"
-            state.reader.warn("device-ip", place, problem, "keep one of the two")
-        seen.setdefault(address, place)
+            state.reader.warn("device-ip", pointer, problem, "keep one of the two")
+        seen.setdefault(address, pointer)
 
 
 def _check_alike(
-    state: TableState, code: str, seen: dict[int, str], words: str, expected: str, hccl: str | None
+    state: TableState, code: str, seen: dict[int, str], subject: str, expected: str, hccl: str | None
 ) -> None:
     """Check that all devices agree; `hccl` is HCCL's code, "" if it reports none, None if HCCL does not object."""
     if len(seen) < 2:
         return
-    places = ", ".join(f"{value} at {place}" for value, place in seen.items())
+    places = ", ".join(f"{value} at {pointer}" for value, pointer in seen.items())
     last = list(seen.values())[-1]
-    problem = f"devices differ in the {words}: {places}"
+    problem = f"devices differ in the {subject}: {places}"
     if hccl is None:
         state.reader.warn(code, last, problem, expected)
     else:
@@ -177,7 +177,7 @@ def _check_host_addresses(state: TableState) -> None:
         if server.host_ip:
             families.setdefault(6 if ":" in server.host_ip else 4, f"{server.pointer}/host_ip")
     if len(families) > 1 and len(state.servers) > 1:
-        places = ", ".join(f"{family} at {place}" for family, place in families.items())
+        places = ", ".join(f"{family} at {pointer}" for family, pointer in families.items())
         hccl = invalid(list(families)[-1], "host_ip", "one IP version")
         problem = f"servers differ in the IP version: {places}"
         state.reader.add(
@@ -210,9 +210,9 @@ def _check_equal_counts(state: TableState) -> None:
             problem = f"{server.devices} devices, and {first.pointer} has {first.devices}"
             remedy = "leave devices out until they are equal"
             hccl = invalid(server.devices, "device", str(first.devices))
-            place = _device_list(server)
+            pointer = _device_list(server)
             problem = f"{problem}: {state.hardware.name} needs as many on every server"
-            state.reader.add("device-count", place, problem, remedy, hccl)
+            state.reader.add("device-count", pointer, problem, remedy, hccl)
 
 
 def _device_list(server: SeenServer) -> str:

@@ -68,13 +68,13 @@ def _check_hardware(state: TableState) -> None:
     if state.version is None or state.version in state.hardware.versions:
         return
     wanted = state.hardware.versions[-1]
-    place = "/version" if state.version else ""
+    pointer = "/version" if state.version else ""
     problem = f"{state.hardware.name} needs version {wanted}, not {state.version or 'a table without one'}"
     remedy = "build the table for this hardware"
     if "2.0" in (state.version, wanted):
-        state.reader.add("hardware", place, problem, remedy, invalid(state.version, "version", wanted))
+        state.reader.add("hardware", pointer, problem, remedy, invalid(state.version, "version", wanted))
     else:
-        state.reader.warn("hardware", place, problem, remedy)
+        state.reader.warn("hardware", pointer, problem, remedy)
 
 
 def _check_status(state: TableState) -> None:

@@ -115,10 +115,10 @@ def _check_instance(
         problem = f"an instance of a laboratory's table has one device, not {len(devices)}"
         hccl = invalid("", "rank_id", "a valid integer")
         reader.add("device-count", f"{at}/devices", problem, "write one instance for each device", hccl)
-    for place, device in devices:
+    for pointer, device in devices:
         groups.servers.setdefault(server_id, []).append(at)
         rank = values.numbers.get("rank_id") if groups.mode == "lab" else len(state.devices)
-        seen = _device(state, device, place, address_read)
+        seen = _device(state, device, pointer, address_read)
         number = list(groups.servers).index(server_id)
         state.devices.append(seen._replace(server=number, rank=rank, rank_pointer=f"{at}/rank_id"))
 

@@ -67,8 +67,8 @@ def _check_levels(state: TableState, rank: Mapping[str, Any], at: str, networks:
             problem = f"'net_layer' is {layer}, and an earlier level has {before}"
             reader.add("net-layer", f"{here}/net_layer", problem, "sort the levels; use each layer once")
         before = before if layer is None else layer
-        for place, address in reader.objects("level", "rank_addr_list", level, here):
-            _check_address(state, reader.read("address", address, place), place)
+        for pointer, address in reader.objects("level", "rank_addr_list", level, here):
+            _check_address(state, reader.read("address", address, pointer), pointer)
         addresses = level.get("rank_addr_list")
         if layer is None or network is None or not isinstance(addresses, list):
             continue

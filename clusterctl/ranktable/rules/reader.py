@@ -45,22 +45,22 @@ class Reader:
     numbers_as_text: bool = True
     """Versions 1.x write every value as a string; version 2.0 writes numbers as numbers."""
 
-    def add(self, code: str, place: str, problem: str, remedy: str, hccl: str = "") -> None:
+    def add(self, code: str, pointer: str, problem: str, remedy: str, hccl: str = "") -> None:
         """Record a finding that makes HCCL refuse the table."""
-        self.findings.append(Finding(code, place, problem, remedy, hccl))
+        self.findings.append(Finding(code, pointer, problem, remedy, hccl))
 
-    def warn(self, code: str, place: str, problem: str, remedy: str) -> None:
+    def warn(self, code: str, pointer: str, problem: str, remedy: str) -> None:
         """Record a finding about a table that HCCL reads."""
-        self.findings.append(Finding(code, place, problem, remedy, "", Severity.WRONG))
+        self.findings.append(Finding(code, pointer, problem, remedy, "", Severity.WRONG))
 
-    def once(self, seen: dict[Hashable, str], key: Hashable, place: str, code: str, noun: str) -> None:
+    def once(self, seen: dict[Hashable, str], key: Hashable, pointer: str, code: str, noun: str) -> None:
         """Remember the place of a key; a second place is a finding."""
         if key not in seen:
-            seen[key] = place
+            seen[key] = pointer
             return
         value, name = key[-1] if isinstance(key, tuple) else key, NAMES[noun]
         problem = f"the {noun} {str(value)[:80]!r} is also at {seen[key]}"
-        self.add(code, place, problem, "keep one of the two", invalid(value, name, f"a unique {name}"))
+        self.add(code, pointer, problem, "keep one of the two", invalid(value, name, f"a unique {name}"))
 
     def read(self, section: str, holder: Mapping[str, Any], at: str) -> Values:
         """Read every scalar field of a section; return the values that can be read."""

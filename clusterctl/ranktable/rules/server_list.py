@@ -112,15 +112,15 @@ def _check_super_pods(state: TableState) -> None:
 def _check_pods_and_servers(state: TableState, named: Mapping[str, str]) -> None:
     """Check that the servers of the super pods are those of the table."""
     listed = {server.server_id: server.pointer for server in state.servers if server.server_id is not None}
-    for server_id, place in listed.items():
+    for server_id, pointer in listed.items():
         if server_id not in named:
             problem = f"no super pod names the server {server_id[:80]!r}"
-            state.reader.add("super-pod", place, problem, "add it to a super pod's server_list")
-    for name, place in named.items():
+            state.reader.add("super-pod", pointer, problem, "add it to a super pod's server_list")
+    for name, pointer in named.items():
         if name not in listed:
             hccl = invalid(name, "server_id", "a server of server_list")
             problem = f"the server {name[:80]!r} is not in server_list"
-            state.reader.add("super-pod", place, problem, "remove it, or add the server", hccl)
+            state.reader.add("super-pod", pointer, problem, "remove it, or add the server", hccl)
 
 
 def _check_super_ids(state: TableState, pod_of: Mapping[str, int]) -> None:
@@ -130,8 +130,8 @@ def _check_super_ids(state: TableState, pod_of: Mapping[str, int]) -> None:
         pod = pod_of.get(state.servers[device.server].server_id or "")
         if device.super_id is None or pod is None:
             continue
-        place, key = f"{device.pointer}/super_device_id", (pod, device.super_id)
+        pointer, key = f"{device.pointer}/super_device_id", (pod, device.super_id)
         if key in seen:
             problem = f"the super-device id '{device.super_id}' is also at {seen[key]}"
-            state.reader.add("super-device-id", place, problem, "keep one of the two")
-        seen.setdefault(key, place)
+            state.reader.add("super-device-id", pointer, problem, "keep one of the two")
+        seen.setdefault(key, pointer)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.checks import doctor, network
-from clusterctl.errors import Found
+from clusterctl.errors import FindingsError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
 from clusterctl.transport.fanout import Connection, Connections, LocalTransport
@@ -207,7 +207,7 @@ def test_a_taken_master_port_refuses_the_launch_and_says_how_to_insist(tmp_path:
     chosen = cluster(tmp_path)
     with socket.create_server(("", 0)) as door, Connections(LocalTransport()) as connections:
         asked = job(master_port=door.getsockname()[1])
-        with pytest.raises(Found, match="can't be had") as refused:
+        with pytest.raises(FindingsError, match="can't be had") as refused:
             doctor.before_launch(chosen, asked, connections, lambda *one: None)
     assert "nothing was started" in refused.value.message and "--no-checks" in refused.value.hint
 
@@ -215,7 +215,7 @@ def test_a_taken_master_port_refuses_the_launch_and_says_how_to_insist(tmp_path:
 def test_devices_that_the_job_does_not_use_are_no_matter(tmp_path: Path) -> None:
     chosen = cluster(tmp_path, kind="npu", devices=(0, 1))
     with Connections(LocalTransport()) as connections:
-        with pytest.raises(Found, match="npu-smi is not there"):
+        with pytest.raises(FindingsError, match="npu-smi is not there"):
             doctor.before_launch(chosen, job(), connections, lambda *one: None)
         none = job(devices=(5,))
         doctor.before_launch(chosen, none, connections, lambda *one: None)

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent import checkpoints as on_disk
-from clusterctl.checkpoints.find import Found, of_folder
+from clusterctl.checkpoints.find import CheckpointList, of_folder
 from clusterctl.checkpoints.prune import Keep, prune, reasons
 from tests.clusterctl.checkpoints.test_find import entry, together
 from tests.support import checkpoints as made
 
 
-def gone(found: Found, keep: Keep) -> list[str]:
+def gone(found: CheckpointList, keep: Keep) -> list[str]:
     return [name for name, why in reasons(found, keep).items() if not why]
 
 
-def steps(*entries: object, **nodes: object) -> Found:
-    return Found("run", together(**{"node1": list(entries), **nodes}))  # type: ignore[arg-type]
+def steps(*entries: object, **nodes: object) -> CheckpointList:
+    return CheckpointList("run", together(**{"node1": list(entries), **nodes}))  # type: ignore[arg-type]
 
 
 def test_the_last_the_best_and_multiples_stay() -> None:

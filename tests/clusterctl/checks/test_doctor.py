@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.checks import doctor, query
 from clusterctl.checks.node import CheckpointNeed, checkpoint_room
-from clusterctl.errors import Found, Unreachable
+from clusterctl.errors import FindingsError, Unreachable
 from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
@@ -354,7 +354,7 @@ def launched_on(*reported: str) -> str:
                 connections,
                 lambda kind, text: told.append(text),
             )
-        except Found as found:
+        except FindingsError as found:
             told.append(str(found))
     return "\n".join(told)
 

@@ -16,7 +16,7 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs import pull
 from clusterctl.runs import start as runs
 from clusterctl.runs.finish import finish
-from clusterctl.runs.watch import Watch
+from clusterctl.runs.watch import RunWatcher
 from clusterctl.transport.fanout import Connections, LocalTransport
 
 CODE = """
@@ -59,7 +59,7 @@ def two_attempts(tmp_path: Path, connections: Connections) -> RunDir:
 
 
 def watched(run: RunDir, connections: Connections) -> None:
-    for _ in Watch(run, connections):
+    for _ in RunWatcher(run, connections):
         pass
     finish(run, connections)
 

@@ -23,7 +23,7 @@ from clusterctl.runs.kept_watch import KeptWatch
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import RunState
 from clusterctl.runs.stop import stop_run
-from clusterctl.runs.watch import Watch, open_watch
+from clusterctl.runs.watch import RunWatcher, open_watch
 from clusterctl.transport.fanout import Connections, LocalTransport
 
 
@@ -198,7 +198,7 @@ def test_a_run_goes_on_without_its_launcher_and_is_found_again(tmp_path: Path) -
 def test_a_second_watcher_reads_what_the_first_brings_home(tmp_path: Path, connections: Connections) -> None:
     run = launched(tmp_path, connections, program("print('hello')"))
     with open_watch(run, connections) as mine:
-        assert isinstance(mine, Watch)
+        assert isinstance(mine, RunWatcher)
         with open_watch(run, connections) as other:
             assert isinstance(other, KeptWatch)
             for _ in mine:

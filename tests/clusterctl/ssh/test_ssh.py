@@ -485,9 +485,7 @@ def test_a_login_script_that_prints_without_end_is_named_in_five_seconds(
     script.write_text(f"while :; do echo noise of a login script {target}; done\n")
     try:
         began = time.monotonic()
-        with pytest.raises(
-            Unreachable, match=r"end.*noise of a login script|noise of a login script.*end"
-        ) as refused:
+        with pytest.raises(Unreachable, match=r"end.*noise of a|noise of a.*end") as refused:
             route(known).connect(server.node())
         assert time.monotonic() - began < 5
         assert "\n" not in refused.value.message

@@ -14,7 +14,7 @@ from tests.trainer.conftest import MODEL
 from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import ConfigFaults, TrainerError
 from trainer.plan.summary import check
-from trainer.weights.contents import Wanted
+from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights
 
 OPTIMIZER = {"lr": 1e-2, "min_lr": 1e-3}
@@ -84,7 +84,7 @@ def test_every_layout_begins_with_them(
 def test_weights_of_another_program_are_read_as_they_are(
     source: Path, tmp_path: Path, train_here: TrainHere, metrics: Read
 ) -> None:
-    export_weights(source / "checkpoints" / "step-00000008", tmp_path / "hf", "hf", Wanted())
+    export_weights(source / "checkpoints" / "step-00000008", tmp_path / "hf", "hf", ExportRequest())
     train_here(tmp_path / "next", init=str(tmp_path / "hf"), steps=1, optimizer=OPTIMIZER)
     before, after = (evaluations(metrics(run, "eval")) for run in (source, tmp_path / "next"))
     assert after[0] == pytest.approx(before[-1], abs=1e-6)
@@ -97,7 +97,7 @@ def test_a_larger_vocabulary_keeps_the_rows_that_there_are(
     step = source / "checkpoints" / "step-00000008"
     place = step if kind == "ours" else tmp_path / "hf"
     if kind == "hf":
-        export_weights(step, place, "hf", Wanted())
+        export_weights(step, place, "hf", ExportRequest())
     init = {"source": str(place), "extend_vocabulary": True}
     optimizer = {"lr": 1e-12, "weight_decay": 0.0}
     train_here(tmp_path / "next", init=init, model={**MODEL, "vocab": 70}, steps=1, optimizer=optimizer)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.support.weights import assert_equal, checkpoint, logits_of, random_state, state_of
 from trainer.config.model_sizes import sized
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Wanted
+from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights, import_weights
 
 SHARED = {
@@ -87,7 +87,7 @@ def test_a_family_comes_in_and_goes_out_unchanged(tmp_path: Path, transformers: 
         expected = model(tokens).logits
     torch.testing.assert_close(logits_of(tmp_path / "ours", tokens), expected, rtol=1e-5, atol=1e-5)
     # Back: the same tensors bit for bit, and a config that computes the same.
-    export_weights(tmp_path / "ours", tmp_path / "back", "hf", Wanted())
+    export_weights(tmp_path / "ours", tmp_path / "back", "hf", ExportRequest())
     assert_equal(load_file(tmp_path / "back/model.safetensors"), load_file(tmp_path / "hf/model.safetensors"))
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
     assert type(again) is type(model)
@@ -130,7 +130,7 @@ def test_our_named_sizes_are_written_as_their_family_and_read_again(tmp_path: Pa
     model = sized(name, **small, head_dim=0, query_groups=groups % 4, dropout=dropout)
     state = random_state(model)
     source = checkpoint(tmp_path / "ours", model, state)
-    export_weights(source, tmp_path / "hf", "hf", Wanted())
+    export_weights(source, tmp_path / "hf", "hf", ExportRequest())
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == BACK[name]
     done = import_weights(tmp_path / "hf", tmp_path / "again")
     assert_equal(state_of(tmp_path / "again"), state)
@@ -158,7 +158,7 @@ def test_variants_that_cannot_be_mapped_are_refused(
 ) -> None:
     model = sized("llama-tiny", layers=1, hidden=64, heads=4, ffn=96, vocab=128, query_groups=0)
     source = checkpoint(tmp_path / "ours", model, random_state(model))
-    export_weights(source, tmp_path / "hf", "hf", Wanted())
+    export_weights(source, tmp_path / "hf", "hf", ExportRequest())
     file = tmp_path / "hf/config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(CheckpointError, match=message):
@@ -169,4 +169,4 @@ def test_a_mixture_of_settings_that_no_family_has_is_refused(tmp_path: Path) -> 
     model = sized("llama-tiny", layers=1, hidden=64, heads=4, ffn=96, vocab=128, parallel_residual=True)
     source = checkpoint(tmp_path / "ours", model, random_state(model))
     with pytest.raises(InputError, match="parallel_residual"):
-        export_weights(source, tmp_path / "hf", "hf", Wanted())
+        export_weights(source, tmp_path / "hf", "hf", ExportRequest())

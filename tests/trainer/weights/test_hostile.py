@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import hostile_weights
 from trainer.errors import InputError
-from trainer.weights.contents import Asked
+from trainer.weights.contents import ImportRequest
 from trainer.weights.convert import import_weights
 
 
@@ -35,7 +35,7 @@ def test_each_hostile_file_is_refused_and_runs_nothing(
     accepted, unnamed = [], []
     for name, source in sources.items():
         try:
-            import_weights(source, tmp_path / "ours", name.partition(":")[0], Asked(heads=2))
+            import_weights(source, tmp_path / "ours", name.partition(":")[0], ImportRequest(heads=2))
             accepted.append(name)
         except InputError as error:
             assert error.exit_code == 2

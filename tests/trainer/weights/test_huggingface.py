@@ -23,7 +23,7 @@ from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import CheckpointError, InputError
 from trainer.generate.loading import load_model
 from trainer.weights import huggingface, ours
-from trainer.weights.contents import Asked, Wanted
+from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 
 HIDDEN, LAYERS, VOCAB = 32, 2, 300
@@ -83,7 +83,7 @@ def test_a_round_trip_returns_the_same_bits(tmp_path: Path, prefix: str, shards:
     done = import_weights(source, tmp_path / "ours")
     assert done["from"] == "hf" and done["parameters"] == sum(tensor.numel() for tensor in tensors.values())
     assert verify(tmp_path / "ours").step == 0
-    export_weights(tmp_path / "ours", tmp_path / "back", "hf", Wanted())
+    export_weights(tmp_path / "ours", tmp_path / "back", "hf", ExportRequest())
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert {name.removeprefix("transformer.") for name in back} == {
         name.removeprefix("transformer.") for name in tensors
@@ -98,7 +98,7 @@ def test_a_round_trip_returns_the_same_bits(tmp_path: Path, prefix: str, shards:
 def test_half_precision_survives_a_round_trip(tmp_path: Path) -> None:
     tensors = {name: tensor.bfloat16() for name, tensor in gpt2_tensors().items()}
     import_weights(write_folder(tmp_path / "hf", tensors), tmp_path / "ours")
-    export_weights(tmp_path / "ours", tmp_path / "back", "hf", Wanted(dtype="bf16"))
+    export_weights(tmp_path / "ours", tmp_path / "back", "hf", ExportRequest(dtype="bf16"))
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
     assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -175,7 +175,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
         import_weights(source, tmp_path / "ours")
     assert (tmp_path / "ours" / "mine.txt").read_text() == "mine"
     with pytest.raises(InputError, match="hold no state"):
-        import_weights(source, tmp_path / "other", asked=Asked(state=True))
+        import_weights(source, tmp_path / "other", asked=ImportRequest(state=True))
 
 
 def test_a_conversion_that_was_killed_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_large_exports_have_several_files_and_an_index(
     tensors = gpt2_tensors()
     import_weights(write_folder(tmp_path / "hf", tensors), tmp_path / "ours")
     monkeypatch.setattr(huggingface, "SHARD", 40_000)
-    export_weights(tmp_path / "ours", tmp_path / "back", "hf", Wanted())
+    export_weights(tmp_path / "ours", tmp_path / "back", "hf", ExportRequest())
     index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(4 * tensor.numel() for tensor in tensors.values())
     assert set(index["weight_map"]) == set(tensors) and len(set(index["weight_map"].values())) > 2
@@ -257,7 +257,7 @@ def test_an_export_of_a_training_has_its_tokenizer_and_says_how_it_was_trained(
         "global_batch": 4,
     }
     train_here(tmp_path / "run", steps=2, **config)
-    export_weights(tmp_path / "run/checkpoints/step-00000002", tmp_path / "hf", "hf", Wanted())
+    export_weights(tmp_path / "run/checkpoints/step-00000002", tmp_path / "hf", "hf", ExportRequest())
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "| optimizer steps | 2 |" in card and "| samples | 8 |" in card and "tiny_text_document" in card
     assert str(tmp_path) not in card
@@ -330,7 +330,7 @@ def test_transformers_loads_an_export_with_its_tokenizer(
     }
     train_here(tmp_path / "run", steps=3, **config)
     checkpoint = tmp_path / "run/checkpoints/step-00000003"
-    export_weights(checkpoint, tmp_path / "hf", "hf", Wanted())
+    export_weights(checkpoint, tmp_path / "hf", "hf", ExportRequest())
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     with torch.no_grad():
         theirs = model(ids(300)).logits
@@ -349,6 +349,6 @@ def test_what_transformers_saves_is_imported_and_returned_bit_for_bit(
     model = transformers.GPT2LMHeadModel(config)
     model.save_pretrained(tmp_path / "hf", max_shard_size="50KB")
     import_weights(tmp_path / "hf", tmp_path / "ours")
-    export_weights(tmp_path / "ours", tmp_path / "back", "hf", Wanted())
+    export_weights(tmp_path / "ours", tmp_path / "back", "hf", ExportRequest())
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())

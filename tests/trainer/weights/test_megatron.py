@@ -17,7 +17,7 @@ from tests.support.weights import GPT, assert_equal, checkpoint, random_state, s
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import sized
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Asked, Wanted
+from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.distcp import Chunk, Item, read_distcp, write_distcp
 from trainer.weights.lazy import in_memory
@@ -143,7 +143,7 @@ def test_files_of_old_versions_of_torch_are_read(tmp_path: Path) -> None:
 def test_an_export_is_what_megatron_would_have_written(tmp_path: Path, tensor: int, pipeline: int) -> None:
     state = random_state(GPT)
     source = checkpoint(tmp_path / "ours", GPT, state)
-    export_weights(source, tmp_path / "export", "megatron", Wanted(tensor=tensor, pipeline=pipeline))
+    export_weights(source, tmp_path / "export", "megatron", ExportRequest(tensor=tensor, pipeline=pipeline))
     write_megatron(tmp_path / "expected", GPT, state, 3.0, tensor, pipeline)
     assert (tmp_path / "export/latest_checkpointed_iteration.txt").read_text() == "release"
     for file in (tmp_path / "expected").glob("iter_0000070/*/model_optim_rng.pt"):
@@ -208,7 +208,7 @@ def test_what_the_file_does_not_record_can_be_named(tmp_path: Path) -> None:
     torch.save(document, file)
     with pytest.raises(InputError, match="number of attention heads"):
         import_weights(tmp_path / "megatron", tmp_path / "ours")
-    import_weights(tmp_path / "megatron", tmp_path / "ours", asked=Asked(heads=4, vocab=300))
+    import_weights(tmp_path / "megatron", tmp_path / "ours", asked=ImportRequest(heads=4, vocab=300))
     assert_equal(state_of(tmp_path / "ours"), state)
 
 
@@ -216,7 +216,7 @@ def test_an_export_refuses_sizes_that_do_not_divide(tmp_path: Path) -> None:
     model = replace(GPT, heads=8)
     source = checkpoint(tmp_path / "ours", model, random_state(model))
     with pytest.raises(InputError, match="--tensor 3 does not divide 8 heads") as caught:
-        export_weights(source, tmp_path / "export", "megatron", Wanted(tensor=3, pipeline=3))
+        export_weights(source, tmp_path / "export", "megatron", ExportRequest(tensor=3, pipeline=3))
     assert "--pipeline 3 does not divide 4 layers" in caught.value.message
 
 
@@ -235,7 +235,7 @@ def test_newer_models_go_out_and_come_back(tmp_path: Path, name: str, tensor: in
     model = NEWER[name]
     state = random_state(model)
     source = checkpoint(tmp_path / "ours", model, state)
-    export_weights(source, tmp_path / "export", "megatron", Wanted(tensor=tensor, pipeline=pipeline))
+    export_weights(source, tmp_path / "export", "megatron", ExportRequest(tensor=tensor, pipeline=pipeline))
     done = import_weights(tmp_path / "export", tmp_path / "again")
     assert_equal(state_of(tmp_path / "again"), state)
     changed = {key: value for key, value in done["model"].items() if value != asdict(model)[key]}
@@ -247,7 +247,7 @@ def test_models_that_megatron_has_not_are_refused(tmp_path: Path, name: str) -> 
     model = sized(name, layers=1, hidden=64, heads=4, query_groups=0, head_dim=0, ffn=96, vocab=300)
     source = checkpoint(tmp_path / "ours", model, random_state(model))
     with pytest.raises(InputError, match="Megatron has no model with"):
-        export_weights(source, tmp_path / "export", "megatron", Wanted())
+        export_weights(source, tmp_path / "export", "megatron", ExportRequest())
 
 
 # -- distributed checkpoints ----------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_a_distributed_checkpoint_is_what_torch_reads(tmp_path: Path, name: str)
     model = NEWER.get(name, GPT)
     state = random_state(model)
     source = checkpoint(tmp_path / "ours", model, state)
-    export_weights(source, tmp_path / "export", "megatron-core", Wanted())
+    export_weights(source, tmp_path / "export", "megatron-core", ExportRequest())
     format_utils.dcp_to_torch_save(str(tmp_path / "export/release"), str(tmp_path / "one.pt"))
     found = torch.load(tmp_path / "one.pt", weights_only=True)
     stacked = found["decoder.layers.mlp.linear_fc2.weight"]
@@ -290,5 +290,5 @@ def test_a_mixture_of_experts_is_not_exported_in_part(tmp_path: Path, form: str)
     model = sized("llama-tiny", layers=1, hidden=64, heads=4, query_groups=0, ffn=96, vocab=128, experts=4)
     source = checkpoint(tmp_path / "ours", model, random_state(model))
     with pytest.raises(InputError):
-        export_weights(source, tmp_path / form, form, Wanted())
+        export_weights(source, tmp_path / form, form, ExportRequest())
     assert not (tmp_path / form).exists()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Asked, Wanted
+from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files import protobuf
 from trainer.weights.files.protobuf import read_mindspore
@@ -61,7 +61,7 @@ def test_a_glm_of_any_model_parallel_size_is_imported(tmp_path: Path, ranks: int
     state = random_state(GLM)
     write_glm(tmp_path / "glm" / "200", state, ranks)
     (tmp_path / "glm" / "latest").write_text("200")
-    done = import_weights(tmp_path / "glm", tmp_path / "ours", asked=Asked(heads=4, vocab=300))
+    done = import_weights(tmp_path / "glm", tmp_path / "ours", asked=ImportRequest(heads=4, vocab=300))
     assert done["from"] == "glm" and done["model"]["kind"] == "glm" and done["model"]["positions"] == 24
     assert_equal(state_of(tmp_path / "ours"), state)
 
@@ -123,10 +123,12 @@ def test_the_newest_snapshot_of_oneflow_is_imported_with_its_state(tmp_path: Pat
     state = random_state(GPT, moments=True)
     write_oneflow(tmp_path / "save" / "iter_000100_snapshot", random_state(GPT, moments=True, seed=2))
     write_oneflow(tmp_path / "save" / "iter_000200_snapshot", state)
-    done = import_weights(tmp_path / "save", tmp_path / "ours", asked=Asked(state=True, heads=4))
+    done = import_weights(tmp_path / "save", tmp_path / "ours", asked=ImportRequest(state=True, heads=4))
     assert done["from"] == "oneflow" and done["step"] == 200
     assert_equal(state_of(tmp_path / "ours"), state)
-    import_weights(tmp_path / "save" / "iter_000200_snapshot", tmp_path / "weights", asked=Asked(heads=4))
+    import_weights(
+        tmp_path / "save" / "iter_000200_snapshot", tmp_path / "weights", asked=ImportRequest(heads=4)
+    )
     assert_equal(
         state_of(tmp_path / "weights"),
         {name: one for name, one in state.items() if not name.startswith("exp")},
@@ -137,7 +139,7 @@ def test_a_snapshot_whose_sizes_are_wrong_is_refused(tmp_path: Path) -> None:
     folder = write_oneflow(tmp_path / "iter_1_snapshot", random_state(GPT))
     (folder / "model-wpe" / "out").write_bytes(b"12345678")
     with pytest.raises(CheckpointError, match="model-wpe/out: has 8 bytes"):
-        import_weights(folder, tmp_path / "ours", asked=Asked(heads=4))
+        import_weights(folder, tmp_path / "ours", asked=ImportRequest(heads=4))
 
 
 # -- MindSpore ------------------------------------------------------------------------------------------------
@@ -172,12 +174,12 @@ def test_mindspore_both_ways_with_state(tmp_path: Path, form: str, monkeypatch: 
     monkeypatch.setattr(protobuf, "SLICE", 5000)
     state = random_state(GPT, moments=True)
     source = checkpoint(tmp_path / "ours", GPT, state)
-    export_weights(source, tmp_path / "ms", form, Wanted(state=True))
-    done = import_weights(tmp_path / "ms", tmp_path / "again", asked=Asked(state=True, heads=4))
+    export_weights(source, tmp_path / "ms", form, ExportRequest(state=True))
+    done = import_weights(tmp_path / "ms", tmp_path / "again", asked=ImportRequest(state=True, heads=4))
     assert done["from"] == "mindspore"
     assert_equal(state_of(tmp_path / "again"), state)
     (file,) = (tmp_path / "ms").glob("gpt2.*")
-    import_weights(file, tmp_path / "weights", asked=Asked(heads=4))
+    import_weights(file, tmp_path / "weights", asked=ImportRequest(heads=4))
     assert_equal(
         state_of(tmp_path / "weights"),
         {name: one for name, one in state.items() if not name.startswith("exp")},
@@ -187,7 +189,7 @@ def test_mindspore_both_ways_with_state(tmp_path: Path, form: str, monkeypatch: 
 def test_queries_keys_and_values_are_apart_in_mindspore(tmp_path: Path) -> None:
     state = random_state(GPT)
     source = checkpoint(tmp_path / "ours", GPT, state)
-    export_weights(source, tmp_path / "ms", "mindspore", Wanted())
+    export_weights(source, tmp_path / "ms", "mindspore", ExportRequest())
     found = read_mindspore(tmp_path / "ms" / "gpt2.ckpt")
     qkv = state["blocks.1.attention.qkv.weight"]
     for at in range(3):
@@ -216,5 +218,5 @@ def test_a_glm_cannot_be_exported_as_gpt2(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "ours", model, random_state(model))
     for form in ("hf", "megatron", "mindspore"):
         with pytest.raises(InputError):
-            export_weights(source, tmp_path / form, form, Wanted())
+            export_weights(source, tmp_path / form, form, ExportRequest())
         assert not (tmp_path / form).exists()

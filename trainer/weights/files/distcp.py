@@ -52,11 +52,11 @@ def read_distcp(folder: Path) -> dict[str, Lazy]:
     if not isinstance(described, dict) or not isinstance(places, dict):
         raise CheckpointError(f"{file}: not the metadata of a distributed checkpoint")
     by_key: dict[str, dict[Shape, Mapping[str, Any]]] = {}
-    for index, place in places.items():
+    for index, chunk in places.items():
         named = attributes(index)
         offset = named.get("offset")
         if isinstance(named.get("fqn"), str) and isinstance(offset, tuple):
-            by_key.setdefault(named["fqn"], {})[offset] = attributes(place)
+            by_key.setdefault(named["fqn"], {})[offset] = attributes(chunk)
     found = {}
     for key, entry in described.items():
         chunks = attributes(entry).get("chunks")
@@ -97,8 +97,8 @@ def _chunk(
     offsets, sizes = chunk.get("offsets"), chunk.get("sizes")
     if not isinstance(offsets, tuple) or not _is_shape(sizes) or not _is_shape(offsets):
         raise CheckpointError(f"{folder / METADATA}: a part of {key} has no place or shape")
-    place = places.get(offsets, {})
-    name, start, length = (place.get(field) for field in ("relative_path", "offset", "length"))
+    chunk = places.get(offsets, {})
+    name, start, length = (chunk.get(field) for field in ("relative_path", "offset", "length"))
     if (
         not isinstance(name, str)
         or name != Path(name).name
@@ -106,7 +106,7 @@ def _chunk(
         or type(length) is not int
     ):
         raise CheckpointError(f"{folder / METADATA}: does not say in which file of this folder {key} is")
-    if place.get("transform_descriptors"):
+    if chunk.get("transform_descriptors"):
         raise CheckpointError(
             f"{folder / METADATA}: {key} is compressed or encrypted", "save it without that"
         )
