@@ -31,21 +31,40 @@ def amount_text(raw: object) -> str:
     return raw
 
 
-def amount(text: str) -> tuple[float, str]:
+def amount(text: str, units: tuple[str, ...] = UNITS, example: str = _EXAMPLE) -> tuple[float, str]:
     """Return number and unit: (2.5e9, "tokens") for `2.5B tokens`, (0.01, "part") for `1%`."""
     found = _WRITTEN.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"is {text!r}; {_EXAMPLE}")
+        raise ValueError(f"is {text!r}; {example}")
     value = float(found["number"]) * _SCALES[found["scale"]]
     unit = found["unit"] or "steps"
     if unit == "%":
         value, unit = value / 100, "part"
     unit = unit if unit == "part" or unit.endswith("s") else unit + "s"
-    if unit not in UNITS or not math.isfinite(value):
-        raise ValueError(f"is {text!r}; {_EXAMPLE}")
+    if unit not in units or not math.isfinite(value):
+        raise ValueError(f"is {text!r}; {example}")
     if unit == "part" and value > 1:
         raise ValueError(f"is {text!r}, more than the whole")
     return value, unit
+
+
+# Units of a whole training: a part of it says nothing.
+LENGTHS = ("steps", "samples", "tokens", "epochs")
+_LENGTH_EXAMPLE = 'write it as "2.5B tokens", "3M samples" or "2 epochs"'
+
+
+def length_text(raw: object) -> str:
+    """Return the text of a training's length. Raises ValueError."""
+    if not isinstance(raw, str):
+        raise ValueError(f"is {raw!r}; {_LENGTH_EXAMPLE}")
+    if raw and not length_of(raw)[0]:
+        raise ValueError(f"is {raw!r}, which is nothing")
+    return raw
+
+
+def length_of(text: str) -> tuple[float, str]:
+    """Return number and unit of a training's length: (2.0, "epochs") for `2 epochs`. Raises ValueError."""
+    return amount(text, LENGTHS, _LENGTH_EXAMPLE)
 
 
 def gigabytes(raw: object) -> float:

@@ -51,7 +51,9 @@ class ModelConfig:
     tied: bool = setting(True)
     """Whether the token table is the output matrix too."""
     vocab: int = setting(2048, least=2)
-    """Token ids that exist; the table is padded to a multiple of 128, and padded ids never appear."""
+    """Token ids that exist; the table is padded to a multiple of vocab_multiple, and padded ids never appear."""
+    vocab_multiple: int = setting(VOCAB_MULTIPLE, least=1)
+    """Each tensor parallel rank has a multiple of so many rows of the table; 1 pads to equal parts alone."""
     ffn: int = setting(0, least=0)
     """Width inside the feed-forward part; 0 means 4 x hidden, with swiglu 8/3 x hidden rounded up to 64."""
     swiglu: bool = setting(False)
@@ -74,6 +76,8 @@ class ModelConfig:
     """Chance to drop an activation, in training only."""
     attention_dropout: float = setting(0.0, least=0.0, below=1.0)
     """Chance to drop an attention probability, in training only. Above 0 no kernel is used: all scores are kept."""
+    label_smoothing: float = setting(0.0, least=0.0, below=1.0)
+    """Part of each target's probability that is spread evenly over the vocabulary, in training only."""
     activation: str = setting("gelu_tanh", choices=("gelu_tanh", "gelu"))
     """gelu_tanh is what GPT-2 was trained with; gelu is the exact form."""
     eps: float = setting(1e-5, above=0.0)
@@ -137,8 +141,8 @@ class ModelConfig:
         return self.padded(1)
 
     def padded(self, tensor: int) -> int:
-        """Return the rows of the token table shared by so many tensor parallel ranks, each with a multiple of 128."""
-        unit = VOCAB_MULTIPLE * tensor
+        """Return the rows of the token table shared by so many tensor parallel ranks, each with whole multiples."""
+        unit = self.vocab_multiple * tensor
         return -(-self.vocab // unit) * unit
 
     @property

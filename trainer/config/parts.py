@@ -8,6 +8,8 @@ from trainer.config.amounts import amount_text, gigabytes
 from trainer.config.chips import NAMES
 from trainer.config.reader import setting
 
+SCHEDULES = ("cosine", "linear", "constant", "wsd", "polynomial", "exponential")
+
 
 @dataclass(frozen=True)
 class ParallelConfig:
@@ -73,8 +75,9 @@ class OptimizerConfig:
     """Added to the root of the squared average."""
     clip: float = setting(1.0, least=0.0)
     """Largest norm of the gradient of all parameters together; 0 leaves it as it is."""
-    schedule: str = setting("cosine", choices=("cosine", "linear", "constant", "wsd"))
-    """How the rate goes from lr to min_lr after the warm-up; wsd stays at lr and falls in its last part."""
+    schedule: str = setting("cosine", choices=SCHEDULES)
+    """How the rate goes from lr to min_lr after the warm-up; wsd stays at lr and falls in its last part. polynomial is
+    linear to the power of `power`; exponential falls by the same factor in every step."""
     warmup_steps: int = setting(0, least=0)
     """Steps in which the rate rises from 0 to lr."""
     warmup: str = setting("", read=amount_text)
@@ -83,6 +86,8 @@ class OptimizerConfig:
     """Length of the schedule, warm-up included; min_lr after it. The whole training if left out."""
     wsd_decay: float = setting(0.1, above=0.0, below=1.0)
     """With wsd: the part of the schedule, its last, in which the rate falls."""
+    power: float = setting(1.0, above=0.0)
+    """With polynomial: the power of the part of the schedule that is left; 1 is linear."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_eod_faults(config), "model data.eod"),
         (_batch_faults(config, layout), batch),
         (_ramp_faults(config, layout), f"{batch} batch_ramp"),
-        (_rate_faults(config), "optimizer.lr optimizer.min_lr"),
+        (_rate_faults(config), "optimizer.lr optimizer.min_lr optimizer.schedule optimizer.power"),
         (
             _schedule_faults(config),
             "steps batch_ramp optimizer.warmup optimizer.warmup_steps optimizer.decay",
@@ -312,6 +312,12 @@ def _rate_faults(config: TrainConfig) -> Iterator[Fault]:
     optimizer = config.optimizer
     if optimizer.min_lr > optimizer.lr:
         yield Fault("train.optimizer.min_lr", f"{optimizer.min_lr} is more than lr {optimizer.lr}")
+    if optimizer.schedule == "exponential" and not optimizer.min_lr:
+        problem = "is 0, which an exponential schedule never reaches"
+        yield Fault("train.optimizer.min_lr", problem, "use a small rate, such as lr / 100")
+    if optimizer.power != 1 and optimizer.schedule != "polynomial":
+        problem = f"goes with schedule polynomial, and schedule is {optimizer.schedule}"
+        yield Fault("train.optimizer.power", problem, "schedule: polynomial, or leave it out")
 
 
 def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:

@@ -27,7 +27,8 @@ def train_schema() -> Schema:
     model = _object(ModelConfig)
     model["properties"]["name"] = {**names, "description": "A named size that the other keys change."}
     properties["model"] = {**_text(properties["model"]), "anyOf": [names, model]}
-    schema["required"] = sorted({*schema.get("required", []), "model"})
+    # `length` or a task's epochs may stand in place of `steps`.
+    schema["required"] = sorted({*schema.get("required", []), "model"} - {"steps"})
     _short(properties, "parallel", {"const": "auto"})
     _short(properties, "init", {"type": "string"})
     _short(properties, "recompute", {"enum": properties["recompute"]["properties"]["mode"]["enum"]})

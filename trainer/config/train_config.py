@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from trainer.config.amounts import BatchSizes
+from trainer.config.amounts import BatchSizes, length_text
 from trainer.config.chips import NAMED
 from trainer.config.data import DataConfig, listed_sources
 from trainer.config.layout import Layout, Piece, pieces_of
@@ -43,6 +43,8 @@ class TrainConfig:
     """A task to learn instead of a corpus."""
     steps: int = setting(1, least=1, required=True)
     """Optimizer steps in all, counted from the beginning of the training and not from a resume."""
+    length: str = setting("", read=length_text)
+    """In place of `steps`: `2.5B tokens`, `3M samples` or `2 epochs` of the corpora, rounded up to whole steps."""
     micro_batch: int = setting(8, least=1)
     """Samples that a rank computes at the same time."""
     global_batch: int | None = setting(None, least=1)

@@ -180,7 +180,11 @@ def learning_rate(
         left = min(1.0, max(0.0, (length - done) / falls))
     else:
         share = min(1.0, (done - warmup) / max(1, length - warmup))
-        left = 1.0 - share if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * share))
+        if config.schedule == "exponential":
+            return float(config.lr * (config.min_lr / config.lr) ** share)
+        power = config.power if config.schedule == "polynomial" else 1.0
+        falls_straight = config.schedule in ("linear", "polynomial")
+        left = (1.0 - share) ** power if falls_straight else 0.5 * (1.0 + math.cos(math.pi * share))
     return config.min_lr + (config.lr - config.min_lr) * left
 
 

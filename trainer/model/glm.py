@@ -7,7 +7,7 @@ counts within the blank, and is 0 in the source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -87,7 +87,7 @@ class GLM(nn.Module):
         x = self.norm(x)
         if targets is None:
             return self.head.logits(x)
-        return loss_over_counted(partial(self.head.loss, x), targets)
+        return loss_over_counted(self._loss_of(x), targets)
 
     def hidden(self, tokens: Tensor, positions: Tensor, separators: Tensor) -> Tensor:
         """Return what the output layer reads (batch, length, hidden): the logits of chosen positions cost less."""
@@ -103,6 +103,11 @@ class GLM(nn.Module):
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
         return F.dropout(x, self.config.dropout, self.training)
+
+    def _loss_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what computes the loss of targets; labels are smoothed in training only."""
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        return partial(self.head.loss, x, smoothing=smoothing)
 
     @property
     def head(self) -> TokenTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -84,8 +84,8 @@ class GPT(nn.Module):
             return self.head.logits(x)
         if ends and ends.loss:
             targets = masks.counted(tokens, targets, ends.eod)
-            return masks.loss_over_counted(partial(self.head.loss, x), targets)
-        return self.head.loss(x, targets)
+            return masks.loss_over_counted(self._loss_of(x), targets)
+        return self._loss_of(x)(targets)
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Return what the output layer reads (batch, sequence, hidden): the logits of chosen positions cost less."""
@@ -115,6 +115,11 @@ class GPT(nn.Module):
             hidden = far if hidden is None else hidden | far
         turning = turns(at, self.config, length * self.context.size) if self.config.rotary else None
         return Sight(hidden, turning, self.context, self.aux_weight)
+
+    def _loss_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what computes the loss of targets; labels are smoothed in training only."""
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        return partial(self.head.loss, x, smoothing=smoothing)
 
     @property
     def head(self) -> TokenTable:

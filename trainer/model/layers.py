@@ -18,6 +18,7 @@ from trainer.model.attention import PLAIN, Attention, Sight
 from trainer.model.cuts import Cut, cuts_of
 from trainer.model.experts import Experts
 from trainer.model.feed_forward import FeedForward
+from trainer.model.masks import UNCOUNTED
 from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.parallel.tensor import ALONE, Parallel, column_linear, cross_entropy
@@ -28,7 +29,7 @@ INTO_RESIDUAL = ("attention.out.weight", "feed_forward.down.weight")
 class TokenTable(nn.Module):
     """The token embedding, the output matrix, or both in one; divided by rows among the ranks.
 
-    Its padding (to a multiple of 128 rows a rank) starts at zero and never enters the loss, so it gets no
+    Its padding (to a multiple of `vocab_multiple` rows a rank) starts at zero and never enters the loss, so it gets no
     gradient and stays zero: the padded model computes exactly what the logical one does.
     """
 
@@ -56,12 +57,30 @@ class TokenTable(nn.Module):
         own = column_linear(x, self.weight, None, self.parallel)
         return self.parallel.gather(own, -1)[..., : self.vocab]
 
-    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the targets that are not -100."""
+    def loss(self, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the mean cross-entropy over the targets that are not -100.
+
+        With `smoothing`, this part of each target's probability is spread evenly over the vocabulary.
+        """
+        x, targets = x.flatten(0, 1) if self.parallel.size == 1 else x, targets.flatten()
         if self.parallel.size == 1:
-            return self.ops.linear_cross_entropy(x.flatten(0, 1), self.weight, targets.flatten(), self.vocab)
+            loss = self.ops.linear_cross_entropy(x, self.weight, targets, self.vocab)
+            return loss + smoothing * self._above_mean(x, targets) if smoothing else loss
         own = column_linear(x, self.weight, None, self.parallel)[..., : self.real]
-        return cross_entropy(own.flatten(0, 1), targets.flatten(), self.first, self.parallel)
+        evenly = smoothing / self.vocab
+        return cross_entropy(own.flatten(0, 1), targets, self.first, self.parallel, smoothing, evenly)
+
+    def _above_mean(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Return how far the logits of the targets are above the mean logit, on average.
+
+        Smoothed cross-entropy is the plain one plus `smoothing` times this; it needs no logits of the vocabulary.
+        """
+        counts = targets != UNCOUNTED
+        with torch.autocast(x.device.type, enabled=False):
+            wanted = F.embedding(targets.masked_fill(~counts, 0), self.weight).float()
+            mean = self.weight[: self.vocab].float().mean(0)
+            above = (x.float() * (wanted - mean)).sum(-1)
+        return above.masked_fill(~counts, 0.0).sum() / counts.sum()
 
 
 class PositionTable(nn.Module):

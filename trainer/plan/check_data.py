@@ -33,6 +33,18 @@ def check_corpora(config: TrainConfig, base: Path) -> tuple[list[CorpusUse], lis
     return ([] if faults else _uses(config, indices)), faults
 
 
+def count_samples(config: TrainConfig, base: Path) -> int:
+    """Return the samples in one epoch of the training's corpora together; 0 if one of them cannot be read."""
+    data, samples = config.data, 0
+    split = WHOLE if data.parted else data.split
+    for source in data.sources("train"):
+        index, wrong = look(base / source.prefix)
+        if index is None or wrong:
+            return 0
+        samples += max(0, _tokens({source.prefix: index}, source, split, "train") - 1) // config.model.sequence
+    return samples
+
+
 def _part_faults(config: TrainConfig, indices: dict[str, Index], which: str) -> Iterator[Fault]:
     """Yield the faults of the corpora for the samples of `which` (train or valid)."""
     data, keys = config.data, {prefix: key for key, prefix in config.data.prefixes().items()}

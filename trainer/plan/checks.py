@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.config.layout import Layout, accumulation
-from trainer.config.model import VOCAB_MULTIPLE, ModelConfig
+from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
 from trainer.config.parts import ProfileConfig
 from trainer.plan.hardware import Hardware
@@ -111,7 +111,8 @@ def _of_layout(config: TrainConfig, layout: Layout, hardware: Hardware, need: Me
     model = config.model
     if layout.tensor > 1 and model.padded(layout.tensor) != model.padded_vocab:
         rows = model.padded(layout.tensor)
-        yield f"tensor {layout.tensor} pads the vocabulary of {model.vocab} to {rows} rows ({VOCAB_MULTIPLE} x tensor)"
+        unit = f"{model.vocab_multiple} x tensor"
+        yield f"tensor {layout.tensor} pads the vocabulary of {model.vocab} to {rows} rows ({unit})"
     if layout.tensor > hardware.devices_per_node:
         yield f"tensor {layout.tensor} spans nodes of {hardware.devices_per_node} devices: each block waits for the net"
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)

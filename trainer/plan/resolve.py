@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trainer.config import rules
 from trainer.config.data import data_faults
@@ -11,6 +12,7 @@ from trainer.config.rules import glm_faults
 from trainer.config.train_config import TrainConfig, read_train
 from trainer.errors import ConfigFaults, Fault
 from trainer.plan.auto import Choice, choose
+from trainer.plan.length import with_steps
 from trainer.plan.tune import tune_faults, with_amounts
 
 
@@ -37,8 +39,11 @@ class Planned:
     choice: Choice | None = None
 
 
-def plan_config(raw: object, world_size: int) -> Planned:
-    """Return the config, its faults, and how `auto` chose."""
+def plan_config(raw: object, world_size: int, base: Path | None = Path()) -> Planned:
+    """Return the config, its faults, and how `auto` chose.
+
+    `base`: the folder that relative paths of corpora begin at; None where the corpora are not on this machine.
+    """
     faults: list[Fault] = []
     if not isinstance(raw, Mapping):
         return Planned(TrainConfig(), [Fault("train", f"is {type(raw).__name__}; a mapping is needed")])
@@ -46,6 +51,7 @@ def plan_config(raw: object, world_size: int) -> Planned:
     if config.tune.task:
         # They follow from the examples, and there is no corpus.
         faults[:] = [fault for fault in faults if fault.key not in ("train.steps", "train.data")]
+    config = with_steps(config, world_size, rest, base, faults)
     choice = None
     if config.parallel.auto and not faults:
         config, choice = choose(config, world_size, frozenset(rest))

@@ -34,7 +34,8 @@ def check(document: object) -> dict[str, Any]:
     if not isinstance(world, int) or isinstance(world, bool) or world < 1:
         return _answer([Fault("world_size", f"is {world!r}; a whole number of at least 1 is needed")])
     train, chip_faults = with_reported(document.get("train"), document.get("reported"))
-    found = plan_config(train, world)
+    base = Path(str(document.get("base_dir") or "."))
+    found = plan_config(train, world, base if document.get("check_data") else None)
     config, faults = found.config, [*chip_faults, *found.faults]
     uses: list[CorpusUse] = []
     data_notes: list[str] = []
@@ -42,14 +43,13 @@ def check(document: object) -> dict[str, Any]:
         # With NumPy, which a plan without data does not need.
         from trainer.plan.check_data import check_corpora, check_tokenizer
 
-        base = Path(str(document.get("base_dir") or "."))
         uses, data_faults = check_corpora(config, base)
         word_faults, data_notes = check_tokenizer(config, base)
         faults += [*data_faults, *word_faults]
     if config.init.source and not faults:
         from trainer.plan.check_init import check_init
 
-        init_faults, init_notes = check_init(config, Path(str(document.get("base_dir") or ".")))
+        init_faults, init_notes = check_init(config, base)
         faults += init_faults
         data_notes = [*data_notes, *init_notes]
     whole = None if faults else summary(config, world, uses, found.choice)

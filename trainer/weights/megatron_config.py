@@ -155,7 +155,7 @@ def arguments_for(contents: Contents, wanted: ExportRequest) -> dict[str, object
         "untie_embeddings_and_output_weights": not model.tied,
         "vocab_size": model.vocab,
         "padded_vocab_size": model.padded(wanted.tensor),
-        "make_vocab_size_divisible_by": 128,
+        "make_vocab_size_divisible_by": model.vocab_multiple,
         "swiglu": model.swiglu,
         "openai_gelu": False,
         "bias_gelu_fusion": model.activation == "gelu_tanh" and not model.swiglu,

@@ -9,6 +9,7 @@ from trainer.config.data import split_fractions
 from trainer.config.parts import ParallelConfig
 from trainer.errors import ConfigFaults
 from trainer.plan.resolve import read_config, try_config
+from trainer.plan.summary import check
 
 Make = Callable[..., dict[str, Any]]
 
@@ -198,3 +199,62 @@ def test_ranks_that_share_samples_need_a_plain_gpt_and_a_sequence_that_divides()
     assert len(found) == 3 and "128 tokens do not divide by 3 ranks" in found[0]
     config, faults = try_config({**raw, "model": {"name": "llama-tiny", "sequence": 126}}, 6)
     assert not faults and config.layout(6).readers == 2 and config.global_batch == 16
+
+
+def test_a_length_becomes_steps_rounded_up(raw_config: Make) -> None:
+    raw = raw_config()
+    del raw["steps"]
+    sequence = raw["model"]["sequence"]
+    for length, steps in {
+        f"{8 * sequence * 3} tokens": 3,
+        f"{8 * sequence * 3 + 1} tokens": 4,
+        "17 samples": 3,
+        "5 steps": 5,
+    }.items():
+        config, faults = try_config({**raw, "length": length}, 1)
+        assert (config.steps, faults) == (steps, []), length
+    # The document's 125M: 2.5 billion tokens are 4,769 steps.
+    model = {"name": "gpt3-125M", "vocab": 60}
+    config, _ = try_config({**raw, "model": model, "global_batch": 256, "length": "2.5B tokens"}, 1)
+    assert config.steps == 4769
+    assert read_config(config.as_json()) == config
+
+
+def test_epochs_are_counted_in_the_corpus(raw_config: Make) -> None:
+    raw = raw_config(length="2 epochs")
+    del raw["steps"]
+    config, faults = try_config(raw, 1)
+    assert not faults
+    plan = check({"train": raw, "world_size": 1, "check_data": True})
+    assert plan["summary"]["epochs"] == pytest.approx(2, abs=8 / config.steps)
+    assert plan["summary"]["steps"] == config.steps > 8
+    ramped, _ = try_config({**raw, "batch_ramp": {"start": 4, "increment": 4, "samples": 40}}, 1)
+    assert ramped.steps > config.steps
+
+
+LENGTHS = [
+    ({"length": "2.5B tokens", "steps": 3}, "beside `steps`"),
+    ({"length": "0 tokens"}, "nothing"),
+    ({"length": "1%"}, "2 epochs"),
+    ({"length": 5}, "2 epochs"),
+    ({"length": "1 epoch", "data": {"prefix": "nowhere"}}, "missing or empty"),
+    (
+        {"length": "1 epoch", "model": {"name": "glm-tiny"}, "data": {"prefix": "x", "eod": 1}},
+        "no fixed length",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), LENGTHS)
+def test_a_length_that_says_nothing_is_refused(raw_config: Make, changes: dict[str, Any], says: str) -> None:
+    raw = raw_config()
+    if "steps" not in changes:
+        del raw["steps"]
+    assert says in faults_of({**raw, **changes})["train.length"]
+    answer = check({"train": {**raw, **changes}, "world_size": 1})
+    assert not answer["ok"]
+
+
+def test_schedules_that_cannot_end_are_refused(raw_config: Make) -> None:
+    found = faults_of(raw_config(optimizer={"schedule": "exponential", "power": 2.0}))
+    assert "never reaches" in found["train.optimizer.min_lr"] and "polynomial" in found["train.optimizer.power"]

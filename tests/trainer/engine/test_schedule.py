@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -33,6 +34,16 @@ def test_wsd_stays_high_and_falls_in_its_last_part() -> None:
 def test_the_rate_stays_at_its_least_after_a_decay_shorter_than_the_training() -> None:
     assert rates("linear", warmup=0, steps=6, decay="4 steps")[3:] == pytest.approx([0.2] * 3)
     assert rates("wsd", warmup=0, steps=6, decay="4 steps")[3:] == pytest.approx([0.2] * 3)
+
+
+def test_polynomial_falls_by_a_power_and_exponential_by_a_factor() -> None:
+    assert rates("polynomial", warmup=0, steps=4) == rates("linear", warmup=0, steps=4)
+    assert rates("polynomial", warmup=0, steps=4, power=2.0) == pytest.approx(
+        [0.2 + 0.8 * left**2 for left in (0.75, 0.5, 0.25, 0.0)]
+    )
+    falls = rates("exponential", warmup=0, steps=4)
+    assert [later / earlier for earlier, later in pairwise(falls)] == pytest.approx([0.2**0.25] * 3)
+    assert falls[-1] == pytest.approx(0.2)
 
 
 def test_a_schedule_in_tokens_is_the_same_as_one_in_steps() -> None:
