@@ -12,7 +12,7 @@ import time
 
 from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.child import MARKER, command, environment
-from clusterctl.agent.network import holders, interfaces, place_of
+from clusterctl.agent.network import holders, interfaces, place_of, rdma_ports
 from clusterctl.agent.processes import LARGEST_ENVIRON, boot_id, end_all, is_alive, read_limited, text_of
 from clusterctl.agent.request import Refused, Request
 
@@ -61,7 +61,7 @@ def examine(request: Request) -> Dict[str, Any]:
         "ports": holders(request.params.get("ports") or [], str(request.params.get("address") or "")),
         "reserved_ports": text_of("/proc/sys/net/ipv4/ip_local_reserved_ports").strip(),
         "ephemeral_ports": text_of("/proc/sys/net/ipv4/ip_local_port_range").strip(),
-        "rdma": sorted(os.listdir("/sys/class/infiniband")) if os.path.isdir("/sys/class/infiniband") else [],
+        "rdma": rdma_ports(),
         "runs": runs_here(workdir),
         "stale_agents": stale_agents(),
         "files": {name: _first_text(paths) for name, paths in (request.params.get("files") or {}).items()},

@@ -24,6 +24,27 @@ TIME_WAIT = "06"
 GREETING = b"clusterctl "
 
 
+def rdma_ports(folder: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
+    """Return the ports of the node's RDMA adapters: state (ACTIVE), rate (100 Gb/sec) and kind of link.
+
+    The ports of NPUs are not among them: only hccn_tool shows those.
+    """
+    result = []
+    for device in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        ports = os.path.join(folder, device, "ports")
+        for port in sorted(os.listdir(ports)) if os.path.isdir(ports) else ():
+            read = {
+                name: text_of(os.path.join(ports, port, name)).strip()
+                for name in ("state", "rate", "link_layer")
+            }
+            # `4: ACTIVE`, `100 Gb/sec (4X EDR)`.
+            state, rate = read["state"].partition(":")[2].strip(), read["rate"].partition(" (")[0]
+            result.append(
+                {"name": f"{device}:{port}", "state": state, "rate": rate, "link": read["link_layer"]}
+            )
+    return result
+
+
 def interfaces() -> Dict[str, Dict[str, Any]]:
     """Return by name whether an interface is up, and its addresses."""
     result: Dict[str, Dict[str, Any]] = {}

@@ -105,6 +105,18 @@ class LiveRun:
 
 
 @dataclass(frozen=True)
+class RdmaPort:
+    """A port of an RDMA adapter."""
+
+    name: str
+    """Adapter and port, as NCCL_IB_HCA takes it: `mlx5_0:1`."""
+    state: str
+    rate: str = ""
+    link: str = ""
+    """InfiniBand, or Ethernet for RoCE."""
+
+
+@dataclass(frozen=True)
 class Examined:
     """The state of a node."""
 
@@ -118,7 +130,7 @@ class Examined:
     ports: tuple[PortHolder, ...] = ()
     reserved_ports: str = ""
     ephemeral_ports: str = ""
-    rdma: tuple[str, ...] = ()
+    rdma: tuple[RdmaPort, ...] = ()
     runs: tuple[LiveRun, ...] = ()
     stale_agents: tuple[int, ...] = ()
     files: dict[str, str | None] = field(default_factory=dict, hash=False)

@@ -19,6 +19,7 @@ from clusterctl.checks import (
     devices,
     network,
     query,
+    rdma,
 )
 from clusterctl.checks import (
     node as checks_node,
@@ -157,7 +158,8 @@ def nodes(
         if outcome.error is not None:
             findings.append(unreachable(outcome.node.name, outcome.error))
         else:
-            findings += [*checks_node.findings(outcome.get()), *devices.findings(outcome.get())]
+            reply = outcome.get()
+            findings += [*checks_node.findings(reply), *devices.findings(reply), *rdma.findings(reply)]
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     findings += [*network.findings(answers), *chips.differing(answers)]
     report(findings, "connections between the nodes")
@@ -202,6 +204,7 @@ def before_launch(
     used = _as_used(cluster, job)
     answers, result = _quick_findings(used, connections, job.master_port, need)
     result += chips.findings(job, used, answers)
+    result += [finding for entry in answers for finding in rdma.before_launch(entry, job.network.rdma)]
     odd = folded([entry for entry in result if not entry.is_sound])
     for entry in odd:
         if entry.level == "warning":

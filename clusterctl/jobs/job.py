@@ -24,6 +24,7 @@ from clusterctl.inventory.cluster import (
 )
 from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers, placeholders
+from clusterctl.jobs.interconnect import NetworkOptions, network_faults, read_network
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.restarts import Restart
@@ -92,6 +93,7 @@ class Job:
     """For a program: a pattern that finds its steps in its output; "" for the known formats, "off" for none."""
     notify: str = ""
     """A command or a webhook that is called when the run ends, fails, restarts or stalls."""
+    network: NetworkOptions = field(default_factory=NetworkOptions)
     slurm: SlurmOptions | None = None
     """What `submit slurm` asks Slurm for."""
     source: str = ""
@@ -159,6 +161,7 @@ def _read(top: Section, path: Path) -> Job:
         hang_after=_seconds(top, "hang_after", None),
         progress=_progress(top),
         notify=top.take_text("notify"),
+        network=read_network(top),
         slurm=read_slurm(top),
         source=str(path),
     )
@@ -347,6 +350,8 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
         faults.append(_fault(job, ("device_ids",), problem, "device_ids: visible"))
     for path, problem, remedy in saving_faults(job.train, len(cluster.nodes)):
         faults.append(_fault(job, path, problem, remedy))
+    for key, problem, remedy in network_faults(job.network, cluster):
+        faults.append(_fault(job, ("network", key), problem, remedy))
     summary: dict[str, Any] = {}
     if job.train is not None and not in_train:
         answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))

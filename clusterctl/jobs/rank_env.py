@@ -67,6 +67,7 @@ def rank_environment(place: NodePlace, local_rank: int, job: Job, facts: Facts) 
     env = {
         **facts.forwarded,
         **_runtime(place, facts),
+        **job.network.environment(place.node.kind),
         **_of_launcher(place, job),
         **_devices(place, local_rank, job, facts),
         **_torch(place, rank, local_rank),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clusterctl.jobs.interconnect import RDMA_CHOICES, TUNING
 from clusterctl.jobs.job import (
     COLLECT_CHOICES,
     DEVICE_ID_CHOICES,
@@ -79,6 +80,7 @@ def _own() -> Schema:
         ),
         "share_devices": ({"type": "boolean"}, "Allow devices that another run is using."),
         "restart": (_restart(), "Restart the run after a failure."),
+        "network": (_network(), "How ranks on several nodes exchange."),
         "slurm": (_slurm(), "What `clusterctl submit slurm` asks Slurm for."),
         "notify": (
             TEXT,
@@ -129,6 +131,17 @@ def _restart() -> Schema:
             },
         },
     }
+
+
+def _network() -> Schema:
+    text = "auto: NCCL and HCCL decide. on: NCCL fails where it finds no RDMA. off: NCCL uses TCP."
+    rows = {
+        row.key: {"type": "integer", "minimum": row.least, "maximum": row.most}
+        | {"description": f"{row.text} Sets {row.nccl} or {row.hccl}."}
+        for row in TUNING
+    }
+    properties = {"rdma": {"enum": list(RDMA_CHOICES), "description": text}, **rows}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _slurm() -> Schema:

@@ -41,7 +41,9 @@ def count_samples(config: TrainConfig, base: Path) -> int:
         index, wrong = look(base / source.prefix)
         if index is None or wrong:
             return 0
-        samples += max(0, _tokens({source.prefix: index}, source, split, "train") - 1) // config.model.sequence
+        samples += (
+            max(0, _tokens({source.prefix: index}, source, split, "train") - 1) // config.model.sequence
+        )
     return samples
 
 

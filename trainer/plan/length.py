@@ -49,7 +49,9 @@ def with_steps(
 def _epoch(config: TrainConfig, base: Path | None, faults: list[Fault]) -> int:
     """Return the samples of one epoch of the training's corpora; 1 if they cannot be counted, which is a fault."""
     if config.model.kind == "glm":
-        problem = "GLM cuts other samples from the documents in every epoch, so that an epoch has no fixed length"
+        problem = (
+            "GLM cuts other samples from the documents in every epoch, so that an epoch has no fixed length"
+        )
         faults.append(Fault(KEY, problem, "give tokens or samples"))
         return 1
     if base is None:

@@ -12,6 +12,7 @@ from clusterctl.checks.node import CheckpointNeed, checkpoint_room
 from clusterctl.errors import FindingsError, Unreachable
 from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs.interconnect import NetworkOptions
 from clusterctl.jobs.job import Job
 from clusterctl.transport.fanout import Connections, ScriptedTransport
 from tests.support import examined
@@ -57,6 +58,9 @@ def test_all_of_a_node_is_asked_in_two_round_trips_and_its_reach_in_one_more() -
     assert [what for node, what, _ in script.asked if node == "b"] == ["hello", "examine", "knock"]
 
 
+PORT = {"name": "mlx5_0:1", "state": "ACTIVE", "rate": "100 Gb/sec", "link": "InfiniBand"}
+
+
 def test_a_clock_is_set_against_ours_by_the_round_trip() -> None:
     table = {**examined.script(), ("a", "hello"): examined.hello(wall=time.time() - 600)}
     found = odd(asked(table, "a", "b"), "clock")
@@ -86,7 +90,7 @@ def test_two_clocks_that_are_each_near_ours_may_be_far_from_each_other() -> None
             "1024 open files (ulimit -n; hard limit 4096)",
         ),
         ("nproc", "warning", {"limits": {"NPROC": [512, -1]}}, "hard limit none"),
-        ("memlock", "warning", {"rdma": ["mlx5_0"]}, "65536 bytes of locked memory"),
+        ("memlock", "warning", {"rdma": [PORT]}, "65536 bytes of locked memory"),
         (
             "address",
             "bad",
@@ -364,3 +368,31 @@ def test_a_launch_asks_the_nodes_for_their_chip() -> None:
     refused = launched_on("910A")
     assert "nothing was started" in refused and "its devices are 910A: train.precision" in refused
     assert "their devices differ: 910B3 on a, 910B1 on b" in launched_on("910B3", "910B1")
+
+
+def rdma(level: str, *states: str) -> list[str]:
+    """What doctor says of a node with GPUs whose RDMA ports have these states."""
+    ports = [{**PORT, "name": f"mlx5_{i}:1", "state": state} for i, state in enumerate(states)]
+    findings = asked(examined.script(a=examined.node(rdma=ports)), "a", kind="cuda", devices=(0,))
+    return [entry.what for entry in findings if entry.check == "rdma" and entry.level == level]
+
+
+def test_rdma_ports_are_named_with_their_state_and_rate() -> None:
+    assert rdma("ok", "ACTIVE", "DOWN") == ["RDMA by 1 port: mlx5_0:1 100 Gb/sec (InfiniBand)"]
+    assert rdma("note", "ACTIVE", "DOWN") == ["RDMA: mlx5_1:1 is DOWN"]
+    assert rdma("warning", "DOWN") == ["RDMA: mlx5_0:1 is DOWN"]
+    assert rdma("note") == ["no RDMA adapter: NCCL uses TCP between nodes"]
+
+
+def test_a_job_that_asks_for_rdma_does_not_start_without_an_active_port() -> None:
+    cluster = Cluster("lab", (Node("a", "a", "a", kind="cuda", devices=(0,)),))
+    wants = Job("x", command=("true",), network=NetworkOptions("on"))
+    for state, starts in (("ACTIVE", True), ("INIT", False)):
+        table = examined.script(a=examined.node(rdma=[{**PORT, "state": state}]))
+        with Connections(ScriptedTransport(table)) as connections:
+            said = ""
+            try:
+                doctor.before_launch(cluster, wants, connections, lambda *one: None)
+            except Found as error:
+                said = error.message
+        assert ("mlx5_0:1 INIT" in said) != starts, said

@@ -257,4 +257,6 @@ def test_a_length_that_says_nothing_is_refused(raw_config: Make, changes: dict[s
 
 def test_schedules_that_cannot_end_are_refused(raw_config: Make) -> None:
     found = faults_of(raw_config(optimizer={"schedule": "exponential", "power": 2.0}))
-    assert "never reaches" in found["train.optimizer.min_lr"] and "polynomial" in found["train.optimizer.power"]
+    assert (
+        "never reaches" in found["train.optimizer.min_lr"] and "polynomial" in found["train.optimizer.power"]
+    )

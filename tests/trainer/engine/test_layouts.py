@@ -29,7 +29,14 @@ GLM_4 = {
     "sandwich_norms": True,
     "eps": 1e-2,
 }
-STARCODER = {**GPT, "query_groups": 2, "rotary": True, "window": 5, "label_smoothing": 0.1, "vocab_multiple": 7}
+STARCODER = {
+    **GPT,
+    "query_groups": 2,
+    "rotary": True,
+    "window": 5,
+    "label_smoothing": 0.1,
+    "vocab_multiple": 7,
+}
 MOE = {**LLAMA, "query_groups": 0, "experts": 4, "ffn": 48, "shared_ffn": 16, "aux_loss": 0.1}
 TIGHT_MOE = {**MOE, "capacity": 0.75}
 MODELS = {
