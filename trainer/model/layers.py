@@ -65,12 +65,12 @@ class TokenTable(nn.Module):
         x, targets = x.flatten(0, 1) if self.parallel.size == 1 else x, targets.flatten()
         if self.parallel.size == 1:
             loss = self.ops.linear_cross_entropy(x, self.weight, targets, self.vocab)
-            return loss + smoothing * self._above_mean(x, targets) if smoothing else loss
+            return loss + smoothing * self.above_mean(x, targets) if smoothing else loss
         own = column_linear(x, self.weight, None, self.parallel)[..., : self.real]
         evenly = smoothing / self.vocab
         return cross_entropy(own.flatten(0, 1), targets, self.first, self.parallel, smoothing, evenly)
 
-    def _above_mean(self, x: Tensor, targets: Tensor) -> Tensor:
+    def above_mean(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return how far the logits of the targets are above the mean logit, on average.
 
         Smoothed cross-entropy is the plain one plus `smoothing` times this; it needs no logits of the vocabulary.

@@ -196,11 +196,12 @@ class _Shapes:
     def __init__(self, table: Any) -> None:
         self.table = table
 
-    def __call__(self, x: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         table = self.table
         if table.parallel.size == 1:
-            loss: Tensor = _AtOnce.apply(x.flatten(0, 1), table.weight)  # type: ignore[no-untyped-call]
-            return loss
+            x = x.flatten(0, 1)
+            loss: Tensor = _AtOnce.apply(x, table.weight)  # type: ignore[no-untyped-call]
+            return loss + smoothing * table.above_mean(x, targets.flatten()) if smoothing else loss
         own = column_linear(x, table.weight, None, table.parallel)[..., : table.real].flatten(0, 1)
         loss = _Cut.apply(own)  # type: ignore[no-untyped-call]
         return loss
