@@ -79,6 +79,14 @@ def _own() -> Schema:
             "What to fetch from the nodes besides logs and metrics.",
         ),
         "share_devices": ({"type": "boolean"}, "Allow devices that another run is using."),
+        **_around(),
+    }
+    return {key: {**schema, "description": text} for key, (schema, text) in keys.items()}
+
+
+def _around() -> dict[str, tuple[Schema, str]]:
+    """Return the keys about a run as a whole: failures, the network, the owner of the nodes."""
+    return {
         "restart": (_restart(), "Restart the run after a failure."),
         "network": (_network(), "How ranks on several nodes exchange."),
         "slurm": (_slurm(), "What `clusterctl submit slurm` asks Slurm for."),
@@ -95,7 +103,6 @@ def _own() -> Schema:
             "Treat the run as hung after this long without a step (or output, for your own program).",
         ),
     }
-    return {key: {**schema, "description": text} for key, (schema, text) in keys.items()}
 
 
 def _setup() -> Schema:
