@@ -46,6 +46,14 @@ ATTEMPT = "CLUSTERCTL_ATTEMPT"
 NODE = "CLUSTERCTL_NODE"
 # cpu, cuda or npu.
 DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"
+# Set in the pods that `clusterctl submit` describes: the platform, and what its own variables do not say.
+POD_PLATFORM = "CLUSTERCTL_PLATFORM"
+# The number of nodes.
+POD_COUNT = "CLUSTERCTL_PODS"
+# Their addresses in order.
+POD_PEERS = "CLUSTERCTL_PEERS"
+# The number of devices on each.
+POD_DEVICES = "CLUSTERCTL_DEVICES"
 # A folder of this node that all runs may share.
 CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 
