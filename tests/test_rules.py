@@ -42,7 +42,7 @@ MAY = {
         "jobs": "agent inventory hostfile",
         "logs": "inventory transport jobs",
         "sandbox": "jobs",
-        "platforms": "inventory transport hostfile jobs",
+        "platforms": "inventory transport hostfile ranktable jobs runs",
         "checkpoints": "agent inventory transport transfer jobs",
         "checks": "inventory transport ranktable jobs keeper",
         "runs": "agent inventory transport transfer ranktable jobs logs checkpoints",

@@ -186,6 +186,7 @@ def serve(
     if on is None and not detach:
         return forward("serve", "serve", ["--checkpoint", str(place.here(where)), *arguments])
     from clusterctl.cli.launch import launch_job
+    from clusterctl.cli.pods import Target
     from clusterctl.jobs.job import Job
 
     target = place.on_node(where, on, cluster)
@@ -204,5 +205,5 @@ def serve(
         grace=server.drain + 10,
         source="clusterctl serve",
     )
-    launch_job(job, target.cluster, detach=detach, as_json=as_json)
+    launch_job(Target(job, target.cluster), detach=detach, as_json=as_json)
     return None

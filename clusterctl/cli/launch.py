@@ -13,13 +13,14 @@ from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.job_request import JobRequest
 from clusterctl.cli.launch_options import Detach, HangAfter, NoChecks, Notify, Restarts, Share
+from clusterctl.cli.pods import Target, target_of
 from clusterctl.errors import FindingsError, RunFailed, UsageError
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from clusterctl.cli.views.waiting import Waiting
     from clusterctl.handover import Starter
-    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.report.summary import RunSummary
@@ -116,45 +117,45 @@ def launch(
     job = replace(job, share_devices=True) if share else job
     job = replace(job, notify=notify) if notify else job
     job = replace(job, hang_after=_seconds(hang_after)) if hang_after else job
-    chosen, spares = choice.of(job)
+    target = target_of(request, choice, job, waits=not dry_run)
     if dry_run:
-        show_plan(chosen, job, as_json=as_json, argv=True)
+        show_plan(target.nodes, target.job, as_json=as_json, argv=True)
         return
-    launch_job(
-        job, chosen, spares, no_checks=no_checks, detach=detach, accept_new=accept_new, as_json=as_json
-    )
+    launch_job(target, no_checks=no_checks, detach=detach, accept_new=accept_new, as_json=as_json)
 
 
 def launch_job(
-    job: Job,
-    chosen: Cluster,
-    spares: tuple[Node, ...] = (),
+    target: Target,
     *,
     no_checks: bool = False,
     detach: bool = False,
     accept_new: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Start a job on chosen nodes; follow it to its end, or leave it to its controller with `detach`."""
+    """Start a job on its nodes, or the part of this pod; follow it to its end, or leave it with `detach`."""
     from clusterctl.checks import doctor
     from clusterctl.cli.background import deliver_signals, start_in_background
     from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
     from clusterctl.runs import start as runs
 
-    summary = jobs.check(job, chosen)
+    job, reached, part = target.job, target.reached, target.part
+    summary = jobs.check(job, target.nodes)
     run = runs.new_run(job, options.runs_folder())
 
     def start_up(connections: Connections) -> None:
         with stopping_on_interrupt(run, connections), phases() as log:
             if not no_checks:
-                doctor.before_launch(chosen, job, connections, log, summary)
-            runs.launch(chosen, job, connections, options.runs_folder(), log, run, spares)
+                doctor.before_launch(reached, target.checked_job, connections, log, summary)
+            if part:
+                part.start(job, connections, options.runs_folder(), log, run)
+            else:
+                runs.launch(reached, job, connections, options.runs_folder(), log, run, target.spares)
             controller.ignore_terminal()
 
-    first = start_in_background(becoming_controller(run, chosen, start_up, accept_new))
+    first = start_in_background(becoming_controller(run, reached, start_up, accept_new))
     trains = job.train is not None
-    with options.connected(chosen) as connections:
+    with options.connected(reached) as connections:
         if detach:
             with stopping_on_interrupt(run, connections):
                 deliver_signals()

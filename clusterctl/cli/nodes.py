@@ -16,9 +16,11 @@ import typer
 
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.options import ClusterFile, Json, cluster_of, has_inventory
+from clusterctl.errors import InputFaults
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
+    from clusterctl.platforms.detect import Place
     from clusterctl.ssh.choose import SshChoice
     from clusterctl.ssh.host_keys import SeenKey
     from clusterctl.transport.fanout import Outcome
@@ -54,17 +56,32 @@ def list_nodes(
     from clusterctl.cli.views import tables
 
     found = options.cluster_of(cluster, selection or nodes, exclude)
+    place = _place()
     if as_json:
         screen.show_json(
             {
                 "name": found.name,
                 "source": found.source,
+                "platform": place.as_json() if place else None,
                 "nodes": [asdict(node) for node in found.nodes],
                 "groups": {name: list(members) for name, members in found.groups.items()},
             }
         )
-    else:
-        screen.show(tables.nodes_table(found, _ways(found) if wide else None))
+        return
+    if place:
+        screen.log(f"platform: {place.describe()}")
+    screen.show(tables.nodes_table(found, _ways(found) if wide else None))
+
+
+def _place() -> Place | None:
+    """Return the platform of this process; one whose variables contradict each other is reported and left out."""
+    from clusterctl.platforms.detect import detect, surroundings
+
+    try:
+        return detect(surroundings())
+    except InputFaults as error:
+        screen.log(f"platform: {error.message}", "yellow")
+        return None
 
 
 def _ways(cluster: Cluster) -> dict[str, str]:

@@ -17,6 +17,7 @@ from clusterctl.settings import Settings, duration, inherited, load_settings
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.platforms.detect import Place
     from clusterctl.transport.fanout import Connections, Transport
 
 ClusterFile = Annotated[
@@ -27,7 +28,7 @@ ClusterFile = Annotated[
         "-c",
         metavar="FILE",
         help="The inventory: a cluster.yaml, hostfile, Slurm node list or rank table. Default: "
-        "$CLUSTERCTL_CLUSTER, else ./cluster.yaml, else the Slurm allocation.",
+        "$CLUSTERCTL_CLUSTER, else ./cluster.yaml, else the Slurm allocation or the pods of this job.",
     ),
 ]
 
@@ -187,16 +188,30 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
         raise UsageError(f"unknown kind {settings.kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
     default = Path(settings.cluster)
     allocation = _allocation() if file is None and not default.exists() else {}
+    place = None if allocation or file is not None else place_here()
     if allocation and settings.cluster == Settings.cluster:
         cluster = detect.from_slurm(allocation, settings.kind)
+    elif place is not None:
+        cluster = place.cluster()
     else:
         cluster = inventories().load(file or default, settings.kind)
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
 
 
+def place_here() -> Place | None:
+    """Return the place of this process if its platform is the default inventory: in a pod, without a cluster.yaml."""
+    from clusterctl.platforms.detect import detect, surroundings
+
+    settings = load_settings()
+    if settings.cluster != Settings.cluster or Path(settings.cluster).exists():
+        return None
+    place = detect(surroundings())
+    return place if place is not None and not place.platform.reaches_others else None
+
+
 def has_inventory() -> bool:
-    """Return whether there is a default inventory: the settings' file, or a Slurm allocation."""
-    return Path(load_settings().cluster).exists() or bool(_allocation())
+    """Return whether there is a default inventory: the settings' file, a Slurm allocation, or a pod's platform."""
+    return Path(load_settings().cluster).exists() or bool(_allocation()) or place_here() is not None
 
 
 def _allocation() -> dict[str, str]:

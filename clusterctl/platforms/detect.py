@@ -125,6 +125,25 @@ class Place:
         """The name of this node."""
         return self.names()[self.index]
 
+    def describe(self) -> str:
+        """Return the platform, this node and the variables that say so, for people."""
+        number = f"node {self.index} of {self.count}" if self.count else f"node {self.index}"
+        values = ", ".join(f"{name}={value[:60]}" for name, value in self.used.items())
+        return f"{self.platform.title}; this is {number} ({values})"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the place as `clusterctl nodes --json` shows it."""
+        return {
+            "name": self.platform.name,
+            "node": self.index,
+            "nodes": self.count,
+            "master": self.master,
+            "port": self.port or None,
+            "kind": self.kind,
+            "devices": self.devices,
+            "variables": dict(self.used),
+        }
+
     def names(self) -> list[str]:
         """Return the names of all nodes: the first labels of their addresses, or numbers if those are not unique."""
         labels = [peer.partition(".")[0] for peer in self.peers]

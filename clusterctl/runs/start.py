@@ -70,12 +70,12 @@ def launch(
     try:
         start_all(run, made, connections, tell, spares)
     except BaseException as problem:
-        _write_unstarted(run, cluster, problem)
+        write_unstarted(run, cluster, problem)
         raise
     return run
 
 
-def _write_unstarted(run: RunDir, cluster: Cluster, problem: BaseException) -> None:
+def write_unstarted(run: RunDir, cluster: Cluster, problem: BaseException) -> None:
     """Record that an attempt failed to start, or was interrupted before it did."""
     if not run.record.exists():
         # The error that kept it from being written is reported.
@@ -103,7 +103,7 @@ def resume(
     try:
         start_next(run, chosen() if chosen else run.read_record().cluster, connections, tell)
     except BaseException as problem:
-        _write_unstarted(run, run.read_record().cluster, problem)
+        write_unstarted(run, run.read_record().cluster, problem)
         raise
 
 
@@ -311,7 +311,7 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> dict[str, 
         "share_devices": made.job.share_devices,
         "secrets": sorted(made.facts.forwarded),
         "setup": part.setup,
-        "master_port": made.facts.master_port if part is made.nodes[0] else None,
+        "master_port": made.facts.master_port if any(rank["rank"] == 0 for rank in ranks) else None,
     }
     try:
         return link.call("start", {"run_dir": part.run_dir, "spec": spec})

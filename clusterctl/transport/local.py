@@ -41,12 +41,17 @@ class LocalTransport:
         return ChildStream(node.name, [login["SHELL"], "-c", command], login, login["HOME"])
 
     def _login(self) -> dict[str, str]:
-        login = pwd.getpwuid(os.getuid())
+        try:
+            login = pwd.getpwuid(os.getuid())
+            home, user, shell = login.pw_dir, login.pw_name, login.pw_shell
+        except KeyError:
+            # In a container, the user may be a number only.
+            home, user, shell = os.path.expanduser("~"), str(os.getuid()), ""
         return {
-            "HOME": str(self._home or login.pw_dir),
-            "USER": login.pw_name,
-            "LOGNAME": login.pw_name,
-            "SHELL": login.pw_shell or "/bin/sh",
+            "HOME": str(self._home or home),
+            "USER": user,
+            "LOGNAME": user,
+            "SHELL": shell or "/bin/sh",
             "PATH": LOGIN_PATH,
         }
 

@@ -1,0 +1,55 @@
+"""Which nodes a job starts on: those of the inventory, or in a pod the ones of its platform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from clusterctl.cli import options, screen
+from clusterctl.cli.job_request import JobRequest
+from clusterctl.cli.node_choice import Choice
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.jobs.job import Job
+    from clusterctl.platforms.pod import Part
+
+
+@dataclass(frozen=True)
+class Target:
+    """A job, the nodes that it starts on, and its spare nodes; in a pod the part that is started here."""
+
+    job: Job
+    nodes: Cluster
+    spares: tuple[Node, ...] = ()
+    part: Part | None = None
+
+    @property
+    def reached(self) -> Cluster:
+        """The nodes that this process starts ranks on."""
+        return self.part.here if self.part else self.nodes
+
+    @property
+    def checked_job(self) -> Job:
+        """The job as the checks before a start need it: only node 0 listens at the master port."""
+        return replace(self.job, master_port=0) if self.part and self.part.place.index else self.job
+
+
+def target_of(request: JobRequest, choice: Choice, job: Job, *, waits: bool) -> Target:
+    """Return what a command line starts where; `waits`: until the platform has completed its rank table."""
+    place = options.place_here() if request.cluster is None else None
+    if place is None:
+        chosen, spares = choice.of(job)
+        return Target(job, chosen, spares)
+    from clusterctl.platforms import pod
+
+    if request.nodes or request.exclude or request.include:
+        problem = f"{place.platform.title} has chosen the nodes, and each starts its own ranks"
+        raise UsageError(problem, "leave out --nodes, --exclude and --include, or name an inventory: -c FILE")
+    part = pod.part_of(place, job, _tell, waits=waits)
+    return Target(pod.adapted(job, _tell), part.whole, part=part)
+
+
+def _tell(phase: str, text: str) -> None:
+    screen.log(f"{phase}: {text}")

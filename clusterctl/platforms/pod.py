@@ -1,0 +1,162 @@
+"""Start this node's part of a job inside a pod or container: the platform has started the same command on each node.
+
+No node reaches another one: every pod plans the same job for all nodes, from the variables of its platform, and starts
+the ranks of its own node. They meet at the address and the port of node 0.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.environment import environment
+from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs import plan as plans
+from clusterctl.jobs.facts import Facts
+from clusterctl.jobs.job import Job
+from clusterctl.platforms import rank_table
+from clusterctl.platforms.detect import DEFAULT_PORT, Place, with_count
+from clusterctl.runs import start as runs
+from clusterctl.runs.stage import Tell, push_code, push_data
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Connections
+
+# Seconds until the name of node 0 must resolve: the names of pods exist only after the pods do.
+RESOLVE_PATIENCE = 300.0
+RESOLVE_POLL = 2.0
+# Variables of the container that no rank gets: those of this shell, and options that torchrun reads from its
+# environment, which describe the platform's own ranks.
+NOT_PASSED = ("_", "PWD", "OLDPWD", "SHLVL", "RANK_TABLE_FILE", "TORCHELASTIC_RUN_ID")
+NOT_PASSED_PREFIXES = ("PET_", "CLUSTERCTL_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One node's part of a job, and the job's nodes as its platform names them."""
+
+    place: Place
+    whole: Cluster
+    table: str = ""
+    """The rank table of the platform, checked; "" if it has none."""
+
+    @property
+    def own(self) -> Node:
+        return self.whole.nodes[self.place.index]
+
+    @property
+    def here(self) -> Cluster:
+        """The inventory of this node alone: the only one that is reached from here."""
+        return replace(self.whole, nodes=(self.own,))
+
+    def start(self, job: Job, connections: Connections, folder: Path, tell: Tell, run: RunDir) -> RunDir:
+        """Start the ranks of this node; the others start theirs."""
+        hellos = runs.reach(self.here, connections, tell)
+        hello = hellos[self.own.name]
+        facts = Facts(
+            run_id=run.run_id,
+            master_port=job.master_port or self.place.port or DEFAULT_PORT,
+            workdirs={self.own.name: hello["workdir"]},
+            homes={self.own.name: hello["home"]},
+            cpus={self.own.name: hello["cpus"]},
+            code_paths=push_code(self.here, job, connections, tell, folder),
+            data_paths=push_data(self.here, job, connections, tell),
+            forwarded=passed_on(environment()),
+            rank_table=self.table if plans.rank_table_wanted(job, self.whole) else "",
+        )
+        made = self.of(plans.make_plan(self.whole, job, facts))
+        wait_for_name(made.master_address, tell)
+        try:
+            runs.start_all(run, made, connections, tell)
+        except BaseException as problem:
+            runs.write_unstarted(run, self.here, problem)
+            raise
+        return run
+
+    def of(self, made: plans.Plan) -> plans.Plan:
+        """Return the part of a plan for all nodes that belongs to this node."""
+        own = tuple(part for part in made.nodes if part.node == self.own)
+        return replace(made, cluster=self.here, nodes=own)
+
+
+def part_of(place: Place, job: Job, tell: Tell, *, waits: bool = True) -> Part:
+    """Return this node's part of a job; wait for the rank table if the platform makes one, unless `waits` is off."""
+    refuse(place)
+    path = rank_table.find(environment()) if place.kind == "npu" or not place.count else None
+    text = ""
+    if path is None and (not place.count or job.rank_table == "always"):
+        problem = f"{place.platform.title} has mounted no rank table"
+        remedy = f"mount it at {rank_table.OPERATOR}, or set RANK_TABLE_FILE"
+        raise UsageError(problem, remedy)
+    if path is not None and job.rank_table != "never":
+        table = rank_table.wait(path, tell, rank_table.PATIENCE if waits else 0.0)
+        text = table.render()
+        servers = [server.server_id for server in table.servers]
+        place = place if place.count else with_count(place, servers)
+        if table.ranks != place.count * place.devices and job.devices is None:
+            problem = f"{path} has {table.ranks} ranks, and {place.count} nodes of {place.devices} devices"
+            raise UsageError(f"{problem} have {place.count * place.devices}", "both must be of the same job")
+    cluster = place.cluster()
+    # A container's HOME counts, also for a user without an entry in /etc/passwd.
+    workdir = str(Path.home() / ".clusterctl")
+    nodes = tuple(replace(node, python=sys.executable, workdir=workdir) for node in cluster.nodes)
+    return Part(place, replace(cluster, nodes=nodes), text)
+
+
+def refuse(place: Place) -> None:
+    """Raise a UsageError where this process is not the only one that the platform started on its node."""
+    if place.platform.starts_ranks:
+        problem = f"this process is {place.platform.title}, which has started the ranks already"
+        raise UsageError(
+            problem, "start the program itself here, or `clusterctl launch` in place of torchrun"
+        )
+    if place.processes > 1:
+        problem = f"{place.platform.title} started {place.processes} processes on this node"
+        raise UsageError(problem, "start one on each node (mpirun -N 1): clusterctl starts the ranks")
+
+
+def adapted(job: Job, tell: Tell) -> Job:
+    """Return a job without what only the platform can do in a pod; say what is left out."""
+    if job.nodes:
+        tell("note", f"`nodes: {job.nodes}` is left out: the platform has chosen the nodes")
+    if job.restart is not None:
+        tell("note", "`restart` is left out: the platform starts the pods again (backoffLimit, maxRestarts)")
+    return replace(job, nodes=None, restart=None)
+
+
+def passed_on(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the container that its ranks get too; records show their names only."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name not in NOT_PASSED and not name.startswith(NOT_PASSED_PREFIXES) and name.isidentifier()
+    }
+
+
+def wait_for_name(host: str, tell: Tell, patience: float = RESOLVE_PATIENCE) -> None:
+    """Return once the name of node 0 resolves; raise an error if it does not in time."""
+    deadline = time.monotonic() + patience
+    waiting = False
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except OSError as problem:
+            if not waiting:
+                tell("wait", f"the name of node 0, {host}, does not resolve yet")
+                waiting = True
+            if time.monotonic() > deadline:
+                hint = (
+                    "is its pod running, and does the headless service select it (publishNotReadyAddresses)?"
+                )
+                raise WorkFailed(
+                    f"{host}, node 0, does not resolve after {patience:g} s: {problem}", hint
+                ) from None
+        time.sleep(RESOLVE_POLL)
