@@ -393,6 +393,6 @@ def test_a_job_that_asks_for_rdma_does_not_start_without_an_active_port() -> Non
             said = ""
             try:
                 doctor.before_launch(cluster, wants, connections, lambda *one: None)
-            except Found as error:
+            except FindingsError as error:
                 said = error.message
         assert ("mlx5_0:1 INIT" in said) != starts, said
