@@ -42,7 +42,9 @@ def test_a_table_is_waited_for_until_it_is_completed(tmp_path: Path, monkeypatch
 def test_a_table_that_stays_incomplete_is_an_error_that_says_how(tmp_path: Path) -> None:
     path = tmp_path / "hccl.json"
     path.write_text('{"status": "initializing"}')
-    with pytest.raises(WorkFailed, match=r'no complete rank table after 0 s: the status .* is "initializing"'):
+    with pytest.raises(
+        WorkFailed, match=r'no complete rank table after 0 s: the status .* is "initializing"'
+    ):
         rank_table.wait(path, ignore, 0.0)
 
 
