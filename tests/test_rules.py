@@ -22,9 +22,10 @@ MAY_IMPORT = {"clusterctl": set(), "trainer": {"native"}, "native": set()}
 ON_NODES = [
     *sorted((ROOT / "clusterctl" / "agent").glob("*.py")),
     ROOT / "clusterctl" / "library" / "on_node.py",
+    ROOT / "clusterctl" / "provision" / "install.py",
 ]
-# The client; the make-believe server.
-SSH_MODULES = ("clusterctl/ssh/", "clusterctl/sandbox/embedded.py")
+# The client; the make-believe server; tasks that get a connection which the client made.
+SSH_MODULES = ("clusterctl/ssh/", "clusterctl/sandbox/embedded.py", "clusterctl/provision/fabfile.py")
 
 
 # Which folder of a package may import which others. Files directly in the package are open to all of its folders.
@@ -39,6 +40,7 @@ MAY = {
         "ranktable": "inventory transport",
         "hostfile": "inventory ranktable",
         "keeper": "agent inventory transport ssh",
+        "provision": "agent inventory transport ssh transfer",
         "jobs": "agent inventory hostfile",
         "logs": "inventory transport jobs",
         "sandbox": "jobs",
@@ -49,7 +51,7 @@ MAY = {
         "report": "inventory jobs logs runs",
         "library": "inventory transport ssh exec transfer ranktable hostfile jobs logs checks runs",
         "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs"
-        " report checkpoints platforms",
+        " report checkpoints platforms provision",
     },
     "trainer": {
         "config": "",
@@ -218,6 +220,7 @@ JSON_MODULES = {
     "clusterctl/logs": "pull steps",
     "clusterctl/ranktable": "check dialects strict_json table",
     "clusterctl/ranktable/rules": "reader",
+    "clusterctl/provision": "install",
     "clusterctl/report": "compare config history summary",
     "clusterctl/runs": "aftermath build_data cause log_steps overview query stall start state updates",
     "clusterctl/sandbox": "demo layout switch",
@@ -514,6 +517,8 @@ def test_no_module_goes_against_the_habits() -> None:
     doors = {"clusterctl/cli/main.py", "trainer/__main__.py", "clusterctl/agent/server.py"}
     # It reports what a function of the user raised.
     doors.add("clusterctl/library/on_node.py")
+    # It reports what a fabfile of the user raised.
+    doors.add("clusterctl/ssh/fabfiles.py")
     found = []
     for package in PACKAGES:
         for path in sources(package):

@@ -37,7 +37,7 @@ class Verb:
 # Sections of `clusterctl --help`, in order, with the names of their commands.
 SECTIONS = {
     "Start": ("demo", "init", "sandbox", "doctor", "version", "help"),
-    "Nodes": ("nodes", "exec", "ssh", "push", "pull", "keeper"),
+    "Nodes": ("nodes", "exec", "fab", "ssh", "push", "pull", "bundle", "keeper"),
     "Rank tables": ("ranktable", "hostfile"),
     "Runs": (
         "plan",
@@ -73,12 +73,16 @@ TABLE = {
     "nodes expand": Verb("Print the nodes of a node set", "nodes:expand"),
     "nodes fold": Verb("Write node names as one node set", "nodes:fold"),
     "nodes trust": Verb("Fetch host keys and record them", "nodes:trust", ssh=True),
+    "nodes setup": Verb("Make one Python environment on all nodes", "setup:setup", ssh=True),
+    "nodes wheelhouse": Verb("Fetch wheels and write their lock file", "setup:wheelhouse"),
     "exec": Verb("Run a command on nodes in parallel", "exec:exec_", ssh=True),
+    "fab": Verb("Run a fabric task on nodes", "fab:fab", ssh=True),
     "ssh": Verb("Open a terminal on a node", "everyday:ssh"),
     "version": Verb("Print the version", "everyday:version"),
     "help": Verb("Print the help of a command", "everyday:show_help"),
     "push": Verb("Copy a file or folder to nodes", "push:push", ssh=True),
     "pull": Verb("Copy a file or folder from nodes", "push:pull", ssh=True),
+    "bundle": Verb("Pack wheels and code for a closed network", "setup:bundle"),
     "keeper": Verb("Inspect or stop the keeper of --persist"),
     "keeper status": Verb("List connection keepers and their connections", "keeper:status"),
     "keeper stop": Verb("Stop the connection keepers", "keeper:stop"),

@@ -79,6 +79,24 @@ EXAMPLES = {
         clusterctl nodes trust node[1-4] --yes
         clusterctl nodes trust --dry-run
     """,
+    "nodes setup": """
+        clusterctl nodes setup --wheelhouse wheelhouse
+        clusterctl nodes setup --lock requirements.lock --wheelhouse wheels --env '~/venv' --base python3.11
+        clusterctl nodes setup --bundle bundle.tar -n node[1-4] --dry-run
+    """,
+    "nodes wheelhouse": """
+        clusterctl nodes wheelhouse requirements.txt -o wheelhouse
+        clusterctl nodes wheelhouse --extra train --python-version 3.11 --platform manylinux2014_aarch64
+    """,
+    "fab": """
+        clusterctl fab fabfile.py --list
+        clusterctl fab fabfile.py update -n node[1-4] -- --branch main
+        clusterctl fab fabfile.py disks -n @left --fold
+    """,
+    "bundle": """
+        clusterctl bundle --wheelhouse wheelhouse --code . --tokenizer data/tokenizer.json -o bundle.tar
+        clusterctl bundle --unpack bundle.tar -o site
+    """,
     "exec": """
         clusterctl exec all -- uname -r
         clusterctl exec node[1-4] -b -- cat /etc/os-release

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.transport.fanout import Completed, Connections, Outcome
 
+    Work = Callable[[Node, Callable[[str, bytes], None]], Completed]
+    """Called with a node, and with what receives its output: "stdout" or "stderr", and bytes."""
+
 # The exit code that shells give for a program ended by SIGPIPE.
 OUTPUT_GONE = 141
 # Seconds before the number of finished nodes is shown.
@@ -131,7 +134,6 @@ def exec_(
 ) -> None:
     """Run a command on many nodes in parallel. The exit code is the largest one of the nodes, or 255 if a node is
     unreachable."""
-    from clusterctl.exec import output
     from clusterctl.exec.command import Command
 
     chosen = options.cluster_of(cluster, selection, exclude)
@@ -146,18 +148,40 @@ def exec_(
         return
     at_once = len(chosen.nodes) if how.stdin else how.fanout or load_settings().fanout
     with connection.open(chosen, at_once) as connections:
-        outcomes = _Execution(command, chosen, form, connections).run(how.stdin, how.fanout)
+        outcomes = _execute(command, chosen, form, connections, how)
+    conclude(outcomes)
+
+
+def conclude(outcomes: list[Outcome[Completed]]) -> None:
+    """Show which nodes failed and how; exit with the largest code, or 255 if a node is unreachable."""
+    from clusterctl.exec import output
+
     _show_endings(outcomes)
     raise typer.Exit(output.exit_code(outcomes))
 
 
-class _Execution:
-    """One `exec`: its command, its nodes, and how the output is shown."""
+def _execute(
+    command: Command, chosen: Cluster, form: Form, connections: Connections, how: CommandOptions
+) -> list[Outcome[Completed]]:
+    """Run the command on every node, in the cheapest way that does."""
+    from clusterctl.exec.command import Everywhere
+    from clusterctl.transport.shell import ShellSession
 
-    def __init__(self, command: Command, chosen: Cluster, form: Form, connections: Connections) -> None:
+    body = _input(chosen.names) if how.stdin else None
+    fanout = len(chosen.nodes) if body is not None and body.together else how.fanout or connections.fanout
+    with ShellSession(connections.transport) as once:
+        light = None if connections.kept else once
+        everywhere = Everywhere(command, chosen.nodes, connections, light, body)
+        return Execution(chosen, form, fanout).run(everywhere.run)
+
+
+class Execution:
+    """The same work on many nodes, and how its output is shown."""
+
+    def __init__(self, chosen: Cluster, form: Form, fanout: int) -> None:
         from clusterctl.exec import output
 
-        self.command, self.chosen, self.form, self.connections = command, chosen, form, connections
+        self.chosen, self.form, self.fanout = chosen, form, fanout
         self.answers: Answers | None = None
         if form.out is not None:
             self.sink: Sink = output.Folder(form.out, chosen.names)
@@ -170,32 +194,16 @@ class _Execution:
 
             self.sink = self.answers = Answers(chosen.names)
 
-    def run(self, stdin: bool, fanout: int | None) -> list[Outcome[Completed]]:
-        """Run the command on every node, then show what is collected until the end."""
-        from clusterctl.exec.command import Everywhere
-        from clusterctl.transport.shell import ShellSession
-
-        names = self.chosen.names
-        body = _input(names) if stdin else None
-        if body is not None and body.together:
-            fanout = len(names)
-        with (
-            ShellSession(self.connections.transport) as once,
-            _patience(len(names), self.form) as count,
-            _output_may_go(),
-        ):
-            light = None if self.connections.kept else once
-            everywhere = Everywhere(self.command, self.chosen.nodes, self.connections, light, body)
-            outcomes = self._on_each(everywhere.run, fanout, count)
+    def run(self, work: Work) -> list[Outcome[Completed]]:
+        """Do the work on every node, then show what is collected until the end."""
+        with _patience(len(self.chosen.names), self.form) as count, _output_may_go():
+            outcomes = self._on_each(work, count)
             self._show(outcomes)
+        if self.answers is not None:
+            self.answers.close()
         return outcomes
 
-    def _on_each(
-        self,
-        run: Callable[[Node, Callable[[str, bytes], None]], Completed],
-        fanout: int | None,
-        count: Callable[[], None],
-    ) -> list[Outcome[Completed]]:
+    def _on_each(self, run: Work, count: Callable[[], None]) -> list[Outcome[Completed]]:
         from clusterctl.cli.screen import report_error
         from clusterctl.transport.fanout import on_each
 
@@ -212,7 +220,7 @@ class _Execution:
                 # Show this immediately, not after the slowest node.
                 report_error(outcome.error)
 
-        return on_each(self.chosen.nodes, work, fanout=fanout or self.connections.fanout, on_outcome=report)
+        return on_each(self.chosen.nodes, work, fanout=self.fanout, on_outcome=report)
 
     def _show(self, outcomes: list[Outcome[Completed]]) -> None:
         if self.answers is None:

@@ -53,6 +53,10 @@ class SpooledStream:
     def bytes(self) -> bytes:
         return b"".join(self.pieces())
 
+    def close(self) -> None:
+        """Delete what is kept."""
+        self._file.close()
+
 
 class Answers:
     """Collects the output of nodes; each node is fed by one thread."""
@@ -71,6 +75,12 @@ class Answers:
 
     def of(self, node: str) -> dict[str, SpooledStream]:
         return self._of[node]
+
+    def close(self) -> None:
+        """Delete what is collected."""
+        for streams in self._of.values():
+            for kept in streams.values():
+                kept.close()
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import UsageError, did_you_mean
+from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.ssh.config import MARKS, chain, route_to
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.transport.connection import Connection as Connection
@@ -17,6 +17,7 @@ from clusterctl.transport.local import LocalTransport as LocalTransport
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.ssh.gateways import Login
     from clusterctl.ssh.host_keys import HostKey, SeenKey
     from clusterctl.ssh.openssh import OpenSshTransport
     from clusterctl.ssh.transport import SshTransport
@@ -66,6 +67,29 @@ class SshChoice:
 
     def start(self, node: Node, command: str) -> Stream:
         return self._way_to(node).start(node, command)
+
+    def log_in(self, node: Node) -> Login:
+        """Log in to a node with paramiko, for fabric."""
+        self.require_paramiko([node])
+        with self._change:
+            transport = self._by_paramiko()
+        return transport.log_in(node)
+
+    def require_paramiko(self, nodes: Sequence[Node]) -> None:
+        """Raise a UsageError that names every node which fabric cannot reach."""
+        faults = []
+        for node in nodes:
+            name, reason = self.chosen(node)
+            if node.host == "local":
+                faults.append(
+                    Fault(node.name, "is this machine, and fabric needs SSH", f"leave it out: -x {node.name}")
+                )
+            elif name == "openssh":
+                way = f"OpenSSH's program ({reason})" if reason else "OpenSSH's program"
+                problem = f"is reached by {way}, and fabric needs paramiko"
+                faults.append(Fault(node.name, problem, "try --ssh paramiko"))
+        if faults:
+            raise InputFaults(faults)
 
     def seen(self, node: Node) -> SeenKey:
         """Return the host key that a node shows now, and the recorded ones."""

@@ -8,29 +8,88 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from clusterctl.ssh.transport import SshTransport
+from clusterctl.ssh.load_paramiko import load_paramiko
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
+    from clusterctl.ssh.gateways import Login
+
+
+class Writer(Protocol):
+    """A stream that takes text."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
+class Logins(Protocol):
+    """What logs in to nodes with paramiko, after it has checked their host keys."""
+
+    def log_in(self, node: Node) -> Login:
+        """Return a login; the caller closes it."""
 
 
 @contextmanager
-def fabric_connection(transport: SshTransport, node: Node) -> Iterator[Any]:
-    """A `fabric.Connection` to a node, through its gateways, closed at the end: run, put, get, local, forward."""
-    login = transport.log_in(node)
-    try:
-        import fabric
-        import paramiko
+def fabric_connection(
+    logins: Logins, node: Node, out: Writer | None = None, err: Writer | None = None
+) -> Iterator[Any]:
+    """A `fabric.Connection` to a node, through its gateways, closed at the end: run, put, get, local, forward.
 
+    `out` and `err` receive the output of its commands; by default it is written to this program's own streams.
+    """
+    first = logins.log_in(node)
+    try:
+        connection = _connection(logins, node, first, {"out_stream": out, "err_stream": err})
+    except BaseException:
+        first.close()
+        raise
+    try:
+        yield connection
+    finally:
+        # A task may have closed the first login and opened another one.
+        connection.close()
+        first.close()
+
+
+def _connection(logins: Logins, node: Node, first: Login, streams: dict[str, Writer | None]) -> Any:
+    load_paramiko()
+    import fabric
+    import paramiko
+
+    refuse_unknown_keys()
+
+    class CheckedConnection(fabric.Connection):  # type: ignore[misc]
+        """A connection that logs in as clusterctl does, whenever fabric opens it."""
+
+        def open(self) -> None:
+            if not self.is_connected:
+                use(self, logins.log_in(node))
+
+    def use(connection: Any, login: Login) -> None:
         # Fabric waits for channels as paramiko does, for a thread to fill them.
         login.session.start()
-        nothing = fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)
-        connection = fabric.Connection(node.host, user=login.user, port=node.port, config=nothing)
         client = paramiko.SSHClient()
         client._transport = login.session  # type: ignore[attr-defined]
         connection.client, connection.transport = client, login.session
-        yield connection
-    finally:
-        login.close()
+
+    # Standard input belongs to no node: many run at the same time.
+    run = {
+        "in_stream": False,
+        "env": dict(node.env),
+        **{key: value for key, value in streams.items() if value},
+    }
+    nothing = fabric.Config(overrides={"run": run}, ssh_config=paramiko.SSHConfig(), lazy=True)
+    connection = CheckedConnection(node.host, user=first.user, port=node.port, config=nothing)
+    use(connection, first)
+    return connection
+
+
+def refuse_unknown_keys() -> None:
+    """Let a `fabric.Connection` that a script makes itself refuse host keys instead of accepting every one."""
+    import fabric.connection
+    import paramiko
+
+    fabric.connection.AutoAddPolicy = paramiko.RejectPolicy

@@ -1,0 +1,379 @@
+"""`nodes setup`, `nodes wheelhouse` and `bundle`: Python environments for nodes without internet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options, screen
+from clusterctl.cli.fab import choice_of
+from clusterctl.errors import UsageError
+from clusterctl.settings import load_settings
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.provision.bundle import Bundle, Input
+    from clusterctl.provision.lock import Lock
+    from clusterctl.provision.setup import Result, Wanted
+    from clusterctl.provision.wheelhouse import Wheelhouse
+    from clusterctl.transport.fanout import Outcome
+
+LockFile = Annotated[
+    Path | None,
+    typer.Option("--lock", metavar="FILE", help="Versions and hashes. Default: FOLDER/requirements.lock."),
+]
+WheelFolder = Annotated[
+    Path | None, typer.Option("--wheelhouse", metavar="FOLDER", help="The folder with the wheels.")
+]
+
+
+@dataclass(frozen=True)
+class EnvironmentOptions:
+    """The options that say which environment is made, and of what."""
+
+    lock: LockFile = None
+    wheelhouse: WheelFolder = None
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="An archive of `clusterctl bundle`, in their stead."),
+    ] = None
+    env: Annotated[
+        str | None,
+        typer.Option(
+            "--env",
+            metavar="PATH",
+            help="Where it is on the nodes. Default: the folder of the inventory's `python`.",
+        ),
+    ] = None
+    base: Annotated[
+        str, typer.Option("--base", metavar="PYTHON", help="The nodes' Python that makes the environment.")
+    ] = "python3"
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete earlier environments that no process uses.")
+    ] = False
+    relay: Annotated[
+        str,
+        typer.Option("--relay", metavar="auto|on|off|plain", help="How wheels go to the nodes: see `push`."),
+    ] = "auto"
+
+
+def setup(
+    *,
+    selection: options.NodeOptions,
+    what: EnvironmentOptions,
+    fanout: options.Fanout = None,
+    connection: options.ConnectionOptions,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Make the same Python environment on every node, from a lock file and wheels that are sent once. The nodes need no
+    internet. A setup that was interrupted continues; where nothing changed, it only looks."""
+    from clusterctl.provision.setup import Setup, Wanted, look, require_base, require_fit
+    from clusterctl.transport.fanout import raise_failures
+
+    began = time.monotonic()
+    with _contents(what) as contents:
+        chosen = selection.chosen()
+        wanted = Wanted(contents.lock, what.base, what.env or "", what.prune)
+        require_base(what.base, chosen.nodes, wanted)
+        logins = choice_of(chosen, connection.accept_new, connection.connect_timeout)
+        at_once = fanout or load_settings().fanout
+        states = look(logins, chosen.nodes, wanted, at_once)
+        raise_failures(states)
+        found = {outcome.node.name: outcome.get() for outcome in states}
+        lacking = [node for node in chosen.nodes if found[node.name].fingerprint != wanted.fingerprint]
+        if what.prune:
+            lacking = list(chosen.nodes)
+        needed = {node: found[node.name] for node in lacking}
+        require_fit(needed, wanted, contents.wheels() if lacking else None)
+        if dry_run:
+            return _show_plan(chosen, wanted, {node.name for node in needed}, as_json)
+        outcomes: list[Outcome[Result]] = []
+        if lacking:
+            with connection.open(chosen) as connections:
+                running = Setup(logins, connections, wanted, what.relay, at_once)
+                outcomes = running.run(
+                    lacking, contents.wheels(), lambda name, text: screen.log(f"{name}: {text}")
+                )
+    _show(chosen, wanted, outcomes, as_json, time.monotonic() - began)
+    raise_failures(outcomes)
+
+
+class _Contents:
+    """A lock file and its wheels, wherever they are."""
+
+    def __init__(self, lock: Lock, folder: Path, bundle: Bundle | None = None) -> None:
+        self.lock, self._folder, self._bundle = lock, folder, bundle
+        self._house: Wheelhouse | None = None
+
+    def wheels(self) -> Wheelhouse:
+        """Return the wheelhouse; a bundle is unpacked and verified for it."""
+        from clusterctl.provision.bundle import WHEELS
+        from clusterctl.provision.wheelhouse import open_wheelhouse
+
+        if self._house is None and self._bundle is not None:
+            screen.log(f"verifying {self._bundle.path}")
+            self._bundle.unpack(self._folder.parent, (WHEELS,), lambda count: None)
+        self._house = self._house or open_wheelhouse(self._folder)
+        return self._house
+
+
+@contextmanager
+def _contents(what: EnvironmentOptions) -> Iterator[_Contents]:
+    """Yield what the options name."""
+    from clusterctl.provision.lock import MAKE, read_lock
+    from clusterctl.provision.wheelhouse import LOCK
+
+    if what.bundle is not None:
+        import tempfile
+
+        from clusterctl.provision.bundle import WHEELS, open_bundle
+
+        if what.lock or what.wheelhouse:
+            raise UsageError("--bundle cannot be combined with --lock or --wheelhouse", "it contains both")
+        # Next to the bundle, where there is room for such files.
+        with (
+            open_bundle(what.bundle) as bundle,
+            tempfile.TemporaryDirectory(prefix=".unpacked-", dir=what.bundle.resolve().parent) as folder,
+        ):
+            yield _Contents(bundle.lock(), Path(folder) / WHEELS, bundle)
+        return
+    if what.wheelhouse is None:
+        raise UsageError("no wheels are named", f"--wheelhouse FOLDER or --bundle FILE; {MAKE}")
+    if not what.wheelhouse.is_dir():
+        raise UsageError(f"--wheelhouse {what.wheelhouse}: no such folder", MAKE)
+    yield _Contents(read_lock(what.lock or what.wheelhouse / LOCK), what.wheelhouse)
+
+
+def _show_plan(chosen: Cluster, wanted: Wanted, needed: set[str], as_json: bool) -> None:
+    rows = [
+        {
+            "node": node.name,
+            "environment": wanted.link_on(node),
+            "packages": len(wanted.lock.pins),
+            "change": "install" if node.name in needed else "none",
+        }
+        for node in chosen.nodes
+    ]
+    if as_json:
+        return screen.show_json(rows)
+    for row in rows:
+        change = (
+            f"would install {row['packages']} packages"
+            if row["change"] == "install"
+            else "nothing would change"
+        )
+        screen.write(f"{row['node']}: {row['environment']}: {change}\n")
+
+
+def _show(
+    chosen: Cluster, wanted: Wanted, outcomes: Sequence[Outcome[Result]], as_json: bool, seconds: float
+) -> None:
+    from clusterctl import text
+
+    done = {outcome.node.name: outcome.value for outcome in outcomes}
+    failed = {outcome.node.name for outcome in outcomes if not outcome.ok}
+    if as_json:
+        return screen.show_json(
+            [
+                {
+                    "node": node.name,
+                    "environment": wanted.link_on(node),
+                    "fingerprint": wanted.fingerprint,
+                    **(asdict(result) if (result := done.get(node.name)) else {"installed": False}),
+                }
+                for node in chosen.nodes
+                if node.name not in failed
+            ]
+        )
+    rows = []
+    for node in chosen.nodes:
+        result = done.get(node.name)
+        if node.name not in failed:
+            state = (
+                f"{text.plural(len(wanted.lock.pins), 'package')} installed"
+                if result and result.installed
+                else "unchanged"
+            )
+            rows.append([node.name, wanted.link_on(node), state, f"{result.seconds:.1f} s" if result else ""])
+    if rows:
+        from clusterctl.cli.views import tables
+
+        screen.show(tables.table(["NODE", "ENVIRONMENT", "STATE", "TIME"], rows, right=["TIME"]))
+        screen.log(f"{text.plural(len(rows), 'node')} ready in {seconds:.2f} s")
+    unused = [node.name for node in chosen.nodes if not node.python.startswith(wanted.link_on(node) + "/")]
+    if unused:
+        line = f"python: {wanted.link_on(chosen.node(unused[0]))}/bin/python"
+        screen.log(
+            f"the inventory names another Python for {', '.join(unused[:3])}: set {line}", style="yellow"
+        )
+
+
+def wheelhouse(
+    requirements: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[REQUIREMENT...]", help="Requirement files, or packages as pip names them."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the wheels go.")
+    ] = Path("wheelhouse"),
+    extra: Annotated[
+        str | None,
+        typer.Option("--extra", metavar="NAME", help="What an extra of clusterctl needs: train, npu."),
+    ] = None,
+    python_version: Annotated[
+        str, typer.Option("--python-version", metavar="3.11", help="The nodes' Python. Default: this one's.")
+    ] = "",
+    platform: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--platform", metavar="TAG", help="The nodes' machine: manylinux2014_aarch64. Can be repeated."
+        ),
+    ] = None,
+    find_links: Annotated[
+        list[Path] | None,
+        typer.Option("--find-links", metavar="FOLDER", help="A folder with wheels of your own."),
+    ] = None,
+) -> None:
+    """Fetch the wheels of some requirements with all they depend on, and write a lock file with their hashes. This
+    needs internet, or pip's own settings for a mirror."""
+    from clusterctl.provision.wheelhouse import Target, make_wheelhouse, requirements_of_extra
+
+    words = [
+        word for name in requirements or () for word in (["-r", name] if Path(name).is_file() else [name])
+    ]
+    wrong = [name for name in requirements or () if name.startswith("-")]
+    if wrong:
+        raise UsageError(f"{wrong[0]} is no requirement", "name files or packages")
+    words += requirements_of_extra(extra) if extra else []
+    if not words:
+        raise UsageError("no requirement is named", "name a requirements file, or --extra train")
+    target = Target(python_version, tuple(platform or ()), tuple(map(str, find_links or ())))
+    lock, count = make_wheelhouse(words, output, target, screen.log)
+    screen.write(f"{output}: {count} wheels; {lock.source} pins {len(lock.pins)} packages\n")
+
+
+def bundle(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The archive to write.")
+    ] = Path("bundle.tar"),
+    lock: LockFile = None,
+    wheelhouse: WheelFolder = None,
+    code: Annotated[
+        Path | None,
+        typer.Option("--code", metavar="FOLDER", help="A folder with programs, without ignored files."),
+    ] = None,
+    tokenizer: Annotated[
+        list[Path] | None,
+        typer.Option("--tokenizer", metavar="FILE", help="A tokenizer's file. Can be repeated."),
+    ] = None,
+    unpack: Annotated[
+        Path | None,
+        typer.Option("--unpack", metavar="FILE", help="Verify this archive, and write its files to -o."),
+    ] = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+) -> None:
+    """Pack wheels, code and tokenizer into one archive for a network without internet. The same files give the same
+    bytes. `nodes setup --bundle FILE` installs it; --unpack FILE -o FOLDER verifies and unpacks it."""
+    from clusterctl import text
+    from clusterctl.provision.bundle import PARTS, write_bundle
+
+    if unpack is not None:
+        if wheelhouse or code or tokenizer:
+            raise UsageError("--unpack takes no --wheelhouse, --code or --tokenizer", "remove them")
+        return _unpack(unpack, output if output != Path("bundle.tar") else Path(unpack.stem))
+    inputs = [*_wheel_inputs(wheelhouse, lock), *_code_inputs(code), *_tokenizer_inputs(tokenizer or [])]
+    if not inputs:
+        raise UsageError("nothing to pack", "--wheelhouse FOLDER, --code FOLDER, --tokenizer FILE")
+    if output.exists() and not force:
+        raise UsageError(f"{output}: exists already", "--force overwrites it; -o names another file")
+    contents, digest = write_bundle(output, inputs)
+    if as_json:
+        parts = {part: len(contents.part(part)) for part in PARTS}
+        return screen.show_json(
+            {"path": str(output), "sha256": digest, "bytes": contents.size, "files": parts}
+        )
+    for part in PARTS:
+        if members := contents.part(part):
+            total = text.size(sum(member.size for member in members))
+            screen.write(f"{part}: {text.plural(len(members), 'file')}, {total}\n")
+    screen.write(f"{output}: {text.size(contents.size)}, SHA-256 {digest}\n")
+
+
+def _wheel_inputs(folder: Path | None, lock: Path | None) -> list[Input]:
+    from clusterctl.provision.bundle import WHEELS, Input
+    from clusterctl.provision.lock import read_lock
+    from clusterctl.provision.wheelhouse import LOCK, check_hashes, open_wheelhouse
+
+    if folder is None:
+        if lock is not None:
+            raise UsageError("--lock needs --wheelhouse", "name the folder with the wheels")
+        return []
+    source = lock or folder / LOCK
+    house, pins = open_wheelhouse(folder), read_lock(source)
+    check_hashes(house, pins)
+    lacking = [pin.name for pin in pins.pins if not pin.marker and not house.of(pin)]
+    if lacking:
+        raise UsageError(
+            f"{folder}: no wheel of {', '.join(lacking[:10])}", "clusterctl nodes wheelhouse fetches them"
+        )
+    wheels = [Input(f"{WHEELS}/{name}", folder / name) for name in house.files_for(pins)]
+    return [Input(f"{WHEELS}/{LOCK}", source), *wheels]
+
+
+def _code_inputs(folder: Path | None) -> list[Input]:
+    from clusterctl.provision.bundle import CODE, Input
+    from clusterctl.transfer.manifest import make_manifest
+
+    if folder is None:
+        return []
+    manifest = make_manifest(folder)
+    for warning in manifest.warnings:
+        screen.log(f"warning: {warning}", style="yellow")
+    links = [entry.path for entry in manifest.entries if entry.kind == "l"]
+    if links:
+        raise UsageError(
+            f"{folder}: a bundle holds no links ({', '.join(links[:5])})", "replace them by their files"
+        )
+    return [Input(f"{CODE}/{entry.path}", folder / entry.path) for entry in manifest.files]
+
+
+def _tokenizer_inputs(files: Sequence[Path]) -> list[Input]:
+    from clusterctl.provision.bundle import TOKENIZER, Input
+
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing:
+        raise UsageError(
+            f"--tokenizer {', '.join(missing)}: no such file", "name a tokenizer.json, or vocabulary files"
+        )
+    names = [path.name for path in files]
+    if len(set(names)) < len(names):
+        raise UsageError("two tokenizer files have the same name", "rename one of them")
+    return [Input(f"{TOKENIZER}/{path.name}", path) for path in files]
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    import shutil
+
+    from clusterctl import text
+    from clusterctl.provision.bundle import PARTS, open_bundle
+
+    if folder.exists():
+        raise UsageError(f"{folder}: exists already", "name a new folder: -o FOLDER")
+    aside = folder.with_name(f".{folder.name}.unpacking")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        with open_bundle(file) as opened:
+            opened.unpack(aside, PARTS, lambda count: None)
+            aside.rename(folder)
+            count, total = len(opened.contents.files), opened.contents.size
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    screen.write(f"{folder}: {text.plural(count, 'file')}, {text.size(total)}, all verified\n")

@@ -1,0 +1,105 @@
+"""The fabric tasks behind `clusterctl nodes setup`, which a script may also call with a connection of its own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fabric import task
+
+from clusterctl.errors import WorkFailed
+from clusterctl.provision.install import MARK
+from clusterctl.transport.link import shell_command
+from clusterctl.typed_json import BadValue, decode, parse
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What a node has before a setup."""
+
+    fingerprint: str
+    """Of the complete environment that the link points to; "" if there is none."""
+    version: tuple[int, ...] = ()
+    machine: str = ""
+    trouble: str = ""
+    """Why the Python that makes environments does not run."""
+    foreign: bool = False
+    """Whether something else is in the environment's place."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `install.py` does on a node."""
+
+    folder: str
+    link: str
+    wheels: str
+    lock: str
+    fingerprint: str
+    prune: bool = False
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The answer of `install.py`."""
+
+    path: str = ""
+    installed: bool = False
+    seconds: float = 0.0
+    removed: tuple[str, ...] = ()
+    refused: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class _Mark:
+    fingerprint: str
+    python: str = ""
+
+
+# The braces let one answer tell whether the environment is complete, and which Python would make one.
+LOOK = (
+    "cat {link}/{mark} 2>/dev/null; echo; test -x {link}/bin/python && echo runs; "
+    "test -e {link} && ! test -L {link} && echo foreign; true"
+)
+FACTS = "import sys, platform; print(*sys.version_info[:2], platform.machine())"
+
+
+@task  # type: ignore[untyped-decorator]
+def look(c: Any, link: str, fingerprint: str, base: str) -> NodeState:
+    """Return whether an environment is complete; else also what Python the node has."""
+    found = c.run(LOOK.format(link=at_home(link), mark=MARK), hide=True, warn=True)
+    text, _, rest = found.stdout.partition("\n")
+    try:
+        mark = decode(_Mark, parse(text))
+    except BadValue:
+        mark = _Mark("")
+    complete = mark.fingerprint if "runs" in rest.split() else ""
+    foreign = "foreign" in rest.split()
+    if complete == fingerprint and not foreign:
+        return NodeState(complete)
+    facts = c.run(shell_command([base, "-I", "-c", FACTS]), hide=True, warn=True)
+    words = facts.stdout.split()
+    if not facts.ok or len(words) < 3:
+        lines = (facts.stderr or facts.stdout).strip().splitlines()
+        return NodeState("", trouble=lines[-1][:200] if lines else f"exit {facts.exited}")
+    return NodeState("", (int(words[0]), int(words[1])), words[2], foreign=foreign)
+
+
+@task  # type: ignore[untyped-decorator]
+def install(c: Any, base: str, script: str, order: Order) -> Installed:
+    """Make an environment with the script and the wheels that were pushed; return what is there now."""
+    done = c.run(shell_command([base, "-I", script, json.dumps(asdict(order))]), hide=True, warn=True)
+    lines = done.stdout.strip().splitlines()
+    try:
+        return decode(Installed, parse(lines[-1] if lines else ""))
+    except BadValue:
+        text = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:]) or f"exit {done.exited}"
+        raise WorkFailed(f"{c.host}: the installation ended without an answer: {text[:500]}") from None
+
+
+def at_home(path: str) -> str:
+    """Return a path for /bin/sh; `~/` is the home folder of the login."""
+    return '"$HOME"/' + shlex.quote(path[2:]) if path.startswith("~/") else shlex.quote(path)

@@ -1,0 +1,276 @@
+"""A wheelhouse: a folder with the wheels of a lock file. Check one, and make one where there is internet."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.environment import environment
+from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.files import replace_file
+from clusterctl.provision.lock import MAKE, Lock, Pin, normal
+from clusterctl.typed_json import BadValue, decode, parse
+
+LOCK = "requirements.lock"
+NAME = re.compile(
+    r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl\Z"
+)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One file of a wheelhouse, read from its name."""
+
+    file: str
+    name: str
+    version: str
+    pythons: tuple[str, ...]
+    abis: tuple[str, ...]
+    platforms: tuple[str, ...]
+
+    def fits(self, python: tuple[int, int], machine: str) -> bool:
+        """Return whether a Python on Linux can install this wheel; libc's version is left to pip."""
+        major, minor = python
+        own = f"cp{major}{minor}"
+        fits_python = own in self.pythons or any(
+            tag in (f"py{major}", f"py{major}{minor}") or ("abi3" in self.abis and _older(tag, major, minor))
+            for tag in self.pythons
+        )
+        system = re.compile(rf"(many|musl)?linux.*_{re.escape(machine)}\Z")
+        return fits_python and any(tag == "any" or system.match(tag) for tag in self.platforms)
+
+
+def _older(tag: str, major: int, minor: int) -> bool:
+    found = re.fullmatch(rf"cp{major}(\d+)", tag)
+    return found is not None and int(found[1]) <= minor
+
+
+@dataclass(frozen=True)
+class Wheelhouse:
+    """A folder with wheels."""
+
+    folder: Path
+    wheels: tuple[Wheel, ...]
+
+    def of(self, pin: Pin) -> list[Wheel]:
+        """Return the wheels of a package in its version."""
+        return [
+            wheel for wheel in self.wheels if wheel.name == pin.name and _same(wheel.version, pin.version)
+        ]
+
+    def files_for(self, lock: Lock) -> list[str]:
+        """Return the names of the files that go to the nodes: the lock's wheels, and pip."""
+        wanted = {wheel.file for pin in lock.pins for wheel in self.of(pin)}
+        return sorted(wanted | {wheel.file for wheel in self.wheels if wheel.name == "pip"})
+
+
+def _same(version: str, other: str) -> bool:
+    return version.replace("_", "+").lower() == other.replace("-", "+").lower() or version == other
+
+
+def open_wheelhouse(folder: Path) -> Wheelhouse:
+    """Return the wheels in a folder; raise UsageError if there are none."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder", MAKE)
+    wheels = [_wheel(path.name) for path in sorted(folder.glob("*.whl")) if path.is_file()]
+    found = tuple(wheel for wheel in wheels if wheel is not None)
+    if not found:
+        raise UsageError(f"{folder}: there is no wheel in it", MAKE)
+    return Wheelhouse(folder, found)
+
+
+def _wheel(file: str) -> Wheel | None:
+    found = NAME.fullmatch(file)
+    if found is None:
+        return None
+    tags = (tuple(found[part].split(".")) for part in ("python", "abi", "platform"))
+    return Wheel(file, normal(found["name"]), found["version"], *tags)
+
+
+def lacks(house: Wheelhouse, lock: Lock, python: tuple[int, int], machine: str) -> list[Fault]:
+    """Return a fault for each package that has no wheel for a Python; markers are left to pip."""
+    faults = []
+    for pin in lock.pins:
+        if pin.marker or any(wheel.fits(python, machine) for wheel in house.of(pin)):
+            continue
+        others = ", ".join(wheel.file for wheel in house.of(pin)[:3])
+        problem = f"no wheel of {pin.name} {pin.version} for Python {python[0]}.{python[1]} on {machine}"
+        remedy = f"--python-version {python[0]}.{python[1]} --platform manylinux2014_{machine} of `nodes wheelhouse`"
+        faults.append(Fault(str(house.folder), problem + (f"; it has {others}" if others else ""), remedy))
+    return faults
+
+
+def check_hashes(house: Wheelhouse, lock: Lock) -> None:
+    """Compare every wheel that will be sent with the lock's hashes; raise InputFaults for all that differ."""
+    faults = []
+    for pin in lock.pins:
+        for wheel in house.of(pin):
+            if sha256(house.folder / wheel.file) not in pin.hashes:
+                problem = f"its SHA-256 is not in line {pin.line} of {lock.source}"
+                remedy = "fetch the wheel again; if it changed on purpose, make the lock file again"
+                faults.append(Fault(str(house.folder / wheel.file), problem, remedy))
+    if faults:
+        raise InputFaults(faults)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    try:
+        with path.open("rb") as file:
+            found = hashlib.sha256()
+            while piece := file.read(1 << 20):
+                found.update(piece)
+    except OSError as problem:
+        raise UsageError(f"{path}: {problem.strerror}", "check the file and its permissions") from None
+    return found.hexdigest()
+
+
+# ---- make one
+
+
+@dataclass(frozen=True)
+class Target:
+    """For which Python and machines wheels are fetched; empty: for the Python that runs this program."""
+
+    python: str = ""
+    platforms: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    """Folders with wheels that no index has."""
+
+    def words(self) -> list[str]:
+        """Return pip's options."""
+        words = ["--only-binary", ":all:"]
+        if self.python:
+            words += ["--python-version", self.python]
+        words += [word for folder in self.find_links for word in ("--find-links", folder)]
+        return words + [word for platform in self.platforms for word in ("--platform", platform)]
+
+
+@dataclass(frozen=True)
+class ArchiveInfo:
+    """The part of pip's report with a file's hashes."""
+
+    hashes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class DownloadInfo:
+    """The part of pip's report about one file."""
+
+    url: str
+    archive_info: ArchiveInfo | None = None
+
+
+@dataclass(frozen=True)
+class PackageInfo:
+    """A package's name and version in pip's report."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One package of pip's report."""
+
+    metadata: PackageInfo
+    download_info: DownloadInfo
+
+
+@dataclass(frozen=True)
+class Report:
+    """What pip would install."""
+
+    install: tuple[Resolved, ...]
+
+
+def make_wheelhouse(
+    requirements: Sequence[str], folder: Path, target: Target, tell: Callable[[str], None]
+) -> tuple[Lock, int]:
+    """Resolve requirements, write their lock file, and fetch each wheel; return the lock and the number of wheels.
+
+    `requirements` are pip's words: `-r FILE`, or `NAME`. Wheels that are there already are not fetched again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tell("resolving")
+    pins = _resolve([*requirements, "pip"], target)
+    lock = Lock(tuple(pins), str(folder / LOCK))
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted = Path(scratch) / LOCK
+        wanted.write_text(lock.text, encoding="utf-8")
+        tell(f"fetching {len(pins)} wheels")
+        words = ["download", "--no-deps", "--require-hashes", "--find-links", str(folder), "-r", str(wanted)]
+        _pip([*words, *target.words(), "--dest", str(folder)])
+    house = open_wheelhouse(folder)
+    check_hashes(house, lock)
+    kept = set(house.files_for(lock))
+    for wheel in house.wheels:
+        if wheel.file not in kept:
+            tell(f"{wheel.file} belongs to another lock file; it stays, and is not sent to nodes")
+    replace_file(folder / LOCK, lock.text)
+    return lock, len(kept)
+
+
+def _resolve(requirements: Iterable[str], target: Target) -> list[Pin]:
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "report.json"
+        words = ["install", "--dry-run", "--ignore-installed", "--report", str(file)]
+        _pip([*words, *target.words(), "--target", scratch, *requirements])
+        try:
+            report = decode(Report, parse(file.read_bytes()))
+        except (OSError, BadValue) as problem:
+            raise UsageError(f"pip's report cannot be read: {problem}", "use pip 22.2 or newer") from None
+    pins = []
+    for found in report.install:
+        hashes = found.download_info.archive_info.hashes if found.download_info.archive_info else {}
+        if "sha256" not in hashes:
+            raise UsageError(
+                f"{found.metadata.name} comes from {found.download_info.url}, which has no hash",
+                "build a wheel of it (`pip wheel`) and name the wheel's folder with --find-links",
+            )
+        pins.append(Pin(normal(found.metadata.name), found.metadata.version, frozenset({hashes["sha256"]})))
+    return sorted(pins, key=lambda pin: pin.name)
+
+
+def _pip(words: Sequence[str]) -> None:
+    argv = [sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check", "--no-input"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, env=environment(), stdin=subprocess.DEVNULL
+        )
+    except OSError as problem:
+        raise UsageError(f"{sys.executable}: {problem.strerror}") from None
+    if done.returncode:
+        lines = [
+            line for line in done.stderr.splitlines() if line.startswith("ERROR")
+        ] or done.stderr.splitlines()[-3:]
+        hint = "packages without a wheel: build one with `pip wheel`, and name its folder with --find-links"
+        raise UsageError("pip could not fetch the wheels: " + " / ".join(lines[-4:]), hint)
+
+
+def requirements_of_extra(extra: str) -> list[str]:
+    """Return what an extra of this program requires: `train` for the embedded trainer."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("clusterctl") or []
+    except PackageNotFoundError:
+        raise UsageError(
+            "clusterctl is not installed as a package", "name a requirements file instead"
+        ) from None
+    marked = [re.split(r";", line, maxsplit=1) for line in lines]
+    found = [parts[0].strip() for parts in marked if len(parts) == 2 and _of_extra(parts[1], extra)]
+    if not found:
+        extras = sorted(set(re.findall(r"""extra == ["']([a-z0-9-]+)["']""", "\n".join(lines))))
+        raise UsageError(f"no extra is called {extra!r}", f"one of {', '.join(extras)}")
+    return found
+
+
+def _of_extra(marker: str, extra: str) -> bool:
+    return re.search(rf"""extra == ["']{re.escape(extra)}["']""", marker) is not None
