@@ -35,7 +35,7 @@ WheelFolder = Annotated[
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """The options that say which environment is made, and of what."""
+    """The options that say which environment is made, and of source."""
 
     lock: LockFile = None
     wheelhouse: WheelFolder = None
@@ -66,7 +66,7 @@ class EnvironmentOptions:
 def setup(
     *,
     selection: options.NodeOptions,
-    what: EnvironmentOptions,
+    source: EnvironmentOptions,
     fanout: options.Fanout = None,
     connection: options.ConnectionOptions,
     dry_run: options.DryRun = False,
@@ -78,17 +78,17 @@ def setup(
     from clusterctl.transport.fanout import raise_failures
 
     began = time.monotonic()
-    with _contents(what) as contents:
+    with _contents(source) as contents:
         chosen = selection.chosen()
-        wanted = Wanted(contents.lock, what.base, what.env or "", what.prune)
-        require_base(what.base, chosen.nodes, wanted)
+        wanted = Wanted(contents.lock, source.base, source.env or "", source.prune)
+        require_base(source.base, chosen.nodes, wanted)
         logins = choice_of(chosen, connection.accept_new, connection.connect_timeout)
         at_once = fanout or load_settings().fanout
         states = look(logins, chosen.nodes, wanted, at_once)
         raise_failures(states)
         found = {outcome.node.name: outcome.get() for outcome in states}
         lacking = [node for node in chosen.nodes if found[node.name].fingerprint != wanted.fingerprint]
-        if what.prune:
+        if source.prune:
             lacking = list(chosen.nodes)
         needed = {node: found[node.name] for node in lacking}
         require_fit(needed, wanted, contents.wheels() if lacking else None)
@@ -97,7 +97,7 @@ def setup(
         outcomes: list[Outcome[Result]] = []
         if lacking:
             with connection.open(chosen) as connections:
-                running = Setup(logins, connections, wanted, what.relay, at_once)
+                running = Setup(logins, connections, wanted, source.relay, at_once)
                 outcomes = running.run(
                     lacking, contents.wheels(), lambda name, text: screen.log(f"{name}: {text}")
                 )
@@ -125,30 +125,30 @@ class _Contents:
 
 
 @contextmanager
-def _contents(what: EnvironmentOptions) -> Iterator[_Contents]:
+def _contents(source: EnvironmentOptions) -> Iterator[_Contents]:
     """Yield what the options name."""
     from clusterctl.provision.lock import MAKE, read_lock
     from clusterctl.provision.wheelhouse import LOCK
 
-    if what.bundle is not None:
+    if source.bundle is not None:
         import tempfile
 
         from clusterctl.provision.bundle import WHEELS, open_bundle
 
-        if what.lock or what.wheelhouse:
+        if source.lock or source.wheelhouse:
             raise UsageError("--bundle cannot be combined with --lock or --wheelhouse", "it contains both")
         # Next to the bundle, where there is room for such files.
         with (
-            open_bundle(what.bundle) as bundle,
-            tempfile.TemporaryDirectory(prefix=".unpacked-", dir=what.bundle.resolve().parent) as folder,
+            open_bundle(source.bundle) as bundle,
+            tempfile.TemporaryDirectory(prefix=".unpacked-", dir=source.bundle.resolve().parent) as folder,
         ):
             yield _Contents(bundle.lock(), Path(folder) / WHEELS, bundle)
         return
-    if what.wheelhouse is None:
+    if source.wheelhouse is None:
         raise UsageError("no wheels are named", f"--wheelhouse FOLDER or --bundle FILE; {MAKE}")
-    if not what.wheelhouse.is_dir():
-        raise UsageError(f"--wheelhouse {what.wheelhouse}: no such folder", MAKE)
-    yield _Contents(read_lock(what.lock or what.wheelhouse / LOCK), what.wheelhouse)
+    if not source.wheelhouse.is_dir():
+        raise UsageError(f"--wheelhouse {source.wheelhouse}: no such folder", MAKE)
+    yield _Contents(read_lock(source.lock or source.wheelhouse / LOCK), source.wheelhouse)
 
 
 def _show_plan(chosen: Cluster, wanted: Wanted, needed: set[str], as_json: bool) -> None:
