@@ -86,7 +86,7 @@ from clusterctl.transport.fanout import Connections
 cluster = inventory.load(Path(sys.argv[1])).select(sys.argv[2])
 with Connections(transport_to(cluster)) as connections:
     link = connections.of(cluster.nodes[0])
-    pid = link.hello()["pid"]
+    pid = link.hello().pid
     rolled = link.run(["cat", f"/proc/{pid}/smaps_rollup"]).text
     held = {name: int(kb) / 1024 for name, kb in re.findall(r"^(Rss|Pss|Private_\\w+):\\s+(\\d+) kB", rolled, re.M)}
     own = sum(value for name, value in held.items() if name.startswith("Private"))

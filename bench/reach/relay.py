@@ -67,7 +67,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
         nodes = [node_at(home, python) for home in places]
         links = [LocalTransport(home=home).connect(node) for home, node in zip(places, nodes, strict=True)]
         try:
-            pids = [int(link.hello()["pid"]) for link in links]
+            pids = [int(link.hello().pid) for link in links]
             before = [spent(pid) for pid in pids]
             with relay_for(how, nodes) as relay:
                 started = threading.Event()

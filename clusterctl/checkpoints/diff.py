@@ -201,7 +201,7 @@ def _ask_node(holder: NodeHolder, code: str, question: Mapping[str, Any]) -> obj
     """Run the trainer of the run on a node; return its answer."""
     python = rank_python(holder.node.python, holder.node.setup)
     if python.startswith("~/"):
-        python = python.replace("~", str(holder.connection.hello()["home"]), 1)
+        python = python.replace("~", holder.connection.hello().home, 1)
     argv = [python, "-m", "trainer", "checkpoint-diff"]
     done = holder.connection.run(
         argv, cwd=code or None, setup=request_for(holder.node.setup), stdin=json.dumps(question).encode()

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
-from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.cluster import Node
+from clusterctl.transport.hello import Hello
 from clusterctl.transport.setups import SetupResult
-from clusterctl.typed_json import BadValue, decode
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Hello:
-    """The greeting of an agent."""
-
-    wall: float
-    """Its clock, in seconds since the epoch."""
-    cpus: int
-    python: str
-    """Version of the agent's Python."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +174,3 @@ class NodeAnswers:
     def command(self, name: str) -> CommandResult | None:
         """Return how a command ended; None if the node has no such program, or was not asked for it."""
         return self.found.commands.get(name)
-
-
-def read_answer(kind: type[T], answer: Mapping[str, Any]) -> T:
-    """Return an agent's answer as a `kind`; raise a ClusterctlError for one that no agent of this version sends."""
-    try:
-        return decode(kind, dict(answer))
-    except BadValue as error:
-        raise ClusterctlError(f"the agent's answer cannot be read: {error}", "try again") from None

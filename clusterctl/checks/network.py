@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from clusterctl.checks.answers import CommandResult, Commands, Knock, NodeAnswers, OpenedPort, read_answer
+from clusterctl.checks.answers import CommandResult, Commands, Knock, NodeAnswers, OpenedPort
 from clusterctl.checks.node import MAX_SKEW, versions
 from clusterctl.checks.query import Question, tool_paths
 from clusterctl.errors import ClusterctlError
@@ -20,6 +20,7 @@ from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
 from clusterctl.ranktable.devices import VENDOR_TOOL, parse_conf
 from clusterctl.text import plural
+from clusterctl.transport.hello import read_answer
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.checks.answers import Examined, Hello, NodeAnswers, read_answer
+from clusterctl.checks.answers import Examined, NodeAnswers
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.ranktable.devices import VENDOR_CONF, VENDOR_SMI, VENDOR_TOOL
+from clusterctl.transport.hello import Hello, read_answer
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.setups import SetupResult, ask_setup
 

@@ -16,6 +16,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.runs.state import KernelReport, NodeAnswer, RankState
+from clusterctl.transport.hello import Hello, read_answer
 from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def clock_distance(link: Connection) -> float:
     shortest, distance = float("inf"), 0.0
     for _ in range(TRIES):
         began, wall = time.monotonic(), time.time()
-        theirs = float(link.call("hello")["monotonic"])
+        theirs = read_answer(Hello, link.call("hello")).monotonic
         trip = time.monotonic() - began
         if trip < shortest:
             shortest, distance = trip, theirs - (wall + trip / 2)

@@ -173,7 +173,7 @@ def _build(node: Node, link: Connection, share: Share, code: str, progress: Prog
 
     manifest = push.make_manifest(share.folder, everything=True)
     stored = push.push_store(link, push.Source(share.folder, manifest), "data")
-    folder = posixpath.join(str(link.hello()["workdir"]), share.place)
+    folder = posixpath.join(link.hello().workdir, share.place)
     key = hashlib.sha256(json.dumps([manifest.id, share.words]).encode()).hexdigest()
     before = _done(link, folder)
     if before.get("key") == key and _is_on_node(link, folder, before["manifest"]):
@@ -230,7 +230,7 @@ def _run(
     node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, reported: BuildOutput
 ) -> dict[str, Any]:
     python = rank_python(node.python, node.setup)
-    python = python.replace("~", str(link.hello()["home"]), 1) if python.startswith("~/") else python
+    python = python.replace("~", link.hello().home, 1) if python.startswith("~/") else python
     arguments = [
         "data-build",
         "--input",

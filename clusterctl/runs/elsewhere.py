@@ -82,7 +82,7 @@ def _brought(
     found = dict(paths)
     moved = 0
     for node_name, hello in on_all(connections, lacking, lambda node, link: link.hello()).items():
-        found[node_name] = f"{hello['workdir']}/store/{kind}/{name}"
+        found[node_name] = f"{hello.workdir}/store/{kind}/{name}"
     for node in lacking:
         link = connections.of(node)
         if link.call("list", {"path": found[node.name]})["missing"]:

@@ -44,6 +44,7 @@ from clusterctl.transport.link import RequestFailed
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.hello import Hello
 
 
 def launch(
@@ -132,7 +133,7 @@ def start_next(
     start_all(run, made, connections, tell)
 
 
-def reach(cluster: Cluster, connections: Connections, tell: Tell) -> dict[str, dict[str, Any]]:
+def reach(cluster: Cluster, connections: Connections, tell: Tell) -> dict[str, Hello]:
     """Return the greeting of every node; raise an error if one does not answer."""
     hellos = on_all(connections, cluster.nodes, lambda node, link: link.hello())
     tell("reach", f"{plural(len(hellos), 'node')} reached")
@@ -144,7 +145,7 @@ def prepare(
     cluster: Cluster,
     job: Job,
     connections: Connections,
-    hellos: dict[str, dict[str, Any]],
+    hellos: dict[str, Hello],
     stored: Stored,
     tell: Tell,
 ) -> plan.Facts:
@@ -162,9 +163,9 @@ def prepare(
         tell("ranktable", f"built from the answers of {plural(len(cluster.nodes), 'node')}{notes}")
     return plan.Facts(
         master_port=job.master_port or free_port(connections.of(cluster.nodes[0]), cluster.nodes[0]),
-        workdirs={name: hello["workdir"] for name, hello in hellos.items()},
-        homes={name: hello["home"] for name, hello in hellos.items()},
-        cpus={name: hello["cpus"] for name, hello in hellos.items()},
+        workdirs={name: hello.workdir for name, hello in hellos.items()},
+        homes={name: hello.home for name, hello in hellos.items()},
+        cpus={name: hello.cpus for name, hello in hellos.items()},
         code_paths=stored.code,
         data_paths=stored.data,
         forwarded=_forwarded(job),
@@ -269,12 +270,12 @@ def missing_variables(job: Job) -> list[str]:
     return [name for name in job.forward if name not in inherited(job.forward)]
 
 
-def _refuse_one_machine_twice(cluster: Cluster, hellos: dict[str, dict[str, Any]]) -> None:
+def _refuse_one_machine_twice(cluster: Cluster, hellos: dict[str, Hello]) -> None:
     """Raise a UsageError if two nodes are one machine with one work folder: they would share the run's folder."""
     seen: dict[tuple[str, str, str], str] = {}
     for node in cluster.nodes:
         hello = hellos[node.name]
-        machine = (str(hello["hostname"]), str(hello["boot_id"]), str(hello["workdir"]))
+        machine = (hello.hostname, hello.boot_id, hello.workdir)
         if machine in seen:
             raise UsageError(
                 f"{seen[machine]} and {node.name} are the same machine ({machine[0]})",

@@ -152,7 +152,7 @@ def push_store(
     relay: Relay | None = None,
 ) -> PushResult:
     """Store a tree on the node under its hash, where it never changes; send nothing if it is there already."""
-    workdir = str(connection.hello()["workdir"])
+    workdir = connection.hello().workdir
     dest = f"{workdir}/store/{kind}/{source.manifest.id}"
     return _Sending(connection, source, Target(dest, content_named=True), progress, relay).result()
 

@@ -6,11 +6,14 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import CHUNK, Frame
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed
+
+if TYPE_CHECKING:
+    from clusterctl.transport.hello import Hello
 
 Body = bytes | Iterable[bytes]
 # Bytes of output or of a file that are collected in memory; more is an error.
@@ -54,7 +57,7 @@ class Connection:
 
     def __init__(self, node: str) -> None:
         self.node = node
-        self._hello: dict[str, Any] | None = None
+        self._hello: Hello | None = None
 
     def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
         """Send a request whose body and reply are streams. Most callers want `request`, `call` or `run`."""
@@ -138,13 +141,12 @@ class Connection:
         code, number = (_status(self.node, result.get(key)) for key in ("exit_code", "signal"))
         return Completed(code, number, out, err, bool(result.get("timed_out")))
 
-    def hello(self) -> dict[str, Any]:
-        """Return facts about the node, which is queried only once.
-
-        They are hostname, python, boot_id, home, workdir, cpus, disk_free, wall and monotonic.
-        """
+    def hello(self) -> Hello:
+        """Return facts about the node, which is queried only once."""
         if self._hello is None:
-            self._hello = self.call("hello")
+            from clusterctl.transport.hello import Hello, read_answer
+
+            self._hello = read_answer(Hello, self.call("hello"))
         return self._hello
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:

@@ -77,7 +77,7 @@ def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_
             home = run.log(node.name, 2 * (cuts % 2), "out")
             wait_for_more(home)
             try:
-                agent = connections.of(node).hello()["pid"]
+                agent = connections.of(node).hello().pid
                 argv = ["kill", "-9", str(agent)] if cuts % 4 < 2 else ["sh", "-c", CUT, "sh", str(agent)]
                 cuts += others.of(node).run(argv).exit_code == 0
             except ClusterctlError:

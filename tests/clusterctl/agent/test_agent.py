@@ -168,7 +168,7 @@ def test_the_end_of_the_link_ends_commands_and_their_detached_children(
 
 
 def test_a_killed_agent_is_a_lost_link_and_no_hang(link: Connection) -> None:
-    pid = link.hello()["pid"]
+    pid = link.hello().pid
     threading.Timer(0.2, os.kill, (pid, 9)).start()
     with pytest.raises(LinkLost):
         link.run(["sleep", "5"])
@@ -325,7 +325,7 @@ def test_a_run_outlives_the_link_and_is_stopped_over_a_new_one(tmp_path: Path, p
         "start",
         {"run_dir": run_dir, "spec": spec(1, "sleep 615", "setsid sleep 615 & kill -STOP $$", run_id=run_id)},
     )
-    os.kill(first.hello()["pid"], 9)
+    os.kill(first.hello().pid, 9)
     first.close()
     second = connect(tmp_path, python)
     state = second.call("state", {"run_dir": run_dir, "attempt": 1})
@@ -496,7 +496,7 @@ def test_an_end_is_told_by_the_kernel_or_a_thread_whatever_holds_the_output(
     if python is None:
         pytest.skip("no Python 3.8 here")
     link = connect(tmp_path, python)
-    pid = link.hello()["pid"]
+    pid = link.hello().pid
     before = len(os.listdir(f"/proc/{pid}/fd"))
     done = link.run(["/bin/sh", "-c", "sleep 616 & echo $!; kill -SEGV $$"])
     os.kill(int(done.stdout), 9)
@@ -514,7 +514,7 @@ def test_a_killed_agent_leaves_no_commands_but_what_outlived_its_command_stays(
     pid_file = tmp_path / "left"
     link.run(["/bin/sh", "-c", f"setsid sleep 614 > /dev/null 2>&1 & echo $! > {pid_file}"])
     left = int(pid_file.read_text())
-    pid = int(link.hello()["pid"])
+    pid = int(link.hello().pid)
     script = "trap '' TERM; setsid sleep 615 & echo up; while :; do sleep 1; done"
     said = threading.Event()
 
@@ -540,7 +540,7 @@ def test_an_idle_agent_is_small(tmp_path: Path) -> None:
     first = connect(tmp_path)
     first.close()
     link = connect(tmp_path)
-    rollup = Path(f"/proc/{link.hello()['pid']}/smaps_rollup").read_text()
+    rollup = Path(f"/proc/{link.hello().pid}/smaps_rollup").read_text()
     link.close()
     own = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_"))
     # kB; what it shares with other Pythons comes on top of it.

@@ -172,7 +172,9 @@ def test_a_node_that_has_some_of_it_gets_and_gives_the_rest(made: Callable[[int]
     relay = Relay(nodes.nodes, always=True)
     results = good(nodes.push(source, relay, pause=0.3))
     relay.release()
-    assert results[0].bytes_sent == 5_000_000 and results[1].bytes_relayed == source.manifest.size
+    # The new file comes from here, or from a node that has it already: whichever is faster.
+    assert results[0].bytes_sent + results[0].bytes_relayed == 5_000_000
+    assert results[1].bytes_sent + results[1].bytes_relayed == source.manifest.size
     assert all(same(root, one / "dest") for one in nodes.folders)
 
 
@@ -180,7 +182,7 @@ def test_a_node_that_dies_in_the_middle_stops_nobody_else(made: Callable[[int], 
     nodes = made(4)
     source = SlowSource(root, 3.0)
     relay = Relay(nodes.nodes)
-    victim = nodes.links[1].hello()["pid"]
+    victim = nodes.links[1].hello().pid
 
     def kill() -> None:
         source.at_half.wait()
@@ -203,7 +205,7 @@ def test_when_the_first_node_dies_the_next_one_asks_the_launcher(
     nodes = made(3)
     source = SlowSource(root, 3.0)
     relay = Relay(nodes.nodes)
-    victim = nodes.links[0].hello()["pid"]
+    victim = nodes.links[0].hello().pid
 
     def kill() -> None:
         source.at_half.wait()

@@ -158,7 +158,7 @@ def test_a_node_is_reached_with_its_own_home_and_environment(
 ) -> None:
     record(server, known)
     link = route(known).connect(server.node())
-    assert link.hello()["home"] == f"{server.folder}/home"
+    assert link.hello().home == f"{server.folder}/home"
     assert link.run(["env"], env={"A": "$(id) `id`"}).text.count("A=$(id) `id`\n") == 1
     link.close()
 
@@ -298,7 +298,7 @@ def test_a_gateway_is_gone_through_and_both_host_keys_are_checked(
         route(known).connect(behind)
     record(other, known)
     link = route(known).connect(behind)
-    assert link.hello()["home"] == f"{server.folder}/home"
+    assert link.hello().home == f"{server.folder}/home"
     link.close()
     known.write_text("")
     record(other, known)
@@ -340,7 +340,7 @@ def test_what_ran_over_a_cut_connection_is_ended_and_the_loss_is_said(
         "run", {"argv": ["/bin/sh", "-c", "setsid sleep 618 & echo up; sleep 618"], "env": marker}
     )
     next(running)
-    cut_connection(server.process.pid, link.hello()["pid"])
+    cut_connection(server.process.pid, link.hello().pid)
     with pytest.raises(LinkLost):
         next(running)
     wait_for(lambda: not marked(marker))

@@ -206,7 +206,7 @@ def test_after_a_cut_only_the_rest_travels(
     aside = tmp_path / ".dest.incoming" / "pkg" / "deep" / "big"
     wait_for(lambda: aside.exists() and aside.stat().st_size >= 5_000_000 - tree.PIECE)
     if fault == "the agent is killed":
-        os.kill(link.hello()["pid"], signal.SIGKILL)
+        os.kill(link.hello().pid, signal.SIGKILL)
     elif fault == "the client gives up":
         asked.cancel()
     link.close()

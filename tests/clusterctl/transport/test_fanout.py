@@ -77,7 +77,7 @@ def test_a_bug_in_the_work_is_raised_where_it_was_asked_for() -> None:
 def test_one_connection_a_node_serves_a_whole_command(tmp_path: Path) -> None:
     nodes = [local_node(tmp_path, f"node{number}") for number in (1, 2)]
     with Connections(LocalTransport(home=tmp_path)) as connections:
-        first = connections.on_each(nodes, lambda node, link: link.hello()["pid"])
+        first = connections.on_each(nodes, lambda node, link: link.hello().pid)
         again = connections.on_each(nodes, lambda node, link: link.call("hello")["pid"])
         assert [one.get() for one in first] == [one.get() for one in again]
         kept = connections.of(nodes[0])
@@ -88,9 +88,9 @@ def test_one_connection_a_node_serves_a_whole_command(tmp_path: Path) -> None:
 def test_a_dropped_connection_is_opened_anew(tmp_path: Path) -> None:
     node = local_node(tmp_path)
     with Connections(LocalTransport(home=tmp_path)) as connections:
-        before = connections.of(node).hello()["pid"]
+        before = connections.of(node).hello().pid
         connections.drop(node)
-        assert connections.of(node).hello()["pid"] != before
+        assert connections.of(node).hello().pid != before
 
 
 def test_the_environment_of_the_launcher_does_not_reach_a_local_node(
@@ -118,7 +118,7 @@ def test_a_scripted_transport_answers_from_its_table_and_remembers_what_was_aske
     )
     link = script.connect(NODES[0])
     assert link.run(["hccn_tool", "-i", "0", "-ip", "-g"]).text == "ipaddr:192.168.1.1\n"
-    assert link.hello()["cpus"] == 4 and link.get("/f") == b"abc"
+    assert link.hello().cpus == 4 and link.get("/f") == b"abc"
     with pytest.raises(LinkLost):
         link.call("stop")
     with pytest.raises(RequestFailed, match="no answer"):
