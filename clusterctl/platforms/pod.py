@@ -63,9 +63,9 @@ class Part:
         facts = Facts(
             run_id=run.run_id,
             master_port=job.master_port or self.place.port or DEFAULT_PORT,
-            workdirs={self.own.name: hello["workdir"]},
-            homes={self.own.name: hello["home"]},
-            cpus={self.own.name: hello["cpus"]},
+            workdirs={self.own.name: hello.workdir},
+            homes={self.own.name: hello.home},
+            cpus={self.own.name: hello.cpus},
             code_paths=push_code(self.here, job, connections, tell, folder),
             data_paths=push_data(self.here, job, connections, tell),
             forwarded=passed_on(environment()),
