@@ -151,7 +151,7 @@ class Setup:
 
             def work(node: Node) -> push.PushResult:
                 link = self.connections.of(self._with_base(node))
-                workdir = str(link.hello()["workdir"])
+                workdir = str(link.hello().workdir)
                 link.put(f"{workdir}/environments/install.py", Path(on_node.__file__).read_bytes())
                 return push.push_tree(link, source, f"{workdir}/wheels", relay=relay)
 
