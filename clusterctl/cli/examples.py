@@ -28,6 +28,7 @@ EXAMPLES = {
     "sandbox up": """
         clusterctl sandbox up
         clusterctl sandbox up -n 4 --devices 8
+        clusterctl sandbox up -n 4 --devices 8 --with-slurm
         clusterctl sandbox up --mode embedded --dir /tmp/sandbox
     """,
     "sandbox status": """

@@ -39,6 +39,13 @@ def up(
         typer.Option("--python", metavar="FILE", help="Python of the nodes. Default: the current one."),
     ] = None,
     *,
+    with_slurm: Annotated[
+        bool,
+        typer.Option(
+            "--with-slurm",
+            help="Also start a Slurm that manages the nodes (packages slurm-wlm and munge).",
+        ),
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -48,9 +55,9 @@ def up(
     from clusterctl.sandbox import cluster
 
     if dry_run:
-        screen.show_json(cluster.foresee(directory, nodes, devices, mode))
+        screen.show_json(cluster.foresee(directory, nodes, devices, mode, with_slurm))
         return
-    made = cluster.up(directory, nodes, devices, mode, python or sys.executable)
+    made = cluster.up(directory, nodes, devices, mode, python or sys.executable, with_slurm)
     try:
         found = made.status()
         if as_json:
@@ -146,10 +153,13 @@ def _table(states: list[NodeStatus]) -> Any:
 
 
 def _as_json(found: Sandbox, states: list[NodeStatus]) -> dict[str, object]:
+    from clusterctl.sandbox import slurm
+
     return {
         "directory": str(found.directory),
         "mode": found.mode,
         "cluster_file": str(found.cluster_file),
+        "slurm_login": str(slurm.login_script(found.layout)) if found.state.slurm else None,
         "nodes": [asdict(node) for node in states],
     }
 
@@ -162,8 +172,10 @@ def _log_next_commands(made: Sandbox) -> None:
     file = made.cluster_file
     with_file = shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
     option = "" if made.directory == (Path.cwd() / HERE) else f" --dir {shlex.quote(str(made.directory))}"
+    login = f"{shlex.quote(str(made.directory / 'login'))} clusterctl submit slurm job.yaml"
     screen.log(f"mode {made.mode}; next:")
     for line in (
+        *[login] * made.state.slurm,
         f"clusterctl nodes -c {with_file}",
         f"clusterctl exec -c {with_file} all -- hccn_tool -i 0 -ip -g",
         f"clusterctl ranktable build -c {with_file}",

@@ -7,21 +7,16 @@ Everything is in one folder, and every process records itself there. So `down` c
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pwd
 import re
-import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 import clusterctl
 from clusterctl.errors import ClusterctlError, UsageError, did_you_mean
@@ -29,8 +24,10 @@ from clusterctl.sandbox import (
     devices as sandbox_devices,
 )
 from clusterctl.sandbox import (
+    folders,
     namespaces,
     process,
+    slurm,
     sshd,
 )
 from clusterctl.sandbox.layout import (
@@ -48,7 +45,6 @@ from clusterctl.sandbox.layout import (
 
 # Seconds: a slow machine's first import of paramiko takes longest.
 READY_WITHIN = 20.0
-LOCK_WITHIN = 15.0
 # Another process may take a port between our choice and the bind of the daemon.
 TRIES = 5
 
@@ -165,15 +161,19 @@ def up(
     devices: int = 2,
     mode: str = "auto",
     python: str = sys.executable,
+    with_slurm: bool = False,
 ) -> Sandbox:
     """Start a sandbox in a folder and return it; after any failure nothing of it is left."""
     layout = Layout(_checked_directory(directory))
-    chosen = choose_mode(mode)
+    if with_slurm:
+        slurm.check(layout)
+    chosen = choose_mode(mode, with_slurm)
     _check_counts(nodes, devices, chosen)
     user = pwd.getpwuid(os.getuid()).pw_name
-    with process.one_interrupt(), _folder(layout) as made, _locked(layout):
+    with process.one_interrupt(), folders.own_folder(layout) as made, folders.locked(layout):
         _refuse_second(layout)
-        state = State(chosen, devices, python, user, made, _plan_nodes(layout, chosen, nodes))
+        planned = _plan_nodes(layout, chosen, nodes)
+        state = State(chosen, devices, python, user, made, planned, slurm=with_slurm)
         try:
             return Sandbox(layout, _build(layout, state))
         except BaseException:
@@ -198,9 +198,9 @@ def down(directory: Path) -> int:
     layout = Layout(_resolved(directory))
     if not layout.directory.exists() or not any(layout.directory.iterdir()):
         return process.end(lambda: _marked(layout))
-    if not layout.state.exists() and _foreign(layout):
+    if not layout.state.exists() and folders.is_foreign(layout):
         raise UsageError(f"{layout.directory} is not a sandbox", "give the folder of `sandbox up` with --dir")
-    with process.one_interrupt(), _locked(layout):
+    with process.one_interrupt(), folders.locked(layout):
         state = load_state(layout)
         return _end(layout, made_directory=state.made_directory if state else True)
 
@@ -210,22 +210,31 @@ def running(directory: Path) -> int:
     return len(process.below(_roots(Layout(_resolved(directory)))))
 
 
-def foresee(directory: Path, nodes: int, devices: int, mode: str) -> dict[str, object]:
+def foresee(
+    directory: Path, nodes: int, devices: int, mode: str, with_slurm: bool = False
+) -> dict[str, object]:
     """Return what `up` would make, after the same checks; make nothing."""
     layout = Layout(_checked_directory(directory))
-    chosen = choose_mode(mode)
+    if with_slurm:
+        slurm.check(layout)
+    chosen = choose_mode(mode, with_slurm)
     _check_counts(nodes, devices, chosen)
     _refuse_second(layout)
     planned = [{"name": node.name, "address": node.address} for node in _plan_nodes(layout, chosen, nodes)]
     return {"directory": str(layout.directory), "mode": chosen, "devices": devices, "nodes": planned}
 
 
-def choose_mode(mode: str) -> str:
-    """Return the mode that `auto` stands for, or `mode` itself; refuse one that this machine does not support."""
+def choose_mode(mode: str, with_slurm: bool = False) -> str:
+    """Return the mode that `auto` stands for, or `mode` itself; refuse one that this machine does not support.
+
+    With a Slurm, `auto` prefers nodes with host names and addresses of their own.
+    """
     if mode not in ("auto", *MODES):
         known = ("auto", *MODES)
         raise UsageError(f"unknown mode {mode!r}", did_you_mean(mode, known) or f"one of {', '.join(known)}")
     locked = sshd.why_not_root()
+    if mode == "auto" and with_slurm and not namespaces.why_not():
+        return "namespaces"
     if mode == "auto":
         return "loopback" if sshd.find_sshd() and not locked else "embedded"
     if mode == "namespaces" and (missing := namespaces.why_not()):
@@ -292,58 +301,6 @@ def _plan_nodes(layout: Layout, mode: str, count: int) -> tuple[SandboxNode, ...
     return tuple(found)
 
 
-@contextmanager
-def _folder(layout: Layout) -> Iterator[bool]:
-    """Make the folder of a sandbox; give whether it is new, and remove a new one again if no sandbox was started."""
-    made = not layout.directory.exists()
-    try:
-        with contextlib.suppress(FileExistsError):
-            layout.directory.mkdir(mode=0o700)
-        if not layout.directory.is_dir():
-            raise UsageError(f"{layout.directory} is not a folder", "choose another --dir")
-        if not layout.state.exists() and _foreign(layout):
-            raise UsageError(f"{layout.directory} is not empty and not a sandbox", "choose another --dir")
-        yield made
-    finally:
-        if made and not layout.state.exists() and layout.directory.exists():
-            layout.lock.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                layout.directory.rmdir()
-
-
-@contextmanager
-def _locked(layout: Layout) -> Iterator[None]:
-    """Allow one `up` or `down` at a time in a folder; the kernel releases the lock of a process that ends."""
-    deadline = time.monotonic() + LOCK_WITHIN
-    while (file := _try_lock(layout)) is None:
-        if time.monotonic() > deadline:
-            problem = f"another `sandbox up` or `down` is running in {layout.directory}"
-            raise UsageError(problem, "wait for it, or stop it")
-        time.sleep(0.05)
-    with file:
-        yield
-
-
-def _try_lock(layout: Layout) -> IO[str] | None:
-    try:
-        file = layout.lock.open("w")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(file.fileno(), layout.lock):
-            return file
-    except BlockingIOError:
-        pass
-    except FileNotFoundError:
-        raise UsageError(f"{layout.directory} was removed meanwhile", "try again") from None
-    file.close()
-    return None
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether an open file is still the one at a path: `down` may have removed the lock file."""
-    mine = os.fstat(descriptor)
-    return os.path.samestat(mine, path.stat())
-
-
 def _refuse_second(layout: Layout) -> None:
     if layout.state.exists():
         state = load_state(layout)
@@ -362,6 +319,8 @@ def _build(layout: Layout, state: State) -> State:
     state = _start(layout, state)
     state.save(layout)
     write_inventory(layout, state, host_keys)
+    if state.slurm:
+        slurm.start(layout, state)
     state = replace(state, complete=True)
     state.save(layout)
     return state
@@ -457,24 +416,17 @@ def _marked(layout: Layout, node: str = "") -> set[int]:
     return process.marked(f"{layout.id}/{node}")
 
 
-def _foreign(layout: Layout) -> bool:
-    """Return whether a folder without a state file holds anything that `up` does not make before that file."""
-    # The second is an incomplete state file.
-    ours = (layout.lock.name, f".{layout.state.name}.")
-    return not all(path.name.startswith(ours) for path in layout.directory.iterdir())
-
-
 def _end(layout: Layout, *, made_directory: bool) -> int:
     """Kill every process of a sandbox, then remove its files; can be repeated after an interrupt."""
     ended = process.end(lambda: _roots(layout))
     sshd.end_lease(layout)
     for path in layout.directory.iterdir():
         if path not in (layout.state, layout.lock, layout.processes):
-            _remove(path)
+            folders.remove(path)
     # Processes that were just starting during the first search.
     ended += process.end(lambda: _roots(layout))
     if layout.processes.exists():
-        _remove(layout.processes)
+        folders.remove(layout.processes)
     # Last of all: `down` needs the state.
     layout.state.unlink(missing_ok=True)
     layout.lock.unlink(missing_ok=True)
@@ -483,17 +435,3 @@ def _end(layout: Layout, *, made_directory: bool) -> int:
         with contextlib.suppress(OSError):
             layout.directory.rmdir()
     return ended
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a tree, including folders that their owner may not read or write."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-        return
-    folders = [str(path)]
-    while folders:
-        # Before scandir, which needs the permission to read.
-        os.chmod(folders[-1], 0o700)
-        with os.scandir(folders.pop()) as entries:
-            folders += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    shutil.rmtree(path)

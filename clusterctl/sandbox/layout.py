@@ -131,6 +131,8 @@ class State:
     nodes: tuple[SandboxNode, ...]
     # Whether `up` has finished.
     complete: bool = False
+    # Whether a Slurm manages the nodes.
+    slurm: bool = False
 
     def save(self, layout: Layout) -> None:
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"

@@ -37,7 +37,7 @@ def test_a_job_that_must_not_be_requeued_says_so() -> None:
 def test_all_faults_of_the_part_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(InputFaults) as caught:
         written(tmp_path, "{nodes: 0, time: soon, partition: 'a b', extra: [mem], gress: x}")
-    problems = "\n".join(fault.problem for fault in caught.value.faults)
+    problems = "\n".join(fault.what for fault in caught.value.faults)
     for text in ("0 is too small", "'soon' is not a time", "'a b' is not one word", "'mem'", "'gress'"):
         assert text in problems
     assert all(":" in fault.where for fault in caught.value.faults)
