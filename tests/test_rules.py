@@ -23,6 +23,7 @@ ON_NODES = [
     *sorted((ROOT / "clusterctl" / "agent").glob("*.py")),
     ROOT / "clusterctl" / "library" / "on_node.py",
     ROOT / "clusterctl" / "provision" / "install.py",
+    ROOT / "clusterctl" / "transport" / "dial.py",
 ]
 # The client; the make-believe server; tasks that get a connection which the client made.
 SSH_MODULES = ("clusterctl/ssh/", "clusterctl/sandbox/embedded.py", "clusterctl/provision/fabfile.py")

@@ -215,6 +215,10 @@ def hello(request: Request) -> Dict[str, Any]:
     }
 
 
+def _ignore(*_: object) -> None:
+    pass
+
+
 def main(workdir: str) -> None:
     """Be the agent on this process's standard input and output until the launcher ends the link."""
     # The type declares no read1.
@@ -224,8 +228,11 @@ def main(workdir: str) -> None:
     os.dup2(2, 1)
     os.chdir(os.path.expanduser("~"))
     agent = Agent(workdir, _operation, output)
+    # A manager of jobs signals every process of a job; the launcher then ends the agent, after the ranks.
+    outlives = os.environ.pop("CLUSTERCTL_OUTLIVE_SIGNALS", "")
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, agent.stop)
+        # A handler, not SIG_IGN: programs that the agent starts must not ignore signals.
+        signal.signal(number, _ignore if outlives else agent.stop)
     agent.serve(source.read1)
     sys.stderr.flush()
     # The listening thread may still wait in a read that never returns.

@@ -170,7 +170,9 @@ def _execute(
     body = _input(chosen.names) if how.stdin else None
     fanout = len(chosen.nodes) if body is not None and body.together else how.fanout or connections.fanout
     with ShellSession(connections.transport) as once:
-        light = None if connections.kept else once
+        # One step of Slurm starts the agents of all nodes; a command without an agent would need a step for each.
+        by_agents = connections.kept or any(node.allocation for node in chosen.nodes)
+        light = None if by_agents else once
         everywhere = Everywhere(command, chosen.nodes, connections, light, body)
         return Execution(chosen, form, fanout).run(everywhere.run)
 

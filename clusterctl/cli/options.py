@@ -177,7 +177,6 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:
     """Return the inventory of a command line, narrowed to the chosen nodes."""
-    from clusterctl.hostfile import detect
     from clusterctl.hostfile.cache import inventories
     from clusterctl.inventory.cluster import KINDS
 
@@ -190,7 +189,9 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     allocation = _allocation() if file is None and not default.exists() else {}
     place = None if allocation or file is not None else place_here()
     if allocation and settings.cluster == Settings.cluster:
-        cluster = detect.from_slurm(allocation, settings.kind)
+        from clusterctl.platforms.allocation import cluster_of as allocated
+
+        cluster = allocated(allocation, settings.kind)
     elif place is not None:
         cluster = place.cluster()
     else:
@@ -218,7 +219,7 @@ def _allocation() -> dict[str, str]:
     """Return Slurm's variables for the allocation of this process; {} outside an allocation."""
     from clusterctl.hostfile.slurm import NODES, VARIABLES
 
-    variables = inherited(VARIABLES)
+    variables = inherited(("SLURM_JOB_ID", *VARIABLES))
     return variables if any(variables.get(name) for name in NODES) else {}
 
 

@@ -76,6 +76,8 @@ class Node:
     """What the shell runs before ranks start: a file to source, commands, or {source, modules, venv, run}."""
     disk: str | None = None
     """Space for checkpoints, such as 500GB: `plan` refuses a training that needs more. Default: no limit."""
+    allocation: str = ""
+    """The Slurm job that holds this node, which is then reached by srun, not by SSH. An allocation sets it."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,16 @@ from clusterctl.errors import UsageError, WorkFailed
 ANSWER_LIMIT = 60.0
 
 
+def is_installed() -> bool:
+    """Return whether Slurm's programs are here."""
+    return shutil.which("srun") is not None
+
+
+def hides_devices() -> bool:
+    """Return whether the cluster hides from a job the devices that it was not given, so that its own count from 0."""
+    return "ConstrainDevices = yes" in " ".join(run("scontrol", "show", "config").split())
+
+
 def run(*words: str, text: str | None = None) -> str:
     """Return what one of Slurm's programs prints; raise WorkFailed with its message if it fails."""
     if shutil.which(words[0]) is None:

@@ -254,10 +254,11 @@ mount -t proc proc /proc
 printf '%s' "$name" > /proc/sys/kernel/hostname
 mount -t tmpfs -o mode=0700 stage "$dir/stage"
 cd "$dir/stage"
-mkdir -p etc/new etc/work local/new/Ascend/driver/tools local/work tmp run shm cgroup
-chmod 755 etc/new local/new
+mkdir -p etc/new etc/work local/new/Ascend/driver/tools local/new/bin local/work tmp run shm cgroup
+chmod 755 etc/new local/new local/new/bin
 cp -p "$dir"/etc/* etc/new/
 cp -p "$dir"/bin/hccn_tool local/new/Ascend/driver/tools/
+cp -p "$dir"/bin/npu-smi local/new/bin/
 mount -t overlay -o lowerdir=/etc,upperdir=etc/new,workdir=etc/work overlay /etc
 mount -t overlay -o lowerdir=/usr/local,upperdir=local/new,workdir=local/work overlay /usr/local
 mount -t tmpfs -o mode=1777 tmp tmp

@@ -168,8 +168,8 @@ def _config(layout: Layout, state: State) -> str:
     ]
     for node, port in zip(state.nodes, ports, strict=True):
         where = f"NodeAddr={node.address}" + ("" if apart else f" NodeHostname={own} Port={port}")
-        what = f"CPUs={cores} RealMemory=1000 Gres=npu:{state.devices} State=UNKNOWN"
-        lines.append(f"NodeName={node.name} {where} {what}")
+        resources = f"CPUs={cores} RealMemory=1000 Gres=npu:{state.devices} State=UNKNOWN"
+        lines.append(f"NodeName={node.name} {where} {resources}")
     lines.append("PartitionName=sandbox Nodes=ALL Default=YES MaxTime=UNLIMITED OverSubscribe=NO State=UP")
     return "\n".join(lines) + "\n"
 

@@ -156,10 +156,12 @@ def choice_for(
 
 
 class _ByHost:
-    """SSH for every node; this machine itself for a node whose host is `local`."""
+    """SSH for every node; srun for a node of a Slurm allocation; this machine for a node whose host is `local`."""
 
-    def __init__(self, ssh: Callable[[], Transport]) -> None:
+    def __init__(self, ssh: Callable[[], Transport], allocated: Sequence[Node]) -> None:
         self._make_ssh = ssh
+        self._allocated = allocated
+        self._srun: Transport | None = None
         self._ssh: Transport | None = None
         self._local = LocalTransport()
         self._change = threading.Lock()
@@ -173,9 +175,18 @@ class _ByHost:
     def _way_to(self, node: Node) -> Transport:
         if node.host == "local":
             return self._local
+        if node.allocation:
+            return self._by_srun()
         with self._change:
             self._ssh = self._ssh or self._make_ssh()
         return self._ssh
+
+    def _by_srun(self) -> Transport:
+        from clusterctl.transport.srun import SrunTransport
+
+        with self._change:
+            self._srun = self._srun or SrunTransport(self._allocated)
+        return self._srun
 
 
 def transport_to(
@@ -194,4 +205,4 @@ def transport_to(
 
         return choice_for(cluster, ssh, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask)
 
-    return _ByHost(chosen)
+    return _ByHost(chosen, [node for node in cluster.nodes if node.allocation])

@@ -93,8 +93,13 @@ def agent_argv(python: str) -> list[str]:
         "-X",
         "utf8",
         "-c",
-        f"import sys;exec(sys.stdin.buffer.read({len(_first_lines())}))",
+        f"import sys;exec(sys.stdin.buffer.read({first_length()}))",
     ]
+
+
+def first_length() -> int:
+    """Return the length of the program that a link sends first."""
+    return len(_first_lines())
 
 
 def shell_command(argv: Sequence[str]) -> str:

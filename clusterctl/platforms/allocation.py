@@ -1,0 +1,122 @@
+"""The nodes of a Slurm allocation as an inventory: names, addresses and devices as Slurm knows them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from clusterctl.errors import InputFaults, UsageError
+from clusterctl.hostfile import detect
+from clusterctl.hostfile import slurm as node_lists
+from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
+from clusterctl.platforms import slurm
+
+JOB = "SLURM_JOB_ID"
+# Slurm's variables that describe the allocation of this process.
+VARIABLES = (JOB, *node_lists.VARIABLES)
+# The kind of device that a gres of Slurm stands for.
+KINDS = {"gpu": "cuda", "npu": "npu", "ascend": "npu", "ascend910": "npu", "ascend910b": "npu"}
+PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
+# One part of `GRES=gpu:a100:2(IDX:0,2-3)` or `GRES=npu(CNT:8)`; the type may be missing.
+GRES = re.compile(
+    r"(?P<name>[a-z][a-z0-9_]*)(?::[A-Za-z][A-Za-z0-9_.-]*)?(?::(?P<count>\d+))?"
+    r"(?:\((?:IDX:(?P<ids>[0-9][0-9,-]*)|CNT:(?P<total>\d+))\))?(?=,|\s|\Z)"
+)
+
+
+def cluster_of(variables: Mapping[str, str], kind: str) -> Cluster:
+    """Return the nodes of the allocation that these variables describe.
+
+    The nodes are reached by srun. Without the id of a job there is only a list of names, which SSH must know.
+    """
+    plain = detect.from_slurm(variables, kind)
+    job = variables.get(JOB, "")
+    if not job.isdecimal() or not slurm.is_installed():
+        return plain
+    return allocated(plain, job)
+
+
+def allocated(plain: Cluster, job: str) -> Cluster:
+    """Return the nodes of a job with the addresses and devices that Slurm reports."""
+    names = node_lists.fold(plain.names)
+    addresses = {
+        facts["NodeName"]: facts.get("NodeAddr", "")
+        for facts in records(slurm.run("scontrol", "show", "node", names, "--oneliner"))
+    }
+    devices = dict(_devices(slurm.run("scontrol", "show", "job", job, "--details")))
+    nodes = tuple(_node(node, job, addresses, devices) for node in plain.nodes)
+    return replace(plain, name=f"slurm-{job}", nodes=nodes, source=f"the allocation of Slurm job {job}")
+
+
+def _node(
+    node: Node, job: str, addresses: Mapping[str, str], devices: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> Node:
+    address = addresses.get(node.name) or node.name
+    kind, ids = devices.get(node.name, (node.kind, node.devices))
+    return replace(
+        node,
+        host=node.name,
+        address=address,
+        server_id=address,
+        kind=kind,
+        devices=ids,
+        allocation=job,
+        # The disk of homes and programs is the same on all nodes of such clusters, so each node has its own folder.
+        python=sys.executable,
+        workdir=f"~/.clusterctl/nodes/{node.name}",
+    )
+
+
+def records(text: str) -> Iterator[dict[str, str]]:
+    """Yield the KEY=VALUE pairs of each line that `scontrol --oneliner` printed."""
+    for line in text.splitlines():
+        pairs = dict(PAIR.findall(line))
+        if pairs:
+            yield pairs
+
+
+def _devices(text: str) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Yield node, kind and device ids of each node with devices, from the details of a job."""
+    for pairs in records(text):
+        names, gres = pairs.get("Nodes", ""), pairs.get("GRES", "")
+        for found in GRES.finditer(gres):
+            kind = KINDS.get(found["name"].lower())
+            if kind is None:
+                continue
+            ids = _ids(found["ids"], int(found["count"] or found["total"] or 0))
+            if len(ids) > MAX_DEVICES:
+                raise UsageError(f"{names}: {len(ids)} devices of {found['name']}", f"at most {MAX_DEVICES}")
+            for name in node_lists.expand(names):
+                yield name, (kind, ids)
+            break
+
+
+def _ids(text: str | None, count: int) -> tuple[int, ...]:
+    """Return the ids of devices in `0,2-3`; without a text, the first ones.
+
+    Where Slurm hides the other devices from a job, those that it sees count from 0.
+    """
+    if text is None:
+        return tuple(range(count))
+    ids = tuple(
+        number
+        for part in text.split(",")
+        for first, _, last in [part.partition("-")]
+        for number in range(int(first), int(last or first) + 1)
+    )
+    count = len(ids)
+    return tuple(range(count)) if ids != tuple(range(count)) and slurm.hides_devices() else ids
+
+
+def of_job(job: str, kind: str = "cpu") -> Cluster:
+    """Return the nodes of a running job, as its owner sees them on a login node."""
+    pairs = next(records(slurm.run("scontrol", "show", "job", job, "--oneliner")), {})
+    names = pairs.get("NodeList", "")
+    if not names or names == "(null)":
+        raise UsageError(f"Slurm job {job} has no nodes", f"it is {pairs.get('JobState', 'unknown')}")
+    entries, faults = node_lists.from_variables({node_lists.NODES[0]: names})
+    if faults:
+        raise InputFaults(faults)
+    return allocated(detect.from_entries(entries, f"job {job}", kind), job)

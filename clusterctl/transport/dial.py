@@ -1,0 +1,98 @@
+"""The first lines of a task that Slurm starts on a node: connect back to the launcher, and become the agent.
+
+Its text arrives on the standard input of every task of a step. The launcher and the task prove to each other that they
+know the step's secret, which never travels over the connection. Standard library only.
+"""
+
+import hashlib
+import hmac
+import io
+import os
+import socket
+import sys
+
+# Seconds for one of the launcher's addresses to answer.
+PATIENCE = 5.0
+# Bytes of a nonce and of a proof.
+NONCE, PROOF = 16, 32
+# Said on standard error by a task that cannot reach the launcher.
+NO_WAY = "no connection back to the launcher"
+# Slurm's variables that are the same for all tasks of a job; the others describe the agent's task, not a rank.
+OF_JOB = (
+    "SLURM_JOB_",
+    "SLURM_SUBMIT_",
+    "SLURM_CONF",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_RESTART_COUNT",
+    "SLURM_TOPOLOGY",
+)
+OF_TASK = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "PMI2_")
+
+
+def proof(secret: bytes, side: bytes, nonce: bytes) -> bytes:
+    """Return what shows that one side knows the secret."""
+    return hmac.new(secret, side + nonce, hashlib.sha256).digest()
+
+
+def exactly(connection: "socket.socket", count: int) -> bytes:
+    """Return so many bytes; raise OSError if the other side closes before."""
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise OSError("the other side closed the connection")
+        data += piece
+    return data
+
+
+def introduce(connection: "socket.socket", secret: bytes, name: bytes) -> None:
+    """Say which node this is, and let both sides prove themselves; raise OSError if the launcher cannot."""
+    mine = os.urandom(NONCE)
+    connection.sendall(bytes([len(name)]) + name + mine)
+    theirs = exactly(connection, NONCE)
+    if not hmac.compare_digest(exactly(connection, PROOF), proof(secret, b"launcher", mine)):
+        raise OSError("it is another program")
+    connection.sendall(proof(secret, b"node" + name, theirs))
+
+
+def welcome(connection: "socket.socket", secret: bytes) -> str:
+    """Return the name of the node that has connected, once it has proved itself; the launcher's side."""
+    name = exactly(connection, exactly(connection, 1)[0])
+    theirs = exactly(connection, NONCE)
+    mine = os.urandom(NONCE)
+    connection.sendall(mine + proof(secret, b"launcher", theirs))
+    if not hmac.compare_digest(exactly(connection, PROOF), proof(secret, b"node" + name, mine)):
+        raise OSError("it does not know the secret of the step")
+    return name.decode("ascii", "replace")
+
+
+def reach(secret: bytes, hosts: "list[str]", port: int) -> "socket.socket":
+    """Return a connection to the launcher at the first address that works."""
+    found = [os.environ.get(name) for name in ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST")]
+    places = list(dict.fromkeys(place for place in (*found, *hosts) if place))
+    problems = []
+    for place in places:
+        try:
+            connection = socket.create_connection((place, port), PATIENCE)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            introduce(connection, secret, os.environ.get("SLURMD_NODENAME", "").encode())
+            connection.settimeout(None)
+            return connection
+        except OSError as problem:
+            problems.append("%s: %s" % (place, problem))
+    sys.exit("%s: %s" % (NO_WAY, "; ".join(problems)))
+
+
+def dial(secret: str, hosts: "list[str]", port: int, count: int) -> None:
+    """Connect to the launcher, and run the `count` bytes of a program that it sends as this process."""
+    connection = reach(bytes.fromhex(secret), hosts, port)
+    for number in (0, 1):
+        os.dup2(connection.fileno(), number)
+    connection.close()
+    for name in list(os.environ):
+        if name.startswith(OF_TASK) and not name.startswith(OF_JOB):
+            del os.environ[name]
+    # A signal to the whole job also reaches the agent, which the launcher still needs in order to stop the ranks.
+    os.environ["CLUSTERCTL_OUTLIVE_SIGNALS"] = "1"
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")
+    exec(sys.stdin.buffer.read(count), {"__name__": "agent"})
