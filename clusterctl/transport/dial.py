@@ -79,8 +79,8 @@ def reach(secret: bytes, hosts: "list[str]", port: int) -> "socket.socket":
             connection.settimeout(None)
             return connection
         except OSError as problem:
-            problems.append("%s: %s" % (place, problem))
-    sys.exit("%s: %s" % (NO_WAY, "; ".join(problems)))
+            problems.append(f"{place}: {problem}")
+    sys.exit(f"{NO_WAY}: {'; '.join(problems)}")
 
 
 def dial(secret: str, hosts: "list[str]", port: int, count: int) -> None:
