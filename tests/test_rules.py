@@ -42,7 +42,7 @@ MAY = {
         "hostfile": "inventory ranktable",
         "keeper": "agent inventory transport ssh",
         "provision": "agent inventory transport ssh transfer",
-        "jobs": "agent inventory hostfile",
+        "jobs": "agent inventory hostfile ranktable",
         "logs": "inventory transport jobs",
         "sandbox": "jobs",
         "platforms": "inventory transport hostfile ranktable jobs runs",

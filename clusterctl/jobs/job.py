@@ -26,6 +26,7 @@ from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.interconnect import NetworkOptions, network_faults, read_network
 from clusterctl.jobs.overrides import with_overrides
+from clusterctl.jobs.own_table import file_of, table_problems, take_rank_table
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.saving import saving_faults, saving_of
@@ -33,7 +34,6 @@ from clusterctl.jobs.slurm import SlurmOptions, read_slurm
 from clusterctl.jobs.step_pattern import compiled
 from clusterctl.settings import duration, environment
 
-RANK_TABLE_CHOICES = ("auto", "always", "never")
 COLLECT_CHOICES = ("checkpoints", "profile")
 GROW_CHOICES = ("restart", "checkpoint")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
@@ -75,7 +75,7 @@ class Job:
     forward: tuple[str, ...] = ()
     """Names of variables that are copied from the environment of the launcher."""
     rank_table: str = "auto"
-    """Whether the run gets a rank table; auto: if all devices are NPUs."""
+    """Whether the run gets a rank table; auto: if all devices are NPUs. Else the path of a table to use."""
     master_port: int = 0
     """0 lets the first node choose a free port."""
     grace: float = 30.0
@@ -152,7 +152,7 @@ def _read(top: Section, path: Path) -> Job:
         setup=take_setup(top),
         env_style=_choice(top, "env_style", ENV_STYLES, "torchrun"),
         forward=_words(top, "forward"),
-        rank_table=_choice(top, "rank_table", RANK_TABLE_CHOICES, "auto"),
+        rank_table=take_rank_table(top, path),
         master_port=_port(top),
         grace=top.take("grace", float, 30.0) or 0.0,
         collect=_known_words(top, "collect", COLLECT_CHOICES),
@@ -337,6 +337,9 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
     own = _placeholder_faults(job, parts, placeholders.OF_RANK)
     in_train = _placeholder_faults(job, {"train": job.train}, placeholders.OF_NODE)
     faults = [*_device_faults(job, cluster), *own, *in_train, *_command_faults(job, cluster)]
+    if file := file_of(job.rank_table):
+        places = [(node, devices_on(job, node)) for node in cluster.nodes]
+        faults += [_fault(job, ("rank_table",), *problem) for problem in table_problems(file, places)]
     if job.processes == "node" and job.train is not None:
         problem = "'node' does not fit the embedded trainer, which has a rank for each device"
         faults.append(_fault(job, ("processes",), problem, "leave out processes"))

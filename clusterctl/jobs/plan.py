@@ -142,7 +142,7 @@ def _code_on(node: Node, job: Job, facts: Facts) -> str:
 
 def rank_table_wanted(job: Job, cluster: Cluster) -> bool:
     """Return whether the ranks of this run get a rank table."""
-    return job.rank_table == "always" or (
+    return job.rank_table not in ("auto", "never") or (
         job.rank_table == "auto" and all(node.kind == "npu" for node in cluster.nodes)
     )
 

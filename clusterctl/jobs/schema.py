@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clusterctl.jobs import own_table
 from clusterctl.jobs.interconnect import RDMA_CHOICES, TUNING
 from clusterctl.jobs.job import (
     COLLECT_CHOICES,
@@ -9,7 +10,6 @@ from clusterctl.jobs.job import (
     ENV_STYLES,
     GROW_CHOICES,
     PROCESS_CHOICES,
-    RANK_TABLE_CHOICES,
     ask_trainer,
 )
 
@@ -66,8 +66,8 @@ def _own() -> Schema:
         ),
         "forward": (WORDS, "Variables of the launcher's environment to pass on to the ranks."),
         "rank_table": (
-            {"enum": list(RANK_TABLE_CHOICES)},
-            "Whether the run gets a rank table. auto: on NPUs only.",
+            {"anyOf": [{"enum": list(own_table.CHOICES)}, TEXT | {"pattern": "/|[.]json$"}]},
+            "Whether the run gets a rank table. auto: on NPUs only. Or a table to use: ./table.json.",
         ),
         "master_port": (
             {"type": "integer", "minimum": 0, "maximum": 65535},

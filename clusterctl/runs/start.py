@@ -17,6 +17,7 @@ from clusterctl.files import replace_file
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan
 from clusterctl.jobs.job import Job, devices_on
+from clusterctl.jobs.own_table import file_of, read_table
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
 from clusterctl.jobs.run_folder import (
@@ -156,7 +157,10 @@ def prepare(
         tell("checkpoint", check_shared(folder, cluster.nodes, connections))
 
     table = ""
-    if plan.rank_table_wanted(job, cluster):
+    if file := file_of(job.rank_table):
+        table = read_table(file)
+        tell("ranktable", f"{file} fits the ranks of the job")
+    elif plan.rank_table_wanted(job, cluster):
         answer = from_nodes.build_from_nodes(cluster, connections, job.devices)
         table = answer.table.render()
         notes = "".join(f"; {text}" for text in (answer.detected, *answer.other_sources) if text)
