@@ -213,6 +213,7 @@ EXAMPLES = {
     "launch": """
         clusterctl launch job.yaml
         clusterctl launch job.yaml --set train.steps=100 --detach
+        clusterctl launch job.yaml --sweep train.optimizer.lr=1e-4,3e-4
         clusterctl launch -n node[1-2] -- python train.py --lr 1e-4
     """,
     "submit": """

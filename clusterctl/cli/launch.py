@@ -12,7 +12,17 @@ import typer
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.job_request import JobRequest
-from clusterctl.cli.launch_options import Detach, HangAfter, NoChecks, Notify, Restarts, Share
+from clusterctl.cli.launch_options import (
+    Detach,
+    Each,
+    HangAfter,
+    JobChanges,
+    NoChecks,
+    Notify,
+    Restarts,
+    Share,
+    Sweep,
+)
 from clusterctl.cli.pods import Target, target_of
 from clusterctl.errors import FindingsError, RunFailed, UsageError
 from clusterctl.text import plural
@@ -102,6 +112,8 @@ def launch(
     hang_after: HangAfter = None,
     share: Share = False,
     notify: Notify = None,
+    sweep: Sweep = None,
+    each: Each = None,
     no_checks: NoChecks = False,
     detach: Detach = False,
     dry_run: options.DryRun = False,
@@ -110,14 +122,16 @@ def launch(
 ) -> None:
     """Push the code and data of a job, start its ranks and follow them. Also starts a command of your own, given after
     `--`. Ctrl-C stops the run; a second Ctrl-C kills it."""
-    from dataclasses import replace
+    changes = JobChanges(restarts, hang_after, share, notify)
+    if sweep or each:
+        from clusterctl.cli.sweep import launch_sweep
 
+        if detach:
+            raise UsageError("--sweep and --detach cannot be combined", "leave out --detach")
+        launch_sweep(request, sweep or [], each, changes, no_checks, dry_run=dry_run, as_json=as_json)
+        return
     choice = request.choice()
-    job = with_restarts(request.job(choice), restarts)
-    job = replace(job, share_devices=True) if share else job
-    job = replace(job, notify=notify) if notify else job
-    job = replace(job, hang_after=_seconds(hang_after)) if hang_after else job
-    target = target_of(request, choice, job, waits=not dry_run)
+    target = target_of(request, choice, changes.made_in(request.job(choice)), waits=not dry_run)
     if dry_run:
         show_plan(target.nodes, target.job, as_json=as_json, argv=True)
         return
@@ -131,17 +145,40 @@ def launch_job(
     detach: bool = False,
     accept_new: bool = False,
     as_json: bool = False,
+    run: RunDir | None = None,
 ) -> None:
     """Start a job on its nodes, or the part of this pod; follow it to its end, or leave it with `detach`."""
+    from clusterctl.cli.background import deliver_signals
+    from clusterctl.runs import start as runs
+
+    job, reached = target.job, target.reached
+    run = run or runs.new_run(job, options.runs_folder())
+    first = begin(run, target, no_checks=no_checks, accept_new=accept_new)
+    trains = job.train is not None
+    with options.connected(reached) as connections:
+        if detach:
+            with stopping_on_interrupt(run, connections):
+                deliver_signals()
+            leave(run, as_json=as_json)
+            return
+        follow_to_the_end(
+            run, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
+        )
+
+
+def begin(run: RunDir, target: Target, *, no_checks: bool = False, accept_new: bool = False) -> int:
+    """Check a job and start it in a process that becomes its controller; return the number of the attempt.
+
+    Signals are held until `deliver_signals`.
+    """
     from clusterctl.checks import doctor
-    from clusterctl.cli.background import deliver_signals, start_in_background
+    from clusterctl.cli.background import start_in_background
     from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
     from clusterctl.runs import start as runs
 
     job, reached, part = target.job, target.reached, target.part
     summary = jobs.check(job, target.nodes)
-    run = runs.new_run(job, options.runs_folder())
 
     def start_up(connections: Connections) -> None:
         with stopping_on_interrupt(run, connections), phases() as log:
@@ -153,17 +190,8 @@ def launch_job(
                 runs.launch(reached, job, connections, options.runs_folder(), log, run, target.spares)
             controller.ignore_terminal()
 
-    first = start_in_background(becoming_controller(run, reached, start_up, accept_new))
-    trains = job.train is not None
-    with options.connected(reached) as connections:
-        if detach:
-            with stopping_on_interrupt(run, connections):
-                deliver_signals()
-            leave(run, as_json=as_json)
-            return
-        follow_to_the_end(
-            run, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
-        )
+    first: int = start_in_background(becoming_controller(run, reached, start_up, accept_new))
+    return first
 
 
 def becoming_controller(
@@ -187,26 +215,6 @@ def becoming_controller(
                 started()
 
     return work
-
-
-def _seconds(text: str) -> float:
-    from clusterctl.settings import duration
-
-    try:
-        return duration(text)
-    except UsageError:
-        raise UsageError(f"--hang-after {text}: not a duration", "use 90s, 10m or off") from None
-
-
-def with_restarts(job: Job, restarts: int | None) -> Job:
-    """Return the job with `--restarts` in place of its own number."""
-    from dataclasses import replace
-
-    from clusterctl.jobs.restarts import Restart
-
-    if restarts is None:
-        return job
-    return replace(job, restart=replace(job.restart or Restart(), max=restarts))
 
 
 def put_in_charge(run: RunDir) -> bool:
@@ -270,9 +278,15 @@ def resume(
 
     from clusterctl.cli.background import deliver_signals, start_in_background
     from clusterctl.jobs import job as jobs
+    from clusterctl.jobs.sweep import is_sweep
     from clusterctl.runs import controller
     from clusterctl.runs.elsewhere import resume_on
 
+    if is_sweep(options.runs_folder(), run):
+        from clusterctl.cli.sweep import resume_sweep
+
+        resume_sweep(run, as_json=as_json)
+        return
     found = options.run_named(run)
     record = found.read_record()
     job, cluster = record.job, record.cluster

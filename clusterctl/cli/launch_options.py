@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.job import Job
 
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once the run has started; follow it with `attach`.")
@@ -41,3 +47,48 @@ Share = Annotated[
     bool,
     typer.Option("--share-devices", help="Allow devices that another run of yours is using."),
 ]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="KEY=V1,V2",
+        help="Run the job once for each value and compare the runs; several keys give all combinations.",
+    ),
+]
+Each = Annotated[
+    str | None,
+    typer.Option(
+        "--each",
+        metavar="nodes=N|devices=N",
+        help="With --sweep: run variants side by side, each on so many nodes, or devices of a node.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class JobChanges:
+    """What the options of `launch` change in a job."""
+
+    restarts: int | None = None
+    hang_after: str | None = None
+    share: bool = False
+    notify: str | None = None
+
+    def made_in(self, job: Job) -> Job:
+        """Return the job with the changes."""
+        from clusterctl.jobs.restarts import Restart
+
+        if self.restarts is not None:
+            job = replace(job, restart=replace(job.restart or Restart(), max=self.restarts))
+        job = replace(job, share_devices=True) if self.share else job
+        job = replace(job, notify=self.notify) if self.notify else job
+        return replace(job, hang_after=_seconds(self.hang_after)) if self.hang_after else job
+
+
+def _seconds(text: str) -> float:
+    from clusterctl.settings import duration
+
+    try:
+        return duration(text)
+    except UsageError:
+        raise UsageError(f"--hang-after {text}: not a duration", "use 90s, 10m or off") from None

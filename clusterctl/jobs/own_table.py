@@ -73,13 +73,8 @@ def table_problems(file: Path, places: Sequence[tuple[Node, Sequence[int]]]) -> 
             problem = f"{file} has no server {node.server_id or node.address} for {node.name}; it has {known}"
             problems.append((problem, "set the node's `server_id` in the inventory to one of the table"))
         elif (name, device) != (server.server_id, entry.device_id):
-            there = (
-                f"device {entry.device_id} of {server.server_id}"
-                if table.names_servers
-                else f"device {entry.device_id}"
-            )
-            problem = f"rank {rank} is device {device} of {node.name} in the job, and {there} in {file}"
-            problems.append(
-                (problem, "put nodes and devices into the order of the table, or build it: rank_table: auto")
-            )
+            owner = f" of {server.server_id}" if table.names_servers else ""
+            here, there = f"device {device} of {node.name}", f"device {entry.device_id}{owner}"
+            remedy = "put nodes and devices into the order of the table, or build it: rank_table: auto"
+            problems.append((f"rank {rank} is {here} in the job, and {there} in {file}", remedy))
     return list(dict.fromkeys(problems))[:MOST]
