@@ -12,18 +12,7 @@ import typer
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.interrupt import InterruptGuard
 from clusterctl.cli.job_request import JobRequest
-from clusterctl.cli.launch_options import (
-    Detach,
-    Each,
-    HangAfter,
-    JobChanges,
-    NoChecks,
-    Notify,
-    Restarts,
-    Share,
-    Sweep,
-)
-from clusterctl.cli.pods import Target, target_of
+from clusterctl.cli.pods import Target
 from clusterctl.errors import FindingsError, RunFailed, UsageError
 from clusterctl.text import plural
 
@@ -103,39 +92,6 @@ def show_plan(
         for note in layout.notes(summary):
             screen.log(f"note: {note}", "yellow")
     return summary
-
-
-def launch(
-    request: JobRequest,
-    *,
-    restarts: Restarts = None,
-    hang_after: HangAfter = None,
-    share: Share = False,
-    notify: Notify = None,
-    sweep: Sweep = None,
-    each: Each = None,
-    no_checks: NoChecks = False,
-    detach: Detach = False,
-    dry_run: options.DryRun = False,
-    accept_new: options.AcceptNew = False,
-    as_json: options.Json = False,
-) -> None:
-    """Push the code and data of a job, start its ranks and follow them. Also starts a command of your own, given after
-    `--`. Ctrl-C stops the run; a second Ctrl-C kills it."""
-    changes = JobChanges(restarts, hang_after, share, notify)
-    if sweep or each:
-        from clusterctl.cli.sweep import launch_sweep
-
-        if detach:
-            raise UsageError("--sweep and --detach cannot be combined", "leave out --detach")
-        launch_sweep(request, sweep or [], each, changes, no_checks, dry_run=dry_run, as_json=as_json)
-        return
-    choice = request.choice()
-    target = target_of(request, choice, changes.made_in(request.job(choice)), waits=not dry_run)
-    if dry_run:
-        show_plan(target.nodes, target.job, as_json=as_json, argv=True)
-        return
-    launch_job(target, no_checks=no_checks, detach=detach, accept_new=accept_new, as_json=as_json)
 
 
 def launch_job(
@@ -264,29 +220,22 @@ def leave(run: RunDir, *, as_json: bool) -> None:
         screen.write(run.run_id + "\n")
 
 
-def resume(
-    run: options.RunName,
+def resume_run(
+    run: str,
     selection: options.NodeOptions,
     *,
-    detach: Detach = False,
-    dry_run: options.DryRun = False,
-    as_json: options.Json = False,
+    detach: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Start an ended run again on its nodes, or with --nodes on others, which get its code, data and the files of its
-    newest checkpoint that they lack. A training continues from its newest valid checkpoint."""
+    """Start an ended run again; follow it to its end, or leave it to its controller with `detach`."""
     from dataclasses import replace
 
     from clusterctl.cli.background import deliver_signals, start_in_background
     from clusterctl.jobs import job as jobs
-    from clusterctl.jobs.sweep import is_sweep
     from clusterctl.runs import controller
     from clusterctl.runs.elsewhere import resume_on
 
-    if is_sweep(options.runs_folder(), run):
-        from clusterctl.cli.sweep import resume_sweep
-
-        resume_sweep(run, as_json=as_json)
-        return
     found = options.run_named(run)
     record = found.read_record()
     job, cluster = record.job, record.cluster

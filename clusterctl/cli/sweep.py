@@ -175,7 +175,7 @@ class _Sweep:
 
     def _in_turn(self, number: int) -> None:
         """Start or resume a variant and follow it to its end; a failure is reported and noted."""
-        from clusterctl.cli.launch import attach, launch_job, resume
+        from clusterctl.cli.launch import attach, launch_job, resume_run
         from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")
@@ -186,7 +186,7 @@ class _Sweep:
             if earlier and earlier.is_watched():
                 attach(earlier.run_id, as_json=self.as_json)
             elif earlier:
-                resume(earlier.run_id, options.NodeOptions(), as_json=self.as_json)
+                resume_run(earlier.run_id, options.NodeOptions(), as_json=self.as_json)
             else:
                 launch_job(entry, no_checks=self.record.request.no_checks, as_json=self.as_json, run=run)
             self._note(number, "finished")
@@ -249,7 +249,7 @@ class _Sweep:
     def _begin(self, number: int, place: int, each: str) -> RunDir | None:
         """Start a variant on a place; return None if that failed."""
         from clusterctl.cli.background import deliver_signals
-        from clusterctl.cli.launch import begin, resume
+        from clusterctl.cli.launch import begin, resume_run
         from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")
@@ -259,7 +259,7 @@ class _Sweep:
         self._note(number, "running", run, place=place)
         try:
             if earlier and not earlier.is_watched():
-                resume(earlier.run_id, options.NodeOptions(), detach=True)
+                resume_run(earlier.run_id, options.NodeOptions(), detach=True)
             elif not earlier:
                 begin(run, Target(job, cluster), no_checks=self.record.request.no_checks)
                 deliver_signals()

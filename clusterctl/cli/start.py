@@ -1,0 +1,74 @@
+"""`launch` and `resume`: start a job, a sweep or an ended run, and follow it."""
+
+from __future__ import annotations
+
+from clusterctl.cli import options
+from clusterctl.cli.job_request import JobRequest
+from clusterctl.cli.launch import launch_job, resume_run, show_plan
+from clusterctl.cli.launch_options import (
+    Detach,
+    Each,
+    HangAfter,
+    JobChanges,
+    NoChecks,
+    Notify,
+    Restarts,
+    Share,
+    Sweep,
+)
+from clusterctl.cli.pods import target_of
+from clusterctl.errors import UsageError
+
+
+def launch(
+    request: JobRequest,
+    *,
+    restarts: Restarts = None,
+    hang_after: HangAfter = None,
+    share: Share = False,
+    notify: Notify = None,
+    sweep: Sweep = None,
+    each: Each = None,
+    no_checks: NoChecks = False,
+    detach: Detach = False,
+    dry_run: options.DryRun = False,
+    accept_new: options.AcceptNew = False,
+    as_json: options.Json = False,
+) -> None:
+    """Push the code and data of a job, start its ranks and follow them. Also starts a command of your own, given after
+    `--`. Ctrl-C stops the run; a second Ctrl-C kills it."""
+    changes = JobChanges(restarts, hang_after, share, notify)
+    if sweep or each:
+        from clusterctl.cli.sweep import launch_sweep
+
+        if detach:
+            raise UsageError("--sweep and --detach cannot be combined", "leave out --detach")
+        launch_sweep(request, sweep or [], each, changes, no_checks, dry_run=dry_run, as_json=as_json)
+        return
+    choice = request.choice()
+    target = target_of(request, choice, changes.made_in(request.job(choice)), waits=not dry_run)
+    if dry_run:
+        show_plan(target.nodes, target.job, as_json=as_json, argv=True)
+        return
+    launch_job(target, no_checks=no_checks, detach=detach, accept_new=accept_new, as_json=as_json)
+
+
+def resume(
+    run: options.RunName,
+    selection: options.NodeOptions,
+    *,
+    detach: Detach = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Start an ended run again on its nodes, or with --nodes on others, which get its code, data and the files of its
+    newest checkpoint that they lack. A training continues from its newest valid checkpoint. Also goes on with a
+    sweep."""
+    from clusterctl.jobs.sweep import is_sweep
+
+    if is_sweep(options.runs_folder(), run):
+        from clusterctl.cli.sweep import resume_sweep
+
+        resume_sweep(run, as_json=as_json)
+        return
+    resume_run(run, selection, detach=detach, dry_run=dry_run, as_json=as_json)
