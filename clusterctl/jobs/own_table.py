@@ -74,7 +74,7 @@ def table_problems(file: Path, places: Sequence[tuple[Node, Sequence[int]]]) -> 
             problems.append((problem, "set the node's `server_id` in the inventory to one of the table"))
         elif (name, device) != (server.server_id, entry.device_id):
             owner = f" of {server.server_id}" if table.names_servers else ""
-            here, there = f"device {device} of {node.name}", f"device {entry.device_id}{owner}"
+            in_job, in_file = f"device {device} of {node.name}", f"device {entry.device_id}{owner}"
             remedy = "put nodes and devices into the order of the table, or build it: rank_table: auto"
-            problems.append((f"rank {rank} is {here} in the job, and {there} in {file}", remedy))
+            problems.append((f"rank {rank} is {in_job} in the job, and {in_file} in {file}", remedy))
     return list(dict.fromkeys(problems))[:MOST]
