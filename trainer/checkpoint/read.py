@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ BLOCK = 2 << 20
 WINDOW = 6 << 20
 # Bytes that one thread reads at a time.
 RUN = 96 << 20
+# Bytes of whole pieces that one request reads into their target.
+DIRECT = 24 << 20
 Pieces = Mapping[str, Sequence[tuple[str, Box]]]
 """Of each tensor, the files that hold it and which box of it each holds."""
 
@@ -45,6 +48,8 @@ class Request:
     """Shape of what the bytes [start, stop) are."""
     source: tuple[slice, ...]
     target: Tensor
+    direct: bool = False
+    """Whether the bytes are whole pieces, and the target takes them as they are: they need no copy."""
 
 
 class VerifiedFile:
@@ -218,13 +223,34 @@ def _runs(file: VerifiedFile, requests: Sequence[Request]) -> Iterator[list[Requ
 
 @torch.no_grad()
 def _fill_run(file: VerifiedFile, run: Sequence[Request]) -> None:
-    window, limit = Window(file), max(request.stop for request in run)
-    for request in run:
-        room = torch.from_numpy(window.bytes_of(request.start, request.stop, limit))
-        numbers = view_as(room, request.dtype).view(request.rows)[request.source]
-        if not request.key.startswith(MOMENTS) and not _is_finite(numbers):
-            raise CheckpointError(f"{file.file}: {request.key} holds numbers that are not finite")
-        request.target.copy_(numbers)
+    window = Window(file)
+    for direct, group in groupby(run, key=lambda request: request.direct):
+        requests = list(group)
+        limit = max(request.stop for request in requests)
+        for request in requests:
+            if direct:
+                _read_direct(file, request)
+                continue
+            room = torch.from_numpy(window.bytes_of(request.start, request.stop, limit))
+            numbers = view_as(room, request.dtype).view(request.rows)[request.source]
+            _check_finite(file, request, numbers)
+            request.target.copy_(numbers)
+
+
+def _read_direct(file: VerifiedFile, request: Request) -> None:
+    """Read pieces into their target and verify them there, a window at a time."""
+    memory = request.target.view(torch.uint8).numpy().data
+    first, each = file.piece_at(request.start), max(1, WINDOW // file.piece_bytes) * file.piece_bytes
+    for start in range(0, len(memory), each):
+        stop = min(start + each, len(memory))
+        file.read_pieces(first + start // file.piece_bytes, memory[start:stop])
+        width = request.dtype.itemsize
+        _check_finite(file, request, request.target[start // width : stop // width])
+
+
+def _check_finite(file: VerifiedFile, request: Request, numbers: Tensor) -> None:
+    if not request.key.startswith(MOMENTS) and not _is_finite(numbers):
+        raise CheckpointError(f"{file.file}: {request.key} holds numbers that are not finite")
 
 
 def view_as(room: Tensor, dtype: torch.dtype) -> Tensor:
@@ -242,12 +268,16 @@ def _requests(file: VerifiedFile, part: Part, box: Box) -> Iterator[Request]:
     entry = _entry_of(file, part, box)
     shared = intersection(part.box, box)
     assert shared is not None
-    target = part.tensor
+    target = part.tensor.detach()
     for dim, ((start, stop), (begin, _)) in enumerate(zip(shared, part.box, strict=True)):
         target = target.narrow(dim, start - begin, stop - start)
     source = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(shared, box, strict=True))
     each = (entry.stop - entry.start) // entry.shape[0]
     first, last = source[0].start, source[0].stop
+    if shared[1:] == box[1:] and _takes_bytes(file, entry, target):
+        flat = target.view(-1)
+        yield from _direct(file, part.key, entry.start + first * each, TYPES[entry.dtype], flat)
+        return
     for row in range(first, last, max(1, BLOCK // each)):
         end = min(last, row + max(1, BLOCK // each))
         yield Request(
@@ -259,6 +289,30 @@ def _requests(file: VerifiedFile, part: Part, box: Box) -> Iterator[Request]:
             (slice(None), *source[1:]),
             target[row - first : end - first],
         )
+
+
+def _takes_bytes(file: VerifiedFile, entry: Entry, target: Tensor) -> bool:
+    """Return whether the bytes of a file are those of the target, and no number lies in two pieces."""
+    dtype = TYPES[entry.dtype]
+    whole = not (entry.start - file.header.data) % dtype.itemsize and not file.piece_bytes % dtype.itemsize
+    return whole and target.dtype == dtype and target.device.type == "cpu" and target.is_contiguous()
+
+
+def _direct(file: VerifiedFile, key: str, start: int, dtype: torch.dtype, flat: Tensor) -> Iterator[Request]:
+    """Yield the whole pieces of neighbouring numbers, and what is before and after them."""
+    stop, width = start + flat.numel() * dtype.itemsize, dtype.itemsize
+    first = file.place_of(-(-(start - file.header.data) // file.piece_bytes))
+    last = stop if stop == file.size else file.place_of(file.piece_at(stop))
+    each = max(1, DIRECT // file.piece_bytes) * file.piece_bytes
+    cuts = [start, *range(first, last, each), last, stop] if first < last else [start, stop]
+    for begin, end in pairwise(cuts):
+        target = flat[(begin - start) // width : (end - start) // width]
+        direct = first <= begin < end <= last
+        step = end - begin if direct else BLOCK
+        for at in range(begin, end, step) if begin < end else ():
+            to = min(at + step, end)
+            rows = target[(at - begin) // width : (to - begin) // width]
+            yield Request(key, at, to, dtype, tuple(rows.shape), (slice(None),), rows, direct)
 
 
 def _entry_of(file: VerifiedFile, part: Part, box: Box) -> Entry:

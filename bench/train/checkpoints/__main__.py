@@ -6,6 +6,7 @@ import importlib
 import sys
 
 NAMES = {
+    "deepspeed": "save and load times of DeepSpeed itself",
     "disks": "fill a disk up during saves, and load what is left",
     "flips": "flip single bits of all files, and see whether each is noticed",
     "kills": "kill ranks, supervisors and nodes during saves, and load what is left",
