@@ -23,11 +23,11 @@ ROUNDS = 4
 GLOBAL_BATCH = 4
 
 
-def start_ranks(what: str, ranks: int, size: str, folder: Path) -> dict[str, Any]:
+def start_ranks(task: str, ranks: int, size: str, folder: Path) -> dict[str, Any]:
     """Have so many ranks `save`, `continue` or take `times`; return what rank 0 printed."""
-    (folder / what).mkdir(exist_ok=True)
-    argv = [sys.executable, "-m", "bench.train.checkpoints.deepspeed", what, size, str(folder)]
-    lines = run(argv, ranks, folder / what)[0].splitlines()
+    (folder / task).mkdir(exist_ok=True)
+    argv = [sys.executable, "-m", "bench.train.checkpoints.deepspeed", task, size, str(folder)]
+    lines = run(argv, ranks, folder / task)[0].splitlines()
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -103,16 +103,16 @@ def take_times(engine: Any, folder: Path) -> dict[str, float]:
     return {key: statistics.median(found[1:]) for key, found in times.items()}
 
 
-def rank_main(what: str, size: str, folder: Path) -> None:
+def rank_main(task: str, size: str, folder: Path) -> None:
     """Do one rank's part; rank 0 prints a line of JSON."""
-    engine = engine_of(size, universal=what == "continue")
+    engine = engine_of(size, universal=task == "continue")
     result: dict[str, Any] = {}
-    if what == "continue":
+    if task == "continue":
         engine.load_checkpoint(str(folder), tag="universal")
     take_step(engine)
-    if what == "save":
+    if task == "save":
         engine.save_checkpoint(str(folder), tag="global_step1")
-    elif what == "times":
+    elif task == "times":
         result = take_times(engine, folder)
     result["time"] = time.time()
     if os.environ["RANK"] == "0":
