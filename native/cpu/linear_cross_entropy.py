@@ -52,7 +52,10 @@ class _AtOnce(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int
     ) -> Tensor:
-        ctx.gradients = dx, dw = torch.empty_like(x), torch.empty_like(weight)
+        # The matrix of a model that learns adapters alone gets no gradient.
+        dw = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        dx = torch.empty_like(x)
+        ctx.gradients = dx, dw
         return _loss(x, weight, targets, vocabulary, ignore_index, dx, dw)
 
     @staticmethod
@@ -64,7 +67,8 @@ class _AtOnce(torch.autograd.Function):
         ctx.gradients = None
         if upstream.item() != 1.0:
             dx.mul_(upstream)
-            dw.mul_(upstream)
+            if dw is not None:
+                dw.mul_(upstream)
         return dx, dw, None, None, None
 
 
@@ -86,11 +90,13 @@ def _loss(
     losses = []
     for start in range(0, len(x), rows):
         own, logits = slice(start, start + rows), x[start : start + rows] @ weight.t()
-        made = losses_of(logits, targets[own], ignore_index, dw is not None, load().level, vocabulary, count)
+        made = losses_of(logits, targets[own], ignore_index, dx is not None, load().level, vocabulary, count)
         losses.append(made)
-        if dx is None or sum_dw is None:
+        if dx is None:
             continue
         torch.mm(logits, weight, out=dx[own])
+        if sum_dw is None:
+            continue
         if several:
             sum_dw.add_(logits.t() @ x[own])
         elif start == 0:

@@ -76,6 +76,8 @@ class Checkpointer:
         # What a user should know of the resume; on every rank.
         self.notes: list[str] = []
         self.resumed_from = ""
+        # The weights that adapters are added to: where they are, and their fingerprint.
+        self.base: dict[str, str] = {}
         self.folder = meet_at(folder, group)
         if self.folder.is_leader:
             remove_unfinished(folder)
@@ -183,6 +185,7 @@ class Checkpointer:
             "layout": {**layout, "zero": config.zero, "engine": config.engine, "precision": config.precision},
             "config": config.as_json(),
             "data": self.data,
+            **({"base": self.base} if self.base else {}),
             "random": "dropout: (seed, step, rank); data: (data.seed, consumed_samples)",
             "torch": torch.__version__,
             "time": time.time(),
@@ -222,6 +225,9 @@ class Checkpointer:
                 for key in ("global_batch", "batch_ramp")
                 if then.get(key) != now[key]
             ]
+        base = found.manifest.get("base", {}).get("fingerprint")
+        if base != self.base.get("fingerprint"):
+            faults.append("its adapters belong to other weights than those of train.init")
         if found.step > self.config.steps:
             faults.append(f"it is at step {found.step}, and train.steps is {self.config.steps}")
         if found.manifest.get("state") == "weights":

@@ -97,7 +97,7 @@ def prune(folder: Path, keep: KeepConfig, complete: str) -> list[Path]:
 
 
 def _rank(path: Path) -> tuple[float, float] | None:
-    """Return what sorts checkpoints from the best: by accuracy where a task is learned, then by loss."""
+    """Return what sorts checkpoints from the best: by accuracy where it is what a task is about, then by loss."""
     try:
         manifest = read_manifest(path)
     except CheckpointError:
@@ -105,7 +105,10 @@ def _rank(path: Path) -> tuple[float, float] | None:
     loss, accuracy = manifest.get("eval_loss"), manifest.get("accuracy")
     if not isinstance(loss, (int, float)):
         return None
-    return -float(accuracy) if isinstance(accuracy, (int, float)) else 0.0, float(loss)
+    tune = manifest.get("config", {}).get("tune", {})
+    if tune.get("task") == "chat" or not isinstance(accuracy, (int, float)):
+        return 0.0, float(loss)
+    return -float(accuracy), float(loss)
 
 
 def _remove_unused(path: Path) -> bool:

@@ -101,6 +101,11 @@ class Tokenizer:
             encoding.ids for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return, for each text, its ids and the characters that each id stands for."""
+        found = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in found]
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=True))
 

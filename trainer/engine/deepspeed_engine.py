@@ -170,6 +170,9 @@ class DeepSpeedEngine:
         return found
 
     @torch.no_grad()
+    def fixed_parts(self) -> list[Part]:
+        return []
+
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         if optimizer_steps:
             self.moments.begin(optimizer_steps)

@@ -78,8 +78,13 @@ def model_loss(
         return run(*model.arguments(moved))
 
 
-def tokens_of(batch: Batch, ranks: int, sequence: int) -> int:
-    """Return the tokens of a step's samples over `ranks` data parallel ranks; GLM's own tokens do not count."""
+def tokens_of(batch: Batch, ranks: int, sequence: int, joined: bool = False) -> int:
+    """Return the tokens of a step's samples over `ranks` data parallel ranks; GLM's own tokens do not count.
+
+    `joined` samples have lengths of their own: the other ranks count as many as this one.
+    """
+    if joined:
+        return sum(micro[0].numel() for micro in batch) * ranks
     return sum(len(micro[0]) for micro in batch) * ranks * sequence
 
 

@@ -134,7 +134,9 @@ class _PendingBackward:
         """Return the gradient of the input, from that of the result; from the loss on the last piece."""
         if gradient is not None:
             self.gradient.append(gradient)
-        self.end.backward()
+        # A stage that learns nothing, and takes tokens, has no gradient.
+        if self.end.requires_grad:
+            self.end.backward()
         return None if self.x is None else self.x.grad
 
 

@@ -56,7 +56,10 @@ class RankState(Protocol):
         """Take one optimizer step; afterwards every rank has the new weights."""
 
     def parts(self) -> list[Part]:
-        """Return the parts of all weights and moments that this rank holds. No collective."""
+        """Return the parts of all learned weights and moments that this rank holds. No collective."""
+
+    def fixed_parts(self) -> list[Part]:
+        """Return the parts of the weights that are not learned, which are never saved. No collective."""
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         """Have `fill` write all parts, then continue after so many updates. No collective."""
@@ -73,14 +76,21 @@ class ReplicatedState:
         self, model: Model, config: TrainConfig, data: Group, pipeline: Pipeline = UNDIVIDED
     ) -> None:
         self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
-        self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
-        data.broadcast(parameter.data for parameter in self.parameters.values())
+        everything = dict(model.named_parameters())
+        self.parameters: Mapping[str, nn.Parameter] = learned(everything)
+        self.fixed = {name: each for name, each in everything.items() if name not in self.parameters}
+        data.broadcast(parameter.data for parameter in everything.values())
         self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel, pipeline)
         self.ops = native.choose(data.device.kind, config.native)
         host = moves_optimizer(config, data)
         self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero, self.ops, host)
         if config.precision != "fp32":
-            self.optimizer.lower(lowered(model), COMPUTED_IN[config.precision])
+            names = lowered(model)
+            self.optimizer.lower(
+                [name for name in names if name in self.parameters], COMPUTED_IN[config.precision]
+            )
+            for name in self.fixed.keys() & set(names):
+                self.fixed[name].data = self.fixed[name].data.to(COMPUTED_IN[config.precision])
         self.factor = 1.0
 
     def clear(self) -> None:
@@ -112,9 +122,22 @@ class ReplicatedState:
             found += optimizer_parts(self.optimizer, name, Place(parameter.shape, cut, parallel).part, owned)
         return found
 
+    def fixed_parts(self) -> list[Part]:
+        found = list[Part]()
+        for name, parameter in self.fixed.items():
+            found += Place(parameter.shape, self.cuts[name], self.parallel).part(
+                name, parameter.detach(), False
+            )
+        return found
+
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         fill(self.parts())
         self.optimizer.taken = optimizer_steps
+
+
+def learned(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the parameters that a training changes: with adapters, these alone."""
+    return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
 
 
 def saves_copy(name: str, cut: Cut, parallel: Parallel, pipeline: Pipeline) -> bool:
@@ -135,11 +158,11 @@ def lowered(model: nn.Module) -> list[str]:
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter in a checkpoint."""
+    """Return the shape of each parameter in a checkpoint: of each one that is learned."""
     cuts = cuts_of(model)
     return {
         name: cuts[name].whole_shape(parameter.shape, model.parallel.size)
-        for name, parameter in model.named_parameters()
+        for name, parameter in learned(dict(model.named_parameters())).items()
     }
 
 
@@ -328,6 +351,9 @@ def norm_of(
     counted = [
         gradient for name, gradient in gradients.items() if parallel.rank == 0 or cuts[name].dim is not None
     ]
+    if not counted and not gradients:
+        # A stage that learns nothing.
+        return pipeline.sum(parallel.sum(torch.zeros(()))).sqrt()
     nothing = next(iter(gradients.values())).new_zeros((), dtype=torch.float32)
     return pipeline.sum(parallel.sum(square_sum(counted) if counted else nothing)).sqrt()
 

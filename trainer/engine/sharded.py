@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
@@ -28,6 +29,7 @@ from trainer.engine.rank_state import (
     COMPUTED_IN,
     GradientBuffer,
     clip_factor,
+    learned,
     moves_optimizer,
     saves_copy,
 )
@@ -46,19 +48,22 @@ class ShardedState:
         self.model, self.zero, self.data, self.parallel = model, config.zero, data, model.parallel
         self.pipeline = pipeline
         self.cuts = cuts_of(model)
-        self.names = list(self.cuts)
         norms = _norms_of(model)
         for norm in norms:
             norm.data = norm.data.to(data.device.name)
-        self.whole = {name: parameter for name, parameter in model.named_parameters() if parameter in norms}
-        data.broadcast(parameter.data for parameter in self.whole.values())
+        whole = {name: parameter for name, parameter in model.named_parameters() if parameter in norms}
+        data.broadcast(parameter.data for parameter in whole.values())
+        self.whole = learned(whole)
         self.modules = _shard(model, config, data, norms)
         if data.device.kind == "cpu":
             give_back_freed_memory()
+        everything: dict[str, Any] = dict(model.named_parameters())
         self.shards: dict[str, Any] = {
-            name: parameter for name, parameter in model.named_parameters() if name not in self.whole
+            name: shard for name, shard in everything.items() if name not in whole and shard.requires_grad
         }
+        self.names = [name for name in self.cuts if name in self.whole or name in self.shards]
         self.rows = {name: nn.Parameter(_own_rows(shard)) for name, shard in self.shards.items()}
+        self.fixed = {name: each for name, each in everything.items() if name not in self.names}
         cuts = {name: self.cuts[name] for name in self.whole}
         self.gradients = GradientBuffer(self.whole, cuts, data, self.parallel)
         own = {name: part for name, part in {**self.whole, **self.rows}.items() if part.numel()}
@@ -145,6 +150,18 @@ class ShardedState:
                 place = Place(shape, self.cuts[name], self.parallel)
                 first = -(-shape[0] // self.data.world) * self.data.rank
                 found += optimizer_parts(self.optimizer, name, partial(place.rows, first), counted)
+        return found
+
+    def fixed_parts(self) -> list[Part]:
+        self._reshard()
+        found = list[Part]()
+        for name, parameter in self.fixed.items():
+            place = Place(parameter.shape, self.cuts[name], self.parallel)
+            if not isinstance(parameter, DTensor):
+                found += place.part(name, parameter.detach(), False)
+            elif len(own := _own_rows(parameter)):
+                first = -(-parameter.shape[0] // self.data.world) * self.data.rank
+                found += place.rows(first, name, own, False)
         return found
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:

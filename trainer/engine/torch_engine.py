@@ -76,6 +76,9 @@ class Engine(Protocol):
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         """Have `fill` write all parts, then continue after so many updates. No collective."""
 
+    def fixed_parts(self) -> list[Part]:
+        """Return the parts of the weights that are not learned, which are never saved. No collective."""
+
 
 class TorchEngine:
     """The engine that needs torch alone; it runs wherever torch has collectives."""
@@ -113,7 +116,8 @@ class TorchEngine:
             self.rank_state.update(rate)
         calibrating = not finite and self.loss_scale.can_fall
         self.loss_scale.update(overflow=not finite)
-        tokens = tokens_of(batch, data.world // self.groups.context.size, self.config.model.sequence)
+        readers = data.world // self.groups.context.size
+        tokens = tokens_of(batch, readers, self.config.model.sequence, self.model.joins_samples)
         mean = self.groups.pipeline.total(data.total(float(total.item())), self.device) / scale
         used = scale if self.config.precision == "fp16" else None
         return StepResult(mean, norm, tokens, not finite, own.seconds(), used, calibrating)
@@ -133,6 +137,9 @@ class TorchEngine:
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         self.rank_state.load_parts(fill, optimizer_steps)
+
+    def fixed_parts(self) -> list[Part]:
+        return self.rank_state.fixed_parts()
 
 
 def _rank_state(model: Model, config: TrainConfig, groups: Groups) -> RankState:

@@ -23,6 +23,7 @@ from trainer.generate.batcher import SCORED_TOKENS
 from trainer.generate.network import Network, empty_model, network, page_bytes
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
+from trainer.weights.adapters import whole
 
 BYTES = {kind: torch.empty(0, dtype=dtype).element_size() for kind, dtype in KINDS.items()}
 USUAL_WINDOWS = 16
@@ -112,7 +113,7 @@ def load_network(
     if kind not in KINDS:
         raise InputError(f"--weights: {kind!r} is not a type", f"use {', '.join(KINDS)}")
     found = open_checkpoint(folder)
-    found = verify(folder) if found.is_old else found
+    found = whole(verify(folder) if found.is_old else found)
     config = _config_of(found)
     pages = plan_memory(config, kind, free_memory()).pages(cache)
 
@@ -124,6 +125,7 @@ def load_network(
 
 def load_model(found: Checkpoint) -> Model:
     """Return the model of a checkpoint, on the CPU and in evaluation mode."""
+    found = whole(found)
     config = _config_of(found)
     model: Model = (GLM if config.kind == "glm" else GPT)(config, native.choose("cpu"))
     tensors = found.read(list(found.weights))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import native
 from trainer.config.model import ModelConfig
 from trainer.model.linear import ColumnLinear, RowLinear
-from trainer.model.masks import future
+from trainer.model.masks import future, outside
 from trainer.model.norm import Norm
 from trainer.model.recompute import Recompute
 from trainer.model.rotary import Turns, turned
@@ -30,6 +30,10 @@ class Sight:
     """Ranks that have other stretches of the same samples."""
     aux_weight: float = 0.0
     """What the auxiliary loss of experts counts in the loss of the step."""
+    apart: tuple[tuple[int, ...], ...] = ()
+    """The lengths of each row's examples, where these do not see each other and no mask says so."""
+    window: int = 0
+    """Tokens that a token of such an example sees; 0: all before it."""
 
 
 PLAIN = Sight()
@@ -62,7 +66,22 @@ class Attention(nn.Module):
             # Up to the last one of this rank's queries.
             seen = k.shape[2] * (sight.context.rank + 1)
             k, v = (sight.context.whole(part, 2)[:, :, :seen] for part in (k, v))
+        if sight.apart:
+            return self.output(self._attend_apart(q, k, v, sight))
         return self.output(self.attend(q, k, v, sight.hidden))
+
+    def _attend_apart(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
+        """Return the mix of values of each example for its own queries: no score of two examples is computed."""
+        rows = []
+        for row, lengths in enumerate(sight.apart):
+            parts = (part[row : row + 1].split(lengths, 2) for part in (q, k, v))
+            mixed = list[Tensor]()
+            for queries, keys, values in zip(*parts, strict=True):
+                length, window = queries.shape[2], sight.window
+                hidden = outside(length, window, q.device) if 0 < window < length else None
+                mixed.append(self.attend(queries, keys, values, hidden))
+            rows.append(torch.cat(mixed, 2))
+        return torch.cat(rows)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's queries, keys and values, (batch, heads or groups, sequence, head size)."""

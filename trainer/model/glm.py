@@ -35,6 +35,8 @@ from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 class GLM(nn.Module):
     """The GLM model: returns logits, or the loss."""
 
+    joins_samples = False
+
     def __init__(
         self,
         config: ModelConfig,

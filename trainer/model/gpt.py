@@ -32,6 +32,9 @@ from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 class GPT(nn.Module):
     """The GPT model: returns logits, or the loss."""
 
+    joins_samples = False
+    """Whether the samples of a micro-batch are one row, as long as they are together."""
+
     def __init__(
         self,
         config: ModelConfig,

@@ -57,6 +57,10 @@ class TokenTable(nn.Module):
         own = column_linear(x, self.weight, None, self.parallel)
         return self.parallel.gather(own, -1)[..., : self.vocab]
 
+    def whole_logits(self, x: Tensor) -> Tensor:
+        """Return the logits of rows that every rank has whole, with sequence parallel too; without gradient."""
+        return self.parallel.gather(F.linear(x, self.weight), -1)[..., : self.vocab]
+
     def loss(self, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the mean cross-entropy over the targets that are not -100.
 

@@ -70,6 +70,21 @@ def documents(inputs: Tensor, eod: int) -> Tensor:
     return number
 
 
+def places(numbers: Tensor) -> Tensor:
+    """Return the position of each token within its document, from the numbers of the documents."""
+    at = torch.arange(numbers.shape[-1], device=numbers.device).expand(numbers.shape)
+    begin = torch.zeros_like(at)
+    begin[..., 1:] = torch.where(numbers[..., 1:] != numbers[..., :-1], at[..., 1:], 0)
+    return at - begin.cummax(-1).values
+
+
+def apart(numbers: Tensor, window: int = 0) -> Tensor:
+    """Return (batch, 1, sequence, sequence), True where a column's token is later, too far, or in another document."""
+    length = numbers.shape[-1]
+    other = (numbers.unsqueeze(-1) != numbers.unsqueeze(-2)).unsqueeze(-3)
+    return other | (outside(length, window or length, numbers.device))
+
+
 def hidden(inputs: Tensor, eod: int) -> Tensor:
     """Return (batch, 1, sequence, sequence), True where a column's token is later or in another document."""
     number = documents(inputs, eod).unsqueeze(-2)

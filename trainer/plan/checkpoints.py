@@ -8,7 +8,7 @@ from trainer.config.layout import Layout
 from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault
 from trainer.plan.hardware import Hardware
-from trainer.plan.memory import sizes_of
+from trainer.plan.memory import learned_parameters, learned_sizes, sizes_of
 
 # GB/s that a node's disk and hashing are taken to reach together, and a copy within a node's memory.
 DISK_GBYTES = 0.4
@@ -54,7 +54,7 @@ def checkpoint_cost(
     """Return what a checkpoint of this training costs; `step_seconds`: the time of a step, 0 if it is not known."""
     width = STATE if config.save.state == "all" else WEIGHT
     rank = width * max(_numbers_of_a_rank(config, layout, stage) for stage in range(layout.pipeline))
-    whole = width * config.model.parameters()
+    whole = width * learned_parameters(config)
     ranks = min(layout.world, hardware.devices_per_node or layout.world)
     node = min(whole, rank * ranks)
     background = {"always": True, "never": False}.get(config.save.background, rank > SMALL)
@@ -99,7 +99,7 @@ def size_text(number: int) -> str:
 
 def _numbers_of_a_rank(config: TrainConfig, layout: Layout, stage: int) -> int:
     """Return how many parameters the rank of a stage saves that saves most."""
-    sizes = sizes_of(config, layout, stage)
+    sizes = learned_sizes(config, layout, sizes_of(config, layout, stage))
     share = -(-sizes.all // layout.data)
     if config.zero >= 2 or (config.engine == "deepspeed" and config.zero):
         return share

@@ -17,6 +17,7 @@ from trainer.config.layout import (
     piece_layers,
     stage_pieces,
 )
+from trainer.config.lora import adapter_parameters
 from trainer.plan import activations as kept
 from trainer.plan.activations import WIDE, AttentionCore, MicroBatch
 from trainer.plan.hardware import chip_of
@@ -133,6 +134,21 @@ def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
     return Sizes(layers * layer + tables + positions + norm, layers, layer, table, tables + positions)
 
 
+def learned_sizes(config: TrainConfig, layout: Layout, sizes: Sizes) -> Sizes:
+    """Return the parameters of one rank that are learned: with adapters, these alone."""
+    lora = config.tune.lora
+    if not lora.rank:
+        return sizes
+    layer = adapter_parameters(config.model, lora, layout.tensor)
+    return Sizes(max(1, sizes.layers * layer), sizes.layers, layer, 0, 0)
+
+
+def learned_parameters(config: TrainConfig) -> int:
+    """Return the parameters that are learned over all ranks."""
+    lora, model = config.tune.lora, config.model
+    return model.layers * adapter_parameters(model, lora) if lora.rank else model.parameters()
+
+
 def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
     """Return how many micro-batches a stage keeps at the same time (1F1B), in units of all its layers."""
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
@@ -208,6 +224,8 @@ def _moments(
 ) -> Iterator[Moment]:
     """Yield each moment that may be the highest; `through`: bytes of all kept activations."""
     casts, width = sizes.layers * kept.cast_layer(micro), kept_width(config)
+    # A table that is not learned has no gradient.
+    sizes = replace(sizes, table=0) if config.tune.lora.rank else sizes
     # Bytes per number of a gradient before it is added to the buffer.
     added = width if state.gradients else 0
     table = width * sizes.table
@@ -311,12 +329,16 @@ class Held:
 
 def held(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     """Return what a rank holds between and during steps."""
+    own = learned_sizes(config, layout, sizes)
+    divided = config.zero >= 2 and layout.data > 1
     if config.engine == "deepspeed":
-        state = _deepspeed(config, layout, sizes)
-    elif config.zero >= 2 and layout.data > 1:
-        state = _sharded(config, layout, sizes)
+        state = _deepspeed(config, layout, own)
     else:
-        state = _buffered(config, layout, sizes)
+        state = (_sharded if divided else _buffered)(config, layout, own)
+    if own is not sizes:
+        gathered = _sharded(config, layout, sizes).gathered if divided else 0
+        fixed = WIDE * sizes.all // layout.data if divided else kept_width(config) * sizes.all
+        state = replace(state, weights=state.weights + fixed, gathered=gathered)
     if moves_optimizer(config):
         has_masters = config.engine == "deepspeed" or (kept_width(config) < WIDE and config.zero < 2)
         node = state.optimizer if has_masters else state.optimizer * (MOMENTS + WIDE) // MOMENTS

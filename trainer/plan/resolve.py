@@ -10,6 +10,7 @@ from trainer.config import rules
 from trainer.config.data import data_faults
 from trainer.config.rules import glm_faults
 from trainer.config.train_config import TrainConfig, read_train
+from trainer.config.tune import TuneConfig
 from trainer.errors import ConfigFaults, Fault
 from trainer.plan.auto import Choice, choose
 from trainer.plan.length import with_steps
@@ -62,6 +63,9 @@ def plan_config(raw: object, world_size: int, base: Path | None = Path()) -> Pla
         config = with_amounts(config, frozenset(rest), faults)
     faults += wrong
     faults += rules.between_keys(config, layout, faults)
+    if config.tune != TuneConfig() and not config.tune.task:
+        known = "copa, choice, chat, dpo or classify"
+        faults.append(Fault("train.tune.task", "missing", f"name one: {known}"))
     if config.tune.task:
         faults += tune_faults(config)
     else:

@@ -13,7 +13,7 @@ from trainer.errors import Fault
 from trainer.plan.checkpoints import checkpoint_cost, disk_faults
 from trainer.plan.checks import lint, name_notes
 from trainer.plan.hardware import hardware_of
-from trainer.plan.memory import Stage, stages
+from trainer.plan.memory import Stage, learned_parameters, stages
 from trainer.plan.reported import with_reported
 from trainer.plan.resolve import plan_config
 from trainer.plan.time import CONVENTIONS, cost, per_token
@@ -46,6 +46,11 @@ def check(document: object) -> dict[str, Any]:
         uses, data_faults = check_corpora(config, base)
         word_faults, data_notes = check_tokenizer(config, base)
         faults += [*data_faults, *word_faults]
+    if config.tune.task and document.get("check_data") and not faults:
+        from trainer.plan.tune import check_examples
+
+        example_faults, example_notes = check_examples(config, Path(str(document.get("base_dir") or ".")))
+        faults, data_notes = faults + example_faults, data_notes + example_notes
     if config.init.source and not faults:
         from trainer.plan.check_init import check_init
 
@@ -91,6 +96,7 @@ def summary(
     rates = {name: count * step.tokens_per_second / world / 1e12 for name, count in flops.items()}
     return {
         "parameters": config.model.parameters(),
+        "trained_parameters": learned_parameters(config),
         "active_parameters": config.model.active_parameters(),
         "layout": layout.as_json(),
         "parallel": asdict(config.parallel),

@@ -85,9 +85,11 @@ def _compute(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: H
     """Return the seconds of one micro-batch forward and backward through a stage."""
     model = config.model
     layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
-    work = layers * (3 * layer_forward(model) + recomputed(model, config.recompute.mode))
+    # Forward, the gradient of the input, and unless only adapters are learned that of the weights.
+    passes = 2 if config.tune.lora.rank else 3
+    work = layers * (passes * layer_forward(model) + recomputed(model, config.recompute.mode))
     if stage == layout.pipeline - 1:
-        work += 3 * head_forward(model, layout.tensor)
+        work += passes * head_forward(model, layout.tensor)
     return micro.tokens * work / layout.tensor / (hardware.tflops * 1e12 * hardware.efficiency)
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from trainer.config.lora import lora_faults
 from trainer.config.train_config import TrainConfig
-from trainer.errors import Fault
+from trainer.config.tune import CLOZE, TuneConfig
+from trainer.errors import Fault, TrainerError
 
 
 def with_amounts(config: TrainConfig, given: frozenset[str], faults: list[Fault]) -> TrainConfig:
@@ -17,7 +19,7 @@ def with_amounts(config: TrainConfig, given: frozenset[str], faults: list[Fault]
     """
     tune = config.tune
     batch = config.global_batch or 1
-    train, valid = _rows(tune.train), _rows(tune.valid)
+    train, valid = _samples(config, tune.train), _samples(config, tune.valid)
     if train is None:
         if "steps" not in given:
             problem = f"{tune.train or 'missing'}: cannot be read here, so its examples cannot be counted"
@@ -36,6 +38,20 @@ def with_amounts(config: TrainConfig, given: frozenset[str], faults: list[Fault]
     return replace(config, steps=steps, save=save, eval=replace(wanted, every=every, batches=batches))
 
 
+def _samples(config: TrainConfig, file: str) -> int | None:
+    """Return the number of a file's samples; None if it cannot be read."""
+    tune = config.tune
+    if file and Path(file).is_file() and (tune.packing or tune.too_long == "leave_out"):
+        # They follow from the lengths of the examples in tokens.
+        try:
+            from trainer.tune.files import data_of
+
+            return data_of(config).samples(file)
+        except (ImportError, TrainerError):
+            return None
+    return _rows(file)
+
+
 def _rows(file: str) -> int | None:
     """Return the number of lines with content; None if the file cannot be read."""
     try:
@@ -50,15 +66,82 @@ def tune_faults(config: TrainConfig) -> Iterator[Fault]:
     tune = config.tune
     if not tune.train:
         yield Fault("train.tune.train", "missing", "name a file with examples")
-    if config.model.kind != "glm":
+    if tune.task in CLOZE and config.model.kind != "glm":
         problem = f"{tune.task} fills in a mask, and the model is a {config.model.kind}"
         yield Fault("train.tune.task", problem, "use a GLM")
+    if tune.task in ("chat", "dpo") and config.model.kind == "glm":
+        yield Fault(
+            "train.tune.task", f"a GLM fills in blanks, and {tune.task} continues a text", "use a GPT"
+        )
+    if tune.task == "classify" and len(set(tune.labels)) < max(2, len(tune.labels)):
+        yield Fault("train.tune.labels", f"is {list(tune.labels)}", "name two labels or more, each once")
+    if tune.task == "dpo" and tune.too_long == "leave_out":
+        yield Fault("train.tune.too_long", "is leave_out, and a pair is never divided", "use refuse or cut")
+    if tune.task in ("dpo", "classify") and config.engine == "deepspeed":
+        yield Fault("train.engine", f"deepspeed does not learn {tune.task} here", "use engine: torch")
     if not config.data.tokenizer:
         yield Fault("train.data.tokenizer", "missing: the examples are texts", "name the model's tokenizer")
-    if config.parallel.sequence:
+    if config.parallel.sequence and tune.task != "chat":
         problem = "is set, and the rows of a task are too short to divide"
         yield Fault("train.parallel.sequence", problem, "leave it out")
     if tune.pattern > 1:
         yield Fault("train.tune.pattern", f"is {tune.pattern}", "use 0 or 1")
     if tune.patience and not tune.valid:
         yield Fault("train.tune.patience", "needs evaluations", "add train.tune.valid")
+    yield from lora_faults(config.model, tune.lora)
+    if tune.lora.rank and not config.init.source:
+        yield Fault("train.init.source", "missing: adapters are added to weights", "name them")
+    if tune.lora.rank and config.init.extend_vocabulary:
+        problem = "adapters leave the token table as it is, and its new rows would never be learned"
+        yield Fault("train.init.extend_vocabulary", problem, "leave it out")
+    if tune.lora.rank and config.engine == "deepspeed":
+        yield Fault("train.engine", "deepspeed does not learn adapters here", "use engine: torch")
+    for key, tasks in OF_TASKS.items():
+        if tune.task not in tasks and getattr(tune, key) != getattr(TuneConfig(), key):
+            yield Fault(
+                f"train.tune.{key}", f"goes with {' and '.join(tasks)}, not with {tune.task}", "leave it out"
+            )
+
+
+# The keys that only some tasks have.
+OF_TASKS = {
+    "template": ("chat", "dpo"),
+    "packing": ("chat",),
+    "too_long": ("chat", "dpo", "classify"),
+    "beta": ("dpo",),
+    "labels": ("classify",),
+    "fields": ("classify",),
+    "pattern": ("copa",),
+    "mirror": ("copa",),
+}
+
+
+def check_examples(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:
+    """Return the faults of the examples where their files are here (relative to `base`), and notes."""
+    tune = config.tune
+    if tune.task in CLOZE:
+        return [], []
+    absent = [
+        name
+        for name in (tune.train, tune.valid, config.data.tokenizer)
+        if name and not (base / name).exists()
+    ]
+    if absent:
+        return [], [f"train.tune: {', '.join(absent)} is not on this machine; the ranks check the examples"]
+    try:
+        from trainer.tune.files import data_of
+    except ImportError as error:
+        return [], [f"train.tune: not checked here, since {error.name} is not installed; the ranks check it"]
+    faults = list[Fault]()
+    try:
+        data = data_of(config, base)
+    except TrainerError as error:
+        return [Fault("train.data.tokenizer", error.message, error.hint)], []
+    for key in ("train", "valid"):
+        name = getattr(tune, key)
+        try:
+            if name:
+                data.samples(name)
+        except TrainerError as error:
+            faults.append(Fault(f"train.tune.{key}", error.message, error.hint))
+    return faults, []

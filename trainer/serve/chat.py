@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
 from aiohttp import web
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from trainer.chat_template import ChatTemplate, TemplateError, spelled_tokens
 from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
@@ -114,30 +113,13 @@ def _content(value: Any) -> str | None:
 
 def render(template: str, messages: Sequence[Json], config: Json) -> str:
     """Return the prompt that a template makes; it runs in a sandbox and cannot reach Python's objects."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
-    tokens = {
-        name: _spelling(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-    }
     try:
-        text = environment.from_string(template).render(
-            messages=list(messages), add_generation_prompt=True, **tokens
-        )
-    except (jinja2.TemplateError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
-        raise ApiError(400, f"the chat template refuses the messages: {error}", "messages") from None
+        text = ChatTemplate(template, spelled_tokens(config)).render(messages, prompt=True)
+    except TemplateError as error:
+        raise ApiError(400, error.message, "messages") from None
     if len(text) > MOST_TEXT:
         raise ApiError(400, f"the chat template makes {len(text)} characters of the messages", "messages")
     return text
-
-
-def _spelling(value: Any) -> str:
-    return (
-        str(value.get("content", "")) if isinstance(value, dict) else value if isinstance(value, str) else ""
-    )
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
 
 
 def _started(decoder: Decoder, prompt: str, order: Order) -> tuple[list[tuple[Request, Text]], int]:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -40,10 +41,10 @@ from trainer.train.loop import Training, train
 from trainer.train.not_finite import NonFiniteSearch
 from trainer.train.observers import emit, observers, started
 from trainer.train.rates import MemoryReport, planned_bytes
+from trainer.train.reference import fill_references
 from trainer.train.startup import Startup
-from trainer.tune.cloze import TuneData
-from trainer.tune.model import ClozeModel
-from trainer.tune.progress import EarlyStop, accuracy_of
+from trainer.tune.progress import CountsAnswers, EarlyStop, accuracy_of
+from trainer.tune.task import TaskData, open_task, tuned_model
 
 
 class StopOnSigterm:
@@ -89,17 +90,14 @@ def run_training(
     folder = _checkpoint_folder(config, environment, run_dir)
     checkpointer = Checkpointer(config, engine, group, folder, data.identity())
     checkpointer.require_shared(config.save.dir)
-    step = checkpointer.resume()
-    if config.init.source and not checkpointer.resumed_from:
-        from trainer.train.initial import load_initial
-
-        checkpointer.notes.append(load_initial(config, engine, group, run_dir))
+    share = _share(config, groups)
+    prefer = partial(fill_references, config, engine, model, orders, share, group, run_dir)
+    step = _begin(config, checkpointer, engine, group, run_dir, prefer)
     checkpointer.notes += [*data.notes, *_notes(config, device)]
     startup.done("checkpoint")
     start = started(config, environment, group, device, ops, checkpointer, step, startup)
     watchers = observers(config, environment, run_dir, device, start)
     emit(watchers, start)
-    share = _share(config, groups)
     run = Training(
         config,
         engine,
@@ -110,11 +108,39 @@ def run_training(
         stop_requested=stop,
         measure=MemoryReport(device, group, planned_bytes(config, layout, device.kind), before),
         search=NonFiniteSearch(model, group, layout) if config.nan.name_layer else None,
-        accuracy=partial(accuracy_of, model, group) if isinstance(model, ClozeModel) else None,
-        is_enough=EarlyStop(config.tune.patience),
+        accuracy=partial(accuracy_of, cast("CountsAnswers", model), group) if config.tune.task else None,
+        is_enough=EarlyStop(config.tune.patience, by_loss=config.tune.task == "chat"),
         dropout_place=groups.dropout_place,
     )
     return train(run, step), group
+
+
+def _begin(
+    config: TrainConfig,
+    checkpointer: Checkpointer,
+    engine: Engine,
+    group: Group,
+    run_dir: Path,
+    prefer: Callable[[Mapping[str, Any]], None],
+) -> int:
+    """Load the weights that the training begins or continues with; return its finished steps.
+
+    `prefer` computes what the weights at the beginning think of preference pairs.
+    """
+    from trainer.train.initial import base_of, load_initial
+
+    # Checkpoints of adapters hold these alone; and a reference is the model at the beginning.
+    adapts, first = config.tune.lora.rank > 0, config.tune.lora.rank > 0 or config.tune.task == "dpo"
+    if first and config.init.source:
+        checkpointer.notes.append(load_initial(config, engine, group, run_dir))
+    if adapts:
+        checkpointer.base = base_of(config, group, run_dir)
+    if config.tune.task == "dpo":
+        prefer(checkpointer.data)
+    step = checkpointer.resume()
+    if config.init.source and not checkpointer.resumed_from and not first:
+        checkpointer.notes.append(load_initial(config, engine, group, run_dir))
+    return step
 
 
 def _open_device(config: TrainConfig, environment: Env) -> Device:
@@ -152,9 +178,9 @@ def _checkpoint_folder(config: TrainConfig, environment: Env, run_dir: Path) -> 
     return shared / (environment.run_id or run_dir.name)
 
 
-def _open_data(config: TrainConfig, cache: Path) -> Data | TuneData:
+def _open_data(config: TrainConfig, cache: Path) -> Data | TaskData:
     """Open what the training learns from, a task's examples or corpora, before other ranks are awaited."""
-    return TuneData(config) if config.tune.task else _open_corpora(config, cache)
+    return open_task(config) if config.tune.task else _open_corpora(config, cache)
 
 
 def _open_corpora(config: TrainConfig, cache: Path) -> Data:
@@ -202,10 +228,10 @@ def _ends(data: DataConfig) -> Ends | None:
     return Ends(eod, data.mask_eod_loss, data.reset_positions, data.reset_attention)
 
 
-def _make_orders(config: TrainConfig, data: Data | TuneData) -> Mapping[str, Readable]:
+def _make_orders(config: TrainConfig, data: Data | TaskData) -> Mapping[str, Readable]:
     """Return the order of samples, made or awaited on this node, before other ranks are awaited."""
     assert config.global_batch is not None
-    if isinstance(data, TuneData):
+    if not isinstance(data, Data):
         return data.orders()
     if config.model.kind == "glm":
         from trainer.samples.glm_batches import glm_batches
@@ -237,7 +263,7 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Mode
     recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
     pieces = config.stages[groups.pipeline.stage] if groups.pipeline.stages > 1 else ()
     if config.tune.task:
-        return ClozeModel(config.model, ops, config.seed, groups.tensor, recompute, pieces)
+        return tuned_model(config, ops, groups.tensor, recompute, pieces)
     if config.model.kind == "glm":
         return GLM(config.model, ops, config.seed, groups.tensor, recompute, pieces)
     ends = _ends(config.data)

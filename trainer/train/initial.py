@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.folders import meet_at
@@ -18,6 +19,7 @@ from trainer.config.same_model import init_faults
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError, ConfigFaults
 from trainer.parallel.group import Group
+from trainer.weights.adapters import base_at
 from trainer.weights.initial import checkpoints_in, open_source
 from trainer.weights.lazy import Lazy
 
@@ -25,8 +27,39 @@ from trainer.weights.lazy import Lazy
 TABLES = ("tokens.weight", "output.weight")
 
 
-def load_initial(config: TrainConfig, engine: HasParts, group: Group, run_dir: Path) -> str:
+class HasFixedParts(HasParts, Protocol):
+    """An engine, of whose weights some may not be learned."""
+
+    def fixed_parts(self) -> list[Part]:
+        """Return the parts of the weights that are not learned."""
+
+
+class _Fixed:
+    """The weights that adapters are added to: what a source fills in place of what is learned."""
+
+    optimizer_steps = 0
+
+    def __init__(self, engine: HasFixedParts) -> None:
+        self.parts = engine.fixed_parts
+
+    def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        fill(self.parts())
+
+
+def load_initial(config: TrainConfig, engine: HasFixedParts, group: Group, run_dir: Path) -> str:
     """Load the weights that `train.init` names into the engine; return a note. For all ranks together."""
+    return _load(config, _Fixed(engine) if config.tune.lora.rank else engine, group, run_dir)
+
+
+def base_of(config: TrainConfig, group: Group, run_dir: Path) -> dict[str, str]:
+    """Return what checkpoints of adapters record of the weights that these are added to. For all ranks together."""
+    found: dict[str, str] = {}
+    if group.rank == 0:
+        found = base_at(source_path(config.init.source, run_dir))
+    return group.share(found)
+
+
+def _load(config: TrainConfig, engine: HasParts, group: Group, run_dir: Path) -> str:
     path = source_path(config.init.source, run_dir)
     # Rank 0 decides: of a checkpoint of ours, files and even the folder may be on some of the nodes alone.
     found = group.share(_kind_of(path))
@@ -94,7 +127,8 @@ class _Weights:
 def weights_of(parts: Sequence[Part], rows: int) -> Iterator[Part]:
     """Yield the parts of weights, of tables with a row for each token those before `rows`."""
     for part in parts:
-        if part.key.startswith(MOMENTS):
+        # The head of a task is new.
+        if part.key.startswith((*MOMENTS, "classifier.")):
             continue
         (first, last), *others = part.box
         if part.key not in TABLES or part.shape[0] == rows:

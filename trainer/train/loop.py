@@ -141,7 +141,7 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
     config = run.config
     consumed = config.batches.consumed(finished)
     samples = config.batches.after(consumed)
-    batch = _tensors(run.train.at(consumed, samples))
+    batch = tensors(run.train.at(consumed, samples))
     rate = learning_rate(config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence)
     # Reading counts as the rank's own time: a slow disk makes a slow rank.
     read = time.monotonic() - began
@@ -183,7 +183,7 @@ def _evaluate(run: Training, step: int) -> Measured:
     if run.valid is None:
         return Measured()
     began = time.monotonic()
-    loss = run.engine.evaluate(_tensors(batch) for batch in run.valid.first(run.config.eval.batches))
+    loss = run.engine.evaluate(tensors(batch) for batch in run.valid.first(run.config.eval.batches))
     measured = Measured(loss, run.accuracy() if run.accuracy else None)
     run.emit(Evaluated(step, loss, time.monotonic() - began, measured.accuracy))
     return measured
@@ -194,5 +194,6 @@ def _emit_all(run: Training, events: Sequence[Event]) -> None:
         run.emit(event)
 
 
-def _tensors(batch: Sequence[Micro]) -> Batch:
+def tensors(batch: Sequence[Micro]) -> Batch:
+    """Return the micro-batches of a batch as tensors."""
     return [tuple(torch.from_numpy(array) for array in micro) for micro in batch]

@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from trainer.parallel.group import Group
-from trainer.tune.model import ClozeModel
 
 
-def accuracy_of(model: ClozeModel, group: Group) -> float:
+class CountsAnswers(Protocol):
+    """A model that counts right answers in evaluations."""
+
+    def take_accuracy(self) -> tuple[int, int]:
+        """Return the right and all answers of this rank's evaluations so far, and count anew."""
+
+
+def accuracy_of(model: CountsAnswers, group: Group) -> float:
     """Return the share of right answers in the evaluation that just ended; NaN if no question counted.
 
     Ranks that share a question count it equally often, and those of other pipeline stages count none.
@@ -22,20 +28,29 @@ class HasAccuracy(Protocol):
     """The result of an evaluation."""
 
     @property
+    def loss(self) -> float | None:
+        """Return the mean loss."""
+
+    @property
     def accuracy(self) -> float | None:
         """Return the share of right answers."""
 
 
 class EarlyStop:
-    """Says that a training is over after so many evaluations without a better accuracy; 0: never."""
+    """Says that a training is over after so many evaluations without a better result; 0: never."""
 
-    def __init__(self, patience: int) -> None:
-        self._patience, self._best, self._without = patience, -1.0, 0
+    def __init__(self, patience: int, by_loss: bool = False) -> None:
+        """`by_loss`: the lowest loss is the best result, else the highest accuracy."""
+        self._patience, self._best, self._without = patience, float("-inf"), 0
+        self._by_loss = by_loss
 
     def __call__(self, measured: HasAccuracy) -> bool:
-        if measured.accuracy is None or not self._patience:
+        result = measured.accuracy
+        if self._by_loss:
+            result = None if measured.loss is None else -measured.loss
+        if result is None or not self._patience:
             return False
-        better = measured.accuracy > self._best
-        self._best = max(self._best, measured.accuracy)
+        better = result > self._best
+        self._best = max(self._best, result)
         self._without = 0 if better else self._without + 1
         return self._without >= self._patience

@@ -1,0 +1,217 @@
+"""Instruction tuning: which tokens are learned, packing, faults of rows, steps, and ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import native
+from tests.support.tuning import CHATML, completion, config_for, conversation, learn, lines, losses_of
+from trainer.chat_template import ChatTemplate, TemplateError, read_template
+from trainer.errors import DataError
+from trainer.plan.resolve import plan_config, read_config
+from trainer.plan.summary import check
+from trainer.tune.chat import ChatData
+from trainer.tune.chat_model import ChatModel
+from trainer.tune.examples import UNCOUNTED, packed
+
+
+def learned_text(data: ChatData, row: int) -> str:
+    """Return the text of the targets that count."""
+    _, targets = data.examples(data.config.tune.train).row(row)
+    return "".join(data.tokenizer._inner.id_to_token(int(each)) for each in targets if each != UNCOUNTED)
+
+
+def test_answers_and_what_ends_them_are_learned(material: Path) -> None:
+    data = ChatData(read_config(config_for(material)))
+    assert learned_text(data, 1) == "sun!<|im_end|>Ċred!<|im_end|>Ċ"
+    # The row of a prompt and a completion, and the end of the text.
+    assert learned_text(data, 15) == "blue!<|endoftext|>"
+
+
+def test_a_template_may_mark_its_answers(material: Path, tmp_path: Path) -> None:
+    marked = CHATML.replace(
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}",
+        "{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ message['content'] }}{% endgeneration %}{% else %}{{ message['content'] }}{% endif %}"
+        "{{ '<|im_end|>\n' }}",
+    )
+    (tmp_path / "marked.jinja").write_text(marked)
+    data = ChatData(read_config(config_for(material, tune={"template": str(tmp_path / "marked.jinja")})))
+    assert learned_text(data, 1) == "sun!red!"
+
+
+def test_an_answer_that_loses_its_reasoning_when_others_follow_is_found() -> None:
+    from trainer.tune.conversations import ChatReader
+
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}(thinks){% endif %}"
+        "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    reader = ChatReader(ChatTemplate(source, {}))
+    (marked,) = reader.example(1, conversation(1))
+    assert [marked.text[begin:end] for begin, end in marked.spans] == ["sun!</s>", "(thinks)red!</s>"]
+
+
+def test_examples_in_one_row_give_the_loss_of_each_alone(material: Path) -> None:
+    for changes in ({}, {"rotary": True, "query_groups": 1, "norm": "rms", "window": 20}):
+        config = read_config(config_for(material, model=changes))
+        data = ChatData(config)
+        order = data.orders()["valid"]
+        model = ChatModel(config.model, native.choose("cpu", "reference")).eval()
+        joined = [torch.from_numpy(part) for part in order.read(range(4))]
+        total, count = torch.zeros(()), 0
+        for number in range(4):
+            (tokens,), (targets,), _ = (torch.from_numpy(part) for part in order.read([number]))
+            likely = model(tokens[None]).log_softmax(-1)[0]
+            chosen = targets != UNCOUNTED
+            total = total - likely[chosen].gather(1, targets[chosen][:, None]).sum()
+            count += int(chosen.sum())
+        loss = model(*model.arguments(joined))
+        assert (
+            float(loss.detach()) == pytest.approx(float(total.detach()) / count, abs=1e-5)
+            and model.counted(joined) == count
+        )
+        assert model.take_accuracy()[1] == count
+        rows = ChatData(read_config(config_for(material, tune={"packing": True}, model=changes)))
+        packing = rows.order(config.tune.valid, None)
+        micro = [torch.from_numpy(part) for part in packing.read(range(len(packing.rows)))]
+        assert micro[0].shape == (len(packing.rows), 256) and len(packing.rows) < 7
+        everything = [torch.from_numpy(part) for part in order.read(range(7))]
+        own, wanted = (model(*model.arguments(each)) for each in (micro, everything))
+        assert float(own.detach()) == pytest.approx(float(wanted.detach()), abs=1e-5)
+
+
+def test_attention_by_a_mask_equals_attention_of_each_example(material: Path) -> None:
+    from trainer.model import masks
+
+    documents = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+    assert masks.places(documents).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]]
+    hidden = masks.apart(documents)[0, 0]
+    assert hidden[4].tolist() == [True, True, True, False, False, True]
+    assert masks.apart(documents, 2)[1, 0][4].tolist() == [True, True, True, False, False, True]
+
+
+def test_packed_rows_hold_every_example_once_and_no_more_than_fits() -> None:
+    lengths = np.random.RandomState(0).randint(1, 60, 200).tolist()
+    rows = packed(lengths, 64)
+    assert sorted(number for row in rows for number in row) == list(range(200))
+    assert max(sum(lengths[number] for number in row) for row in rows) <= 64
+    assert len(rows) <= 1.1 * sum(lengths) / 64 + 1
+
+
+def test_steps_follow_from_examples_or_rows(material: Path) -> None:
+    config = read_config(config_for(material, tune={"epochs": 3}))
+    assert (config.steps, config.eval.every, config.eval.batches, config.save.keep.best) == (15, 5, 2, 1)
+    rows = ChatData(read_config(config_for(material, tune={"packing": True})))
+    count = rows.samples(config.tune.train)
+    config = read_config(config_for(material, tune={"packing": True, "epochs": 2}))
+    assert config.steps == -(-2 * count // 4)
+
+
+BAD = [
+    (
+        '{"messages": [{"role": "user", "content": "x"}]}',
+        "has no answer: no message has the role 'assistant'",
+    ),
+    (
+        '{"messages": [{"role": "assistant", "content": ""}]}',
+        "has no answer: the content of message 0 is empty",
+    ),
+    ('{"messages": "x"}', "field 'messages' is not a list of messages"),
+    ('{"prompt": "x"}', "has neither 'messages' nor 'prompt' and 'completion' (it has: prompt)"),
+    ('{"prompt": "x", "completion": ""}', "has no answer: field 'completion' is empty"),
+    ("[1]", "not a JSON object"),
+    ("{", "not JSON"),
+]
+
+
+def test_faults_of_rows_are_named_together_with_file_and_line(material: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(lines([completion(0)]) + "\n".join(row for row, _ in BAD) + "\n")
+    with pytest.raises(DataError) as caught:
+        ChatData(read_config(config_for(material))).examples(str(file))
+    found = caught.value.message.splitlines()
+    for number, (_, problem) in enumerate(BAD):
+        assert found[number].startswith(f"{file}:{number + 2}: {problem}"), found
+    # The plan refuses them before anything is pushed.
+    document = {"train": config_for(material, tune={"train": str(file)}), "check_data": True}
+    faults = check(document)["faults"]
+    assert faults[0]["key"] == "train.tune.train" and f"{file}:2: has no answer" in faults[0]["what"]
+
+
+def test_too_long_examples_are_refused_cut_or_left_out(material: Path) -> None:
+    def examples(too_long: str) -> Any:
+        raw = config_for(material, tune={"too_long": too_long}, model={"sequence": 60})
+        return ChatData(read_config(raw)).examples(str(material / "train.jsonl"))
+
+    with pytest.raises(DataError, match=r"train\.jsonl:\d+: makes \d+ tokens"):
+        examples("refuse")
+    assert 0 < len(examples("leave_out")) < 20
+    assert len(examples("cut")) == 20 and max(examples("cut").lengths) == 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"model": {"kind": "glm"}}, "train.tune.task"),
+        ({"data": {}}, "train.data.tokenizer"),
+        ({"tune": {"pattern": 1}}, "train.tune.pattern"),
+        ({"tune": {"too_long": "keep"}}, "train.tune.too_long"),
+    ],
+)
+def test_what_does_not_fit_is_refused(material: Path, changes: dict[str, Any], key: str) -> None:
+    faults = plan_config(config_for(material, **changes), 1).faults
+    assert key in [fault.key for fault in faults], faults
+
+
+def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
+    message = {"role": "user", "content": "x"}
+    for source in (
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% set ns = namespace(_x=1) %}",
+        "{{ raise_exception('no') }}",
+        "{% for i in range(100000000) %}{{ i }}{% endfor %}",
+        "{{ messages.append(1) }}",
+    ):
+        with pytest.raises(TemplateError):
+            ChatTemplate(source, {}).render([message])
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"chat_template": [{"name": "default", "template": "{{ bos_token }}"}], "bos_token": {"content": "<s>"}}'
+    )
+    found = read_template(tmp_path)
+    assert found is not None and found.render([message]) == "<s>"
+
+
+def test_answers_are_learned(material: Path, tmp_path: Path) -> None:
+    learn(tmp_path / "run", config_for(material, tune={"epochs": 12}, optimizer={"lr": 1e-2}))
+    events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    measured = [event["accuracy"] for event in events if event["event"] == "eval"]
+    assert measured[0] < 0.2 and max(measured) > 0.9, measured
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tune": {"packing": True}},
+        {"zero": 2},
+        {"parallel": {"tensor": 2, "sequence": True}},
+        {"parallel": {"pipeline": 2}, "recompute": "full"},
+    ],
+)
+def test_two_ranks_learn_what_one_learns(
+    material: Path, tmp_path: Path, run_ranks: Callable[..., Any], layout: dict[str, Any]
+) -> None:
+    config = config_for(material, **{"steps": 3, "save": {"every": 3}, **layout})
+    alone = {key: value for key, value in config.items() if key not in ("zero", "parallel", "recompute")}
+    learn(tmp_path / "one", alone)
+    done = run_ranks(2, config, tmp_path / "two")
+    assert all(rank.returncode == 0 for rank in done), done[0].stderr
+    assert losses_of(tmp_path / "one") == pytest.approx(losses_of(tmp_path / "two"), abs=1e-5)

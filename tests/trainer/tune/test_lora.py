@@ -1,0 +1,230 @@
+"""Adapters: their arithmetic, what is learned and saved, the model that they make with their base, and ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import native
+from tests.support.tuning import config_for, learn, losses_of
+from trainer.checkpoint.store import found, open_checkpoint
+from trainer.config.lora import LoraConfig, adapted, adapter_parameters
+from trainer.config.model import ModelConfig
+from trainer.engine.rank_state import load_parameters
+from trainer.errors import CheckpointError
+from trainer.model.adapter import Adapters, adapt
+from trainer.model.gpt import GPT
+from trainer.plan.resolve import plan_config, read_config
+from trainer.plan.summary import summary
+from trainer.tune.chat import ChatData
+from trainer.tune.chat_model import ChatModel
+from trainer.weights.adapters import open_whole
+
+LLAMA = {
+    "rotary": True,
+    "query_groups": 2,
+    "norm": "rms",
+    "bias": "none",
+    "swiglu": True,
+    "tied": False,
+    "ffn": 64,
+}
+LLAMA4 = {**LLAMA, "heads": 4}
+SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 60}
+
+
+@pytest.fixture(scope="module")
+def base(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the checkpoint of a short training."""
+    folder: Path = tmp_path_factory.mktemp("base")
+    learn(folder, config_for(material, model=LLAMA4, steps=3))
+    return found(folder / "checkpoints")[0]
+
+
+def lora_config(material: Path, base: Path, **changes: Any) -> dict[str, Any]:
+    lora = {"rank": 4, "alpha": 8, "targets": ["all"], **changes.pop("lora", {})}
+    raw = config_for(material, model=LLAMA4, tune={"lora": lora}, init={"source": str(base)}, **changes)
+    return {"optimizer": {"lr": 1e-2}, "steps": 3, "save": {"every": 3}, **raw}
+
+
+def small(changes: dict[str, Any], targets: tuple[str, ...], dropout: float = 0.0) -> GPT:
+    config = ModelConfig(**{**SHAPE, **changes})
+    model = GPT(config, native.choose("cpu", "reference"))
+    adapt(model, config, LoraConfig(4, 8.0, dropout, targets), 7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".b"):
+                parameter.normal_(0, 0.1)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changes", "targets"),
+    [({}, ("all",)), (LLAMA, ("all",)), (LLAMA, ("q", "v", "gate")), (LLAMA, ("qkv", "gate_up"))],
+)
+def test_the_op_of_matrix_and_adapters_equals_both_apart(
+    changes: dict[str, Any], targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small(changes, targets)
+    tokens = torch.arange(32).view(2, 16)
+    results = []
+    for plain in (True, False):
+        monkeypatch.setattr(Adapters, "is_plain", lambda self, x, plain=plain: plain)
+        model.zero_grad()
+        loss = model(tokens, tokens.roll(-1, 1))
+        loss.backward()
+        results.append(
+            (loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+        )
+    (first, own), (second, other) = results
+    assert float(first) == pytest.approx(float(second), abs=1e-6)
+    assert own.keys() == other.keys() and all(".adapter." in name for name in own)
+    for name, gradient in own.items():
+        torch.testing.assert_close(gradient, other[name], atol=1e-6, rtol=1e-4)
+        assert gradient is not None and gradient.abs().max() > 0
+
+
+def test_dropout_is_of_the_inputs_of_adapters_in_training_alone() -> None:
+    model, tokens = small({}, ("all",), dropout=0.5), torch.arange(16).view(1, 16)
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+    model.train()
+    assert not torch.equal(model(tokens), model(tokens))
+
+
+def test_targets_follow_the_family_and_have_the_names_of_hugging_face() -> None:
+    plain, llama = ModelConfig(**SHAPE), ModelConfig(**{**SHAPE, **LLAMA})
+    assert adapted(plain, LoraConfig(4)) == {"attention.qkv": ("all",)}
+    assert adapted(llama, LoraConfig(4)) == {"attention.qkv": ("q", "v")}
+    assert adapted(llama, LoraConfig(4, targets=("v_proj", "q_proj", "down_proj"))) == {
+        "attention.qkv": ("q", "v"),
+        "feed_forward.down": ("all",),
+    }
+    assert (
+        adapted(plain, LoraConfig(4, targets=("c_attn", "c_proj", "c_fc"))).keys()
+        == adapted(plain, LoraConfig(4, targets=("all-linear",))).keys()
+    )
+    learned = sum(p.numel() for p in small(LLAMA, ("all",)).parameters() if p.requires_grad)
+    assert learned == 2 * adapter_parameters(llama, LoraConfig(4, targets=("all",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"lora": {"targets": ["x_proj"]}}, "train.tune.lora.targets"),
+        ({"lora": {"targets": ["qkv", "q"]}}, "train.tune.lora.targets"),
+        ({"lora": {"rank": 0}}, "train.tune.lora.rank"),
+        ({"init": {}}, "train.init.source"),
+        ({"engine": "deepspeed"}, "train.engine"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(
+    material: Path,
+    base: Path,
+    changes: dict[str, Any],
+    key: str,
+) -> None:
+    raw = lora_config(material, base, **{k: v for k, v in changes.items() if k == "lora"})
+    faults = plan_config({**raw, **{k: v for k, v in changes.items() if k != "lora"}}, 1).faults
+    assert key in [fault.key for fault in faults], faults
+
+
+def test_the_plan_counts_state_of_adapters_alone(material: Path, base: Path) -> None:
+    raw = lora_config(material, base)
+    config = read_config(raw)
+    raw["tune"] = {key: value for key, value in raw["tune"].items() if key != "lora"}
+    whole = summary(read_config(raw), 1)
+    own = summary(config, 1)
+    learned = 2 * adapter_parameters(config.model, config.tune.lora)
+    assert own["trained_parameters"] == learned < whole["trained_parameters"] == whole["parameters"]
+    assert own["memory_per_device_bytes"]["optimizer"] == 8 * learned
+    assert own["checkpoints"]["bytes"] == 12 * learned
+    assert own["memory_per_device_bytes"]["weights"] >= whole["memory_per_device_bytes"]["weights"]
+
+
+def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
+    material: Path,
+    base: Path,
+    tmp_path: Path,
+) -> None:
+    raw = lora_config(material, base, steps=4, save={"every": 2})
+    learn(tmp_path / "run", raw)
+    checkpoint = found(tmp_path / "run" / "checkpoints")[0]
+    table = open_checkpoint(checkpoint).table
+    assert all(".adapter." in name for name in table) and any(name.startswith("exp_avg.") for name in table)
+    # The loss before the first step is that of the base.
+    evaluated = [json.loads(line) for line in (base.parents[1] / "metrics.jsonl").read_text().splitlines()]
+    before = [line["loss"] for line in evaluated if line["event"] == "eval"][-1]
+    events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    own = [line["loss"] for line in events if line["event"] == "eval"]
+    assert own[0] == pytest.approx(before, abs=1e-6) and own[-1] < own[0] - 0.01
+    # Base and adapters together are the model whose loss was measured last.
+    config = read_config(raw)
+    model = ChatModel(config.model, native.choose("cpu"))
+    whole = open_whole(checkpoint)
+    load_parameters(model, whole.read(list(whole.weights)).items())
+    order = ChatData(config).orders()["valid"]
+    micro = [torch.from_numpy(part) for part in order.read(range(7))]
+    model.eval()
+    assert float(model(*model.arguments(micro)).detach()) == pytest.approx(own[-1], abs=1e-5)
+    # A resume continues, and refuses another base.
+    learn(tmp_path / "run", {**raw, "steps": 5})
+    learn(tmp_path / "straight", {**raw, "steps": 5})
+    last = [open_checkpoint(found(tmp_path / run / "checkpoints")[0]) for run in ("run", "straight")]
+    for name, tensor in last[0].read(list(last[0].table)).items():
+        assert torch.equal(tensor, last[1].read([name])[name]), name
+
+
+def test_another_base_is_refused(material: Path, base: Path, tmp_path: Path) -> None:
+    raw = lora_config(material, base, steps=1, save={"every": 1})
+    learn(tmp_path / "run", raw)
+    learn(tmp_path / "other", config_for(material, model=LLAMA4, steps=1, seed=5))
+    other = found(tmp_path / "other" / "checkpoints")[0]
+    checkpoint = found(tmp_path / "run" / "checkpoints")[0]
+    with pytest.raises(CheckpointError, match="its adapters belong to weights with the fingerprint"):
+        open_whole(checkpoint, other)
+    with pytest.raises(CheckpointError, match="adapters belong to other weights"):
+        learn(tmp_path / "run", {**raw, "init": {"source": str(other)}, "steps": 2})
+    moved = tmp_path / "moved"
+    base.rename(moved)
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"the weights that they adapt are not at .* --base|--base DIR"
+        ):
+            open_whole(checkpoint)
+        assert open_whole(checkpoint, moved).weights
+    except CheckpointError as error:
+        assert "--base" in error.hint
+        raise
+    finally:
+        moved.rename(base)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"zero": 1, "precision": "bf16"},
+        {"zero": 3},
+        {"parallel": {"tensor": 2, "sequence": True}},
+        {"parallel": {"tensor": 2}, "lora": {"targets": ["qkv", "gate_up"]}},
+        {"parallel": {"pipeline": 2}},
+    ],
+)
+def test_two_ranks_learn_the_adapters_that_one_learns(
+    material: Path,
+    base: Path,
+    tmp_path: Path,
+    run_ranks: Callable[..., Any],
+    layout: dict[str, Any],
+) -> None:
+    config = lora_config(material, base, **layout)
+    learn(tmp_path / "one", {key: value for key, value in config.items() if key not in ("zero", "parallel")})
+    done = run_ranks(2, config, tmp_path / "two")
+    assert all(rank.returncode == 0 for rank in done), done[0].stderr
+    close = 3e-3 if layout.get("precision") else 1e-5
+    assert losses_of(tmp_path / "one") == pytest.approx(losses_of(tmp_path / "two"), abs=close)

@@ -1,0 +1,237 @@
+"""Chat templates of tokenizers: messages to text, as transformers renders them, and where the answers are in it.
+
+Templates are foreign programs. They run in jinja2's sandbox and see plain values alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from trainer.errors import InputError
+from trainer.json_types import JsonObject
+
+TEMPLATE = "chat_template.jinja"
+CONFIG = "tokenizer_config.json"
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MOST_TEXT = 1 << 22
+"""Characters that a template may make."""
+# A message's reasoning has one of these names; templates read the first.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+Spans = list[tuple[int, int]]
+
+
+class TemplateError(InputError):
+    """A chat template that does not render these messages."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template and the special tokens that it may name."""
+
+    source: str
+    tokens: Mapping[str, str]
+
+    @property
+    def marks_answers(self) -> bool:
+        """Return whether the template says itself what an answer is."""
+        return any(word in self.source for word in ("{% generation", "{%- generation", "{%generation"))
+
+    def render(
+        self,
+        messages: Sequence[JsonObject],
+        prompt: bool = False,
+        tools: Sequence[JsonObject] | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the text of messages; with `prompt`, followed by what begins an answer."""
+        return self.tracked(messages, prompt, tools, more)[0]
+
+    def tracked(
+        self,
+        messages: Sequence[JsonObject],
+        prompt: bool = False,
+        tools: Sequence[JsonObject] | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> tuple[str, Spans]:
+        """Return the text, and the ranges of characters that the template marks as answers."""
+        values = {**self.tokens, **(more or {})}
+        given = [_with_reasoning(message) for message in messages]
+        try:
+            template = _compiled(self.source)
+            values |= {"messages": given, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+            blocks, spans = list[str](), Spans()
+            with template.environment.tracking(blocks, spans):  # type: ignore[attr-defined]
+                length = 0
+                for block in template.root_render_func(template.new_context(values)):
+                    blocks.append(block)
+                    length += len(block)
+                    if length > MOST_TEXT:
+                        break
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            MemoryError,
+            RecursionError,
+        ) as error:
+            raise TemplateError(f"the chat template refuses the messages: {error}") from None
+        text = "".join(blocks)
+        if len(text) > MOST_TEXT:
+            raise TemplateError(f"the chat template makes more than {MOST_TEXT} characters of the messages")
+        return text, spans
+
+
+def read_template(tokenizer: Path, named: Path | None = None) -> ChatTemplate | None:
+    """Return the chat template in `named`, else the one beside a tokenizer (its file or folder); None without one."""
+    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
+    config = _config(folder / CONFIG)
+    beside = folder / TEMPLATE
+    file = named or (beside if beside.is_file() else None)
+    if file is None:
+        source = _of_config(config.get("chat_template"))
+    else:
+        try:
+            source = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{file}: {error}", "name a file with a jinja template") from None
+    return ChatTemplate(source, spelled_tokens(config)) if source else None
+
+
+def spelled_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that a tokenizer_config.json names."""
+    found = {}
+    for name in TOKEN_NAMES:
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _config(file: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: {error}", "repair it, or name another tokenizer") from None
+    return config if isinstance(config, dict) else {}
+
+
+def _of_config(value: object) -> str:
+    """Return a template: as it is, or of several the one named `default`."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else ""
+
+
+def _with_reasoning(message: JsonObject) -> JsonObject:
+    found = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+@functools.lru_cache(32)
+def _compiled(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _json
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": _Dict(),
+        "namespace": _PlainNamespace,
+    }
+    return environment.from_string(source)
+
+
+class _Answers(jinja2.ext.Extension):
+    """The tag `generation`: what is inside is an answer."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        environment.extend(tracking=self.tracking)
+        self._blocks: list[str] = []
+        self._spans: Spans = []
+
+    @contextmanager
+    def tracking(self, blocks: list[str], spans: Spans) -> Iterator[None]:
+        """Record the ranges of answers, in characters, while `blocks` grow."""
+        self._blocks, self._spans = blocks, spans
+        yield
+        self._blocks, self._spans = [], []
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_answer"), [], [], body).set_lineno(line)
+
+    def _answer(self, caller: Any) -> str:
+        text = str(caller())
+        begin = sum(map(len, self._blocks))
+        self._spans.append((begin, begin + len(text)))
+        return text
+
+
+class _Dict:
+    """`dict` for templates, without the attributes of the class."""
+
+    def __call__(self, *values: Any, **named: Any) -> JsonObject:
+        return dict(*values, **named)
+
+    def fromkeys(self, *values: Any) -> JsonObject:
+        return dict.fromkeys(*values)
+
+
+class _PlainNamespace(Namespace):
+    """`namespace` for templates, which stores no name that begins with an underscore."""
+
+    def __init__(*given: Any, **named: Any) -> None:
+        own, *values = given
+        attributes = dict(*values, **named)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(own, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot store {name!r}")
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

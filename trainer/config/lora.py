@@ -1,0 +1,141 @@
+"""Adapters of low rank: which matrices of a model get one, and how many numbers that is. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainer.config.model import ModelConfig
+from trainer.config.reader import closest_match, setting
+from trainer.errors import Fault
+
+# The matrix and the sections of each target; `all`: one adapter for all sections of the matrix together.
+TARGETS: dict[str, tuple[str, str]] = {
+    "qkv": ("attention.qkv", "all"),
+    "q": ("attention.qkv", "q"),
+    "k": ("attention.qkv", "k"),
+    "v": ("attention.qkv", "v"),
+    "out": ("attention.out", "all"),
+    "gate_up": ("feed_forward.up", "all"),
+    "gate": ("feed_forward.up", "gate"),
+    "up": ("feed_forward.up", "up"),
+    "down": ("feed_forward.down", "all"),
+}
+# Hugging Face's names of modules.
+ALIASES = {
+    **{f"{name}_proj": (name,) for name in ("q", "k", "v", "gate", "up", "down", "gate_up")},
+    "o_proj": ("out",),
+    "c_attn": ("qkv",),
+    "query_key_value": ("qkv",),
+    "c_fc": ("up",),
+    "dense_h_to_4h": ("up",),
+    "dense_4h_to_h": ("down",),
+    "dense": ("out",),
+    "attn.c_proj": ("out",),
+    "mlp.c_proj": ("down",),
+    "c_proj": ("out", "down"),
+}
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Adapters: matrices of low rank that are learned in place of the weights they are added to."""
+
+    rank: int = setting(0, least=0)
+    """Rank of each adapter; 0: no adapters, all weights are learned."""
+    alpha: float = setting(16.0, above=0.0)
+    """An adapter's product is multiplied by alpha / rank."""
+    dropout: float = setting(0.0, least=0.0, below=1.0)
+    """Chance to drop an input of an adapter, in training only."""
+    targets: tuple[str, ...] = setting(())
+    """Matrices with an adapter: q, k, v, qkv, out, gate, up, gate_up, down, `all`, or Hugging Face's names of them. By
+    default q and v, or qkv where a family has them as one matrix, as PEFT does."""
+
+    @property
+    def scale(self) -> float:
+        """Return what an adapter's product is multiplied by."""
+        return self.alpha / self.rank
+
+
+def is_split(model: ModelConfig) -> bool:
+    """Return whether Hugging Face's form of a model has queries, keys and values as three matrices."""
+    return model.norm == "rms" or model.groups != model.heads
+
+
+def sections_of(model: ModelConfig, module: str) -> dict[str, int]:
+    """Return the outputs of each section of a matrix, under their names."""
+    if module == "attention.qkv":
+        keys = model.groups * model.head_size
+        return {"q": model.attention_width, "k": keys, "v": keys}
+    if module == "feed_forward.up":
+        return {"gate": model.inner, "up": model.inner} if model.swiglu else {"up": model.inner}
+    return {"all": model.hidden}
+
+
+def inputs_of(model: ModelConfig, module: str) -> int:
+    """Return the inputs of a matrix."""
+    return {"attention.out": model.attention_width, "feed_forward.down": model.inner}.get(
+        module, model.hidden
+    )
+
+
+def adapted(model: ModelConfig, lora: LoraConfig) -> dict[str, tuple[str, ...]]:
+    """Return the sections with an adapter of each matrix of a block; raise ValueError for a target that is unknown."""
+    names = list[str]()
+    wanted = lora.targets or (("q", "v") if is_split(model) else ("qkv",))
+    for target in wanted:
+        if target in ("all", "all-linear"):
+            names += ["q", "k", "v"] if is_split(model) else ["qkv"]
+            names += ["out", "gate", "up", "down"] if model.swiglu else ["out", "up", "down"]
+        elif target in TARGETS or target in ALIASES:
+            names += ALIASES.get(target, (target,))
+        else:
+            raise ValueError(f"there is no matrix {target!r} ({closest_match(target, [*TARGETS, *ALIASES])})")
+    found: dict[str, tuple[str, ...]] = {}
+    for name in dict.fromkeys(names):
+        module, section = TARGETS[name]
+        sections = sections_of(model, module)
+        if section != "all" and section not in sections:
+            raise ValueError(f"this model has no {name}: its feed-forward part has no gate")
+        found[module] = (*found.get(module, ()), "all" if len(sections) == 1 else section)
+    for module, chosen in found.items():
+        if "all" in chosen and len(set(chosen)) > 1:
+            raise ValueError(f"{module} gets an adapter as a whole and for parts of it: keep one")
+        order = ["all", *sections_of(model, module)]
+        found[module] = tuple(sorted(set(chosen), key=order.index))
+    return found
+
+
+def adapter_shapes(
+    model: ModelConfig, lora: LoraConfig
+) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """Yield each adapter of a block: its name, and the shapes of its two matrices."""
+    for module, chosen in adapted(model, lora).items():
+        sections = sections_of(model, module)
+        for section in chosen:
+            outputs = sum(sections.values()) if section == "all" else sections[section]
+            yield f"{module}.adapter.{section}", (lora.rank, inputs_of(model, module)), (outputs, lora.rank)
+
+
+def adapter_parameters(model: ModelConfig, lora: LoraConfig, tensor: int = 1) -> int:
+    """Return the numbers of a block's adapters on one of `tensor` ranks."""
+    count = 0
+    for name, (rank, inputs), (outputs, _) in adapter_shapes(model, lora):
+        rows = name.startswith(("attention.out", "feed_forward.down"))
+        count += rank * (inputs // tensor + outputs if rows else inputs + outputs // tensor)
+    return count
+
+
+def lora_faults(model: ModelConfig, lora: LoraConfig) -> Iterator[Fault]:
+    """Yield the faults of adapters on a model."""
+    if not lora.rank:
+        if lora.targets or lora.dropout:
+            yield Fault("train.tune.lora.rank", "is 0, which is no adapter", "use a rank such as 8")
+        return
+    try:
+        modules = adapted(model, lora)
+    except ValueError as error:
+        yield Fault("train.tune.lora.targets", str(error))
+        return
+    if model.experts and any(module.startswith("feed_forward") for module in modules):
+        yield Fault("train.tune.lora.targets", "experts get no adapters", "name matrices of attention")

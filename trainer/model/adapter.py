@@ -1,0 +1,185 @@
+"""Adapters of low rank beside the matrices of a model, whose own weights no longer change.
+
+An adapter adds scale x B A x to the result of a matrix, or to one section of it. It is divided among the tensor
+parallel ranks as its matrix: by outputs B is divided and A is whole, by inputs the other way round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from trainer.config.lora import LoraConfig, adapted, sections_of
+from trainer.config.model import ModelConfig
+from trainer.model.cuts import Cut, cuts_of
+from trainer.model.layers import generator_of
+from trainer.model.linear import ColumnLinear, RowLinear
+from trainer.parallel.tensor import Parallel, column_linear
+
+
+class Adapter(nn.Module):
+    """The two matrices of one adapter."""
+
+    def __init__(self, a: tuple[int, int], b: tuple[int, int], cuts: dict[str, Cut], first: int) -> None:
+        """`a`, `b`: shapes on this rank; `first`: where its section begins in this rank's result."""
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(a)), nn.Parameter(torch.zeros(b))
+        self.cuts, self.first = cuts, first
+
+
+class Adapters(nn.ModuleDict):
+    """The adapters of one matrix, by section."""
+
+    def __init__(
+        self, found: dict[str, Adapter], lora: LoraConfig, parallel: Parallel, by_rows: bool
+    ) -> None:
+        super().__init__(found)
+        self.scale, self.dropout, self.parallel, self.by_rows = lora.scale, lora.dropout, parallel, by_rows
+
+    def each(self) -> list[Adapter]:
+        return [adapter for adapter in self.values() if isinstance(adapter, Adapter)]
+
+    def is_plain(self, x: Tensor) -> bool:
+        """Return whether matrix and adapters can be computed as one op: on one rank, without dropout and autocast."""
+        autocast = torch.is_autocast_enabled(x.device.type)
+        return self.parallel.size == 1 and not autocast and not (self.dropout and self.training)
+
+    def added(self, x: Tensor, result: Tensor) -> Tensor:
+        """Return a matrix's result with what the adapters add; `x` as it enters the matrix."""
+        x = F.dropout(x, self.dropout, self.training)
+        for adapter in self.each():
+            low = F.linear(x, adapter.a)
+            if self.by_rows:
+                more = F.linear(self.parallel.leave(low), adapter.b)
+            else:
+                more = column_linear(low, adapter.b, None, self.parallel)
+            rest = result.shape[-1] - adapter.first - more.shape[-1]
+            result = result + F.pad(more * self.scale, (adapter.first, rest))
+        return result
+
+
+class AdaptedColumns(ColumnLinear):
+    """A matrix divided by outputs, with adapters."""
+
+    adapter: Adapters
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.adapter.is_plain(x):
+            return _at_once(x, self.weight, self.bias, self.adapter)
+        return self.adapter.added(x, super().forward(x))
+
+
+class AdaptedRows(RowLinear):
+    """A matrix divided by inputs, with adapters."""
+
+    adapter: Adapters
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.adapter.is_plain(x):
+            return _at_once(x, self.weight, self.bias, self.adapter)
+        return self.adapter.added(x, super().forward(x))
+
+
+def _at_once(x: Tensor, weight: Tensor, bias: Tensor | None, adapters: Adapters) -> Tensor:
+    found = adapters.each()
+    pairs = [matrix for adapter in found for matrix in (adapter.a, adapter.b)]
+    first = [adapter.first for adapter in found]
+    result: Tensor = _AtOnce.apply(x, weight, bias, adapters.scale, first, *pairs)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _AtOnce(torch.autograd.Function):
+    """A matrix and its adapters; what the adapters add is never a tensor of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        first: Sequence[int],
+        *pairs: Tensor,
+    ) -> Tensor:
+        rows = x.flatten(0, -2)  # (tokens, inputs)
+        result = F.linear(rows, weight, bias)
+        lows = []
+        for start, a, b in zip(first, pairs[::2], pairs[1::2], strict=True):
+            low = rows @ a.t()
+            result[:, start : start + len(b)].addmm_(low, b.t(), alpha=scale)
+            lows.append(low)
+        ctx.save_for_backward(rows, weight, *pairs, *lows)
+        ctx.scale, ctx.first, ctx.shape = scale, first, x.shape
+        return result.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, *rest = ctx.saved_tensors
+        count = len(ctx.first)
+        pairs, lows = rest[: 2 * count], rest[2 * count :]
+        slope = upstream.flatten(0, -2)
+        of_input = slope @ weight if ctx.needs_input_grad[0] else None
+        of_pairs = list[Tensor]()
+        for start, a, b, low in zip(ctx.first, pairs[::2], pairs[1::2], lows, strict=True):
+            own = slope[:, start : start + len(b)]
+            of_low = (own @ b).mul_(ctx.scale)
+            of_pairs += [of_low.t() @ rows, (own.t() @ low).mul_(ctx.scale)]
+            if of_input is not None:
+                of_input.addmm_(of_low, a)
+        whole = None if of_input is None else of_input.view(ctx.shape)
+        return whole, None, None, None, None, *of_pairs
+
+
+def adapt(model: Any, config: ModelConfig, lora: LoraConfig, seed: int) -> None:
+    """Add adapters to a model and stop its own weights from changing. In every layout they begin with the same numbers.
+
+    A is drawn as PEFT draws it, B is 0: the adapted model computes at first what the model does.
+    """
+    model.requires_grad_(False)
+    for block in model.blocks.values():
+        for path, chosen in adapted(config, lora).items():
+            module = block.get_submodule(path)
+            by_rows = isinstance(module, RowLinear)
+            module.adapter = Adapters(
+                _made(module, config, lora, path, chosen), lora, model.parallel, by_rows
+            )
+            module.__class__ = AdaptedRows if by_rows else AdaptedColumns
+    _draw(model, seed)
+
+
+def _made(
+    module: ColumnLinear | RowLinear, config: ModelConfig, lora: LoraConfig, path: str, chosen: Sequence[str]
+) -> dict[str, Adapter]:
+    outputs, inputs = module.weight.shape
+    if isinstance(module, RowLinear):
+        cuts = {"a": Cut(1), "b": Cut(partial=True)}
+        return {"all": Adapter((lora.rank, inputs), (outputs, lora.rank), cuts, 0)}
+    sections, size, found, first = sections_of(config, path), module.parallel.size, {}, 0
+    for name, width in sections.items():
+        if name in chosen:
+            cuts = {"a": Cut(partial=True), "b": Cut(0)}
+            found[name] = Adapter((lora.rank, inputs), (width // size, lora.rank), cuts, first)
+        first += width // size
+    if "all" in chosen:
+        cuts = {"a": Cut(partial=True), "b": Cut(0, tuple(sections.values()))}
+        found["all"] = Adapter((lora.rank, inputs), (outputs, lora.rank), cuts, 0)
+    return found
+
+
+@torch.no_grad()
+def _draw(model: Any, seed: int) -> None:
+    cuts = cuts_of(model)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or not name.endswith(".a") or parameter.is_meta:
+            continue
+        whole = torch.empty(cuts[name].whole_shape(parameter.shape, model.parallel.size))
+        bound = 1 / math.sqrt(whole.shape[1])
+        whole.uniform_(-bound, bound, generator=generator_of(seed, name))
+        parameter.copy_(cuts[name].take(whole, parameter.shape[0], model.parallel))

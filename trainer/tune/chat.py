@@ -1,0 +1,91 @@
+"""The files of instruction tuning as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from trainer.chat_template import read_template
+from trainer.config.train_config import TrainConfig
+from trainer.corpus.tokenizer import Tokenizer
+from trainer.errors import DataError
+from trainer.files import sha256
+from trainer.tune.conversations import FORMS, ChatReader, Marked, read_rows
+from trainer.tune.examples import Adjust, Examples, JoinedExamples, Limits, PackedExamples, examples_of
+
+
+class Samples(Protocol):
+    """Samples of a file by their numbers."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def read(self, numbers: Sequence[int]) -> tuple[NDArray[Any], ...]:
+        """Return a micro-batch."""
+
+
+class ChatData:
+    """Conversations to learn from and to measure on."""
+
+    notes: tuple[str, ...] = ()
+    form = FORMS
+    """How a line looks."""
+
+    def __init__(self, config: TrainConfig, base: Path = Path()) -> None:
+        """`base`: the folder that paths are relative to."""
+        self.config, self.base = config, base
+        place = base / config.data.tokenizer
+        self.tokenizer = Tokenizer.load(place)
+        if self.tokenizer.vocab > config.model.vocab:
+            problem = (
+                f"train.model.vocab is {config.model.vocab}, and the tokenizer has {self.tokenizer.vocab}"
+            )
+            raise DataError(problem, f"use vocab: {self.tokenizer.vocab}")
+        own = base / config.tune.template if config.tune.template else None
+        self.template = read_template(place, own)
+        self.reader = ChatReader(self.template)
+        self.eod = self.tokenizer.eod if config.data.eod is None else config.data.eod
+
+    adjust: Adjust | None = None
+
+    def marked(self, line: int, row: Mapping[str, Any]) -> list[Marked]:
+        """Return the examples of a row as texts."""
+        return self.reader.example(line, row)
+
+    def examples(self, name: str) -> Examples:
+        """Return the examples of a file."""
+        file, limits = self.base / name, Limits(self.config.model.sequence, self.config.tune.too_long)
+        texts = read_rows(file, self.marked, self.form)
+        return examples_of(file, texts, self.tokenizer, self.eod, limits, self.adjust)
+
+    def order(self, name: str, seed: int | None) -> Samples:
+        """Return the samples of a file; without a seed in their order, once."""
+        examples = self.examples(name)
+        if self.config.tune.packing:
+            return PackedExamples(examples, self.config.model.sequence, self.eod, seed)
+        return JoinedExamples(examples, seed)
+
+    def orders(self) -> dict[str, Samples]:
+        """Return the samples to learn from and those to measure on."""
+        tune = self.config.tune
+        orders = {"train": self.order(tune.train, self.config.data.seed)}
+        if self.config.eval.batches and tune.valid:
+            orders["valid"] = self.order(tune.valid, None)
+        return orders
+
+    def samples(self, name: str) -> int:
+        """Return the number of samples of a file: examples, or packed rows."""
+        return len(self.order(name, None))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a checkpoint records about its data."""
+        tune = self.config.tune
+        order: dict[str, Any] = {"task": tune.task, "packing": tune.packing, "too_long": tune.too_long}
+        for key in ("fields", "labels"):
+            order |= {key: list(getattr(tune, key))} if tune.task == "classify" else {}
+        template = self.template.source if self.template else ""
+        order |= {"template": template, "seed": self.config.data.seed}
+        return {"corpora": [sha256(self.base / tune.train)], "order": order}

@@ -1,0 +1,118 @@
+"""A GPT that learns the answers of conversations, several of which may share a row without seeing each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model import masks
+from trainer.model.attention import Sight
+from trainer.model.gpt import GPT
+from trainer.model.masks import UNCOUNTED
+from trainer.model.rotary import turns
+from trainer.model.token_ids import check_token_ids
+from trainer.parallel.tensor import SEQUENCE
+
+# Positions whose logits are computed at the same time to count right tokens.
+COUNTED_AT_ONCE = 512
+
+
+class ExamplesModel(GPT):
+    """Reads rows of examples that do not see each other; each counts its positions from 0."""
+
+    joins_samples = True
+    right: int = 0
+    """Right answers since `take_accuracy` was called, in evaluations only."""
+    seen: int = 0
+
+    def states(self, tokens: Tensor, documents: Tensor, x: Tensor | None, piece: int) -> Tensor:
+        """Return the result of a piece's layers, (batch, sequence, hidden)."""
+        at = masks.places(documents)
+        x = self._embedded(tokens, at) if x is None else x
+        blocks = [self.blocks[str(i)] for i in self.pieces[piece].layers]
+        return self.recompute.through(blocks, x, self._sight_of(documents, at))
+
+    def _sight_of(self, documents: Tensor, at: Tensor) -> Sight:
+        config = self.config
+        turning = turns(at, config, config.sequence) if config.rotary else None
+        if documents.device.type != "cpu":
+            return Sight(masks.apart(documents, config.window), turning, aux_weight=self.aux_weight)
+        lengths = tuple(
+            tuple(torch.unique_consecutive(row, return_counts=True)[1].tolist()) for row in documents
+        )
+        return Sight(None, turning, apart=lengths, window=config.window, aux_weight=self.aux_weight)
+
+    def take_accuracy(self) -> tuple[int, int]:
+        """Return the right and all answers of this rank's evaluations so far, and count anew."""
+        counts = self.right, self.seen
+        self.right = self.seen = 0
+        return counts
+
+    def check_ids(self, micro: Sequence[Tensor]) -> None:
+        """Raise DataError if a token is outside the vocabulary."""
+        check_token_ids(micro[0], self.config.vocab)
+
+    @property
+    def counts_vary(self) -> bool:
+        return True
+
+
+class ChatModel(ExamplesModel):
+    """The mean loss over the tokens of answers."""
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        documents: Tensor | None = None,
+        x: Tensor | None = None,
+        piece: int = 0,
+    ) -> Tensor:
+        """Return the mean loss over the targets that count; in a pipeline, the result of a piece before the last."""
+        if targets is None or documents is None:
+            return super().forward(tokens, None, x, piece)
+        x = self.states(tokens, documents, x, piece)
+        if not self.pieces[piece].last:
+            return x
+        x = self.norm(x)
+        counted = targets != UNCOUNTED
+        if not self.training:
+            self._count(x, targets, counted)
+        if self.parallel.divides_sequence:
+            return masks.loss_over_counted(self._loss_of(x), targets)
+        # Most tokens of a conversation are not learned: their logits are not needed.
+        none = not bool(counted.any())
+        if none:
+            counted = torch.zeros_like(counted)
+            counted[0, 0] = True
+        wanted = targets[counted].clamp_min(0) if none else targets[counted]
+        loss = self._loss_of(x[counted].unsqueeze(0))(wanted.unsqueeze(0))
+        return loss * 0.0 if none else loss
+
+    @torch.no_grad()
+    def _count(self, x: Tensor, targets: Tensor, counted: Tensor) -> None:
+        if self.parallel.divides_sequence:
+            x = self.parallel.gather(x)
+        places = counted.nonzero()
+        for some in places.split(COUNTED_AT_ONCE):
+            rows, wanted = x[some[:, 0], some[:, 1]], targets[some[:, 0], some[:, 1]]
+            logits = self.head.whole_logits(rows)
+            self.right += int((logits.argmax(-1) == wanted).sum().item())
+        self.seen += len(places)
+
+    def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the arguments of `forward`; with sequence parallel, rows that the ranks divide."""
+        tokens, targets, documents = micro
+        if self.parallel.divides_sequence:
+            more = -tokens.shape[SEQUENCE] % self.parallel.size
+            tokens = F.pad(tokens, (0, more))
+            targets = F.pad(targets, (0, more), value=UNCOUNTED)
+            documents = F.pad(documents, (0, more), value=-1)
+        return tokens, targets, documents
+
+    def counted(self, micro: Sequence[Tensor]) -> int:
+        """Return the number of targets that count."""
+        return int((micro[1] != UNCOUNTED).sum().item())

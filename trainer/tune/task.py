@@ -1,0 +1,66 @@
+"""The data and the model of each fine-tuning task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import native
+from trainer.config.layout import Piece
+from trainer.config.train_config import TrainConfig
+from trainer.config.tune import CLOZE
+from trainer.model.adapter import adapt
+from trainer.model.glm import GLM
+from trainer.model.gpt import GPT
+from trainer.model.recompute import Recompute
+from trainer.parallel.tensor import Parallel
+from trainer.samples.dataset import Readable
+from trainer.tune.chat_model import ChatModel
+from trainer.tune.classify_model import LabelGLM, LabelGPT, add_classifier
+from trainer.tune.cloze import TuneData
+from trainer.tune.dpo_model import PreferenceModel
+from trainer.tune.files import data_of
+from trainer.tune.model import ClozeModel
+
+
+class TaskData(Protocol):
+    """The examples of a task."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Return messages for the user."""
+
+    def orders(self) -> Mapping[str, Readable]:
+        """Return the samples to learn from and those to measure on."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a checkpoint records about its data."""
+
+
+def open_task(config: TrainConfig) -> TaskData:
+    """Return the examples of the config's task."""
+    return TuneData(config) if config.tune.task in CLOZE else data_of(config)
+
+
+def tuned_model(
+    config: TrainConfig, ops: native.Choice, parallel: Parallel, recompute: Recompute, pieces: Sequence[Piece]
+) -> GLM | GPT:
+    """Return this rank's part of the model that computes the loss of the config's task, with its adapters."""
+    task, is_glm = config.tune.task, config.model.kind == "glm"
+    kinds: dict[str, Any] = {
+        "chat": ChatModel,
+        "dpo": PreferenceModel,
+        "classify": LabelGLM if is_glm else LabelGPT,
+    }
+    kind = kinds.get(task, ClozeModel)
+    model: GLM | GPT = kind(
+        config.model, ops, config.seed, parallel=parallel, recompute=recompute, pieces=pieces
+    )
+    if isinstance(model, PreferenceModel):
+        model.beta = config.tune.beta
+    if config.tune.lora.rank:
+        adapt(model, config.model, config.tune.lora, config.seed)
+    if isinstance(model, (LabelGPT, LabelGLM)):
+        # Behind the adapters: the head is learned whole.
+        add_classifier(model, config.model, len(config.tune.labels), config.seed)
+    return model

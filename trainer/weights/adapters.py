@@ -1,0 +1,157 @@
+"""Adapters of a checkpoint and the weights they belong to: the fingerprint of those, and both as one model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.names import Shape
+from trainer.checkpoint.store import Checkpoint, open_checkpoint
+from trainer.config.lora import LoraConfig, sections_of
+from trainer.config.model import ModelConfig
+from trainer.config.reader import read_section
+from trainer.errors import CheckpointError, Fault, InputError
+from trainer.weights.initial import open_source
+from trainer.weights.lazy import Lazy
+from trainer.weights.ours import read_ours, shapes_for
+
+MARK = ".adapter."
+# Numbers at both ends of a tensor that a fingerprint covers.
+COVERED = 1024
+
+
+def adapters_of(found: Checkpoint) -> LoraConfig | None:
+    """Return how a checkpoint's adapters are made; None for a checkpoint of whole weights."""
+    if not found.manifest.get("base"):
+        return None
+    faults: list[Fault] = []
+    raw = found.manifest["config"].get("tune", {}).get("lora", {})
+    lora = read_section(LoraConfig, raw, "tune.lora", faults)
+    if faults or not lora.rank:
+        raise CheckpointError(f"{found.path}: names weights that it adapts, and no adapters: {raw}")
+    return lora
+
+
+def fingerprint(tensors: Mapping[str, Lazy]) -> str:
+    """Return a hash of weights: of each tensor's name, shape, and numbers in its first and its last row, in fp32."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        lazy = tensors[name]
+        digest.update(f"{name} {lazy.shape}".encode())
+        for at in (0, lazy.rows - 1):
+            row = lazy.read(at, at + 1).flatten()
+            ends = torch.cat([row[:COVERED], row[-COVERED:]]) if len(row) > COVERED else row
+            digest.update(ends.to(torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def weights_at(path: Path) -> tuple[Mapping[str, Lazy], Path]:
+    """Return the weights at a path, whatever program wrote them, and the folder that they are in."""
+    source = open_source(path)
+    contents = source.contents or read_ours(source.folder, state=False)
+    return contents.parameters, source.folder
+
+
+def base_at(path: Path) -> dict[str, str]:
+    """Return what a checkpoint of adapters records of the weights at a path."""
+    tensors, folder = weights_at(path)
+    return {"source": str(folder.resolve()), "fingerprint": fingerprint(tensors)}
+
+
+@dataclass(frozen=True)
+class Whole(Checkpoint):
+    """A checkpoint of adapters, read as one of whole weights: those of its base with the adapters added."""
+
+    lazies: Mapping[str, Lazy] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> dict[str, Shape]:
+        return {name: lazy.shape for name, lazy in self.lazies.items()}
+
+    def read(self, keys: Sequence[str]) -> dict[str, Tensor]:
+        return {key: self.lazies[key].whole().to(torch.float32) for key in keys}
+
+
+def whole(found: Checkpoint, base: Path | None = None) -> Checkpoint:
+    """Return a checkpoint as one of whole weights; `base`: where those of its adapters are, if they have moved."""
+    lora = adapters_of(found)
+    if lora is None:
+        if base is not None:
+            raise InputError(f"--base: {found.path} holds whole weights, and no adapters", "leave --base out")
+        return found
+    faults: list[Fault] = []
+    model = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
+    if faults:
+        raise CheckpointError(f"{found.path}: {faults[0]}")
+    return Whole(found.path, found.manifest, merged(found, model, lora, _base_of(found, base)))
+
+
+def _base_of(found: Checkpoint, named: Path | None) -> Mapping[str, Lazy]:
+    """Return the weights that a checkpoint adapts; refuse others."""
+    wanted = found.manifest["base"]
+    path = named or Path(str(wanted["source"]))
+    if not path.exists():
+        problem = f"{found.path}: holds adapters alone, and the weights that they adapt are not at {path}"
+        raise CheckpointError(problem, "copy them there, or name them: checkpoint export --base DIR")
+    tensors, _ = weights_at(path)
+    if (other := fingerprint(tensors)) != wanted["fingerprint"]:
+        problem = (
+            f"{found.path}: its adapters belong to weights with the fingerprint {wanted['fingerprint'][:16]}"
+        )
+        raise CheckpointError(f"{problem}, and {path} has {other[:16]}", "name the weights it was trained on")
+    return tensors
+
+
+def merged(
+    found: Checkpoint, model: ModelConfig, lora: LoraConfig, base: Mapping[str, Lazy]
+) -> dict[str, Lazy]:
+    """Return the weights of a base with the adapters of a checkpoint added."""
+    shapes = shapes_for(model)
+    wrong = sorted(name for name, shape in shapes.items() if name not in base or base[name].shape != shape)
+    if wrong:
+        raise CheckpointError(
+            f"{found.path}: its adapters are of a model with another {wrong[0]} than its base"
+        )
+    pairs = found.read(list(found.weights))
+    return {name: _with_adapters(name, base[name], pairs, model, lora) for name in shapes}
+
+
+def _with_adapters(
+    name: str, lazy: Lazy, pairs: Mapping[str, Tensor], model: ModelConfig, lora: LoraConfig
+) -> Lazy:
+    path, _, leaf = name.rpartition(".")
+    prefix = path + MARK
+    own = {key: tensor for key, tensor in pairs.items() if key.startswith(prefix)}
+    if leaf != "weight" or not own:
+        return lazy
+    module = ".".join(path.split(".")[2:])
+    first, added = 0, list[tuple[int, Tensor, Tensor]]()
+    if f"{prefix}all.a" in own:
+        added.append((0, own[f"{prefix}all.a"], own[f"{prefix}all.b"]))
+    for section, width in sections_of(model, module).items():
+        if f"{prefix}{section}.a" in own and section != "all":
+            added.append((first, own[f"{prefix}{section}.a"], own[f"{prefix}{section}.b"]))
+        first += width
+    return Lazy(lazy.shape, torch.float32, partial(_rows, lazy, added, lora.scale), lazy.at_once)
+
+
+def _rows(
+    lazy: Lazy, added: Sequence[tuple[int, Tensor, Tensor]], scale: float, start: int, stop: int
+) -> Tensor:
+    rows = lazy.read(start, stop).to(torch.float32, copy=True)
+    for first, a, b in added:
+        begin, end = max(start, first), min(stop, first + len(b))
+        if begin < end:
+            rows[begin - start : end - start].addmm_(b[begin - first : end - first], a, alpha=scale)
+    return rows
+
+
+def open_whole(folder: Path, base: Path | None = None) -> Checkpoint:
+    """Return the checkpoint in a folder as one of whole weights."""
+    return whole(open_checkpoint(folder), base)
