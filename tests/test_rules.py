@@ -227,7 +227,7 @@ JSON_MODULES = {
     "clusterctl/sandbox": "demo layout switch",
     "clusterctl/transfer": "between",
     "clusterctl/transport": "connection fanout link scripted",
-    "trainer": "json_types",
+    "trainer": "chat_template json_types",
     "trainer/checkpoint": "checkpointer compare header manifest resume save write",
     "trainer/config": "reader schema train_config",
     "trainer/corpus": "documents encoder info manifest store tokenizer verify",
@@ -240,6 +240,7 @@ JSON_MODULES = {
     "trainer/train": "rates rehearse tensorboard",
     "trainer/tune": "*",
     "trainer/weights": "*",
+    "trainer/weights/adapters": "*",
     "trainer/weights/families": "*",
     "trainer/weights/files": "*",
 }

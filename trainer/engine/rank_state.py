@@ -312,7 +312,7 @@ class GradientBuffer:
 
     def _add_parts(self) -> None:
         """Sum, over the tensor parallel ranks, the gradients that each computed from its part of the sequence."""
-        parts = [self.gradient(name) for name, cut in self.cuts.items() if cut.partial]
+        parts = [self.gradient(name) for name in self.parameters if self.cuts[name].partial]
         # For example a first stage that has the embedding alone.
         if not parts:
             return

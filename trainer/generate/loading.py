@@ -23,7 +23,7 @@ from trainer.generate.batcher import SCORED_TOKENS
 from trainer.generate.network import Network, empty_model, network, page_bytes
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
-from trainer.weights.adapters import whole
+from trainer.weights.adapters.merge import whole
 
 BYTES = {kind: torch.empty(0, dtype=dtype).element_size() for kind, dtype in KINDS.items()}
 USUAL_WINDOWS = 16

@@ -19,7 +19,7 @@ from trainer.config.same_model import init_faults
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError, ConfigFaults
 from trainer.parallel.group import Group
-from trainer.weights.adapters import base_at
+from trainer.weights.adapters.merge import base_at
 from trainer.weights.initial import checkpoints_in, open_source
 from trainer.weights.lazy import Lazy
 

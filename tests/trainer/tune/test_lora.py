@@ -23,7 +23,7 @@ from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import summary
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
-from trainer.weights.adapters import open_whole
+from trainer.weights.adapters.merge import open_whole
 
 LLAMA = {
     "rotary": True,
@@ -49,7 +49,7 @@ def base(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lora_config(material: Path, base: Path, **changes: Any) -> dict[str, Any]:
     lora = {"rank": 4, "alpha": 8, "targets": ["all"], **changes.pop("lora", {})}
     raw = config_for(material, model=LLAMA4, tune={"lora": lora}, init={"source": str(base)}, **changes)
-    return {"optimizer": {"lr": 1e-2}, "steps": 3, "save": {"every": 3}, **raw}
+    return {"steps": 3, "save": {"every": 3}, **raw, "optimizer": {"lr": 1e-2, "schedule": "constant"}}
 
 
 def small(changes: dict[str, Any], targets: tuple[str, ...], dropout: float = 0.0) -> GPT:
@@ -193,14 +193,10 @@ def test_another_base_is_refused(material: Path, base: Path, tmp_path: Path) -> 
     moved = tmp_path / "moved"
     base.rename(moved)
     try:
-        with pytest.raises(
-            CheckpointError, match=r"the weights that they adapt are not at .* --base|--base DIR"
-        ):
+        with pytest.raises(CheckpointError, match="the weights that they adapt are not at") as caught:
             open_whole(checkpoint)
+        assert "--base" in caught.value.hint
         assert open_whole(checkpoint, moved).weights
-    except CheckpointError as error:
-        assert "--base" in error.hint
-        raise
     finally:
         moved.rename(base)
 
