@@ -29,6 +29,14 @@ def report(
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Also write the steps and evaluations as CSV."),
     ] = None,
+    wandb: Annotated[
+        Path | None,
+        typer.Option("--wandb", metavar="DIR", help="Also write an offline run of Weights & Biases there."),
+    ] = None,
+    mlflow: Annotated[
+        Path | None,
+        typer.Option("--mlflow", metavar="DIR", help="Also write the run into an MLflow data base there."),
+    ] = None,
     *,
     force: options.Force = False,
     as_json: options.Json = False,
@@ -50,6 +58,14 @@ def report(
     if csv:
         replace_file(csv, as_csv(found))
         screen.write(f"{csv}\n")
+    if wandb or mlflow:
+        from clusterctl.report import trackers
+
+        for folder, write in ((wandb, trackers.write_wandb), (mlflow, trackers.write_mlflow)):
+            if folder:
+                written, command = write(found, folder)
+                screen.write(f"{written}\n")
+                screen.log(f"next       {command}")
     screen.write(f"{target}\n")
 
 

@@ -25,11 +25,20 @@ TAGS = {
         "samples": "batch-size",
         "step_seconds": "iteration-time",
         "tokens_per_second": "tokens-per-second",
+        "own_seconds": "timers/own-work",
     },
-    "eval": {"loss": "lm loss validation", "perplexity": "lm loss validation ppl"},
+    "eval": {
+        "loss": "lm loss validation",
+        "perplexity": "lm loss validation ppl",
+        "seconds": "timers/validation",
+    },
+    "checkpoint": {"seconds": "timers/checkpoint", "stall": "timers/checkpoint-stall"},
 }
-# Tags that are not also drawn against samples.
+# Tags that are not also drawn against samples and tokens; nor are those of timers.
 TIMED = {"iteration-time", "tokens-per-second"}
+TIMERS = "timers/"
+# The tag of the configuration, in TensorBoard's text view.
+CONFIG = "config/text_summary"
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
@@ -38,11 +47,38 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     found = {tag: line.get(key) for key, tag in TAGS.get(kind, {}).items()}
     if kind == "step":
         found["throughput"] = (line.get("tflops") or {}).get("model")
+        found["timers/waiting"] = _waiting(line)
     elif kind == "memory":
         found["mem-max-allocated-bytes"] = max(line.get("bytes") or [0])
     elif kind == "start":
         found["world-size"] = line.get("world")
     return {tag: float(value) for tag, value in found.items() if isinstance(value, (int, float))}
+
+
+def _waiting(line: Mapping[str, Any]) -> float | None:
+    """Return the seconds of a step in which this rank waited for others."""
+    whole, own = line.get("step_seconds"), line.get("own_seconds")
+    both = isinstance(whole, (int, float)) and isinstance(own, (int, float))
+    return max(0.0, float(whole or 0.0) - float(own or 0.0)) if both else None
+
+
+def config_table(config: Mapping[str, Any]) -> str:
+    """Return a configuration as a table in Markdown, with dotted keys."""
+    rows = [f"| {key} | {_cell(value)} |" for key, value in _flat(config, "")]
+    return "\n".join(["| key | value |", "|---|---|", *rows])
+
+
+def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _flat(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def _cell(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 class EventFile:
@@ -57,9 +93,8 @@ class EventFile:
         began = time.time() if began is None else began
         name = f"events.out.tfevents.{int(began):010d}.{socket.gethostname()}.{os.getpid()}"
         self._handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        # Samples consumed after the last step.
-        self._consumed: dict[int, int] = {}
-        self._samples = 0
+        # Samples and tokens consumed after the last step.
+        self._samples = self._tokens = 0
         self._write(_event(began, 0, _bytes(3, b"brain.Event:2")))
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -68,11 +103,18 @@ class EventFile:
         values = scalars(line)
         if line.get("event") == "step":
             self._samples = int(line.get("consumed") or 0)
+            self._tokens = int(line.get("tokens") or 0)
         if values:
             self._write(_event(at, step, _summary(values)))
-        if values and self._samples and line.get("event") in TAGS:
-            against = {f"{tag} vs samples": value for tag, value in values.items() if tag not in TIMED}
-            self._write(_event(at, self._samples, _summary(against)))
+        if line.get("event") == "start" and isinstance(line.get("config"), dict):
+            self._write(_event(at, step, _text_summary(CONFIG, config_table(line["config"]))))
+        curves = {
+            tag: value for tag, value in values.items() if tag not in TIMED and not tag.startswith(TIMERS)
+        }
+        for axis, place in (("samples", self._samples), ("tokens", self._tokens)):
+            if curves and place and line.get("event") in TAGS:
+                against = {f"{tag} vs {axis}": value for tag, value in curves.items()}
+                self._write(_event(at, place, _summary(against)))
 
     def _write(self, body: bytes) -> None:
         length = struct.pack("<Q", len(body))
@@ -116,6 +158,15 @@ def _event(at: float, step: int, content: bytes) -> bytes:
 def _summary(values: Mapping[str, float]) -> bytes:
     entries = [_bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in values.items()]
     return _bytes(5, b"".join(_bytes(1, entry) for entry in entries))
+
+
+def _text_summary(tag: str, text: str) -> bytes:
+    """Return a summary that holds one text, as TensorBoard's own writer makes it: a tensor of one string."""
+    metadata = _bytes(1, _bytes(1, b"text"))
+    shape = _bytes(2, b"\x08\x01")
+    # 7 is the type of strings.
+    tensor = b"\x08\x07" + _bytes(2, shape) + _bytes(8, text.encode("utf-8", "replace"))
+    return _bytes(5, _bytes(1, _bytes(1, tag.encode()) + _bytes(8, tensor) + _bytes(9, metadata)))
 
 
 def _bytes(field: int, content: bytes) -> bytes:

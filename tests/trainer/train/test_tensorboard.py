@@ -66,12 +66,18 @@ def events(folder: Path) -> list[tuple[int, dict[str, float]]]:
             at += 16 + size
             told = dict(fields(body))
             values = [dict(fields(value)) for _, value in fields(told.get(5, b""))]
-            found.append((told.get(2, 0), {one[1].decode(): one[2] for one in values}))
+            found.append((told.get(2, 0), {one[1].decode(): one.get(2, one.get(8)) for one in values}))
     return found
 
 
 LINES: list[dict[str, Any]] = [
-    {"event": "start", "step": 0, "world": 4, "time": 1e9},
+    {
+        "event": "start",
+        "step": 0,
+        "world": 4,
+        "config": {"optimizer": {"lr": 1e-3}, "name": "a|b"},
+        "time": 1e9,
+    },
     {"event": "eval", "step": 0, "loss": 4.0, "perplexity": 54.5, "time": 1e9},
     {
         "event": "step",
@@ -82,23 +88,37 @@ LINES: list[dict[str, Any]] = [
         "samples": 8,
         "consumed": 8,
         "step_seconds": 0.5,
+        "own_seconds": 0.375,
+        "tokens": 128,
         "tokens_per_second": 256.0,
         "tflops": {"model": 0.25, "palm": 0.3},
         "time": 1e9 + 1,
     },
     {"event": "memory", "step": 1, "bytes": [5, 7], "planned": [6, 6], "time": 1e9 + 1},
     {"event": "eval", "step": 1, "loss": 3.0, "perplexity": 20.0, "time": 1e9 + 2},
+    {"event": "checkpoint", "step": 1, "seconds": 2.0, "stall": 0.5, "time": 1e9 + 2},
     {"event": "start", "step": 1, "world": 2, "time": 1e9 + 3},
 ]
 STEP = {"lm loss": 3.5, "learning-rate": pytest.approx(1e-3), "batch-size": 8.0}
+TIMERS = {"timers/own-work": 0.375, "timers/waiting": 0.125}
+# The protocol buffer of a tensor with one string.
+TABLE = rb"""| key | value |
+|---|---|
+| optimizer.lr | 0.001 |
+| name | a\|b |"""
+TEXT = b"\x08\x07\x12\x04\x12\x02\x08\x01" + b"\x42" + bytes([len(TABLE)]) + TABLE
 EXPECTED = [
     (0, {"world-size": 4.0}),
+    (0, {"config/text_summary": TEXT}),
     (0, {"lm loss validation": 4.0, "lm loss validation ppl": 54.5}),
-    (1, {**STEP, "iteration-time": 0.5, "tokens-per-second": 256.0, "throughput": 0.25}),
+    (1, {**STEP, "iteration-time": 0.5, "tokens-per-second": 256.0, "throughput": 0.25, **TIMERS}),
     (8, {**{f"{tag} vs samples": value for tag, value in STEP.items()}, "throughput vs samples": 0.25}),
+    (128, {**{f"{tag} vs tokens": value for tag, value in STEP.items()}, "throughput vs tokens": 0.25}),
     (1, {"mem-max-allocated-bytes": 7.0}),
     (1, {"lm loss validation": 3.0, "lm loss validation ppl": 20.0}),
     (8, {"lm loss validation vs samples": 3.0, "lm loss validation ppl vs samples": 20.0}),
+    (128, {"lm loss validation vs tokens": 3.0, "lm loss validation ppl vs tokens": 20.0}),
+    (1, {"timers/checkpoint": 2.0, "timers/checkpoint-stall": 0.5}),
     (1, {"world-size": 2.0}),
 ]
 
@@ -124,6 +144,9 @@ def test_tensorboard_itself_reads_them(tmp_path: Path) -> None:
     found.Reload()
     assert [(one.step, one.value) for one in found.Scalars("lm loss validation")] == [(0, 4.0), (1, 3.0)]
     assert [(one.step, one.value) for one in found.Scalars("lm loss vs samples")] == [(8, 3.5)]
+    assert [(one.step, one.value) for one in found.Scalars("lm loss vs tokens")] == [(128, 3.5)]
+    assert found.Tensors("config/text_summary")[0].tensor_proto.string_val == [TABLE]
+    assert found.SummaryMetadata("config/text_summary").plugin_data.plugin_name == "text"
 
 
 def test_a_training_writes_them_while_it_goes_on_and_a_trace_of_each_cycle(
