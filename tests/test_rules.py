@@ -63,7 +63,7 @@ MAY = {
         "plan": "config samples corpus weights tune",
         "engine": "config parallel model checkpoint",
         "checkpoint": "config parallel",
-        "generate": "config corpus samples model engine checkpoint weights",
+        "generate": "config corpus parallel samples model engine checkpoint weights",
         "serve": "corpus generate",
         "evaluate": "config corpus parallel samples model engine checkpoint generate",
         "weights": "config corpus parallel model engine checkpoint",

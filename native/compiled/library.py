@@ -26,10 +26,14 @@ CODE = (
     "samples/sample_index.cpp",
     "hashes/sha256.cpp",
     "decode/packed.cpp",
+    "decode/packed_avx512.cpp",
     "decode/paged.cpp",
+    "decode/program.cpp",
 )
 HEADERS = (
     "compiled/native.h",
+    "decode/packed.h",
+    "decode/paged.h",
     "text/bpe_merges.h",
     "text/bpe_words.h",
     "text/unicode_classes.h",

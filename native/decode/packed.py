@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +17,17 @@ __all__ = ["KINDS", "Packed", "why_not"]
 WIDTH = 16
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 """Names of the types that weights are stored in. int8 has a scale for each output."""
+_EACH = {"fp32": 1, "bf16": 2, "int8": 4}
+"""Inputs that lie side by side."""
+_WHOLE = {"fp32": 1, "bf16": 2, "int8": 64}
+"""Inputs are padded to a multiple of this."""
+NARROW = 3
+"""The level from which products of bf16 and of 8 bits read `x` in the type of the weights."""
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 class _Product(ctypes.Structure):
-    """The layout of `struct Product` in packed.cpp."""
+    """The layout of `struct Product` in packed.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "scales", "bias")),
@@ -42,8 +49,7 @@ class Packed:
     scales: Tensor | None
     bias: Tensor | None
     native: bool
-    _call: Any = field(default=None, repr=False)
-    _function: Any = field(default=None, repr=False)
+    _structure: Any = field(default=None, repr=False)
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, kind: str, native: bool = True) -> Packed:
@@ -53,8 +59,8 @@ class Packed:
         bias = None if bias is None else bias.float().clone()
         if native:
             padded = -(-outputs // WIDTH) * WIDTH
-            data = torch.nn.functional.pad(data, (0, 0, 0, padded - outputs))
-            data = data.view(-1, WIDTH, inputs)[:, _order(kind)].transpose(1, 2).contiguous()
+            data = torch.nn.functional.pad(data, (0, -inputs % _WHOLE[kind], 0, padded - outputs))
+            data = data.view(padded // WIDTH, WIDTH, -1, _EACH[kind]).transpose(1, 2).contiguous()
             scales, bias = (_padded(part, padded) for part in (scales, bias))
         else:
             data = data.clone()
@@ -69,21 +75,19 @@ class Packed:
         """Return `x` (rows, inputs) in fp32 times the matrix, (rows, outputs)."""
         if not self.native:
             return self._plain(x)
-        if self._call is None or self._call.threads != torch.get_num_threads():
-            self._prepare()
-        x = x.contiguous()
-        rows, width = x.shape[0], self._call.n
+        call = self.structure
+        if call.threads != torch.get_num_threads():
+            call.threads = torch.get_num_threads()
+        x = self._narrowed(x).contiguous()
+        rows, width = x.shape[0], call.n
         out = torch.empty(rows, width)
-        self._function(self._call, x.data_ptr(), rows, self.inputs, out.data_ptr(), width)
+        _function()(ctypes.addressof(call), x.data_ptr(), rows, x.shape[1], out.data_ptr(), width)
         return out if width == self.outputs else out[:, : self.outputs]
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of the matrix in fp32: the embedding of each id."""
         if self.native:
-            inside = ids % WIDTH
-            if self.data.dtype == torch.bfloat16:
-                inside = inside % 8 * 2 + inside // 8
-            found = self.data[ids // WIDTH, :, inside].float()
+            found = self.data[ids // WIDTH, :, ids % WIDTH].flatten(-2)[..., : self.inputs].float()
         else:
             found = self.data[ids].float()
         return found if self.scales is None else found * self.scales[ids].unsqueeze(-1)
@@ -93,34 +97,63 @@ class Packed:
         out = out if self.scales is None else out * self.scales
         return out if self.bias is None else out + self.bias
 
-    def _prepare(self) -> None:
-        library = load()
-        function = library.functions.native_packed_product
-        word = ctypes.c_int64
-        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, word, word, ctypes.c_void_p, word)
-        function.restype = None
-        pointers = [None if part is None else part.data_ptr() for part in (self.data, self.scales, self.bias)]
-        call = _Product(
-            *pointers,
-            len(self.data) * WIDTH,
-            self.inputs,
-            _NUMBERS[self.data.dtype],
-            torch.get_num_threads(),
-            library.level,
+    @property
+    def reads(self) -> torch.dtype:
+        """Return the type in which the kernel reads `x`."""
+        narrow = self.native and self.structure.level >= NARROW
+        return self.data.dtype if narrow else torch.float32
+
+    def _narrowed(self, x: Tensor) -> Tensor:
+        if self.reads == torch.bfloat16:
+            # Pairs are read whole.
+            return torch.nn.functional.pad(x.to(torch.bfloat16), (0, self.inputs % 2))
+        if self.reads == torch.float32:
+            return x
+        x, width = x.contiguous(), quantized_bytes(self.inputs)
+        out = torch.empty(len(x), width, dtype=torch.int8)
+        load().functions.native_packed_quantize(
+            ctypes.c_void_p(x.data_ptr()),
+            ctypes.c_int64(len(x)),
+            ctypes.c_int64(self.inputs),
+            ctypes.c_void_p(out.data_ptr()),
+            ctypes.c_int64(width),
         )
-        self._call, self._function = call, function
-        self._function = _bound(function, ctypes.addressof(call))
+        return out
+
+    @property
+    def structure(self) -> Any:
+        """Return what the kernel reads; valid as long as this object."""
+        if self._structure is None:
+            pointers = [
+                None if part is None else part.data_ptr() for part in (self.data, self.scales, self.bias)
+            ]
+            width = len(self.data) * WIDTH
+            number = _NUMBERS[self.data.dtype]
+            self._structure = _Product(
+                *pointers, width, self.inputs, number, torch.get_num_threads(), level()
+            )
+        return self._structure
 
 
-def _order(kind: str) -> list[int]:
-    """Return the order of a panel's outputs: bf16 has 0 and 8, 1 and 9, ... side by side for the kernel."""
-    if kind != "bf16":
-        return list(range(WIDTH))
-    return [number // 2 + number % 2 * 8 for number in range(WIDTH)]
+def quantized_bytes(inputs: int) -> int:
+    """Return the bytes of a row of `x` in 8 bits: blocks of 64 numbers, each with a scale and a sum."""
+    blocks = -(-inputs // 64)
+    return blocks * (64 + 8)
 
 
-def _bound(function: Any, address: int) -> Any:
-    return lambda _, *rest: function(address, *rest)
+@functools.cache
+def level() -> int:
+    """Return the instruction set of the products on this processor."""
+    return int(load().functions.native_packed_level())
+
+
+@functools.cache
+def _function() -> Any:
+    function = load().functions.native_packed_product
+    word = ctypes.c_int64
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, word, word, ctypes.c_void_p, word)
+    function.restype = None
+    return function
 
 
 def _padded(part: Tensor | None, width: int) -> Tensor | None:

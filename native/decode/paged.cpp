@@ -2,7 +2,7 @@
 //
 // A page holds, for each head, keys as [size][16] and values as [16][size]. The result of a token is computed in the
 // order of the positions it sees, whatever else is in the batch, so that it does not depend on it.
-#include "../compiled/native.h"
+#include "paged.h"
 
 #include <algorithm>
 
@@ -10,32 +10,7 @@ NATIVE_TEXT(native_text_of_paged)
 
 namespace {
 
-constexpr int64_t PAGE = 16;
-constexpr int TILE = 4;         // rows of queries that share a pass over the keys
-constexpr int64_t TOKENS = 16;  // tokens of a task
-
 typedef float V __attribute__((vector_size(32)));
-
-}  // namespace
-
-// The layout of `_Batch` in paged.py.
-struct Batch {
-    const float* q;         // (tokens, heads, size), rows `q_stride` apart
-    float* out;             // (tokens, heads, size)
-    const float* keys;      // (pages, groups, size, 16)
-    const float* values;    // (pages, groups, 16, size)
-    const int32_t* tables;  // (sequences, `table_stride`): pages of each sequence
-    const int32_t* begins;  // (sequences + 1): first token of each sequence
-    const int32_t* first;   // (tokens): the first position that a token sees
-    const int32_t* last;    // (tokens): one behind the last position that it sees
-    float* scratch;         // (threads, TILE, `room`)
-    int64_t q_stride, table_stride, room;
-    int64_t sequences, heads, groups, size;
-    float scale;
-    int threads, level;
-};
-
-namespace {
 
 struct Query {
     const float* q;
@@ -164,28 +139,53 @@ NATIVE_AVX2 void task_avx2(const Batch& b, int64_t sequence, int64_t group, int6
 
 }  // namespace
 
-NATIVE_EXPORT void native_paged_attention(const Batch* batch) {
-    const Batch& b = *batch;
-    Task run = task_plain;
+Tasks::Tasks(const Batch& batch) : b(batch), run(task_plain) {
 #ifdef NATIVE_X86
     if (b.level >= 1) run = task_avx2;
 #endif
-    const int64_t tokens = b.begins[b.sequences];
-    int64_t most = 0, work = 0;
+    int64_t most = 0;
     for (int64_t s = 0; s < b.sequences; ++s) most = std::max<int64_t>(most, b.begins[s + 1] - b.begins[s]);
-    for (int64_t t = 0; t < tokens; ++t) work += b.last[t] - b.first[t];
-    const int64_t pieces = (most + TOKENS - 1) / TOKENS, count = b.sequences * b.groups * pieces;
+    pieces = (most + TOKENS - 1) / TOKENS;
+    count = b.sequences * b.groups * pieces;
+}
+
+void Tasks::compute(int64_t i, float* scratch) const {
+    const int64_t sequence = i / (b.groups * pieces), group = i / pieces % b.groups;
+    const int64_t from = b.begins[sequence] + i % pieces * TOKENS;
+    const int64_t to = std::min<int64_t>(b.begins[sequence + 1], from + TOKENS);
+    if (from >= to) return;
+    run(b, sequence, group, from, to, scratch);
+    if (!b.rounded) return;
+    const int64_t width = b.heads / b.groups * b.size, stride = b.heads * b.size;
+    for (int64_t token = from; token < to; ++token) {
+        const int64_t at = token * stride + group * width;
+        for (int64_t j = 0; j < width; ++j) store(&b.rounded[at + j], b.out[at + j]);
+    }
+}
+
+NATIVE_EXPORT void native_paged_attention(const Batch* batch) {
+    const Batch& b = *batch;
+    const Tasks tasks(b);
+    int64_t work = 0;
+    for (int64_t t = 0; t < b.begins[b.sequences]; ++t) work += b.last[t] - b.first[t];
 #pragma omp parallel for schedule(dynamic) num_threads(b.threads) if (work * b.heads * b.size > 16384)
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t sequence = i / (b.groups * pieces), group = i / pieces % b.groups;
-        const int64_t from = b.begins[sequence] + i % pieces * TOKENS;
-        const int64_t to = std::min<int64_t>(b.begins[sequence + 1], from + TOKENS);
+    for (int64_t i = 0; i < tasks.count; ++i) {
 #ifdef _OPENMP
-        float* scratch = b.scratch + omp_get_thread_num() * TILE * b.room;
+        tasks.compute(i, b.scratch + omp_get_thread_num() * TILE * b.room);
 #else
-        float* scratch = b.scratch;
+        tasks.compute(i, b.scratch);
 #endif
-        if (from < to) run(b, sequence, group, from, to, scratch);
+    }
+}
+
+void store_token(const float* key, const float* value, float* key_pages, float* value_pages, int64_t slot,
+                 int64_t groups, int64_t size) {
+    const int64_t page = slot / PAGE, offset = slot % PAGE;
+    for (int64_t g = 0; g < groups; ++g) {
+        float* at = key_pages + (page * groups + g) * size * PAGE;
+        for (int64_t d = 0; d < size; ++d) at[d * PAGE + offset] = key[g * size + d];
+        std::memcpy(value_pages + ((page * groups + g) * PAGE + offset) * size, value + g * size,
+                    static_cast<size_t>(size) * sizeof(float));
     }
 }
 
@@ -193,16 +193,8 @@ NATIVE_EXPORT void native_paged_attention(const Batch* batch) {
 NATIVE_EXPORT void native_paged_store(const float* keys, const float* values, int64_t stride, float* key_pages,
                                       float* value_pages, const int64_t* slots, int64_t tokens, int64_t groups,
                                       int64_t size) {
-    for (int64_t t = 0; t < tokens; ++t) {
-        const int64_t page = slots[t] / PAGE, offset = slots[t] % PAGE;
-        for (int64_t g = 0; g < groups; ++g) {
-            const float* key = keys + t * stride + g * size;
-            float* at = key_pages + (page * groups + g) * size * PAGE;
-            for (int64_t d = 0; d < size; ++d) at[d * PAGE + offset] = key[d];
-            std::memcpy(value_pages + ((page * groups + g) * PAGE + offset) * size, values + t * stride + g * size,
-                        static_cast<size_t>(size) * sizeof(float));
-        }
-    }
+    for (int64_t t = 0; t < tokens; ++t)
+        store_token(keys + t * stride, values + t * stride, key_pages, value_pages, slots[t], groups, size);
 }
 
 NATIVE_EXPORT const char* native_source_paged() { return native_text_of_paged; }

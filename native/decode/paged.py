@@ -16,11 +16,11 @@ __all__ = ["PAGE", "Spans", "attend", "store", "why_not"]
 
 PAGE = 16
 """Positions of a page."""
-_TILE = 4
+TILE = 4
 
 
 class _Batch(ctypes.Structure):
-    """The layout of `struct Batch` in paged.cpp."""
+    """The layout of `struct Batch` in paged.h."""
 
     _fields_ = (
         *(
@@ -34,6 +34,7 @@ class _Batch(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("threads", ctypes.c_int),
         ("level", ctypes.c_int),
+        ("rounded", ctypes.c_void_p),
     )
 
 
@@ -93,7 +94,7 @@ def attend(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scal
     out = torch.empty(tokens, heads, size)
     threads = torch.get_num_threads()
     room = -(-spans.longest // PAGE) * PAGE
-    scratch = torch.empty(threads * _TILE * room)
+    scratch = torch.empty(threads * TILE * room)
     batch = _Batch(
         q.data_ptr(),
         out.data_ptr(),

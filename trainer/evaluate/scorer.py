@@ -91,7 +91,7 @@ class Scorer:
         """Return for each row the log probability of its target, and whether no other token is more likely."""
         likelihoods, best = [], []
         for rows, wanted in zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
-            logits = self.model.tokens.logits(rows).float()
+            logits = self.model.head.logits(rows).float()
             chosen = logits.gather(1, wanted[:, None])[:, 0]
             likelihoods.append(chosen - logits.logsumexp(1))
             best.append(logits.argmax(1) == wanted)

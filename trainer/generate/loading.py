@@ -20,7 +20,8 @@ from trainer.engine.passes import Model
 from trainer.engine.rank_state import load_parameters, shapes_of
 from trainer.errors import CheckpointError, Fault, InputError
 from trainer.generate.batcher import SCORED_TOKENS
-from trainer.generate.network import Network, empty_model, network, page_bytes
+from trainer.generate.modules import page_bytes
+from trainer.generate.network import Network, empty_model, network
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.weights.adapters.merge import whole

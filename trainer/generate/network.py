@@ -1,116 +1,67 @@
 """A model that computes new tokens over a paged cache, with weights packed in fp32, bf16 or 8 bits.
 
-The model's own modules run as in training, with three exchanged: matrices, the token table, and attention, which keeps
-keys and values in pages. All new tokens of a batch are one row of tokens: (1, tokens, hidden).
+All new tokens of a batch are one row of tokens. With the compiled library a step is one call (see fused.py). Otherwise,
+and for experts, the model's own modules run as in training, with packed matrices and attention over the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import native
 from native.compiled import library
-from native.decode import paged
 from native.decode.packed import Packed
 from native.decode.paged import PAGE, Spans
 from native.registry import REFERENCE
+from trainer.config.layout import pieces_of
 from trainer.config.model import ModelConfig
 from trainer.engine.passes import Model
+from trainer.generate.fused import BlockWeights, Ends, Fused, inputs_of
+from trainer.generate.modules import (
+    Cache,
+    CachedAttention,
+    PackedLinear,
+    PackedRowLinear,
+    PackedTable,
+    Step,
+    exchange,
+)
 from trainer.model.attention import Attention, Sight
+from trainer.model.cuts import WHOLE, cuts_of
+from trainer.model.feed_forward import FeedForward
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
-from trainer.model.layers import TokenTable
+from trainer.model.layers import Block, TokenTable
 from trainer.model.linear import ColumnLinear, RowLinear
-from trainer.model.rotary import turns
+from trainer.model.rotary import Turns, turns
+from trainer.parallel.pipeline import UNDIVIDED, Pipeline
+from trainer.parallel.tensor import ALONE, Parallel
 
 
 @dataclass(frozen=True)
-class Step:
-    """The new tokens of a batch."""
+class Place:
+    """This rank's part of the model; the default is all of it."""
 
-    ids: Tensor
-    """(tokens)"""
-    positions: Tensor
-    """(tokens); for a GLM (2, tokens)"""
-    spans: Spans
-    wanted: Tensor
-    """Indices of the tokens whose logits are wanted."""
+    tensor: Parallel = ALONE
+    pipeline: Pipeline = UNDIVIDED
 
 
-class Cache:
-    """Pages of keys and values for each layer, and the step that is being computed."""
-
-    def __init__(self, config: ModelConfig, pages: int) -> None:
-        self.layers = [paged.pages(pages, config.groups, config.head_size) for _ in range(config.layers)]
-        self.step: Step | None = None
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy a page in every layer."""
-        for keys, values in self.layers:
-            keys[target] = keys[source]
-            values[target] = values[source]
-
-
-def page_bytes(config: ModelConfig) -> int:
-    """Return the bytes of one page in all layers."""
-    return 2 * config.layers * config.groups * config.head_size * PAGE * 4
-
-
-class PackedLinear(nn.Module):
-    """A packed matrix in the place of a layer's own."""
-
-    def __init__(self, packed: Packed) -> None:
-        super().__init__()
-        self.packed = packed
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.packed(x[0]).unsqueeze(0)
-
-
-class PackedTable(nn.Module):
-    """The token table: embeddings, and logits of a few rows."""
-
-    def __init__(self, packed: Packed) -> None:
-        super().__init__()
-        self.packed = packed
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.packed.rows(tokens)
-        return found
-
-    def logits(self, x: Tensor) -> Tensor:
-        return self.packed(x)
-
-
-class CachedAttention(nn.Module):
-    """The attention of a layer over the cache's pages."""
-
-    def __init__(self, own: Attention, cache: Cache, layer: int) -> None:
-        super().__init__()
-        self.own, self.cache, self.layer, self.scale = own, cache, layer, own.size**-0.5
-
-    def forward(self, x: Tensor, sight: Sight) -> Tensor:
-        step = self.cache.step
-        assert step is not None
-        q, k, v = self.own.project(x)  # (1, heads or groups, tokens, head size)
-        if sight.turns is not None:
-            q, k = self.own.rotate(q, k, sight.turns)
-        q, k, v = (part[0].transpose(0, 1) for part in (q, k, v))
-        keys, values = self.cache.layers[self.layer]
-        paged.store(k, v, keys, values, step.spans.slots)
-        mixed = paged.attend(q, keys, values, step.spans, self.scale)
-        return self.own.output(mixed.transpose(0, 1).unsqueeze(0))
+WHOLE_MODEL = Place()
 
 
 class Network:
-    """A model with its cache."""
+    """A model, or this rank's part of it, with its cache."""
 
-    def __init__(self, model: Model, config: ModelConfig, cache: Cache) -> None:
-        self.model, self.config, self.cache = model, config, cache
+    def __init__(
+        self, model: Model, config: ModelConfig, cache: Cache, fused: Fused | None, place: Place = WHOLE_MODEL
+    ) -> None:
+        self.model, self.config, self.cache, self.fused, self.place = model, config, cache, fused, place
 
     @property
     def is_glm(self) -> bool:
@@ -118,60 +69,190 @@ class Network:
 
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor:
-        """Compute the new tokens of a batch; return the logits of the wanted ones, (wanted, vocab) in fp32."""
-        model = self.model
-        self.cache.step = step
-        if isinstance(model, GLM):
-            x, sight = model._embedded(step.ids[None], step.positions[None]), Sight()
-        else:
-            x = model._embedded(step.ids[None], step.positions)
+        """Compute the new tokens of a batch; return the logits of the wanted ones, (wanted, vocab) in fp32.
+
+        They are valid until the next step.
+        """
+        own = self.compute(step)
+        assert own is not None
+        return own
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a page of the cache in every layer."""
+        self.cache.copy(source, target)
+
+    @torch.inference_mode()
+    def compute(self, step: Step) -> Tensor | None:
+        """Compute this rank's part of a step; return the logits on ranks of the last stage."""
+        rotated = None
+        if self.config.rotary and not self.is_glm:
             # One length for all texts: dynamic scaling would otherwise depend on the batch.
-            rotated = turns(step.positions, self.config, self.config.sequence) if self.config.rotary else None
-            sight = Sight(None, rotated)
+            rotated = turns(step.positions, self.config, self.config.sequence)
+        if self.fused is not None:
+            return self._compute_fused(self.fused, step, rotated)
+        pipeline, model = self.place.pipeline, self.model
+        self.cache.step = step
+        x = self._embedded(step) if pipeline.is_first else self._received(len(step.ids))
         for block in model.blocks.values():
-            x = block(x, sight)
-        head = model.tokens if isinstance(model, GLM) else model.head
-        logits: Tensor = head.logits(model.norm(x[0, step.wanted]))
+            x = block(x, Sight(None, rotated))
+        if not pipeline.is_last:
+            self._send(x)
+            return None
+        logits: Tensor = self._head.logits(model.norm(x[0, step.wanted]))
         return logits
 
+    def _compute_fused(self, fused: Fused, step: Step, rotated: Turns | None) -> Tensor | None:
+        pipeline, tokens = self.place.pipeline, len(step.ids)
+        inputs = inputs_of(step.ids, step.positions, step.spans, step.wanted, rotated)
+        fused.reserve(tokens)
+        x = fused.x.data[:tokens, : self.config.hidden]
+        if not pipeline.is_first:
+            x.copy_(self._received(tokens)[0])
+        elif self.place.tensor.size > 1:
+            x.copy_(self._embedded(step)[0])
+        begin = 0
+        for end, buffer in fused.sums:
+            fused.run(inputs, begin, end)
+            self.place.tensor.sum(buffer.data[:tokens])
+            begin = end
+        fused.run(inputs, begin)
+        if not pipeline.is_last:
+            self._send(x.unsqueeze(0))
+            return None
+        assert fused.logits is not None
+        own = fused.logits.data[: len(step.wanted), : self._head.packed.outputs]
+        # Valid until the next step.
+        return self._head.whole(own)
 
-def empty_model(config: ModelConfig) -> Model:
-    """Return a model whose parameters have shapes and no memory."""
+    @property
+    def _head(self) -> PackedTable:
+        head: Any = self.model.head
+        assert isinstance(head, PackedTable)
+        return head
+
+    def _embedded(self, step: Step) -> Tensor:
+        """Return the embedded tokens, (1, tokens, hidden)."""
+        if isinstance(self.model, GLM):
+            return self.model._embedded(step.ids[None], step.positions[None])
+        return self.model._embedded(step.ids[None], step.positions)
+
+    def _received(self, tokens: int) -> Tensor:
+        x = torch.empty(1, tokens, self.config.hidden)
+        pipeline = self.place.pipeline
+        dist.recv(x, pipeline.ranks[pipeline.stage - 1], group=pipeline.group)
+        return x
+
+    def _send(self, x: Tensor) -> None:
+        pipeline = self.place.pipeline
+        dist.send(x.contiguous(), pipeline.ranks[pipeline.stage + 1], group=pipeline.group)
+
+
+def empty_model(config: ModelConfig, place: Place = WHOLE_MODEL) -> Model:
+    """Return a model, or a rank's part of it, whose parameters have shapes and no memory."""
+    pieces = pieces_of(config.layers, place.pipeline.stage, place.pipeline.stages)
     with torch.device("meta"):
         # For a single row, torch's own kernels cost less to call than those that are registered for training.
         ops = native.choose("cpu", REFERENCE)
-        model: Model = (GLM if config.kind == "glm" else GPT)(config, ops)
+        kind = GLM if config.kind == "glm" else GPT
+        model: Model = kind(config, ops, parallel=place.tensor, pieces=pieces)
     return model.eval()
 
 
 def network(
-    config: ModelConfig, read: Callable[[str], Tensor], kind: str, pages: int, kernel: bool | None = None
+    config: ModelConfig,
+    read: Callable[[str], Tensor],
+    kind: str,
+    pages: int,
+    kernel: bool | None = None,
+    place: Place = WHOLE_MODEL,
 ) -> Network:
     """Return the network of a model; `read` returns one whole parameter by its name, in fp32.
 
-    kernel: whether to use the compiled kernels; None: if they are present.
+    kernel: whether to use the compiled kernels; None: if they are present. place: the part that this rank has.
     """
     packs = not library.why_not() if kernel is None else kernel
-    model, cache = empty_model(config), Cache(config, pages)
+    model = empty_model(config, place)
+    cache = Cache(config, pages, len(model.blocks), place.tensor.size)
+    own = _reader(model, read, place.tensor)
     for path, module in list(model.named_modules()):
-        if isinstance(module, (ColumnLinear, RowLinear)):
-            bias = read(f"{path}.bias") if module.bias is not None else None
-            _exchange(model, path, PackedLinear(Packed.of(read(f"{path}.weight"), bias, kind, packs)))
-        elif isinstance(module, TokenTable):
-            _exchange(model, path, PackedTable(Packed.of(read(f"{path}.weight"), None, kind, packs)))
+        if isinstance(module, (ColumnLinear, RowLinear, TokenTable)):
+            exchange(model, path, _packed_module(path, module, own, kind, packs, place.tensor, config))
         else:
             for name, _ in list(module.named_parameters(recurse=False)):
-                value = nn.Parameter(read(f"{path}.{name}"), requires_grad=False)
-                setattr(module, name, value)
+                setattr(module, name, nn.Parameter(own(f"{path}.{name}"), requires_grad=False))
     for layer, block in enumerate(model.blocks.values()):
-        own = block.attention
-        assert isinstance(own, Attention)
-        block.attention = CachedAttention(own, cache, layer)
-    return Network(model, config, cache)
+        attention = block.attention
+        assert isinstance(attention, Attention)
+        block.attention = CachedAttention(attention, cache, layer)
+    fused = _fused(model, config, cache, place) if packs and not config.experts else None
+    return Network(model, config, cache, fused, place)
+
+
+def _reader(model: Model, read: Callable[[str], Tensor], parallel: Parallel) -> Callable[[str], Tensor]:
+    """Return what reads this rank's part of a parameter."""
+    if parallel.size == 1:
+        return read
+    cuts = cuts_of(model)
+    rows = {name: parameter.shape[0] for name, parameter in model.named_parameters()}
+    return lambda name: cuts.get(name, WHOLE).take(read(name), rows[name], parallel).clone()
+
+
+def _packed_module(
+    path: str,
+    module: ColumnLinear | RowLinear | TokenTable,
+    read: Callable[[str], Tensor],
+    kind: str,
+    packs: bool,
+    parallel: Parallel,
+    config: ModelConfig,
+) -> nn.Module:
+    weight = read(f"{path}.weight")
+    if isinstance(module, TokenTable):
+        return PackedTable(Packed.of(weight, None, kind, packs), config.vocab, parallel)
+    bias = read(f"{path}.bias") if module.bias is not None else None
+    if isinstance(module, ColumnLinear):
+        return PackedLinear(Packed.of(weight, bias, kind, packs))
+    # The ranks' results are summed: one of them adds the bias.
+    return PackedRowLinear(Packed.of(weight, bias if parallel.rank == 0 else None, kind, packs), parallel)
+
+
+def _fused(model: Model, config: ModelConfig, cache: Cache, place: Place) -> Fused:
+    """Return the program of this rank's blocks, and of the ends that it has whole."""
+    pipeline, divided = place.pipeline, place.tensor.size > 1
+    blocks = [
+        _block_weights(block, pages) for block, pages in zip(model.blocks.values(), cache.layers, strict=True)
+    ]
+    ends: dict[str, Any] = {}
+    if pipeline.is_first and not divided:
+        tables = [getattr(model, name, None) for name in ("positions", "block_positions")]
+        first, second = (None if table is None else table.weight.detach() for table in tables)
+        tokens: Any = model.tokens
+        ends = {"table": tokens.packed, "positions": first, "inner_positions": second}
+    if pipeline.is_last:
+        head: Any = model.head
+        ends |= {"norm": model.norm, "head": head.packed}
+    return Fused(config, blocks, Ends(**ends), divided)
+
+
+def _block_weights(block: Any, pages: tuple[Tensor, Tensor]) -> BlockWeights:
+    assert isinstance(block, Block)
+    attention: Any = block.attention
+    own, forward = attention.own, block.feed_forward
+    assert isinstance(own, Attention) and isinstance(forward, FeedForward)
+    up, down, qkv, out = (getattr(part, "packed") for part in (forward.up, forward.down, own.qkv, own.out))  # noqa: B009
+    head_norms = None if own.q_norm is None or own.k_norm is None else (own.q_norm, own.k_norm)
+    posts = (block.post_norm_1, block.post_norm_2)
+    norms = (block.norm_1, block.norm_2)
+    return BlockWeights(norms, posts, head_norms, qkv, out, up, down, pages, own.heads, own.groups)
 
 
 def of_model(model: Model, pages: int, kind: str = "fp32", kernel: bool | None = None) -> Network:
     """Return the network of a model in memory, which is left as it is."""
+    return network(model.config, reader_of(model), kind, pages, kernel)
+
+
+def reader_of(model: Model) -> Callable[[str], Tensor]:
+    """Return what reads the whole parameters of a model in memory."""
     state = dict(model.named_parameters())
     vocab = model.config.vocab
 
@@ -179,12 +260,7 @@ def of_model(model: Model, pages: int, kind: str = "fp32", kernel: bool | None =
         whole = state[name].detach().float()
         return (whole[:vocab] if name in ("tokens.weight", "output.weight") else whole).clone()
 
-    return network(model.config, read, kind, pages, kernel)
-
-
-def _exchange(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)
+    return read
 
 
 def spans_of(

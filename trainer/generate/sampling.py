@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from native.decode.program import largest
 from trainer.errors import InputError
 
 MOST_LOGPROBS = 100
@@ -120,7 +121,7 @@ def choose(
     if banned:
         scores = scores.clone() if scores is logits else scores
         scores[list(banned)] = -math.inf
-    number = int(scores.argmax()) if sampling.greedy else _drawn(scores, sampling, len(new))
+    number = largest(scores) if sampling.greedy else _drawn(scores, sampling, len(new))
     if sampling.logprobs is None:
         return Drawn(number)
     own = torch.log_softmax(logits, -1)

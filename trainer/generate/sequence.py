@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from native.decode.paged import PAGE
-from trainer.generate.network import Network, Step, spans_of
+from trainer.generate.modules import Step
+from trainer.generate.network import Network, spans_of
 from trainer.generate.pages import Pages
 from trainer.generate.request import Fed
 
@@ -51,7 +52,7 @@ class CachedSequence:
         at = self.computed // PAGE
         if at < len(self.pages) and pages.is_shared(self.pages[at]):
             copy = pages.take()
-            network.cache.copy(self.pages[at], copy)
+            network.copy_page(self.pages[at], copy)
             pages.give_back([self.pages[at]])
             self.pages[at] = copy
         while len(self.pages) * PAGE < end:

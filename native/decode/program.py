@@ -1,0 +1,245 @@
+"""A whole step of a model in one call of the compiled library: a list of instructions for all threads."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native.compiled.library import load, why_not
+from native.decode.packed import Packed
+from native.decode.paged import TILE, Spans
+
+__all__ = ["Activation", "Buffer", "Inputs", "Instruction", "Op", "Program", "why_not"]
+
+
+class Op(IntEnum):
+    """What an instruction computes."""
+
+    EMBED = 0
+    NORM = 1
+    PRODUCT = 2
+    PLACE = 3
+    """Rotate queries and keys, and put keys and values into the cache."""
+    ATTEND = 4
+    GATE = 5
+    ADD = 6
+    QUANTIZE = 7
+
+
+class Activation(IntEnum):
+    """What follows a product."""
+
+    NONE = 0
+    GELU_TANH = 1
+    GELU = 2
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Rows of numbers, one for each token of a step."""
+
+    width: int
+    dtype: torch.dtype = torch.float32
+    """int8: rows of bytes, see `quantized_bytes`."""
+    data: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def reserve(self, rows: int) -> None:
+        self.data = torch.zeros(rows, self.width, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction; what an operation does not use is left out."""
+
+    op: Op
+    x: Buffer | None = None
+    out: Buffer | None = None
+    rounded: Buffer | None = None
+    """Gets the results in bf16, or of QUANTIZE in 8 bits."""
+    sum: Buffer | None = None
+    """The results of a product are added to its rows."""
+    product: Packed | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    pages: tuple[Tensor, Tensor] | None = None
+    width: int = 0
+    heads: int = 1
+    groups: int = 1
+    rotated: int = 0
+    interleaved: bool = False
+    activation: Activation = Activation.NONE
+    centered: bool = False
+    """Whether a norm subtracts the mean."""
+    eps: float = 0.0
+    scale: float = 1.0
+    offset: int = 0
+    """Numbers of each row of `x` and `out` before those that are meant."""
+    of_wanted: bool = False
+    """Whether there are rows for the wanted tokens alone."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The new tokens of a step; positions and angles may be missing if no instruction reads them."""
+
+    tokens: int
+    spans: Spans
+    wanted: Tensor
+    ids: Tensor | None = None
+    positions: Tensor | None = None
+    inner_positions: Tensor | None = None
+    turns: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines, each (tokens, rotated / 2)."""
+
+
+class _Instruction(ctypes.Structure):
+    """The layout of `struct Instruction` in program.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("op", "of_wanted")),
+        *((name, ctypes.c_void_p) for name in ("x", "out", "rounded", "sum")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "out_stride", "rounded_stride", "sum_stride")),
+        *((name, ctypes.c_void_p) for name in ("product", "weight", "bias", "keys", "values")),
+        *((name, ctypes.c_int64) for name in ("width", "heads", "groups", "rotated")),
+        *((name, ctypes.c_int64) for name in ("interleaved", "activation")),
+        *((name, ctypes.c_float) for name in ("eps", "scale")),
+        ("next", ctypes.c_int64),
+    )
+
+
+class _Step(ctypes.Structure):
+    """The layout of `struct Step` in program.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("tokens", "wanted", "sequences", "table_stride", "room")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("ids", "positions", "inner_positions", "wanted_rows", "slots")
+        ),
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "tables", "begins", "first", "last")),
+        ("scratch", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+        ("level", ctypes.c_int64),
+    )
+
+
+SMALL = 1 << 19
+"""Multiply-adds of a step below which other threads cost more time than they save: about 50 microseconds."""
+
+
+class Program:
+    """Instructions with their buffers, which grow with the largest step."""
+
+    def __init__(self, code: Sequence[Instruction]) -> None:
+        self.code = tuple(code)
+        self._buffers = list(dict.fromkeys(_buffers_of(self.code)))
+        self._native = (_Instruction * len(self.code))()
+        self._rows = 0
+        self._scratch = torch.empty(0)
+        packed = [
+            entry.product for entry in self.code if entry.product is not None and entry.op == Op.PRODUCT
+        ]
+        self._multiplications = sum(product.outputs * product.inputs for product in packed)
+
+    def run(self, inputs: Inputs, begin: int = 0, end: int | None = None) -> None:
+        """Work through the instructions [begin, end); results are in the buffers."""
+        self.reserve(inputs.tokens)
+        end = len(self.code) if end is None else end
+        spans = inputs.spans
+        threads = torch.get_num_threads()
+        if inputs.tokens * self._multiplications < SMALL:
+            threads = 1
+        room = -(-spans.longest // 16) * 16
+        if self._scratch.numel() < threads * TILE * room:
+            self._scratch = torch.empty(2 * threads * TILE * room)
+        turns = inputs.turns or (None, None)
+        step = _Step(
+            inputs.tokens,
+            len(inputs.wanted),
+            len(spans.tables),
+            spans.tables.stride(0),
+            room,
+            *map(
+                _address, (inputs.ids, inputs.positions, inputs.inner_positions, inputs.wanted, spans.slots)
+            ),
+            *map(_address, (*turns, spans.tables, spans.begins, spans.first, spans.last, self._scratch)),
+            threads,
+            load().level,
+        )
+        first = ctypes.addressof(self._native) + begin * ctypes.sizeof(_Instruction)
+        _function()(first, end - begin, ctypes.addressof(step))
+
+    def reserve(self, rows: int) -> None:
+        """Give the buffers at least so many rows."""
+        if rows <= self._rows:
+            return
+        self._rows = max(rows, min(2 * self._rows, 1024))
+        for buffer in self._buffers:
+            buffer.reserve(self._rows)
+        for at, entry in enumerate(self.code):
+            self._native[at] = _bound(entry)
+
+
+def _buffers_of(code: Sequence[Instruction]) -> Iterator[Buffer]:
+    for entry in code:
+        for buffer in (entry.x, entry.out, entry.rounded, entry.sum):
+            if buffer is not None:
+                yield buffer
+
+
+def _bound(entry: Instruction) -> _Instruction:
+    buffers = (entry.x, entry.out, entry.rounded, entry.sum)
+    addresses = [0 if buffer is None else buffer.data.data_ptr() for buffer in buffers]
+    for place, buffer in enumerate(buffers[:2]):
+        if buffer is not None:
+            addresses[place] += entry.offset * buffer.data.element_size()
+    keys, values = entry.pages or (None, None)
+    return _Instruction(
+        entry.op,
+        entry.of_wanted,
+        *addresses,
+        *(0 if buffer is None else buffer.width for buffer in buffers),
+        0 if entry.product is None else ctypes.addressof(entry.product.structure),
+        *map(_address, (entry.weight, entry.bias, keys, values)),
+        entry.width,
+        entry.heads,
+        entry.groups,
+        entry.rotated,
+        entry.interleaved,
+        entry.centered if entry.op == Op.NORM else entry.activation,
+        entry.eps,
+        entry.scale,
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def largest(row: Tensor) -> int:
+    """Return the index of the largest number of a row in fp32, the first of several."""
+    if why_not() or row.dtype != torch.float32 or not row.is_contiguous():
+        return int(row.argmax())
+    return int(_largest()(row.data_ptr(), row.numel()))
+
+
+@functools.cache
+def _largest() -> Any:
+    function = load().functions.native_program_largest
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
+    return function
+
+
+@functools.cache
+def _function() -> Any:
+    function = load().functions.native_program_run
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+    function.restype = None
+    return function
