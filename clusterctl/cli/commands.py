@@ -105,6 +105,7 @@ TABLE = {
     "launch": Verb("Start a job and follow it", "start:launch", ssh=True),
     "submit": Verb("Submit a job to Slurm and the like"),
     "submit slurm": Verb("Submit a job to Slurm", "submit:slurm"),
+    "submit start": Verb("Start a submitted run in its job", "slurm_job:start", hidden=True),
     "attach": Verb("Follow a run that is active", "launch:attach", ssh=True),
     "resume": Verb("Start an ended run again", "start:resume", ssh=True),
     "control": Verb("Control a run until its end", "launch:control", ssh=True, hidden=True),

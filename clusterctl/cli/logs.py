@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
+from clusterctl.jobs.phase import Phase
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from clusterctl.runs.kept_watch import KeptWatch
     from clusterctl.runs.watch import RunWatcher
     from clusterctl.transport.fanout import Connections
+
+
+# Seconds between two looks at the state of a submitted run, and between two questions to Slurm.
+LOOK, ASK_QUEUE = 0.05, 2.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,8 @@ def tail(
     """Show the last lines of the logs of a run; -f keeps following."""
     found = options.run_named(chosen.run)
     wanted, when, printer = chosen.filter(found), chosen.begin(), chosen.printer()
+    while follow and found.phase() is Phase.PENDING:
+        _await_nodes(found)
     if follow and not found.phase().is_final:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
             _show_on(
@@ -124,6 +132,21 @@ def tail(
     else:
         bring_home(found)
         _tail(found, wanted, lines, when, printer)
+
+
+def _await_nodes(run: RunDir) -> None:
+    """Say why a submitted run waits, and return when that changes."""
+    from clusterctl.runs.state import read_state
+
+    state = read_state(run)
+    before = state.verdict if state else ""
+    screen.log(f"{run.run_id}: {before}")
+    asked = time.monotonic()
+    while run.phase() is Phase.PENDING and (now := read_state(run)) and now.verdict == before:
+        time.sleep(LOOK)
+        if time.monotonic() - asked > ASK_QUEUE:
+            options.run_named(str(run.root))
+            asked = time.monotonic()
 
 
 def show(
@@ -195,7 +218,7 @@ def bring_home(run: RunDir) -> None:
     """Fetch the log bytes that are still only on the nodes; do nothing for an ended run."""
     from clusterctl.runs.watch import RunWatcher, open_watch
 
-    if run.phase().is_final:
+    if run.phase().is_final or run.phase() is Phase.PENDING:
         return
     with (
         options.connected_to(run) as connections,

@@ -273,11 +273,29 @@ def run_named(name: str) -> RunDir:
     """Return the run that a command line names."""
     from clusterctl.jobs.run_folder import find_run
 
-    return find_run(runs_folder(), name)
+    run = find_run(runs_folder(), name)
+    if (run.root / "slurm.json").exists():
+        from clusterctl.platforms import submission
+
+        submission.refresh(run)
+    return run
+
+
+def refuse_pending(run: RunDir) -> None:
+    """Raise a UsageError if a run still waits for its nodes."""
+    from clusterctl.jobs.phase import Phase
+
+    if run.phase() is Phase.PENDING:
+        from clusterctl.runs.state import read_state
+
+        state = read_state(run)
+        why = state.verdict if state else ""
+        raise UsageError(f"{run.run_id} has no nodes yet: {why}", f"clusterctl status {run.run_id}")
 
 
 @contextmanager
 def connected_to(run: RunDir) -> Iterator[Connections]:
     """Open connections to the nodes of a run, as recorded when it started."""
+    refuse_pending(run)
     with connected(run.read_record().cluster) as connections:
         yield connections

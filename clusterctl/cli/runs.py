@@ -44,13 +44,33 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
     from clusterctl.cli.views import tables
     from clusterctl.jobs.run_folder import all_runs
 
-    rows = [_row(run) for run in all_runs(options.runs_folder())]
+    found = all_runs(options.runs_folder())
+    _ask_queue(found)
+    rows = [_row(run) for run in found]
     if as_json:
         screen.show_json(rows)
     elif rows:
         screen.show(tables.runs_table(rows), *[tables.causes_text(rows)] * any(row["cause"] for row in rows))
     else:
         screen.log("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
+
+
+def _ask_queue(found: list[RunDir]) -> None:
+    """Bring the submitted runs up to date with one question to Slurm."""
+    submitted = [run for run in found if (run.root / "slurm.json").exists()]
+    if not submitted:
+        return
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.platforms import slurm, submission
+
+    waiting = [run for run in submitted if (known := submission.read_submission(run)) and not known.ended]
+    try:
+        queue = slurm.queue() if waiting else {}
+    except ClusterctlError as error:
+        screen.log(f"Slurm was not asked: {error.message}", "yellow")
+        return
+    for run in waiting:
+        submission.refresh(run, queue)
 
 
 def prune(
@@ -112,9 +132,37 @@ def _row(run: RunDir) -> dict[str, object]:
         "step": last.get("step", ""),
         "loss": f"{last['loss']:.4f}" if "loss" in last else "",
         "started": time.strftime(STARTED, time.localtime(record.created)),
-        "cause": cause.title if cause else "",
+        "cause": cause.title if cause else _verdict(run),
         "folder": str(run.root),
     }
+
+
+def _verdict(run: RunDir) -> str:
+    """Return what Slurm says of a submitted run, "" for any other."""
+    from clusterctl.runs.state import read_state
+
+    if not (run.root / "slurm.json").exists():
+        return ""
+    try:
+        state = read_state(run)
+    except UsageError:
+        return ""
+    return state.verdict if state else ""
+
+
+def _show_pending(run: RunDir, *, as_json: bool) -> bool:
+    """Show a run that waits for nodes; return False for any other."""
+    from clusterctl.jobs.phase import Phase
+
+    if run.phase() is not Phase.PENDING:
+        return False
+    why = _verdict(run)
+    if as_json:
+        facts = {"run": run.run_id, "folder": str(run.root), "phase": "pending", "verdict": why}
+        screen.show_json(facts)
+    else:
+        screen.write(escape_controls(f"{run.run_id}  pending  {why}\n"))
+    return True
 
 
 def status(
@@ -131,6 +179,11 @@ def status(
     from clusterctl.cli.views import run_status
 
     found = options.run_named(run)
+    while _show_pending(found, as_json=as_json):
+        if not watch:
+            return
+        time.sleep(every)
+        found = options.run_named(run)
     with options.connected_to(found) as connections:
         if watch:
             _watch(found, connections, every, ranks=ranks, as_json=as_json)
@@ -198,6 +251,29 @@ def _drawn(*, on_screen: bool) -> Iterator[Live | None]:
         yield live
 
 
+def _cancel_pending(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
+    """Cancel the job of a run that waits for nodes; return False for any other run."""
+    from clusterctl.jobs.phase import Phase
+
+    if run.phase() is not Phase.PENDING:
+        return False
+    from clusterctl.platforms import slurm, submission
+
+    waiting = submission.read_submission(run)
+    if waiting is None:
+        raise UsageError(f"{run.run_id} is being submitted", "try again in a second")
+    if dry_run:
+        screen.write(f"would cancel Slurm job {waiting.job}, which has not started\n")
+        return True
+    slurm.cancel(waiting.job)
+    submission.note_cancelled(run, waiting)
+    if as_json:
+        screen.show_json({"run": run.run_id, "left": {}, "phase": "stopped"})
+    else:
+        screen.log(f"{run.run_id} is stopped; Slurm job {waiting.job} was cancelled before it started")
+    return True
+
+
 def stop(
     run: options.RunName,
     grace: Annotated[
@@ -214,6 +290,8 @@ def stop(
     from clusterctl.runs.stop import stop_run
 
     found = options.run_named(run)
+    if _cancel_pending(found, dry_run=dry_run, as_json=as_json):
+        return
     ranks = found.read_record().ranks
     if dry_run:
         for node, numbers in ranks.items():

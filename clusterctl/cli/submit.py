@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import screen
+from clusterctl.cli import options, screen
+from clusterctl.errors import Fault, InputFaults, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.jobs.slurm import SlurmOptions
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (YAML).")]
 Overrides = Annotated[
@@ -19,20 +24,93 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file: --set train.steps=100."),
 ]
 Print = Annotated[bool, typer.Option("--print", help="Print what would be submitted; submit nothing.")]
+# Seconds for a checkpoint before the time limit; Slurm may send the early signal this much earlier.
+GRAIN = 60
 
 
-def slurm(job: JobFile, *, overrides: Overrides = None, only_print: Print = False) -> None:
-    """Write the batch file of a job and submit it to Slurm. The job's `slurm` part says what to ask for."""
+def slurm(
+    job: JobFile,
+    *,
+    overrides: Overrides = None,
+    only_print: Print = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Ask Slurm whether and when the job could start; submit nothing.")
+    ] = False,
+    no_checks: Annotated[
+        bool, typer.Option("--no-checks", help="Start without the checks of doctor on the nodes.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write the batch file of a job and submit it to Slurm. The job's `slurm` part says what to ask for. The run is
+    listed by `runs` at once; its command line is that of `launch`."""
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs.slurm import SlurmOptions
-    from clusterctl.platforms import batch
+    from clusterctl.platforms import slurm as program
+    from clusterctl.platforms import submission
+    from clusterctl.runs import start as runs
 
-    loaded: Job = jobs.load(job, overrides or ())
-    command = [sys.executable, "-m", "clusterctl", "launch", str(job.resolve())]
-    text = batch.batch_file(loaded.name, loaded.slurm or SlurmOptions(), f"{loaded.name}-%j.log", command)
+    loaded = jobs.load(job, overrides or (), _faults)
+    if faults := _faults(loaded):
+        raise InputFaults(faults)
+    asked = loaded.slurm or SlurmOptions()
+    run = runs.new_run(loaded, options.runs_folder())
+    text = _batch_file(run, loaded, asked, no_checks=no_checks)
     if only_print:
         screen.write(text)
         return
-    from clusterctl.platforms import slurm as program
+    cluster = submission.imagined(asked)
+    jobs.check(loaded, cluster)
+    answer = program.refuse_impossible(text)
+    if test:
+        screen.write(f"{answer}\n")
+        return
+    submission.write_waiting(run, loaded, cluster)
+    try:
+        (run.root / "batch.sh").write_text(text)
+        number = program.submit(text)
+    except BaseException:
+        # Nothing was submitted, so there is no run.
+        shutil.rmtree(run.root)
+        raise
+    submission.write_submission(run, submission.Submission(number, time.time()))
+    if as_json:
+        screen.show_json({"run": run.run_id, "folder": str(run.root), "job": number})
+    else:
+        screen.log(f"Slurm job {number}; follow it with: clusterctl logs -f {run.run_id}")
+        screen.write(f"{run.run_id}\n")
 
-    screen.write(f"{program.submit(text)}\n")
+
+def _batch_file(run: RunDir, job: Job, asked: SlurmOptions, *, no_checks: bool) -> str:
+    from clusterctl.platforms import batch
+
+    command = [sys.executable, "-m", "clusterctl", "submit", "start", str(run.root)]
+    command += ["--no-checks"] * no_checks
+    return batch.batch_file(job.name, asked, str(run.root / "slurm.log"), command)
+
+
+def _faults(job: Job) -> list[Fault]:
+    """Return what does not fit together in the `slurm` part and the rest of a job."""
+    from clusterctl.jobs.slurm import minutes_of
+
+    asked = job.slurm
+    if asked is None:
+        return []
+    found = []
+    if asked.signal and asked.requeue and asked.signal < job.grace:
+        problem = f"{asked.signal} s before the time limit are shorter than the {job.grace:g} s of `grace`"
+        found.append((("slurm", "signal"), problem, f"signal: {int(job.grace) + GRAIN}"))
+    if asked.time and asked.signal and minutes_of(asked.time) * 60 <= asked.signal + GRAIN:
+        problem = f"with a save {asked.signal} s before it (or {GRAIN} s earlier) nothing is left of {asked.time!r}"
+        found.append((("slurm", "time"), problem, "a longer time, or a smaller signal"))
+    if job.nodes:
+        found.append((("nodes",), "Slurm chooses the nodes of a submitted job", "slurm: {nodes: 4}, or exclude"))
+    document = job.document
+    if document is None:
+        return [Fault(job.source, problem, remedy) for _, problem, remedy in found]
+    return [document.fault(path, problem, remedy) for path, problem, remedy in found]
+
+
+def require_submitted(run: RunDir) -> None:
+    """Raise a UsageError if no job of Slurm belongs to a run."""
+    if not (run.root / "batch.sh").exists():
+        raise UsageError(f"{run.run_id} was not submitted to Slurm", "clusterctl submit slurm JOB")

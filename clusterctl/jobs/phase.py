@@ -17,6 +17,8 @@ class Phase(str, Enum):
     FINISHED = "finished"
     # A run whose attempt failed, while its controller waits to start the next one. No node is ever in this phase.
     RESTARTING = "restarting"
+    # A run that waits for nodes in the queue of a cluster. No node is ever in this phase.
+    PENDING = "pending"
 
     __str__ = str.__str__
 

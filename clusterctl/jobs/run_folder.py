@@ -215,7 +215,22 @@ class RunDir:
             owner = parse(_limited(self.lock))
         except (OSError, BadValue):
             return None
-        return int(owner["pid"]) if isinstance(owner, dict) and is_alive(owner) else None
+        if not isinstance(owner, dict) or not isinstance(owner.get("pid"), int):
+            return None
+        return owner["pid"] if is_alive(owner) or self._is_held_elsewhere() else None
+
+    def _is_held_elsewhere(self) -> bool:
+        """Return whether a process on another machine holds the lock, as the controller inside a Slurm job does."""
+        if not (self.root / "slurm.json").exists():
+            return False
+        try:
+            with self.lock.open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def is_watched(self) -> bool:
         """Return True if a living process is the run's controller."""

@@ -99,3 +99,15 @@ def _lines(section: Section, key: str) -> tuple[str, ...]:
             section.fault(key, f"{line!r:.80} is not one line of text", "a list of lines")
             return ()
     return tuple(lines)
+
+
+def minutes_of(time: str) -> float:
+    """Return the minutes of a time as Slurm writes it."""
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        return (int(days) * 24 + hours) * 60 + minutes + seconds / 60
+    if len(parts) == 3:
+        return parts[0] * 60 + parts[1] + parts[2] / 60
+    return parts[0] + (parts[1] / 60 if len(parts) == 2 else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import dataclass
 
 from clusterctl.errors import UsageError, WorkFailed
 
@@ -44,3 +45,74 @@ def run(*words: str, text: str | None = None) -> str:
 def submit(batch_file: str) -> int:
     """Submit a batch file; return the id of the job."""
     return int(run("sbatch", "--parsable", text=batch_file).strip().partition(";")[0])
+
+
+@dataclass(frozen=True)
+class QueueEntry:
+    """A job as Slurm knows it now."""
+
+    state: str
+    """Slurm's word, such as PENDING."""
+    reason: str = ""
+    """Why it waits, or why it ended."""
+    nodes: str = ""
+    start: str = ""
+    """When it is expected to start, or has started."""
+
+
+def queue() -> dict[int, QueueEntry]:
+    """Return the jobs of this user by id: those that wait, run, or ended a few minutes ago."""
+    text = run("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%N|%S")
+    found = {}
+    for line in text.splitlines():
+        job, *fields = line.strip().split("|")
+        if job.isdecimal() and len(fields) == 4:
+            found[int(job)] = QueueEntry(*fields)
+    return found
+
+
+def ended_job(job: int) -> QueueEntry | None:
+    """Return a job that has left the queue, from the accounting; None if the cluster keeps none."""
+    try:
+        text = run("sacct", "--noheader", "--allocations", f"--jobs={job}", "--format=State%20")
+    except (UsageError, WorkFailed):
+        return QueueEntry("UNKNOWN")
+    # `CANCELLED by 1000`
+    words = text.split()
+    return QueueEntry(words[0].rstrip("+")) if words else QueueEntry("UNKNOWN")
+
+
+def state_of(job: str) -> str:
+    """Return Slurm's word for the state of a job that it still knows; "" otherwise."""
+    try:
+        text = run("scontrol", "show", "job", job, "--oneliner")
+    except (UsageError, WorkFailed):
+        return ""
+    _, _, rest = text.partition(" JobState=")
+    return rest.split(" ", 1)[0]
+
+
+def cancel(job: int) -> None:
+    """Cancel a job."""
+    run("scancel", str(job))
+
+
+def requeue(job: str) -> None:
+    """Put a running job back into the queue; Slurm ends its processes."""
+    run("scontrol", "requeue", job)
+
+
+def refuse_impossible(batch_file: str) -> str:
+    """Ask Slurm whether a job could ever start, without submitting it; return when and where it would."""
+    words = ("sbatch", "--test-only")
+    try:
+        done = subprocess.run(
+            words, input=batch_file, capture_output=True, text=True, check=False, timeout=ANSWER_LIMIT
+        )
+    except FileNotFoundError:
+        raise UsageError("there is no `sbatch` here", "use a login node of the Slurm cluster") from None
+    answer = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("sbatch: ")
+    if done.returncode:
+        reason = answer.removeprefix("error: ").removeprefix("allocation failure: ")
+        raise UsageError(f"Slurm refuses the job: {reason}", "change the job's slurm part; `sinfo` shows the cluster")
+    return answer

@@ -205,13 +205,16 @@ def start_all(
 def record_attempt(run: RunDir, made: plan.Plan, spares: Sequence[Node] = ()) -> None:
     """Write the record, the plan and the texts of an attempt that is about to start."""
     before = run.read_record() if run.record.exists() else None
+    waited = before is not None and before.attempt == 0
+    # What was recorded while the run waited for nodes names none that exist.
+    before = None if waited else before
     run.write_record(_record_of(run, made, before, tuple(spares)))
     shown = _without_secrets(made.as_json(), set(made.facts.forwarded))
     run.write_json(run.plan, shown)
     replace_file(run.hostfile, made.hostfile, 0o600)
     if made.facts.rank_table:
         replace_file(run.rank_table, made.facts.rank_table, 0o600)
-    if before:
+    if before or waited:
         write_state(run, RunState(Phase.RUNNING, dict.fromkeys(made.cluster.names, Phase.RUNNING)))
     run.add_event("planned", ranks=made.world_size, attempt=made.facts.attempt)
 

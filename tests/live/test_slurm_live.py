@@ -86,7 +86,7 @@ def test_inside_an_allocation_commands_need_no_ssh(made: cluster.Sandbox) -> Non
         'mkdir -p code; echo \'import os; print(os.environ["RANK"], "SLURM_PROCID" in os.environ)\' > code/x.py',
         "$C push code /tmp/pushed; $C exec node2 -- cat /tmp/pushed/x.py",
         f"$C launch --no-checks --code code --devices 2 -- {sys.executable} x.py",
-        "$C logs show last",
+        "$C logs show last --rank 0-3",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"kind": "npu"' in done.stdout

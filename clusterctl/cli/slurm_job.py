@@ -1,0 +1,173 @@
+"""`submit start`: start a submitted run inside its allocation, or resume it there, and control it to its end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli import options, screen
+from clusterctl.cli.submit import require_submitted
+from clusterctl.errors import ClusterctlError, UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Connections
+
+
+@dataclass
+class Signals:
+    """Which signal of Slurm has come."""
+
+    early: bool = False
+
+    def save(self, number: int, _: object) -> None:
+        """Act on the early signal as on SIGTERM, but remember it; a second one changes nothing."""
+        if not self.early:
+            self.early = True
+            raise SystemExit(128 + number)
+
+
+def start(
+    run: options.RunName,
+    *,
+    no_checks: Annotated[bool, typer.Option("--no-checks", help="Start without the checks of doctor.")] = False,
+) -> None:
+    """Start or resume a submitted run inside its allocation, and control it to its end. The batch file calls this.
+    SIGUSR1 saves, and puts the job back into the queue."""
+    from clusterctl.memory import use_one_arena
+
+    use_one_arena()
+    found = options.run_named(run)
+    require_submitted(found)
+    cluster = options.cluster_of(None)
+    if not cluster.nodes[0].allocation:
+        raise UsageError("this is no allocation of Slurm", "the batch file of the job calls this command")
+    record = found.read_record()
+    with _early_signal() as signals:
+        try:
+            with options.connected(cluster) as connections:
+                _start(found, cluster, connections, checks=not no_checks)
+                _follow(found, connections, trains=record.job.train is not None)
+        except SystemExit:
+            if not signals.early or not _requeue(found, cluster):
+                _note_why(found, cluster)
+                raise
+
+
+@contextmanager
+def _early_signal() -> Iterator[Signals]:
+    signals = Signals()
+    before = signal.signal(signal.SIGUSR1, signals.save)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _start(run: RunDir, cluster: Cluster, connections: Connections, *, checks: bool) -> None:
+    """Start the run, or its next attempt where an earlier start of the job has begun it."""
+    from clusterctl.cli.launch import phases, stopping_on_interrupt
+
+    try:
+        with stopping_on_interrupt(run, connections), phases() as log:
+            if run.read_record().attempt:
+                _resume(run, cluster, connections, log)
+            else:
+                _launch(run, cluster, connections, log, checks=checks)
+    except ClusterctlError as error:
+        _note_unstarted(run, cluster, error.message)
+        raise
+
+
+def _launch(run: RunDir, cluster: Cluster, connections: Connections, log: Any, *, checks: bool) -> None:
+    from clusterctl.checks import doctor
+    from clusterctl.jobs import job as jobs
+    from clusterctl.runs import start as runs
+
+    job = run.read_record().job
+    summary = jobs.check(job, cluster)
+    if checks:
+        doctor.before_launch(cluster, job, connections, log, summary)
+    runs.launch(cluster, job, connections, run.root.parent, log, run)
+
+
+def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -> None:
+    """Continue from the newest checkpoint, on the nodes that the job has now."""
+    from clusterctl.jobs.phase import Phase
+    from clusterctl.runs.elsewhere import resume_on
+    from clusterctl.runs.state import RunState, read_state, write_state
+    from clusterctl.runs.stop import stop_nodes
+
+    record = run.read_record()
+    now = {node.name: node for node in cluster.nodes}
+    # The disk of a node that the job no longer has may be shared: another node then reads its files.
+    known = tuple(
+        now.get(node.name) or replace(node, host=cluster.nodes[0].host, allocation=cluster.nodes[0].allocation)
+        for node in record.cluster.nodes
+    )
+    run.write_record(replace(record, cluster=replace(record.cluster, nodes=known)))
+    # What an earlier start left on the nodes, if anything.
+    stop_nodes(connections, [node for node in known if node.name in now], run, grace=0.0)
+    state = read_state(run)
+    if state is None or not state.is_final:
+        write_state(run, RunState(Phase.LOST, dict.fromkeys(record.cluster.names, Phase.LOST)))
+    resume_on(run, cluster, connections, log)
+
+
+def _note_unstarted(run: RunDir, cluster: Cluster, why: str) -> None:
+    """Record why no rank started."""
+    from clusterctl.jobs.phase import Phase
+    from clusterctl.runs.state import RunState, read_state, write_state
+
+    state = read_state(run)
+    if state is None or not state.is_final:
+        write_state(run, RunState(Phase.FAILED, dict.fromkeys(cluster.names, Phase.FAILED), verdict=why))
+        run.add_event("start_failed", reason=why)
+
+
+def _follow(run: RunDir, connections: Connections, *, trains: bool) -> None:
+    from clusterctl.cli.launch import follow_to_the_end
+
+    follow_to_the_end(run, connections, stop_on_interrupt=True, trains=trains, outlives_terminal=False)
+
+
+def _requeue(run: RunDir, cluster: Cluster) -> bool:
+    """Put the job back into the queue after a save; return False if it must not be, or Slurm refuses."""
+    from clusterctl.jobs.slurm import SlurmOptions
+    from clusterctl.platforms import slurm, submission
+
+    job = cluster.nodes[0].allocation
+    asked = run.read_record().job.slurm or SlurmOptions()
+    if not asked.requeue:
+        return False
+    run.stop_asked.unlink(missing_ok=True)
+    run.add_event("note", text=f"saved before the end of Slurm job {job}, which waits for nodes again")
+    submission.write_pending(run, f"Slurm job {job} saved and waits for nodes again")
+    screen.log(f"saved; Slurm job {job} waits for nodes again")
+    try:
+        slurm.requeue(job)
+    except ClusterctlError as error:
+        _note_unstarted(run, cluster, f"Slurm does not take job {job} back: {error.message}")
+        screen.report_error(error)
+        return False
+    return True
+
+
+def _note_why(run: RunDir, cluster: Cluster) -> None:
+    """Add to the state of a run that Slurm ended why it did."""
+    from clusterctl.platforms import slurm, submission
+    from clusterctl.runs.state import read_state, write_state
+
+    job = cluster.nodes[0].allocation
+    state = read_state(run)
+    why = submission.ENDS.get(slurm.state_of(job), "")
+    if state is not None and why:
+        write_state(run, replace(state, verdict=f"job {job}: {why}"))
+        run.add_event("note", text=why)
+        screen.log(why, "yellow")
