@@ -161,7 +161,7 @@ def _show_pending(run: RunDir, *, as_json: bool) -> bool:
         facts = {"run": run.run_id, "folder": str(run.root), "phase": "pending", "verdict": why}
         screen.show_json(facts)
     else:
-        screen.write(escape_controls(f"{run.run_id}  pending  {why}\n"))
+        screen.write(escape_controls(f"{run.run_id}  pending  {why}") + "\n")
     return True
 
 
@@ -207,8 +207,11 @@ def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]
     """Ask the nodes; return the state of a run and its overview."""
     from clusterctl.runs import overview
     from clusterctl.runs.query import current_state
+    from clusterctl.runs.state import read_state
 
-    state = current_state(run, connections)
+    # The nodes of a job that has ended belong to other jobs.
+    kept = read_state(run) if (run.root / "slurm.json").exists() and run.phase().is_final else None
+    state = kept or current_state(run, connections)
     return state, overview.summarise(run, state, time.time())
 
 

@@ -36,7 +36,9 @@ class Signals:
 def start(
     run: options.RunName,
     *,
-    no_checks: Annotated[bool, typer.Option("--no-checks", help="Start without the checks of doctor.")] = False,
+    no_checks: Annotated[
+        bool, typer.Option("--no-checks", help="Start without the checks of doctor.")
+    ] = False,
 ) -> None:
     """Start or resume a submitted run inside its allocation, and control it to its end. The batch file calls this.
     SIGUSR1 saves, and puts the job back into the queue."""
@@ -49,11 +51,14 @@ def start(
     if not cluster.nodes[0].allocation:
         raise UsageError("this is no allocation of Slurm", "the batch file of the job calls this command")
     record = found.read_record()
-    with _early_signal() as signals:
+    # The lock is held from the beginning, or somebody who follows the run would take charge of it.
+    with _early_signal() as signals, found.hold(patience=10.0) as ours:
+        if not ours:
+            raise UsageError(f"{found.run_id} has another controller", "clusterctl status " + found.run_id)
         try:
             with options.connected(cluster) as connections:
                 _start(found, cluster, connections, checks=not no_checks)
-                _follow(found, connections, trains=record.job.train is not None)
+                _control(found, connections, trains=record.job.train is not None)
         except SystemExit:
             if not signals.early or not _requeue(found, cluster):
                 _note_why(found, cluster)
@@ -108,7 +113,8 @@ def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -
     now = {node.name: node for node in cluster.nodes}
     # The disk of a node that the job no longer has may be shared: another node then reads its files.
     known = tuple(
-        now.get(node.name) or replace(node, host=cluster.nodes[0].host, allocation=cluster.nodes[0].allocation)
+        now.get(node.name)
+        or replace(node, host=cluster.nodes[0].host, allocation=cluster.nodes[0].allocation)
         for node in record.cluster.nodes
     )
     run.write_record(replace(record, cluster=replace(record.cluster, nodes=known)))
@@ -131,10 +137,29 @@ def _note_unstarted(run: RunDir, cluster: Cluster, why: str) -> None:
         run.add_event("start_failed", reason=why)
 
 
-def _follow(run: RunDir, connections: Connections, *, trains: bool) -> None:
-    from clusterctl.cli.launch import follow_to_the_end
+def _control(run: RunDir, connections: Connections, *, trains: bool) -> None:
+    """Control the run to its end, and show it in the log of the job; raise RunFailed unless it finished."""
+    from clusterctl.cli.follow import Follower
+    from clusterctl.cli.launch import conclude, show_end
+    from clusterctl.report.summary import summarise
+    from clusterctl.runs.controller import Control
+    from clusterctl.runs.state import read_state
+    from clusterctl.runs.stop import stop_run
 
-    follow_to_the_end(run, connections, stop_on_interrupt=True, trains=trains, outlives_terminal=False)
+    try:
+        with Follower(run, trains=trains) as follower:
+            for update in Control(run, connections):
+                follower.show(update)
+    except SystemExit:
+        screen.log(f"stopping {run.run_id}: a training saves a last checkpoint")
+        stop_run(run, connections)
+        for _ in Control(run, connections, lines=False):
+            pass
+        show_end(summarise(run))
+        raise
+    state = read_state(run)
+    assert state is not None
+    conclude(run, state, as_json=False)
 
 
 def _requeue(run: RunDir, cluster: Cluster) -> bool:

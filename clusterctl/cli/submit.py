@@ -14,6 +14,7 @@ from clusterctl.cli import options, screen
 from clusterctl.errors import Fault, InputFaults, UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.document import Key
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.jobs.slurm import SlurmOptions
@@ -95,15 +96,19 @@ def _faults(job: Job) -> list[Fault]:
     asked = job.slurm
     if asked is None:
         return []
-    found = []
+    found: list[tuple[Key, str, str]] = []
     if asked.signal and asked.requeue and asked.signal < job.grace:
         problem = f"{asked.signal} s before the time limit are shorter than the {job.grace:g} s of `grace`"
         found.append((("slurm", "signal"), problem, f"signal: {int(job.grace) + GRAIN}"))
     if asked.time and asked.signal and minutes_of(asked.time) * 60 <= asked.signal + GRAIN:
-        problem = f"with a save {asked.signal} s before it (or {GRAIN} s earlier) nothing is left of {asked.time!r}"
+        problem = (
+            f"with a save {asked.signal} s before it (or {GRAIN} s earlier) nothing is left of {asked.time!r}"
+        )
         found.append((("slurm", "time"), problem, "a longer time, or a smaller signal"))
     if job.nodes:
-        found.append((("nodes",), "Slurm chooses the nodes of a submitted job", "slurm: {nodes: 4}, or exclude"))
+        found.append(
+            (("nodes",), "Slurm chooses the nodes of a submitted job", "slurm: {nodes: 4}, or exclude")
+        )
     document = job.document
     if document is None:
         return [Fault(job.source, problem, remedy) for _, problem, remedy in found]

@@ -114,5 +114,7 @@ def refuse_impossible(batch_file: str) -> str:
     answer = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("sbatch: ")
     if done.returncode:
         reason = answer.removeprefix("error: ").removeprefix("allocation failure: ")
-        raise UsageError(f"Slurm refuses the job: {reason}", "change the job's slurm part; `sinfo` shows the cluster")
+        raise UsageError(
+            f"Slurm refuses the job: {reason}", "change the job's slurm part; `sinfo` shows the cluster"
+        )
     return answer

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
 
 # Slurm's states of a job that waits, and of one that has nodes.
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+WAITING = (
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+)
 ACTIVE = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
 # How a job ended, for people.
 ENDS = {
@@ -89,7 +97,7 @@ def write_waiting(run: RunDir, job: Job, cluster: Cluster) -> None:
     nothing = dict.fromkeys(cluster.names, "")
     record = RunRecord(run.run_id, 0, job, cluster, nothing, ranks, devices, time.time(), format=FORMAT)
     run.write_record(record)
-    write_pending(run, "it is being submitted")
+    write_pending(run, "submitted to Slurm")
 
 
 def write_pending(run: RunDir, verdict: str) -> None:

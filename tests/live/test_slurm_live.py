@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,41 +9,30 @@ from pathlib import Path
 import pytest
 
 from clusterctl.sandbox import cluster, namespaces, slurm
+from tests.support.slurm_login import Login, login_of
 
 WHY_NOT = slurm.why_not()
 pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(WHY_NOT), reason=f"Slurm: {WHY_NOT}")]
+# Without namespaces all nodes are this machine, which SSH and Slurm cannot tell apart.
+APART = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not())
 NODES = 2
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Sandbox]:
-    folder = tmp_path_factory.mktemp("slurm", numbered=True) / "box"
-    sandbox = cluster.up(folder, nodes=NODES, devices=8, with_slurm=True)
-    yield sandbox
-    sandbox.down()
+def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
+    with login_of(tmp_path_factory.mktemp("slurm") / "box", NODES) as found:
+        yield found
 
 
-def login(made: cluster.Sandbox, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as on a login node."""
-    command = [str(slurm.login_script(made.layout)), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=made.directory)
-
-
-def test_slurm_runs_tasks_on_the_nodes_and_hands_out_their_devices(made: cluster.Sandbox) -> None:
-    done = login(made, "srun", f"-N{NODES}", "--gres=npu:8", "-l", "printenv", "SLURMD_NODENAME")
-    assert sorted(done.stdout.split("\n"))[1:] == ["0: node1", "1: node2"], done.stderr
-    refused = login(made, "srun", "--gres=npu:9", "hostname")
+def test_slurm_runs_tasks_on_the_nodes_and_hands_out_their_devices(login: Login) -> None:
+    done = login("srun", f"-N{NODES}", "--gres=npu:8", "-l", "printenv", "SLURMD_NODENAME")
+    assert set(done.stdout.split("\n")) == {"0: node1", "1: node2", ""}, done.stderr
+    refused = login("srun", "--gres=npu:9", "hostname")
     assert refused.returncode and "not available" in refused.stderr
 
 
-@pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not())
-def test_tasks_run_inside_the_nodes(made: cluster.Sandbox) -> None:
-    done = login(made, "srun", f"-N{NODES}", "-l", "cat", "/proc/sys/kernel/hostname")
-    assert {"0: node1", "1: node2"} == set(done.stdout.splitlines()), done.stderr
-
-
 def test_down_ends_every_daemon_of_slurm(tmp_path: Path) -> None:
-    box = cluster.up(tmp_path / "box", nodes=1, devices=1, with_slurm=True)
+    box = cluster.up(tmp_path / "box", nodes=1, devices=1, mode="embedded", with_slurm=True)
     records = [path.stem for path in box.layout.processes.glob("*.json")]
     assert {slurm.MUNGED, slurm.CONTROLLER, "slurmd-node1"} <= set(records)
     box.down()
@@ -53,35 +40,12 @@ def test_down_ends_every_daemon_of_slurm(tmp_path: Path) -> None:
     assert not (tmp_path / "box").exists()
 
 
-def inside(made: cluster.Sandbox, *lines: str, nodes: int = NODES) -> subprocess.CompletedProcess[str]:
-    """Run shell lines inside an allocation of all devices, where $C is clusterctl."""
-    folder = made.directory / "shared"
-    (folder / "home").mkdir(parents=True, exist_ok=True)
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("CLUSTERCTL_", "SLURM_"))}
-    root = Path(__file__).resolve().parents[2]
-    variables = {"HOME": str(folder / "home"), "PYTHONPATH": str(root), "NO_COLOR": "1", "COLUMNS": "200"}
-    variables["C"] = f"{sys.executable} -m clusterctl"
-    # The inventory of the sandbox is above this folder, so a project of its own begins here.
-    (folder / "clusterctl.yaml").write_text("runs: runs\n")
-    script = ["set -e", f"cd {folder}", *lines]
-    command = [str(slurm.login_script(made.layout)), "salloc", "--quiet", f"-N{nodes}", "--gres=npu:8"]
-    return subprocess.run(
-        [*command, "bash", "-c", "\n".join(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=folder,
-        env={**kept, **variables},
-    )
-
-
-@pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not())
-def test_inside_an_allocation_commands_need_no_ssh(made: cluster.Sandbox) -> None:
+@APART
+def test_inside_an_allocation_commands_need_no_ssh(login: Login) -> None:
     # Nothing answers at the addresses of Slurm's inventory but slurmd: SSH is at ports of this machine.
-    done = inside(
-        made,
+    done = login.inside(
         "$C nodes --json",
-        "$C exec all -- printenv SLURMD_NODENAME",
+        "$C exec all -- cat /proc/sys/kernel/hostname",
         "$C ranktable build -o table.json",
         'mkdir -p code; echo \'import os; print(os.environ["RANK"], "SLURM_PROCID" in os.environ)\' > code/x.py',
         "$C push code /tmp/pushed; $C exec node2 -- cat /tmp/pushed/x.py",
@@ -96,3 +60,30 @@ def test_inside_an_allocation_commands_need_no_ssh(made: cluster.Sandbox) -> Non
     for rank in range(4):
         # Slurm's variables about its own tasks would mislead programs in the ranks.
         assert f"{rank} False" in done.stdout, done.stdout + done.stderr
+
+
+@APART
+def test_a_submitted_job_waits_runs_and_is_shown_and_cancelled(login: Login) -> None:
+    asked = "slurm: {nodes: 2, time: 10, extra: [--exclusive]}"
+    for part, text in (("{nodes: 9}", "not available"), ("{partition: lost}", "partition")):
+        (login.folder / "job.yaml").write_text(f"command: [hostname]\nslurm: {part}\n")
+        refused = login.clusterctl("submit", "slurm", "job.yaml")
+        assert refused.returncode == 2 and text in refused.stderr, refused.stderr
+    program = (
+        'print("out of", __import__("os").environ["WORLD_SIZE"], flush=True); __import__("time").sleep({})'
+    )
+    command = f"command: [{sys.executable}, -c, '{program}']"
+    first, _ = login.submit(f"{command.format(600)}\ngrace: 1\n{asked}\n")
+    login.wait(first, lambda state: state["phase"] == "running", 30)
+    second, _ = login.submit(f"{command.format(0)}\n{asked}\n")
+    waiting = login.wait(second, lambda state: "Resources" in state["verdict"], 20)
+    assert waiting["phase"] == "pending"
+    cancelled = login.clusterctl("stop", second)
+    assert "cancelled before it started" in cancelled.stderr, cancelled.stderr
+    assert login.clusterctl("stop", first).returncode == 0
+    third, _ = login.submit(f"{command.format(0)}\n{asked}\n")
+    followed = login.clusterctl("logs", "tail", "-f", third)
+    assert "out of 2" in followed.stdout, followed.stdout + followed.stderr
+    assert login.ended(third, 20)["phase"] == "finished"
+    phases = {row.split()[0]: row.split()[1] for row in login.clusterctl("runs").stdout.splitlines()[2:]}
+    assert (phases[first], phases[second], phases[third]) == ("stopped", "stopped", "finished")

@@ -1,0 +1,158 @@
+"""What Slurm says of a submitted run becomes its state, and jobs that cannot work are refused before that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import InputFaults, UsageError, WorkFailed
+from clusterctl.jobs import job as jobs
+from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.slurm import SlurmOptions, minutes_of
+from clusterctl.platforms import slurm, submission
+from clusterctl.runs.state import RunState, read_state, write_state
+from tests.clusterctl.conftest import Run
+
+COMMAND = "command: [hostname]\n"
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> RunDir:
+    """A run whose job was submitted."""
+    run = RunDir(tmp_path / "runs" / "demo-1")
+    job = jobs.from_command(["hostname"], None)
+    submission.write_waiting(run, job, submission.imagined(SlurmOptions(nodes=2, gres="npu:8")))
+    submission.write_submission(run, submission.Submission(7, 0.0))
+    return run
+
+
+def stands(run: RunDir, state: str, reason: str = "None", start: str = "N/A") -> RunState:
+    """Return the state of a run after Slurm has said how its job stands."""
+    submission.refresh(run, {7: slurm.QueueEntry(state, reason, "", start)})
+    found = read_state(run)
+    assert found is not None
+    return found
+
+
+def test_a_submitted_run_waits_with_the_ranks_that_it_will_have(waiting: RunDir) -> None:
+    assert waiting.phase() is Phase.PENDING
+    record = waiting.read_record()
+    assert (record.attempt, record.world_size) == (0, 16)
+
+
+def test_the_reason_and_the_expected_start_of_a_waiting_job_are_shown(waiting: RunDir) -> None:
+    state = stands(waiting, "PENDING", "Resources", "2026-01-01T10:00:00")
+    assert state.phase is Phase.PENDING
+    assert "pending: Resources; expected to start at 2026-01-01T10:00:00" in state.verdict
+
+
+@pytest.mark.parametrize(
+    ("word", "phase", "text"),
+    [
+        ("TIMEOUT", Phase.FAILED, "time limit"),
+        ("PREEMPTED", Phase.FAILED, "preempted"),
+        ("NODE_FAIL", Phase.FAILED, "a node of the Slurm job failed"),
+        ("OUT_OF_MEMORY", Phase.FAILED, "memory ran out"),
+        ("CANCELLED", Phase.STOPPED, "cancelled"),
+        ("UNKNOWN", Phase.FAILED, "before the run did"),
+    ],
+)
+def test_the_end_of_a_job_ends_a_run_that_could_not_say_so(
+    waiting: RunDir, word: str, phase: Phase, text: str
+) -> None:
+    write_state(waiting, RunState(Phase.RUNNING, {}))
+    state = stands(waiting, word)
+    assert state.phase is phase and text in state.verdict
+    # Slurm soon forgets the job; what it said is kept.
+    assert stands(waiting, "PENDING").phase is phase
+
+
+def test_a_run_that_ended_by_itself_keeps_its_end(waiting: RunDir) -> None:
+    write_state(waiting, RunState(Phase.FINISHED, {}))
+    state = stands(waiting, "COMPLETED")
+    assert (state.phase, state.verdict) == (Phase.FINISHED, "")
+
+
+def test_a_job_that_waits_again_makes_its_run_wait_again(waiting: RunDir) -> None:
+    write_state(waiting, RunState(Phase.STOPPED, {}))
+    assert stands(waiting, "PENDING", "BeginTime").phase is Phase.PENDING
+
+
+def test_a_run_that_runs_is_not_touched(waiting: RunDir) -> None:
+    write_state(waiting, RunState(Phase.RUNNING, {}))
+    before = waiting.state.read_bytes()
+    assert stands(waiting, "RUNNING").phase is Phase.RUNNING
+    assert waiting.state.read_bytes() == before
+
+
+def test_without_slurm_s_programs_the_recorded_state_is_shown(
+    waiting: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*words: str, **more: object) -> str:
+        raise UsageError(f"there is no `{words[0]}` here")
+
+    monkeypatch.setattr(slurm, "run", refused)
+    submission.refresh(waiting)
+    assert waiting.phase() is Phase.PENDING
+
+
+def test_the_queue_is_read_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "7|PENDING|Resources||2026-01-01T10:00:00\n8|RUNNING|None|node[1-2]|N/A\n9_1|PENDING|x||\nodd\n"
+    monkeypatch.setattr(slurm, "run", lambda *words, **more: text)
+    assert slurm.queue()[7] == slurm.QueueEntry("PENDING", "Resources", "", "2026-01-01T10:00:00")
+    assert slurm.queue()[8].nodes == "node[1-2]"
+    assert set(slurm.queue()) == {7, 8}
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"), [("90", 90), ("1:30", 1.5), ("2:00:00", 120), ("1-12", 2160), ("1-0:30", 1470)]
+)
+def test_times_of_slurm(time: str, minutes: float) -> None:
+    assert minutes_of(time) == minutes
+
+
+def test_contradictions_of_a_job_are_refused_together(tmp_path: Path, command_line: Run) -> None:
+    Path("job.yaml").write_text(f"{COMMAND}nodes: node1\ngrace: 300\nslurm: {{time: 3, signal: 120}}\n")
+    code, _, err = command_line("submit", "slurm", "job.yaml", "--print")
+    assert code == 2
+    for text in ("the 300 s of `grace`", "nothing is left of '3'", "Slurm chooses the nodes", "job.yaml:"):
+        assert text in err
+    assert not Path("runs").exists()
+
+
+def test_printing_submits_nothing_and_leaves_no_run(command_line: Run) -> None:
+    Path("job.yaml").write_text(f"{COMMAND}slurm: {{nodes: 4, gres: 'npu:8'}}\n")
+    code, out, _ = command_line("submit", "slurm", "job.yaml", "--print")
+    assert code == 0 and "#SBATCH --nodes=4" in out and "submit start" in out
+    assert command_line("runs", "--json")[1].strip() == "[]"
+
+
+def test_a_job_that_slurm_does_not_take_leaves_no_run(
+    command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(text: str) -> int:
+        raise WorkFailed("sbatch: QOSMaxSubmitJobPerUserLimit")
+
+    monkeypatch.setattr(slurm, "refuse_impossible", lambda text: "")
+    monkeypatch.setattr(slurm, "submit", refused)
+    Path("job.yaml").write_text(COMMAND)
+    assert command_line("submit", "slurm", "job.yaml")[0] == 4
+    assert command_line("runs", "--json")[1].strip() == "[]"
+
+
+def test_devices_that_the_job_does_not_ask_for_are_refused(
+    command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "refuse_impossible", lambda text: pytest.fail("Slurm was asked"))
+    Path("job.yaml").write_text(f"{COMMAND}devices: '[0,8)'\nslurm: {{gres: 'npu:4'}}\n")
+    code, _, err = command_line("submit", "slurm", "job.yaml")
+    assert code == 2 and "devices" in err
+
+
+def test_a_part_with_faults_names_them(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{COMMAND}slurm: {{time: 1h}}\n")
+    with pytest.raises(InputFaults):
+        jobs.load(file)

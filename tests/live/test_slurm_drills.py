@@ -1,0 +1,129 @@
+"""Trainings on a real Slurm, with everything that Slurm does to a job; four minutes, so only with SLURM_DRILLS=1."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from clusterctl.sandbox import demo, namespaces, slurm
+from tests.support.slurm_login import Login, login_of
+
+MISSING = slurm.why_not() or namespaces.why_not()
+WHY_NOT = MISSING or ("" if os.environ.get("SLURM_DRILLS") else "set SLURM_DRILLS=1 (four minutes)")
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(WHY_NOT), reason=f"Slurm: {WHY_NOT}"),
+]
+
+JOB = """
+name: small
+data: {data}
+grace: 20
+devices: 1
+train:
+  model: {{layers: 1, hidden: 32, heads: 2, sequence: 32, vocab: 512}}
+  data: {{prefix: "{{data}}/text_document", tokenizer: "{{data}}/tokenizer.json", split: "90,10,0"}}
+  steps: {steps}
+  micro_batch: 2
+  global_batch: 8
+  precision: fp32
+  optimizer: {{lr: 1e-3, warmup_steps: 2}}
+  eval: {{every: 0, batches: 2}}
+  save: {{every: {every}, keep: 3}}
+slurm: {slurm}
+"""
+TWO = "{nodes: 2, time: 10}"
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
+    with login_of(tmp_path_factory.mktemp("slurm") / "box", 3) as found:
+        data = found.folder / "data"
+        data.mkdir()
+        demo.write_corpus(found.folder / "corpus.jsonl")
+        demo.train_tokenizer(found.folder / "corpus.jsonl", data / "tokenizer.json", 512)
+        demo.build_data(found.folder / "corpus.jsonl", data / "tokenizer.json", data / "text_document")
+        yield found
+
+
+def job(login: Login, steps: int = STEPS, every: int = 1000, part: str = TWO) -> str:
+    return JOB.format(data=login.folder / "data", steps=steps, every=every, slurm=part)
+
+
+@pytest.fixture(scope="module")
+def over_ssh(login: Login) -> dict[int, float]:
+    """The losses of the same training over SSH, without a break."""
+    file = login.folder / "ssh.yaml"
+    file.write_text(job(login))
+    cluster_file = str(login.made.cluster_file)
+    nodes = ("-c", cluster_file, "-n", "node[1-2]")
+    done = login.clusterctl("launch", *nodes, str(file), "--detach", "--json", timeout=100)
+    assert done.returncode == 0, done.stderr
+    run = login.clusterctl("runs", "--json").stdout
+    name = json.loads(run)[0]["run"]
+    assert login.clusterctl("attach", name, "--quiet", timeout=200).returncode == 0
+    return losses(login, name)
+
+
+def losses(login: Login, run: str) -> dict[int, float]:
+    return {step["step"]: step["loss"] for step in login.steps(run)}
+
+
+def numbers(login: Login, run: str) -> list[int]:
+    return [step["step"] for step in login.steps(run)]
+
+
+def test_the_same_job_over_ssh_and_over_slurm_has_identical_losses(
+    login: Login, over_ssh: dict[int, float]
+) -> None:
+    run, _ = login.submit(job(login))
+    assert login.ended(run, 200)["phase"] == "finished"
+    assert len(over_ssh) == STEPS
+    assert losses(login, run) == over_ssh
+
+
+def test_no_step_is_lost_when_a_job_saves_and_is_requeued(login: Login, over_ssh: dict[int, float]) -> None:
+    run, number = login.submit(job(login))
+    login.wait_for_steps(run, 6, 100)
+    assert login("scancel", "--signal=USR1", "--batch", str(number)).returncode == 0
+    login.wait(run, lambda state: state["phase"] == "pending", 60)
+    done = max(numbers(login, run))
+    login.start_now(number)
+    assert login.ended(run, 200)["phase"] == "finished"
+    # Each step once: none is repeated, none is missing.
+    assert numbers(login, run) == list(range(1, STEPS + 1)) and done < STEPS
+    assert losses(login, run) == over_ssh
+
+
+def test_a_cancelled_job_is_stopped_and_says_why(login: Login) -> None:
+    run, number = login.submit(job(login, steps=4000))
+    login.wait_for_steps(run, 3, 100)
+    assert login("scancel", str(number)).returncode == 0
+    state = login.ended(run, 60)
+    assert state["phase"] == "stopped" and "cancelled" in state["verdict"], state
+
+
+def test_a_job_at_its_time_limit_is_ended_and_says_why(login: Login) -> None:
+    part = "{nodes: 2, time: 1, signal: 0, requeue: false}"
+    run, _ = login.submit(job(login, steps=40000, part=part))
+    state = login.ended(run, 200)
+    assert state["phase"] in ("stopped", "failed") and "time limit" in state["verdict"], state
+
+
+def test_a_run_continues_on_other_nodes_after_a_node_was_killed(login: Login) -> None:
+    run, number = login.submit(job(login, steps=60, every=4))
+    login.wait_for_steps(run, 10, 100)
+    nodes = login("squeue", "-h", "-j", str(number), "-o", "%N").stdout
+    login.made.kill("node2" if "2" in nodes or "-" in nodes else "node3")
+    login.wait(run, lambda state: state["phase"] == "pending", 120)
+    login.start_now(number)
+    assert login.ended(run, 250)["phase"] == "finished"
+    seen = numbers(login, run)
+    assert sorted(set(seen)) == list(range(1, 61))
+    # From the newest checkpoint, at most `every` steps are done again.
+    assert len(seen) - 60 <= 4 + 1, seen
