@@ -106,6 +106,8 @@ TABLE = {
     "submit": Verb("Submit a job to Slurm and the like"),
     "submit slurm": Verb("Submit a job to Slurm", "submit:slurm"),
     "submit start": Verb("Start a submitted run in its job", "slurm_job:start", hidden=True),
+    "submit k8s": Verb("Submit a job to Kubernetes", "submit_pods:k8s"),
+    "submit modelarts": Verb("Print a job as a request of ModelArts", "submit_pods:modelarts"),
     "attach": Verb("Follow a run that is active", "launch:attach", ssh=True),
     "resume": Verb("Start an ended run again", "start:resume", ssh=True),
     "control": Verb("Control a run until its end", "launch:control", ssh=True, hidden=True),

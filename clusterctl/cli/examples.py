@@ -224,6 +224,15 @@ EXAMPLES = {
         clusterctl submit slurm job.yaml --print
         clusterctl submit slurm job.yaml --set slurm.nodes=4 --set slurm.time=60
     """,
+    "submit k8s": """
+        clusterctl submit k8s job.yaml --kind jobset
+        clusterctl submit k8s job.yaml --kind acjob --print | kubectl apply -f -
+        clusterctl submit k8s job.yaml --kind jobset --delete
+    """,
+    "submit modelarts": """
+        clusterctl submit modelarts job.yaml --print
+        clusterctl submit modelarts job.yaml --print --image group/train:2
+    """,
     "attach": """
         clusterctl attach
         clusterctl attach last --quiet

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import document as documents
-from clusterctl.agent.frames import SILENCE
 from clusterctl.document import Document, Key, Section
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.cluster import (
@@ -22,20 +21,28 @@ from clusterctl.inventory.cluster import (
     named_devices,
     parse_devices,
 )
+from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.interconnect import NetworkOptions, network_faults, read_network
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.own_table import file_of, table_problems, take_rank_table
+from clusterctl.jobs.pods import (
+    KubernetesOptions,
+    ModelArtsOptions,
+    code_in_image,
+    read_kubernetes,
+    read_modelarts,
+)
 from clusterctl.jobs.program_files import missing_script
+from clusterctl.jobs.read_restart import read_restart, take_seconds
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.saving import saving_faults, saving_of
 from clusterctl.jobs.slurm import SlurmOptions, read_slurm
 from clusterctl.jobs.step_pattern import compiled
-from clusterctl.settings import duration, environment
+from clusterctl.settings import environment
 
 COLLECT_CHOICES = ("checkpoints", "profile")
-GROW_CHOICES = ("restart", "checkpoint")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
 PROCESS_CHOICES = ("auto", "device", "node")
 DEVICE_ID_CHOICES = ("visible", "physical")
@@ -96,6 +103,12 @@ class Job:
     network: NetworkOptions = field(default_factory=NetworkOptions)
     slurm: SlurmOptions | None = None
     """What `submit slurm` asks Slurm for."""
+    kubernetes: KubernetesOptions | None = None
+    """What `submit k8s` asks Kubernetes for."""
+    modelarts: ModelArtsOptions | None = None
+    """What `submit modelarts` asks ModelArts for."""
+    container: ContainerOptions | None = None
+    """The container that the ranks run in, unless their node has one of its own."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
 
@@ -144,7 +157,7 @@ def _read(top: Section, path: Path) -> Job:
         nodes=top.take("nodes", str),
         devices=_devices(top),
         device_ids=_choice(top, "device_ids", DEVICE_ID_CHOICES, "visible"),
-        code=_folder(top, "code", path),
+        code=None if code_in_image(top) else _folder(top, "code", path),
         data=_folder(top, "data", path),
         data_there=_data_there(top),
         processes=_choice(top, "processes", PROCESS_CHOICES, "auto"),
@@ -157,12 +170,15 @@ def _read(top: Section, path: Path) -> Job:
         grace=top.take("grace", float, 30.0) or 0.0,
         collect=_known_words(top, "collect", COLLECT_CHOICES),
         share_devices=top.take("share_devices", bool, False) or False,
-        restart=_restart(top),
-        hang_after=_seconds(top, "hang_after", None),
+        restart=read_restart(top),
+        hang_after=take_seconds(top, "hang_after", None),
         progress=_progress(top),
         notify=top.take_text("notify"),
         network=read_network(top),
         slurm=read_slurm(top),
+        kubernetes=read_kubernetes(top),
+        modelarts=read_modelarts(top),
+        container=read_container(top),
         source=str(path),
     )
 
@@ -178,51 +194,6 @@ def _data_there(top: Section) -> str:
             "data: a local folder, pushed; data_there: a folder on every node",
         )
     return folder
-
-
-def _restart(top: Section) -> Restart | None:
-    """Return the `restart` part of a job, or None if it has none."""
-    inner = top.section("restart")
-    if top.value.get("restart") is None:
-        return None
-    plain = Restart()
-    found = Restart(
-        max=_at_least(inner, "max", 0, plain.max),
-        backoff=_seconds(inner, "backoff", plain.backoff) or 0.0,
-        spare_nodes=inner.take("spare_nodes", str),
-        min_nodes=_at_least(inner, "min_nodes", 1, 0) or None,
-        node_lost_after=_seconds(inner, "node_lost_after", plain.node_lost_after) or 0.0,
-        grow=_choice(inner, "grow", GROW_CHOICES, plain.grow),
-    )
-    if found.node_lost_after <= SILENCE:
-        problem = (
-            f"{found.node_lost_after:g} s is too short: a silent connection is noticed after {SILENCE:g} s"
-        )
-        inner.fault("node_lost_after", problem, f"{plain.node_lost_after:g}s, or more")
-    inner.done()
-    return found
-
-
-def _at_least(section: Section, key: str, least: int, default: int) -> int:
-    value = section.take(key, int, default)
-    if value is not None and value < least and section.value.get(key) is not None:
-        section.fault(key, f"{value} is too small", f"{least} or more")
-    return value or 0
-
-
-def _seconds(section: Section, key: str, default: float | None) -> float | None:
-    """Return a time in seconds, given as a number or as `90s`, `10m`, `off`."""
-    section.taken.append(key)
-    value = section.value.get(key)
-    if value is None:
-        return default
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
-        return float(value)
-    try:
-        return duration(value if isinstance(value, str) else "?")
-    except UsageError:
-        section.fault(key, f"{value!r} is not a time", "as in 10, 90s, 10m, or off")
-        return default
 
 
 def from_command(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from clusterctl.jobs import own_table
+from clusterctl.inventory.cluster import KINDS
+from clusterctl.inventory.container import RUNTIMES
 from clusterctl.jobs.interconnect import RDMA_CHOICES, TUNING
 from clusterctl.jobs.job import (
     COLLECT_CHOICES,
     DEVICE_ID_CHOICES,
     ENV_STYLES,
-    GROW_CHOICES,
     PROCESS_CHOICES,
     ask_trainer,
 )
+from clusterctl.jobs.pods import CHIPS, CODE_CHOICES
+from clusterctl.jobs.read_restart import GROW_CHOICES
 
 # A part of a JSON schema; it is written, never read.
 Schema = dict[str, object]
@@ -90,6 +93,9 @@ def _around() -> dict[str, tuple[Schema, str]]:
         "restart": (_restart(), "Restart the run after a failure."),
         "network": (_network(), "How ranks on several nodes exchange."),
         "slurm": (_slurm(), "What `clusterctl submit slurm` asks Slurm for."),
+        "kubernetes": (_kubernetes(), "What `clusterctl submit k8s` asks Kubernetes for."),
+        "modelarts": (_modelarts(), "What `clusterctl submit modelarts` asks ModelArts for."),
+        "container": (container(), "The container that the ranks run in, unless their node has its own."),
         "notify": (
             TEXT,
             "Command or https:// address to call at the end, a failure, a restart, a stall or a NaN.",
@@ -181,3 +187,70 @@ def _slurm() -> Schema:
     }
     properties = {key: {**schema, "description": text} for key, (schema, text) in keys.items()}
     return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _described(keys: dict[str, tuple[Schema, str]]) -> Schema:
+    properties = {key: {**schema, "description": text} for key, (schema, text) in keys.items()}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+COUNT: Schema = {"type": "integer", "minimum": 1}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+QUANTITY: Schema = {"type": ["string", "integer"]}
+
+
+def container() -> Schema:
+    """Return the schema of the `container` part of a job."""
+    words: Schema = {"type": "array", "items": TEXT}
+    return _described(
+        {
+            "image": (TEXT, "The image; for apptainer also a .sif file of the node."),
+            "runtime": ({"enum": list(RUNTIMES)}, "The program that runs it. Default: docker."),
+            "mounts": (words, "Folders of the node to mount: HOST:CONTAINER or HOST:CONTAINER:ro."),
+            "options": (words, "More options of the runtime: --ulimit=memlock=-1."),
+            "shared_memory": (TEXT, "Size of /dev/shm: 64Gi. Default: the node's own is used."),
+            "python": (TEXT, "The Python inside the image. Default: python3."),
+        }
+    )
+
+
+def _kubernetes() -> Schema:
+    return _described(
+        {
+            "nodes": (COUNT, "Pods, each on a node of its own. Default: 1."),
+            "devices": (COUNT, "Devices of each pod, and so ranks. Default: 1."),
+            "kind": ({"enum": list(KINDS)}, "Kind of the devices. Default: cpu."),
+            "chip": ({"enum": list(CHIPS)}, "Ascend hardware, for the labels of nodes. Default: a2."),
+            "namespace": (TEXT, "Default: default."),
+            "image": (TEXT, "Default: the image of `container`."),
+            "cpus": (QUANTITY, "Processors of each pod."),
+            "memory": (QUANTITY, "Memory of each pod: 256Gi."),
+            "shared_memory": (QUANTITY, "Size of /dev/shm. Default: 16Gi."),
+            "grace": (COUNT, "Seconds between SIGTERM and SIGKILL. Default: 30 more than the job's grace."),
+            "retries": ({"type": "integer", "minimum": 0}, "How often all pods are started again."),
+            "queue": (TEXT, "Queue of Volcano. Default: default."),
+            "code": ({"enum": list(CODE_CHOICES)}, "configmap: sent along, below 1 MiB. image: it has it."),
+            "runtime": (TEXT, "ClusterTrainingRuntime of a TrainJob. Default: torch-distributed."),
+            "service_account": (TEXT, "ServiceAccount of the pods."),
+            "secret": (TEXT, "Secret with a key for each variable of `forward`."),
+            "pull_secret": (TEXT, "Secret for the registry of the image."),
+            "claims": (TEXTS, "PersistentVolumeClaims and where they are mounted: {data: /data}."),
+            "node_selector": (TEXTS, "Labels that the nodes must have."),
+        }
+    )
+
+
+def _modelarts() -> Schema:
+    return _described(
+        {
+            "nodes": (COUNT, "How many nodes. Default: 1."),
+            "devices": (COUNT, "Devices of a node of this flavor. Default: 8."),
+            "flavor": (TEXT, "Flavor of the nodes."),
+            "pool": (TEXT, "Id of a dedicated resource pool."),
+            "image": (TEXT, "Path of the image in SWR. Default: the image of `container`."),
+            "code": (TEXT, "OBS folder with the code and the job file."),
+            "inputs": (TEXTS, "OBS folders with data, by the folder in the container."),
+            "outputs": (TEXTS, "OBS folders for results, by the folder in the container."),
+            "log": (TEXT, "OBS folder for logs."),
+        }
+    )

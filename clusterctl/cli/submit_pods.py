@@ -1,0 +1,118 @@
+"""`submit k8s` and `submit modelarts`: hand a job to a platform that starts its pods."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli import screen
+from clusterctl.cli.submit import JobFile, Overrides, Print
+from clusterctl.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from clusterctl.platforms.request import PodRequest
+
+KindName = Annotated[
+    str, typer.Option("--kind", metavar="KIND", help="job (default), jobset, trainjob, vcjob or acjob.")
+]
+Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Override the image of the job file.")]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the objects. Default: the job's.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Submit nothing; follow what was submitted before.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Submit, and return at once.")]
+Delete = Annotated[bool, typer.Option("--delete", help="Delete the job and all that was created for it.")]
+
+
+def k8s(
+    job: JobFile,
+    *,
+    kind: KindName = "job",
+    image: Image = "",
+    name: Name = "",
+    overrides: Overrides = None,
+    only_print: Print = False,
+    detach: Detach = False,
+    follow_only: Follow = False,
+    delete: Delete = False,
+) -> None:
+    """Submit a job to Kubernetes and follow it. The job's `kubernetes` part says what to ask for. Ctrl-C leaves it
+    running; --follow follows it again."""
+    from clusterctl.platforms import request as requests
+
+    if kind not in requests.KINDS:
+        near = did_you_mean(kind, requests.KINDS) or f"one of {', '.join(requests.KINDS)}"
+        raise UsageError(f"--kind {kind}: unknown", near)
+    made = _request(job, kind, image, name, overrides or [])
+    if only_print:
+        screen.write(yaml_of(made))
+        return
+    from clusterctl.platforms import kube_api
+
+    api = kube_api.JobApi(kube_api.connect(), kind, made.options.namespace, made.name)
+    if delete:
+        for deleted in api.delete():
+            screen.log(f"deleted {deleted}")
+        return
+    if not follow_only:
+        if note := api.require_room(made):
+            screen.log(f"note: {note}", "yellow")
+        for created in api.submit(made):
+            screen.log(f"created {created}")
+    if detach:
+        screen.write(f"{made.name}\n")
+        return
+    for line in kube_api.follow(api):
+        screen.write(f"{line}\n")
+
+
+def modelarts(
+    job: JobFile, *, image: Image = "", overrides: Overrides = None, only_print: Print = False
+) -> None:
+    """Print a job as a request of ModelArts' API. The job's `modelarts` part says what to ask for."""
+    from clusterctl.jobs import job as jobs
+    from clusterctl.jobs.pods import KubernetesOptions, ModelArtsOptions
+    from clusterctl.platforms import modelarts as platform
+    from clusterctl.platforms import request as requests
+
+    loaded = jobs.load(job, overrides or ())
+    body = platform.training_job(loaded, job, image)
+    asked = loaded.modelarts or ModelArtsOptions()
+    pods = KubernetesOptions(nodes=asked.nodes, devices=asked.devices, kind="npu")
+    jobs.check(requests.for_pods(loaded), requests.imagined(pods))
+    if not only_print:
+        hint = "add --print, and send it: POST /v2/{project_id}/training-jobs, with a token of yours"
+        raise UsageError("clusterctl has no credentials of ModelArts, and only prints the request", hint)
+    screen.write(json.dumps(body, indent=2) + "\n")
+
+
+def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -> PodRequest:
+    """Return what the manifests of a job need, once all of its errors are gone."""
+    from clusterctl.jobs import job as jobs
+    from clusterctl.jobs.pods import KubernetesOptions
+    from clusterctl.platforms import request as requests
+
+    loaded = jobs.load(job, overrides)
+    options = loaded.kubernetes or KubernetesOptions()
+    summary = jobs.check(requests.for_pods(loaded), requests.imagined(options))
+    cost = summary.get("checkpoints") or {}
+    return requests.request_for(loaded, kind, image, name, float(cost.get("seconds") or 0.0))
+
+
+def yaml_of(request: PodRequest) -> str:
+    """Return the manifests of a job as one YAML file, for kubectl."""
+    import yaml
+
+    from clusterctl.platforms.kinds import manifests_of
+
+    class Plain(yaml.SafeDumper):
+        """Writes texts of several lines as blocks, and no anchors."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, "|" if "\n" in value else None)
+
+    Plain.add_representer(str, text)
+    return yaml.dump_all(manifests_of(request), Dumper=Plain, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,187 @@
+"""Check a job before it is handed to Kubernetes, and collect what its pods need: files, environment, names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterctl.document import Document
+from clusterctl.errors import Fault, InputFaults
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs.job import Job
+from clusterctl.jobs.pods import LABEL, KubernetesOptions
+from clusterctl.transfer.manifest import make_manifest
+
+KINDS = ("job", "jobset", "trainjob", "vcjob", "acjob")
+# A label of DNS, so the host name of a pod.
+MAX_NAME = 63
+# A ConfigMap may hold 1 MiB; a tenth is left for names and the job itself.
+MAX_CODE = 900_000
+# Seconds beyond the job's grace for the agent and the runtime to end.
+MARGIN = 30
+# Where a pod finds its job and its code.
+JOB_FOLDER = "/etc/clusterctl"
+CODE_FOLDER = f"{JOB_FOLDER}/code"
+# Parts of a job that only its submission needs.
+LEFT_OUT = ("kubernetes", "modelarts", "slurm", "container", "nodes", "restart", "forward", "notify")
+# Names of variables whose values nobody may read.
+CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PodRequest:
+    """A job that has been checked, as its manifests need it."""
+
+    name: str
+    kind: str
+    image: str
+    options: KubernetesOptions
+    grace: int
+    job_file: str
+    """The text of the job file in the pods."""
+    code: Mapping[str, bytes]
+    """The files of the code by their path; empty if the image has it."""
+    secrets: tuple[str, ...] = ()
+    """Variables that come from the Secret."""
+
+    @property
+    def service(self) -> str:
+        """The headless service, which gives each pod a name."""
+        return self.name
+
+    @property
+    def peers(self) -> list[str]:
+        """The names of the pods in order, where they are known before the pods exist."""
+        middle = {"job": "", "jobset": "-node-0", "trainjob": "-node-0"}.get(self.kind)
+        if middle is None:
+            return []
+        return [f"{self.name}{middle}-{index}.{self.service}" for index in range(self.options.nodes)]
+
+
+def request_for(
+    job: Job, kind: str, image: str = "", name: str = "", save_seconds: float = 0.0
+) -> PodRequest:
+    """Return what the manifests of a job need; raise InputFaults with everything that is wrong.
+
+    `save_seconds` is the planned time of a checkpoint.
+    """
+    options = job.kubernetes or KubernetesOptions()
+    image = image or options.image or (job.container.image if job.container else "")
+    name = name or re.sub(r"[._]+", "-", job.name.lower()).strip("-")
+    faults = [*_faults(job, options, kind, name, image), *_grace_faults(job, options, save_seconds)]
+    code: dict[str, bytes] = {}
+    if job.code is not None and options.code == "configmap":
+        code, problems = _code_of(job, job.code)
+        faults += problems
+    if faults:
+        raise InputFaults(faults)
+    grace = options.grace or int(job.grace) + MARGIN
+    return PodRequest(name, kind, image, options, grace, _job_text(job, options), code, job.forward)
+
+
+def imagined(options: KubernetesOptions) -> Cluster:
+    """Return the pods as an inventory, to plan and check the job for them."""
+    nodes = [
+        Node(name=f"pod{number}", host=f"pod{number}", address=f"pod{number}", kind=options.kind,
+             devices=tuple(range(options.devices)))
+        for number in range(options.nodes)
+    ]  # fmt: skip
+    return Cluster("pods", tuple(nodes), source="the job's `kubernetes` part")
+
+
+def for_pods(job: Job) -> Job:
+    """Return a job without what the platform decides in place of it."""
+    return replace(job, nodes=None, restart=None)
+
+
+def _at(job: Job, key: tuple[str, ...], problem: str, remedy: str) -> Fault:
+    document = job.document or Document(job.source, {}, {(): 1})
+    return document.fault(key, problem, remedy)
+
+
+def _faults(job: Job, options: KubernetesOptions, kind: str, name: str, image: str) -> Iterator[Fault]:
+    """Yield what Kubernetes would refuse, or would only fail later."""
+    if not image:
+        yield _at(
+            job, ("kubernetes", "image"), "no image is given", "image: registry.example/train:1, or --image"
+        )
+    if not LABEL.match(name):
+        problem = f"{name!r} cannot name objects of Kubernetes"
+        yield _at(job, ("name",), problem, "small letters, digits and '-', or --name")
+    suffix = _longest_suffix(kind, options.nodes)
+    if len(name) + suffix > MAX_NAME:
+        problem = f"{name!r} has {len(name)} characters, and {kind} adds {suffix}: more than {MAX_NAME}"
+        yield _at(job, ("name",), problem, f"a name of at most {MAX_NAME - suffix} characters, or --name")
+    if kind == "job" and options.retries:
+        problem = "a Job starts single pods again, and a training needs all of them"
+        yield _at(job, ("kubernetes", "retries"), problem, "--kind jobset, vcjob or acjob")
+    if kind == "trainjob" and options.retries:
+        problem = "a TrainJob takes the number of restarts from its runtime"
+        yield _at(job, ("kubernetes", "retries"), problem, "set maxRestarts in the runtime, or --kind jobset")
+    if job.data is not None:
+        problem = f"{job.data} is a folder of this machine, which no pod has"
+        yield _at(
+            job, ("data",), problem, "data_there: FOLDER, on a claim: kubernetes: {claims: {data: /data}}"
+        )
+    if job.forward and not options.secret:
+        problem = f"the values of {', '.join(job.forward)} would have to be in the manifest"
+        yield _at(job, ("forward",), problem, "kubernetes: {secret: NAME}, a Secret with these keys")
+    for variable in job.env:
+        if CREDENTIAL.search(variable):
+            problem = f"{variable} looks like a credential, and the manifest would show it"
+            remedy = f"forward: [{variable}], and kubernetes: {{secret: NAME}} with this key"
+            yield _at(job, ("env", variable), problem, remedy)
+
+
+def _longest_suffix(kind: str, nodes: int) -> int:
+    """Return how many characters a kind adds to a name at most: to the names of its pods, jobs and files."""
+    index = len(str(nodes - 1))
+    # Job controllers add five random characters to a pod's name.
+    random = 6
+    return {
+        "job": 1 + index + random,
+        "jobset": len("-node-0-") + index + random,
+        "trainjob": len("-node-0-") + index + random,
+        "vcjob": len("-worker-") + index,
+        "acjob": max(len("-worker-") + index, len("rings-config-")),
+    }[kind]
+
+
+def _grace_faults(job: Job, options: KubernetesOptions, save_seconds: float) -> Iterator[Fault]:
+    """Yield times that would cut off the last checkpoint."""
+    if save_seconds > job.grace:
+        problem = f"{job.grace:g} s are shorter than a save, which takes about {save_seconds:.0f} s"
+        yield _at(job, ("grace",), problem, f"grace: {int(save_seconds * 1.5) + 1}")
+    if options.grace and options.grace < job.grace + 5:
+        problem = f"{options.grace} s end the pod before the job's grace of {job.grace:g} s is over"
+        yield _at(job, ("kubernetes", "grace"), problem, f"grace: {int(job.grace) + MARGIN}, or leave it out")
+
+
+def _code_of(job: Job, root: Path) -> tuple[dict[str, bytes], list[Fault]]:
+    """Return the files of the code, and why they cannot be sent along."""
+    manifest = make_manifest(root)
+    faults = []
+    # Base64 makes binary files larger by a third.
+    if manifest.size * 4 / 3 > MAX_CODE:
+        problem = f"{root} has {manifest.size / 1e6:.1f} MB, and a ConfigMap holds 1 MiB"
+        remedy = "build it into the image and write kubernetes: {code: image}, or leave out files: .clusterctlignore"
+        faults.append(_at(job, ("code",), problem, remedy))
+        return {}, faults
+    links = [entry.path for entry in manifest.entries if entry.kind == "l"]
+    if links:
+        faults.append(_at(job, ("code",), f"a ConfigMap has no links: {', '.join(links[:3])}", "code: image"))
+    return {entry.path: (root / entry.path).read_bytes() for entry in manifest.files}, faults
+
+
+def _job_text(job: Job, options: KubernetesOptions) -> str:
+    """Return the job file of the pods: the user's with the overrides of the command line, without other platforms."""
+    value = dict(job.document.value) if job.document else {}
+    kept = {key: part for key, part in value.items() if key not in LEFT_OUT}
+    kept["name"] = job.name
+    if job.code is not None and options.code == "configmap":
+        kept["code"] = CODE_FOLDER
+    # JSON is YAML that no reader takes for another type.
+    return json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
