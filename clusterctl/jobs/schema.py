@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from clusterctl.jobs import own_table
 from clusterctl.inventory.cluster import KINDS
 from clusterctl.inventory.container import RUNTIMES
+from clusterctl.jobs import own_table
 from clusterctl.jobs.interconnect import RDMA_CHOICES, TUNING
 from clusterctl.jobs.job import (
     COLLECT_CHOICES,

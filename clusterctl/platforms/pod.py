@@ -20,6 +20,7 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan as plans
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
+from clusterctl.jobs.own_table import file_of, read_table
 from clusterctl.platforms import rank_table
 from clusterctl.platforms.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.runs import start as runs
@@ -90,7 +91,9 @@ def part_of(place: Place, job: Job, tell: Tell, *, waits: bool = True) -> Part:
     """Return this node's part of a job; wait for the rank table if the platform makes one, unless `waits` is off."""
     refuse(place)
     path = rank_table.find(environment()) if place.kind == "npu" or not place.count else None
-    text = ""
+    own = file_of(job.rank_table)
+    text = read_table(own) if own else ""
+    path = None if own else path
     if path is None and (not place.count or job.rank_table == "always"):
         problem = f"{place.platform.title} has mounted no rank table"
         remedy = f"mount it at {rank_table.OPERATOR}, or set RANK_TABLE_FILE"

@@ -12,6 +12,7 @@ from clusterctl.document import Document
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
+from clusterctl.jobs.own_table import file_of
 from clusterctl.jobs.pods import LABEL, KubernetesOptions
 from clusterctl.transfer.manifest import make_manifest
 
@@ -126,6 +127,9 @@ def _faults(job: Job, options: KubernetesOptions, kind: str, name: str, image: s
         yield _at(
             job, ("data",), problem, "data_there: FOLDER, on a claim: kubernetes: {claims: {data: /data}}"
         )
+    if file_of(job.rank_table):
+        problem = "a table that is made before the pods cannot name their devices"
+        yield _at(job, ("rank_table",), problem, "rank_table: auto, with --kind acjob")
     if job.forward and not options.secret:
         problem = f"the values of {', '.join(job.forward)} would have to be in the manifest"
         yield _at(job, ("forward",), problem, "kubernetes: {secret: NAME}, a Secret with these keys")

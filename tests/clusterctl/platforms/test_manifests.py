@@ -73,7 +73,11 @@ def test_every_manifest_passes_the_schema_of_its_api(tmp_path: Path, kind: str, 
 
 def test_the_judges_refuse_unknown_keys_and_wrong_types(tmp_path: Path) -> None:
     judges = schemas.judges()
-    for kind, key, value in (("jobset", "replicas", 1), ("job", "paralelism", 2), ("acjob", "successPolicy", 7)):
+    for kind, key, value in (
+        ("jobset", "replicas", 1),
+        ("job", "paralelism", 2),
+        ("acjob", "successPolicy", 7),
+    ):
         manifest = manifests_of(request(tmp_path, kind))[-1]
         manifest["spec"][key] = value
         assert judges.problems(manifest)
