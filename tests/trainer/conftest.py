@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,9 +105,11 @@ def rank_server() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def run_ranks(tmp_path: Path, rank_server: subprocess.Popen[str]) -> Callable[..., list[Done]]:
-    """Train a config with so many ranks as the launcher would start them; waits for all of them."""
+    """Train a config, or run `argv`, with so many ranks as the launcher would start them; waits for all of them."""
 
-    def run(ranks: int, config: dict[str, Any], run_dir: Path, **more: str) -> list[Done]:
+    def run(
+        ranks: int, config: dict[str, Any], run_dir: Path, argv: Sequence[str] = (), **more: str
+    ) -> list[Done]:
         file = tmp_path / "train.json"
         file.write_text(json.dumps(config))
         shared = {
@@ -123,7 +125,7 @@ def run_ranks(tmp_path: Path, rank_server: subprocess.Popen[str]) -> Callable[..
         numbered = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
         outputs = [str(tmp_path / f"rank-{rank}") for rank in range(ranks)]
         ask = {
-            "argv": ["train", str(file)],
+            "argv": list(argv) or ["train", str(file)],
             "environments": numbered,
             "outputs": outputs,
             "deepspeed": config.get("engine") == "deepspeed",

@@ -27,6 +27,7 @@ def add_verb(verb: ADD) -> None:
     add_model_arguments(parser)
     parser.add_argument("--prompt", action="append", default=None)
     parser.add_argument("--prompts", metavar="FILE", help="lines, or JSON lines with `prompt`; - is stdin")
+    parser.add_argument("--prompt-line", action="append", default=[], help="a line as in the file")
     parser.add_argument("--truncate", action="store_true")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -54,23 +55,52 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", default="fp32", choices=("fp32", "bf16", "int8"))
     parser.add_argument("--cache", metavar="SIZE", help="memory for keys and values, as in 4GiB")
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
+    parser.add_argument("--tensor", type=int, default=0, help="ranks that share every layer")
+    parser.add_argument("--pipeline", type=int, default=0, help="ranks that have different layers")
 
 
 def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decoder:
-    """Return the decoder that the arguments name."""
+    """Return the decoder that the arguments name; on several ranks this returns only on rank 0.
+
+    The other ranks compute their parts of the model until rank 0 closes the decoder, and end.
+    """
     from trainer.config.amounts import gigabytes
     from trainer.device import open_device
+    from trainer.env import Env
 
     try:
         cache = None if arguments.cache is None else int(gigabytes(arguments.cache) * 1e9)
     except ValueError as error:
         raise InputError(f"--cache {error}") from None
-    if arguments.threads < 0:
-        raise InputError(f"--threads is {arguments.threads}; 1 or more are needed, or 0 for all cores")
-    open_device("cpu", 0, 1, arguments.threads or None, deterministic=False)
+    for name in ("threads", "tensor", "pipeline"):
+        if getattr(arguments, name) < 0:
+            raise InputError(f"--{name} is {getattr(arguments, name)}; 1 or more are needed, or 0 to choose")
+    own = Env.read()
+    threads = arguments.threads or own.threads
+    device = open_device("cpu", own.local_rank, own.local_world_size, threads, deterministic=False)
     from trainer.generate.decoder import Decoder
+    from trainer.generate.ranks import Division, Ranks, follow
+    from trainer.parallel.group import leave
 
-    return Decoder.load(arguments.checkpoint, arguments.tokenizer, arguments.weights, cache, most_running)
+    ranks = Ranks.join(own, device)
+    division = Division(arguments.tensor, arguments.pipeline)
+    decoder = Decoder.load(
+        arguments.checkpoint, arguments.tokenizer, arguments.weights, cache, most_running, ranks, division
+    )
+    if not ranks.leads:
+        follow(decoder.network, ranks)
+        leave(ranks.group, 0)
+    return decoder
+
+
+def close(decoder: Decoder) -> None:
+    """Let the other ranks end, and end this process if there are any."""
+    from trainer.generate.ranks import Leader
+    from trainer.parallel.group import leave
+
+    decoder.close()
+    if isinstance(decoder.network, Leader):
+        leave(decoder.network.ranks.group, 0)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,13 +114,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--samples is {arguments.samples}; 1 to 1000 are needed")
     prompts = _prompts(arguments)
     decoder = load_decoder(arguments)
-    single = arguments.prompts is None and len(arguments.prompt or [""]) == 1 and arguments.samples == 1
+    many = arguments.prompts is not None or arguments.prompt_line
+    single = not many and len(arguments.prompt or [""]) == 1 and arguments.samples == 1
     if single and sys.stdout.isatty() and not arguments.json:
         _stream(decoder, next(prompts), sampling, arguments.truncate)
-        return 0
-    for line in _texts(decoder, prompts, sampling, arguments):
-        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+    else:
+        for line in _texts(decoder, prompts, sampling, arguments):
+            sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+    close(decoder)
     return 0
 
 
@@ -109,7 +141,8 @@ def _sampling(arguments: argparse.Namespace) -> Sampling:
 
 def _prompts(arguments: argparse.Namespace) -> Iterator[str]:
     """Return the prompts; those of options first, then those of a file or of stdin."""
-    given = arguments.prompt or ([] if arguments.prompts else [""])
+    lines = [_prompt_of(line.encode(), f"line {at}") for at, line in enumerate(arguments.prompt_line, 1)]
+    given = [*(arguments.prompt or []), *lines] or ([] if arguments.prompts else [""])
     if arguments.prompts and arguments.prompts != "-" and not Path(arguments.prompts).is_file():
         raise InputError(f"{arguments.prompts}: no such file", "a line of it is a prompt; - is stdin")
     return _all_prompts(given, arguments.prompts)

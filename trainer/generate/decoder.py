@@ -13,6 +13,7 @@ from trainer.generate.batcher import Batcher
 from trainer.generate.blanks import Filling, special_tokens
 from trainer.generate.loading import load_network
 from trainer.generate.network import Network
+from trainer.generate.ranks import Division, Leader, Ranks
 from trainer.generate.request import Continuation, End, Request
 from trainer.generate.sampling import Drawn, Sampling
 from trainer.generate.text import Detokenizer, StopTexts
@@ -83,13 +84,18 @@ class Decoder:
         kind: str = "fp32",
         cache: int | None = None,
         most_running: int = 64,
+        ranks: Ranks | None = None,
+        division: Division = Division(),
     ) -> Decoder:
-        """Load a checkpoint; refuse a tokenizer that does not fit, and a model that does not fit in memory."""
+        """Load a checkpoint; refuse a tokenizer that does not fit, and a model that does not fit in memory.
+
+        ranks: those that divide the model, all of which call this.
+        """
         named = tokenizer or folder / TOKENIZER
         if tokenizer is None and not named.is_file():
             raise InputError(f"{folder}: holds no tokenizer", "name one with --tokenizer")
         loaded = Tokenizer.load(named)
-        net, found, pages = load_network(folder, kind, cache)
+        net, found, pages = load_network(folder, kind, cache, ranks, division)
         config = net.config
         if not net.is_glm and loaded.vocab > config.vocab:
             raise InputError(
@@ -143,6 +149,11 @@ class Decoder:
             raise InputError("a GLM's blanks are not written by beam search", "use --beams 1")
         course = Filling(self.network.config, self.tokenizer, self.glm, prompt, sampling)
         return Request(course, sampling, sink), course
+
+    def close(self) -> None:
+        """Let the ranks that share the model end."""
+        if isinstance(self.network, Leader):
+            self.network.end()
 
     def run(self) -> None:
         """Compute until every request has ended."""

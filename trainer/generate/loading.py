@@ -21,7 +21,8 @@ from trainer.engine.rank_state import load_parameters, shapes_of
 from trainer.errors import CheckpointError, Fault, InputError
 from trainer.generate.batcher import SCORED_TOKENS
 from trainer.generate.modules import page_bytes
-from trainer.generate.network import Network, empty_model, network
+from trainer.generate.network import WHOLE_MODEL, Network, Place, empty_model, network
+from trainer.generate.ranks import Division, Ranks, alone, on_ranks
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.weights.adapters.merge import whole
@@ -71,16 +72,19 @@ class Memory:
         return wanted // self.page
 
 
-def plan_memory(config: ModelConfig, kind: str, free: int) -> Memory:
-    """Return what a model takes with its matrices stored as `kind`."""
-    shapes = shapes_of(empty_model(config))
+def plan_memory(config: ModelConfig, kind: str, free: int, place: Place = WHOLE_MODEL) -> Memory:
+    """Return what a model, or a rank's part of it, takes with its matrices stored as `kind`."""
+    model = empty_model(config, place)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     weights = sum(
         math.prod(shape) * (BYTES[kind] if len(shape) == 2 else 4) + (4 * shape[0] if kind == "int8" else 0)
         for shape in shapes.values()
     )
-    largest = max(math.prod(shape) for shape in shapes.values())
+    # A parameter is read whole before it is cut.
+    largest = max(map(math.prod, shapes_of(empty_model(config)).values()))
     work = 3 * 4 * largest + 3 * 4 * SCORED_TOKENS * config.vocab + LIBRARIES
-    return Memory(weights, page_bytes(config), -(-config.context // PAGE), work, free)
+    page = page_bytes(config) * len(model.blocks) // (config.layers * place.tensor.size)
+    return Memory(weights, page, -(-config.context // PAGE), work, free)
 
 
 def free_memory() -> int:
@@ -105,23 +109,31 @@ def _figure(file: Path, name: str) -> int:
 
 
 def load_network(
-    folder: Path, kind: str = "fp32", cache: int | None = None
+    folder: Path,
+    kind: str = "fp32",
+    cache: int | None = None,
+    ranks: Ranks | None = None,
+    division: Division = Division(),
 ) -> tuple[Network, Checkpoint, int]:
     """Return the network of a checkpoint, the checkpoint, and the pages of its cache.
 
-    Every file is verified while it is read. cache: bytes for the pages; None: as much as is usual.
+    Every file is verified while it is read. cache: bytes for the pages; None: as much as is usual. ranks: those that
+    divide the model; None: this process has all of it.
     """
+    ranks = ranks or alone()
     if kind not in KINDS:
         raise InputError(f"--weights: {kind!r} is not a type", f"use {', '.join(KINDS)}")
     found = open_checkpoint(folder)
     found = whole(verify(folder) if found.is_old else found)
     config = _config_of(found)
-    pages = plan_memory(config, kind, free_memory()).pages(cache)
+    ranks.divide(config, division)
+    memory = plan_memory(config, kind, free_memory() // ranks.neighbours, ranks.place)
+    pages = ranks.fewest(memory.pages(cache))
 
     def read(name: str) -> Tensor:
         return found.read([name])[name]
 
-    return network(config, read, kind, pages), found, pages
+    return on_ranks(network(config, read, kind, pages, place=ranks.place), ranks), found, pages
 
 
 def load_model(found: Checkpoint) -> Model:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
-from trainer.generate.command import add_model_arguments, load_decoder
+from trainer.generate.command import add_model_arguments, close, load_decoder
 
 if TYPE_CHECKING:
     from trainer.generate.decoder import Decoder
@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     decoder = load_decoder(arguments, arguments.batch)
     service = _service(arguments, decoder, key)
     sys.stdout.write(f"loaded {service.name} in {time.monotonic() - started:.1f} s\n")
-    return asyncio.run(_serve(service, arguments))
+    code = asyncio.run(_serve(service, arguments))
+    close(decoder)
+    return code
 
 
 def _check(arguments: argparse.Namespace) -> None:
