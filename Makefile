@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test quick check live docs bench judges install clean
+.PHONY: demo test quick extended check live docs bench judges install clean
 
 demo: install
 	$(BIN)/clusterctl demo
@@ -25,6 +25,10 @@ QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs ex
 quick: $(VENV)/.developing
 	$(BIN)/python -m pytest -q -n 2 -m 'not live and not slow' --ignore-glob='*/test_nodeset_peer.py' \
 		--ignore-glob='*/plan/test_memory.py' $(QUICK)
+
+# Tests that repeat with other values what `make test` covers.
+extended: $(VENV)/.developing
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --extended
 
 check: $(VENV)/.developing
 	$(BIN)/ruff check .
