@@ -16,6 +16,7 @@ Output = Annotated[
 State = Annotated[
     bool, typer.Option("--state", help="Convert the state of the optimizer too, if the format has it.")
 ]
+Base = Annotated[str, typer.Option("--base", metavar="DIR", help="The weights that the adapters belong to.")]
 
 
 def import_(
@@ -31,6 +32,7 @@ def import_(
     vocab: Annotated[
         int, typer.Option("--vocab", min=0, metavar="N", help="Tokens, if the table of SRC has padding.")
     ] = 0,
+    base: Base = "",
     *,
     state: State = False,
     dry_run: options.DryRun = False,
@@ -42,7 +44,7 @@ def import_(
     conversion that was stopped again, and it continues.
     """
     arguments = [str(source), "--output", str(output), *(["--from", form] if form else [])]
-    arguments += ["--heads", str(heads), "--vocab", str(vocab)]
+    arguments += ["--heads", str(heads), "--vocab", str(vocab), *_base(base)]
     forward("checkpoint import", "checkpoint-import", [*arguments, *_flags(state, dry_run, as_json)])
 
 
@@ -63,15 +65,33 @@ def export(
     pipeline: Annotated[
         int, typer.Option("--pipeline", min=1, metavar="N", help="Megatron: divide the layers into N stages.")
     ] = 1,
+    base: Base = "",
     *,
     state: State = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write a checkpoint of ours in the format of another program."""
+    """Write a checkpoint of ours in the format of another program.
+
+    Adapters are added to the weights that they belong to; --to peft writes them alone.
+    """
     sizes = ["--tensor", str(tensor), "--pipeline", str(pipeline)]
-    arguments = [str(checkpoint_of(where)), "--output", str(output), "--to", to, "--dtype", dtype, *sizes]
+    arguments = [
+        str(checkpoint_of(where)),
+        "--output",
+        str(output),
+        "--to",
+        to,
+        "--dtype",
+        dtype,
+        *sizes,
+        *_base(base),
+    ]
     forward("checkpoint export", "checkpoint-export", [*arguments, *_flags(state, dry_run, as_json)])
+
+
+def _base(base: str) -> list[str]:
+    return ["--base", str(Path(base).absolute())] if base else []
 
 
 def _flags(state: bool, dry_run: bool, as_json: bool) -> list[str]:

@@ -176,7 +176,7 @@ class Checkpointer:
             "state": config.save.state,
             "optimizer_steps": self.engine.optimizer_steps,
             "consumed_samples": consumed,
-            "tokens": consumed * config.model.sequence,
+            "tokens": config.tokens(progress.step),
             "loss": progress.loss,
             "eval_loss": progress.eval_loss,
             "accuracy": progress.accuracy,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.amounts import in_samples
 from trainer.config.chips import NAMED
+from trainer.config.curriculum import curriculum_faults
 from trainer.config.glm import SPECIAL_TOKENS, Infilling, Windows
 from trainer.config.layout import Layout, nearest_batches
 from trainer.config.model import ModelConfig
@@ -50,6 +51,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_tensor_faults(config, layout), "model parallel"),
         (_context_faults(config), "model parallel data engine"),
         (_pipeline_faults(config, layout), f"{batch} model engine"),
+        (curriculum_faults(config), "model parallel curriculum"),
         (_recompute_faults(config), "model parallel recompute"),
         (_engine_faults(config, layout), "engine parallel zero offload"),
         (_profile_faults(config, layout), "steps profile"),

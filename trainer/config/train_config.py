@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.config.amounts import BatchSizes, length_text
 from trainer.config.chips import NAMED
+from trainer.config.curriculum import CurriculumConfig
 from trainer.config.data import DataConfig, listed_sources
 from trainer.config.layout import Layout, Piece, pieces_of
 from trainer.config.model import ModelConfig
@@ -51,6 +52,8 @@ class TrainConfig:
     """Samples per step over all ranks = micro_batch x data parallel x accumulation (1 if left out)."""
     batch_ramp: BatchRamp = field(default_factory=BatchRamp)
     """Small batches first."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """Short samples first."""
     precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
     """Type of matrices. In bf16 and fp16 the optimizer keeps weights and moments in fp32; engine torch computes with a
     copy of the weights in the 16-bit type, layer norms excepted, and engine deepspeed casts fp32 weights."""
@@ -107,6 +110,21 @@ class TrainConfig:
         """Return the samples of each step."""
         ramp = self.batch_ramp
         return BatchSizes(self.global_batch or 1, ramp.start, ramp.increment, ramp.samples)
+
+    def tokens(self, step: int) -> int:
+        """Return the tokens of the samples of so many steps."""
+        sequence, grown = self.model.sequence, min(step, len(self._tokens_grown) - 1)
+        rest = self.batches.consumed(step) - self.batches.consumed(grown)
+        return self._tokens_grown[grown] + rest * sequence
+
+    @cached_property
+    def _tokens_grown(self) -> list[int]:
+        """Return the tokens after each step of the curriculum."""
+        found = [0]
+        for step in range(1, (self.curriculum.steps if self.curriculum.start else 0) + 1):
+            length = self.curriculum.length(step, self.model.sequence)
+            found.append(found[-1] + self.batches.of(step) * length)
+        return found
 
     def layout(self, world: int) -> Layout:
         """Return how so many ranks divide the work; raise ValueError if they cannot."""

@@ -85,6 +85,9 @@ def tokens_of(batch: Batch, ranks: int, sequence: int, joined: bool = False) -> 
     """
     if joined:
         return sum(micro[0].numel() for micro in batch) * ranks
+    if len(batch[0]) == 1:
+        # A GPT's samples may be shorter; each has one token more, which is predicted alone.
+        return sum(micro[0].numel() - len(micro[0]) for micro in batch) * ranks
     return sum(len(micro[0]) for micro in batch) * ranks * sequence
 
 

@@ -210,11 +210,13 @@ class Batches:
     def __init__(self, samples: Readable, share: Share) -> None:
         self.samples, self.share = samples, share
 
-    def at(self, consumed: int, samples: int = 0) -> list[Micro]:
+    def at(self, consumed: int, samples: int = 0, length: int = 0) -> list[Micro]:
         """Return this rank's micro-batches of the batch at `consumed` samples; `samples` is its size if it
-        differs."""
+        differs, and `length` the tokens of GPT's samples, if they are cut."""
         made = [self.samples.read(ks) for ks in self.share.samples_of(consumed, samples)]
-        return [_arrays(micro) for micro in made]
+        micros = [_arrays(micro) for micro in made]
+        # With the token that the last one of a sample predicts.
+        return [tuple(array[:, : length + 1] for array in micro) for micro in micros] if length else micros
 
     def first(self, batches: int) -> Iterator[list[Micro]]:
         """Yield the first `batches` global batches."""

@@ -141,7 +141,8 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
     config = run.config
     consumed = config.batches.consumed(finished)
     samples = config.batches.after(consumed)
-    batch = tensors(run.train.at(consumed, samples))
+    length = config.curriculum.length(finished + 1, config.model.sequence)
+    batch = tensors(run.train.at(consumed, samples, length if length < config.model.sequence else 0))
     rate = learning_rate(config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence)
     # Reading counts as the rank's own time: a slow disk makes a slow rank.
     read = time.monotonic() - began
@@ -161,7 +162,7 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
         result.loss,
         rate,
         result.grad_norm,
-        tokens=(consumed + samples) * config.model.sequence,
+        tokens=config.tokens(finished + 1),
         tokens_per_second=result.tokens / seconds,
         step_seconds=seconds,
         skipped=result.skipped,

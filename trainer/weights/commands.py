@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def add_verbs(verb: ADD) -> None:
     outward.add_argument("--tensor", type=int, default=1)
     outward.add_argument("--pipeline", type=int, default=1)
     for parser in (inward, outward):
+        parser.add_argument("--base", default="", metavar="DIR")
         parser.add_argument("--state", action="store_true")
         parser.add_argument("--dry-run", action="store_true")
         parser.add_argument("--json", action="store_true")
@@ -39,12 +41,14 @@ def _import(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
+    from trainer.weights.adapters.peft import ALL_FORMATS
     from trainer.weights.contents import ImportRequest
     from trainer.weights.convert import import_weights, readable
 
-    _check_format(arguments.form, ["", *readable()], "--from")
-    asked = ImportRequest(arguments.state, arguments.heads, arguments.vocab)
-    done = import_weights(arguments.source, arguments.output, arguments.form, asked, arguments.dry_run)
+    _check_format(arguments.form, ["", *readable(), "peft"], "--from")
+    asked = ImportRequest(arguments.state, arguments.heads, arguments.vocab, arguments.base)
+    source, output = arguments.source, arguments.output
+    done = import_weights(source, output, arguments.form, asked, arguments.dry_run, ALL_FORMATS)
     _show(done, arguments, f"from {done['from']}")
     return 0
 
@@ -53,15 +57,23 @@ def _export(arguments: argparse.Namespace) -> int:
     from trainer.device import prepare_import
 
     prepare_import()
+    from trainer.weights.adapters.merge import read_whole
+    from trainer.weights.adapters.peft import ALL_FORMATS
     from trainer.weights.contents import ExportRequest
     from trainer.weights.convert import export_weights, writable
 
-    _check_format(arguments.form, writable(), "--to")
+    _check_format(arguments.form, [*writable(), "peft"], "--to")
     for name in ("tensor", "pipeline"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} is {getattr(arguments, name)}; at least 1 is needed")
-    wanted = ExportRequest(arguments.state, arguments.dtype, arguments.tensor, arguments.pipeline)
-    done = export_weights(arguments.source, arguments.output, arguments.form, wanted, arguments.dry_run)
+    wanted = ExportRequest(
+        arguments.state, arguments.dtype, arguments.tensor, arguments.pipeline, arguments.base
+    )
+    form, base = ALL_FORMATS[arguments.form], Path(arguments.base) if arguments.base else None
+    read = partial(read_whole, base=base)
+    done = export_weights(
+        arguments.source, arguments.output, arguments.form, wanted, arguments.dry_run, form, read
+    )
     _show(done, arguments, f"to {done['to']}")
     return 0
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from trainer.checkpoint.part import MOMENTS
+from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.weights.lazy import Lazy
 
@@ -26,6 +29,16 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class AdapterContents:
+    """Adapters under our logical names, and the weights that they belong to."""
+
+    lora: LoraConfig
+    tensors: Mapping[str, Tensor]
+    base: Mapping[str, str]
+    """Where the weights are (`source`), and their `fingerprint`."""
+
+
+@dataclass(frozen=True)
 class Contents:
     """A model, whatever program saved it: its config and its tensors under our logical names."""
 
@@ -41,6 +54,9 @@ class Contents:
     """Of our own checkpoints, the whole config of the training."""
     notes: tuple[str, ...] = ()
     """What a user should know: settings that the other side does not have."""
+
+    adapters: AdapterContents | None = None
+    """Those that the tensors contain, or those that the tensors are."""
 
     @property
     def with_state(self) -> bool:
@@ -61,6 +77,8 @@ class ImportRequest:
     """Attention heads, where the source does not record them; 0: not given."""
     vocab: int = 0
     """Tokens without the padding of the table, where the source does not record them; 0: not given."""
+    base: str = ""
+    """Where the weights of adapters are."""
 
 
 @dataclass(frozen=True)
@@ -73,3 +91,5 @@ class ExportRequest:
     """Parts of each matrix, where a format divides them into files."""
     pipeline: int = 1
     """Stages, where a format divides layers into files."""
+    base: str = ""
+    """Where the weights of adapters are, if they have moved."""

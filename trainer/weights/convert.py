@@ -52,14 +52,19 @@ FORMATS: Mapping[str, Format] = {
 
 
 def import_weights(
-    source: Path, output: Path, name: str = "", asked: ImportRequest = ImportRequest(), dry_run: bool = False
+    source: Path,
+    output: Path,
+    name: str = "",
+    asked: ImportRequest = ImportRequest(),
+    dry_run: bool = False,
+    formats: Mapping[str, Format] = FORMATS,
 ) -> dict[str, Any]:
     """Write another program's checkpoint as one of ours; return what was done."""
     began = time.monotonic()
-    name = name or detected(source)
-    read = FORMATS[name].read
+    name = name or detected(source, formats)
+    read = formats[name].read
     if read is None:
-        raise InputError(f"{FORMATS[name].title} cannot be imported", "name another format with --from")
+        raise InputError(f"{formats[name].title} cannot be imported", "name another format with --from")
     contents = read(source, asked)
     answer = _answer(contents, output, {"from": name})
     if dry_run:
@@ -72,18 +77,24 @@ def import_weights(
 
 
 def export_weights(
-    checkpoint: Path, output: Path, name: str, wanted: ExportRequest, dry_run: bool = False
+    checkpoint: Path,
+    output: Path,
+    name: str,
+    wanted: ExportRequest,
+    dry_run: bool = False,
+    form: Format | None = None,
+    read: Callable[[Path, bool], Contents] = read_ours,
 ) -> dict[str, Any]:
-    """Write a checkpoint of ours in another format; return what was done."""
+    """Write a checkpoint of ours in another format; return what was done. `read` returns its contents."""
     began = time.monotonic()
-    form = FORMATS[name]
+    form = form or FORMATS[name]
     if form.write is None:
         raise InputError(
             f"a checkpoint cannot be exported to {form.title}", f"use one of {', '.join(writable())}"
         )
     if wanted.state and not form.state:
         raise InputError(f"{form.title} has no place for the optimizer's state", "leave out --state")
-    contents = read_ours(checkpoint, wanted.state)
+    contents = read(checkpoint, wanted.state)
     answer = _answer(contents, output, {"to": name, **asdict(wanted)})
     if dry_run:
         return answer
@@ -104,13 +115,13 @@ def writable() -> list[str]:
     return [name for name, form in FORMATS.items() if form.write]
 
 
-def detected(source: Path) -> str:
+def detected(source: Path, formats: Mapping[str, Format] = FORMATS) -> str:
     """Return the name of the format of a folder or file."""
     if not source.exists():
         raise InputError(f"{source}: no such file or folder", "check the path")
     if (source / MANIFEST).is_file():
         raise InputError(f"{source} is a checkpoint of ours already", "use it as it is")
-    found = [name for name, form in FORMATS.items() if form.recognises and form.recognises(source)]
+    found = [name for name, form in formats.items() if form.recognises and form.recognises(source)]
     if not found:
         titles = ", ".join(FORMATS[name].title for name in readable())
         raise InputError(f"{source}: of no format that is known: {titles}", "name its format with --from")

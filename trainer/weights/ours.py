@@ -124,6 +124,8 @@ class Slice:
 def write_ours(contents: Contents, target: Target, report: Report) -> None:
     """Write a checkpoint of ours, file by file, and compare it with the hashes in its manifest."""
     shapes = shapes_for(contents.model)
+    if contents.adapters is not None:
+        shapes = {name: lazy.shape for name, lazy in contents.tensors.items()}
     refuse_unknown("the source", shapes, contents.parameters)
     check_shapes("the source", shapes, contents.tensors)
     table = tensor_table(shapes, contents.with_state)
@@ -202,6 +204,7 @@ def _facts(contents: Contents) -> dict[str, object]:
         "config": config,
         "data": {},
         "origin": dict(contents.origin),
+        **({"base": dict(contents.adapters.base)} if contents.adapters else {}),
         "torch": torch.__version__,
         "time": time.time(),
     }

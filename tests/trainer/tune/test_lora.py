@@ -16,14 +16,17 @@ from trainer.checkpoint.store import found, open_checkpoint
 from trainer.config.lora import LoraConfig, adapted, adapter_parameters
 from trainer.config.model import ModelConfig
 from trainer.engine.rank_state import load_parameters
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, InputError
 from trainer.model.adapter import Adapters, adapt
 from trainer.model.gpt import GPT
 from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import summary
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
-from trainer.weights.adapters.merge import open_whole
+from trainer.weights.adapters.merge import open_whole, read_whole
+from trainer.weights.adapters.peft import ALL_FORMATS
+from trainer.weights.contents import ExportRequest, ImportRequest
+from trainer.weights.convert import export_weights, import_weights
 
 LLAMA = {
     "rotary": True,
@@ -172,6 +175,23 @@ def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
     micro = [torch.from_numpy(part) for part in order.read(range(7))]
     model.eval()
     assert float(model(*model.arguments(micro)).detach()) == pytest.approx(own[-1], abs=1e-5)
+    # As a folder of PEFT and back: the same adapters, of the same base.
+    peft = ALL_FORMATS["peft"]
+    export_weights(checkpoint, tmp_path / "peft", "peft", ExportRequest(), form=peft, read=read_whole)
+    settings = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (4, 8) and "q_proj" in settings["target_modules"]
+    asked = ImportRequest(base=str(base))
+    import_weights(tmp_path / "peft", tmp_path / "again", asked=asked, formats=ALL_FORMATS)
+    again, before = open_checkpoint(tmp_path / "again"), open_checkpoint(checkpoint)
+    assert again.weights == before.weights and again.manifest["base"] == before.manifest["base"]
+    for name, tensor in again.read(list(again.weights)).items():
+        assert torch.equal(tensor, before.read([name])[name]), name
+    with pytest.raises(InputError, match="the weights of its base are not at"):
+        import_weights(
+            tmp_path / "peft", tmp_path / "x", asked=ImportRequest(base="/no"), formats=ALL_FORMATS
+        )
+    with pytest.raises(InputError, match="the optimizer's state is that of adapters"):
+        read_whole(checkpoint, True)
     # A resume continues, and refuses another base.
     learn(tmp_path / "run", {**raw, "steps": 5})
     learn(tmp_path / "straight", {**raw, "steps": 5})

@@ -17,9 +17,10 @@ from trainer.config.lora import LoraConfig, sections_of
 from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.errors import CheckpointError, Fault, InputError
+from trainer.weights.contents import AdapterContents, Contents, Progress
 from trainer.weights.initial import open_source
 from trainer.weights.lazy import Lazy
-from trainer.weights.ours import read_ours, shapes_for
+from trainer.weights.ours import SIDE_FILES, read_ours, shapes_for
 
 MARK = ".adapter."
 # Numbers at both ends of a tensor that a fingerprint covers.
@@ -51,17 +52,17 @@ def fingerprint(tensors: Mapping[str, Lazy]) -> str:
     return digest.hexdigest()
 
 
-def weights_at(path: Path) -> tuple[Mapping[str, Lazy], Path]:
-    """Return the weights at a path, whatever program wrote them, and the folder that they are in."""
+def contents_at(path: Path) -> Contents:
+    """Return the weights at a path, whatever program wrote them."""
     source = open_source(path)
-    contents = source.contents or read_ours(source.folder, state=False)
-    return contents.parameters, source.folder
+    return source.contents or read_ours(source.folder, state=False)
 
 
 def base_at(path: Path) -> dict[str, str]:
     """Return what a checkpoint of adapters records of the weights at a path."""
-    tensors, folder = weights_at(path)
-    return {"source": str(folder.resolve()), "fingerprint": fingerprint(tensors)}
+    contents = contents_at(path)
+    folder = Path(str(contents.origin["path"]))
+    return {"source": str(folder.resolve()), "fingerprint": fingerprint(contents.parameters)}
 
 
 @dataclass(frozen=True)
@@ -89,23 +90,23 @@ def whole(found: Checkpoint, base: Path | None = None) -> Checkpoint:
     model = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
     if faults:
         raise CheckpointError(f"{found.path}: {faults[0]}")
-    return Whole(found.path, found.manifest, merged(found, model, lora, _base_of(found, base)))
+    return Whole(found.path, found.manifest, merged(found, model, lora, _base_of(found, base).parameters))
 
 
-def _base_of(found: Checkpoint, named: Path | None) -> Mapping[str, Lazy]:
+def _base_of(found: Checkpoint, named: Path | None) -> Contents:
     """Return the weights that a checkpoint adapts; refuse others."""
     wanted = found.manifest["base"]
     path = named or Path(str(wanted["source"]))
     if not path.exists():
         problem = f"{found.path}: holds adapters alone, and the weights that they adapt are not at {path}"
         raise CheckpointError(problem, "copy them there, or name them: checkpoint export --base DIR")
-    tensors, _ = weights_at(path)
-    if (other := fingerprint(tensors)) != wanted["fingerprint"]:
+    contents = contents_at(path)
+    if (other := fingerprint(contents.parameters)) != wanted["fingerprint"]:
         problem = (
             f"{found.path}: its adapters belong to weights with the fingerprint {wanted['fingerprint'][:16]}"
         )
         raise CheckpointError(f"{problem}, and {path} has {other[:16]}", "name the weights it was trained on")
-    return tensors
+    return contents
 
 
 def merged(
@@ -150,6 +151,33 @@ def _rows(
         if begin < end:
             rows[begin - start : end - start].addmm_(b[begin - first : end - first], a, alpha=scale)
     return rows
+
+
+def read_whole(folder: Path, state: bool, base: Path | None = None) -> Contents:
+    """Return the contents of a checkpoint of ours; adapters are added to the weights that they belong to."""
+    found = open_checkpoint(folder)
+    lora = adapters_of(found)
+    if lora is None:
+        if base is not None:
+            raise InputError(f"--base: {folder} holds whole weights, and no adapters", "leave --base out")
+        return read_ours(folder, state)
+    if state:
+        problem = f"{folder}: the optimizer's state is that of adapters, and not of the weights"
+        raise InputError(problem, "leave out --state")
+    below = _base_of(found, base)
+    model = read_section(ModelConfig, found.manifest["config"]["model"], "model", [])
+    origin = below.origin.get("origin") or below.origin
+    side = {name: found.path / name for name in SIDE_FILES if name in found.files}
+    return Contents(
+        model,
+        merged(found, model, lora, below.parameters),
+        {"format": "clusterctl", "path": str(folder), "origin": origin},
+        {**below.files, **side},
+        Progress(found.step),
+        found.manifest["config"],
+        ("the adapters are added to the weights that they belong to",),
+        AdapterContents(lora, found.read(list(found.weights)), found.manifest["base"]),
+    )
 
 
 def open_whole(folder: Path, base: Path | None = None) -> Checkpoint:
