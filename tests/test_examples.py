@@ -33,6 +33,9 @@ RANKS = {
     "glm-large": 8,
     "glm-10b": 16,
     "glm-copa": 8,
+    "gpt2-sft": 8,
+    "llama-lora": 8,
+    "qwen3-lora": 8,
 }
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from trainer.config.model import ModelConfig
+from trainer.config.parts import ParallelConfig
 from trainer.config.reader import setting
 from trainer.errors import Fault
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,11 @@ class CurriculumConfig:
         return min(length - length % self.multiple, whole)
 
 
-def curriculum_faults(config: TrainConfig) -> Iterator[Fault]:
+def curriculum_faults(
+    own: CurriculumConfig, model: ModelConfig, parallel: ParallelConfig, task: str
+) -> Iterator[Fault]:
     """Yield the faults of a curriculum."""
-    own, key, sequence = config.curriculum, "train.curriculum", config.model.sequence
+    key, sequence = "train.curriculum", model.sequence
     if own == CurriculumConfig():
         return
     if not own.start or not own.steps:
@@ -57,11 +57,11 @@ def curriculum_faults(config: TrainConfig) -> Iterator[Fault]:
         if value % own.multiple:
             problem = f"{value} tokens are no multiple of {own.multiple}"
             yield Fault(f"{key}.{name}", problem, "change it, or curriculum.multiple")
-    parts = config.parallel.context * (config.parallel.tensor if config.parallel.sequence else 1)
+    parts = parallel.context * (parallel.tensor if parallel.sequence else 1)
     if own.multiple % parts:
         problem = f"{own.multiple} tokens do not divide by {parts} ranks"
         yield Fault(f"{key}.multiple", problem, f"use a multiple of {parts}")
-    if config.model.kind == "glm":
+    if model.kind == "glm":
         yield Fault(key, "GLM's samples are not cut: windows has their lengths", "leave it out")
-    if config.tune.task:
+    if task:
         yield Fault(key, "examples of a task are not cut", "leave it out")

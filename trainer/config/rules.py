@@ -51,7 +51,10 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_tensor_faults(config, layout), "model parallel"),
         (_context_faults(config), "model parallel data engine"),
         (_pipeline_faults(config, layout), f"{batch} model engine"),
-        (curriculum_faults(config), "model parallel curriculum"),
+        (
+            curriculum_faults(config.curriculum, config.model, config.parallel, config.tune.task),
+            "model parallel curriculum",
+        ),
         (_recompute_faults(config), "model parallel recompute"),
         (_engine_faults(config, layout), "engine parallel zero offload"),
         (_profile_faults(config, layout), "steps profile"),

@@ -15,7 +15,7 @@ from trainer.config.layout import Layout, accumulation
 from trainer.config.model import ModelConfig
 from trainer.plan.activations import WIDE, MicroBatch
 from trainer.plan.hardware import UPDATED_GBYTES, Hardware
-from trainer.plan.memory import layer_ranges, micro_batch_of, moves_optimizer, parameters_of
+from trainer.plan.memory import layer_ranges, learned_sizes, micro_batch_of, moves_optimizer, sizes_of
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -67,7 +67,8 @@ def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
     compute, tensor = computes[slowest], _tensor(config, layout, micro, hardware, layers)
     pipeline = _pipeline(config, layout, micro, hardware)
     part = (layout.pipeline - 1) / config.parallel.interleave
-    numbers = max(parameters_of(config, layout, stage) for stage in {0, layout.pipeline - 1})
+    ends = {0, layout.pipeline - 1}
+    numbers = max(learned_sizes(config, layout, sizes_of(config, layout, stage)).all for stage in ends)
     # On a CPU the same cores compute and exchange.
     hidden = 0.0 if hardware.kind == "cpu" else compute * 2 / 3
     return Cost(

@@ -104,7 +104,9 @@ def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, s
     if plan.job.forward:
         yield "forward", f"{', '.join(plan.job.forward)} (values from this shell)"
     if summary:
-        yield "model", f"{count(summary['parameters'])} parameters"
+        learned = summary.get("trained_parameters", summary["parameters"])
+        some = f", of which {count(learned)} are learned" if learned != summary["parameters"] else ""
+        yield "model", f"{count(summary['parameters'])} parameters{some}"
         epochs = summary.get("epochs")
         tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} per step)"
         steps = f"{plural(summary['steps'], 'step')}, {tokens}"
