@@ -51,8 +51,9 @@ MAY = {
         "runs": "agent inventory transport transfer ranktable jobs logs checkpoints",
         "report": "inventory jobs logs runs",
         "library": "inventory transport ssh exec transfer ranktable hostfile jobs logs checks runs",
+        "migrate": "",
         "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs"
-        " report checkpoints platforms provision",
+        " report checkpoints platforms provision migrate",
     },
     "trainer": {
         "config": "",

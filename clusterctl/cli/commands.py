@@ -59,7 +59,7 @@ SECTIONS = {
 
 TABLE = {
     "demo": Verb("Train a small model on a sandbox cluster", "demo:demo", ssh=True),
-    "init": Verb("Write a commented cluster.yaml", "init:init"),
+    "init": Verb("Write a commented cluster.yaml or job", "init:init"),
     "sandbox": Verb("Run SSH nodes on this machine, for trials"),
     "sandbox up": Verb("Start the nodes", "sandbox:up"),
     "sandbox status": Verb("Show the nodes and whether they run", "sandbox:status"),

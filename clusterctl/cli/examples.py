@@ -19,6 +19,7 @@ EXAMPLES = {
         clusterctl init --hosts 10.0.0.[1-8] --devices 8 --kind npu
         clusterctl init --hostfile hostfile -o cluster.yaml
         clusterctl init --job train
+        clusterctl init --from 'pretrain_gpt.py --num-layers 24 --hidden-size 1024'
     """,
     "sandbox": """
         clusterctl sandbox up -n 4

@@ -10,25 +10,35 @@ import typer
 from clusterctl.cli import options
 
 if TYPE_CHECKING:
-    from clusterctl.hostfile.detect import Source
+    from clusterctl.hostfile.detect import Source as NodeSource
     from clusterctl.inventory.cluster import Cluster
 
 
+Hosts = Annotated[
+    str | None,
+    typer.Option("--hosts", metavar="SET", help="Names or addresses of the nodes: node[1-4], 10.0.0.[1-8]."),
+]
+Hostfile = Annotated[
+    Path | None,
+    typer.Option(
+        "--hostfile",
+        metavar="FILE",
+        help="Take the nodes from a hostfile, Slurm node list, rank table or cluster.yaml; slots become devices.",
+    ),
+]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="COMMAND|FILE",
+        help="Write a job from the command, script or yaml of Megatron, DeepSpeed, MindFormers, OneFlow or GLM.",
+    ),
+]
+
+
 def init(
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            "--hosts", metavar="SET", help="Names or addresses of the nodes: node[1-4], 10.0.0.[1-8]."
-        ),
-    ] = None,
-    hostfile: Annotated[
-        Path | None,
-        typer.Option(
-            "--hostfile",
-            metavar="FILE",
-            help="Take the nodes from a hostfile, Slurm node list, rank table or cluster.yaml; slots become devices.",
-        ),
-    ] = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     devices: Annotated[
         str | None,
         typer.Option(
@@ -47,6 +57,7 @@ def init(
             "--job", metavar="NAME", help="Write NAME.yaml instead: a commented job that trains a model."
         ),
     ] = None,
+    source: Source = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:
@@ -55,6 +66,13 @@ def init(
     from clusterctl.hostfile import detect
     from clusterctl.hostfile import init as hostfile_init
 
+    if source is not None:
+        if hosts is not None or hostfile is not None:
+            raise UsageError(
+                "--from writes a job, and --hosts and --hostfile are about nodes", "leave them out"
+            )
+        _write_from(source, job, force, dry_run)
+        return
     if job is not None:
         _write_job(job, force, dry_run)
         return
@@ -63,10 +81,10 @@ def init(
     if hostfile is None:
         _write(hostfile_init.from_hosts(hosts, devices, kind, output.stem), "", output, force, dry_run)
         return
-    source = detect.read(hostfile)
-    cluster = hostfile_init.from_file(source, devices, kind, output.stem)
+    nodes = detect.read(hostfile)
+    cluster = hostfile_init.from_file(nodes, devices, kind, output.stem)
     _write(cluster, hostfile.name, output, force, dry_run)
-    _say_what_is_not_the_files(source, devices)
+    _say_what_is_not_the_files(nodes, devices)
 
 
 def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bool) -> None:
@@ -89,14 +107,10 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
 def _write_job(name: str, force: bool, dry_run: bool) -> None:
     """Write a commented job; its precision and batch fit the nodes of the inventory, if there is one."""
     from clusterctl.cli import screen
-    from clusterctl.errors import UsageError
     from clusterctl.files import save_new
-    from clusterctl.jobs.job import RUN_NAME
     from clusterctl.jobs.job_template import job_text
 
-    path = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
-    if not RUN_NAME.fullmatch(path.stem):
-        raise UsageError(f"--job {name}: not a name", "letters, digits, '.', '_' and '-', at most 41")
+    path = _job_path(name)
     kind, devices = "cpu", 1
     if options.has_inventory():
         cluster = options.cluster_of(None)
@@ -112,7 +126,46 @@ def _write_job(name: str, force: bool, dry_run: bool) -> None:
         screen.log(f"{path}: holds this already")
 
 
-def _say_what_is_not_the_files(source: Source, devices: str | None) -> None:
+def _job_path(name: str) -> Path:
+    from clusterctl.errors import UsageError
+    from clusterctl.jobs.job import RUN_NAME
+
+    path = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    if not RUN_NAME.fullmatch(path.stem):
+        raise UsageError(f"--job {name}: not a name", "letters, digits, '.', '_' and '-', at most 41")
+    return path
+
+
+def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> None:
+    """Write the job of another program's training; for a preparation of data, print our command."""
+    from clusterctl.cli import screen
+    from clusterctl.document import parse_document
+    from clusterctl.files import save_new
+    from clusterctl.migrate import read, translate, write
+    from clusterctl.migrate.data_build import command_text
+
+    found = read.read(source)
+    if found.family == "preprocess":
+        screen.write(command_text(found))
+        return
+    result = translate.translate(found)
+    if job is not None:
+        found.name = _job_path(job).stem
+    path = _job_path(job or found.name)
+    text = write.job_text(result)
+    # What is written is understood.
+    parse_document(text, str(path))
+    if dry_run:
+        screen.write(text)
+        return
+    if not save_new(path, text, force=force):
+        screen.log(f"{path}: holds this already")
+        return
+    missing = f", {len(result.unmapped)} not (at its end, with the reasons)" if result.unmapped else ""
+    screen.log(f"wrote {path}: {len(result.mapped)} options mapped{missing}; then: clusterctl plan {path}")
+
+
+def _say_what_is_not_the_files(source: NodeSource, devices: str | None) -> None:
     from clusterctl.cli import screen
     from clusterctl.hostfile import convert
     from clusterctl.hostfile import init as hostfile_init

@@ -1,0 +1,1 @@
+"""Jobs written from the commands, scripts and configuration files of other trainers; nothing of them is executed."""

@@ -1,0 +1,389 @@
+"""Options that give a key of a job only together with others: batches, lengths, schedules, layouts, files."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from clusterctl.migrate.tables import ascend
+
+if TYPE_CHECKING:
+    from clusterctl.migrate.translation import Translation
+
+# By name: the value and the option that gave it.
+Facts = dict[str, tuple[object, str]]
+Combine = Callable[["Translation", Facts], None]
+SCHEDULES = {
+    "cosine": "cosine",
+    "linear": "linear",
+    "constant": "constant",
+    "wsd": "wsd",
+    "exponential": "exponential",
+    "polynomial": "polynomial",
+    "cosinewithwarmuplr": "cosine",
+    "linearwithwarmuplr": "linear",
+    "constantwarmuplr": "constant",
+    "warmupdecaylr": "linear",
+    "polynomialwithwarmuplr": "polynomial",
+}
+OPTIMIZERS = (
+    "adam",
+    "adamw",
+    "fusedadamweightdecay",
+    "adamweightdecay",
+    "fusedcastadamweightdecay",
+    "fp32stateadamweightdecay",
+)
+TASKS = ("copa",)
+
+
+def combine(result: Translation, facts: Facts) -> None:
+    """Turn facts into keys of the job."""
+    for step in (
+        _recipe,
+        _model,
+        _nodes,
+        _layout,
+        _batches,
+        _length,
+        _schedule,
+        _optimizer,
+        _precision,
+        _files,
+        _rest,
+    ):
+        step(result, facts)
+
+
+def _of(facts: Facts, name: str) -> object:
+    return facts[name][0] if name in facts else None
+
+
+def _number(facts: Facts, name: str) -> float:
+    value = _of(facts, name)
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _current(result: Translation, key: str, default: float = 1) -> float:
+    value = result.values[key].value if key in result.values else default
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def _recipe(result: Translation, facts: Facts) -> None:
+    """Add what the ModelZoo script does for a size of model."""
+    size = _of(facts, "model_size") or ("345M" if result.found.family == "ascend" else "")
+    if not size:
+        return
+    chosen = ascend.MODEL_SIZES.get(str(size))
+    if chosen is None:
+        known = ", ".join(ascend.MODEL_SIZES)
+        raise _wrong(result, facts["model_size"][1], f"there is no size {size!r}", f"known: {known}")
+    result.found.defaults = {**chosen, **result.found.defaults}
+
+
+def _wrong(result: Translation, name: str, problem: str, remedy: str) -> Exception:
+    from clusterctl.errors import Fault, InputFaults
+
+    where = next((given.where for given in result.found.given if given.name == name), result.found.source)
+    return InputFaults([Fault(f"{where} {name}", problem, remedy)])
+
+
+def _model(result: Translation, facts: Facts) -> None:
+    positions = str(_of(facts, "positions") or "")
+    if positions == "rope":
+        result.set("train.model.rotary", True, f"{facts['positions'][1]} rope")
+    elif positions not in ("", "learned_absolute", "learned"):
+        _give_up(result, facts, "positions", f"positions of kind {positions} are not trained")
+    norm = str(_of(facts, "normalization") or "")
+    if norm == "RMSNorm":
+        result.set("train.model.norm", "rms", f"{facts['normalization'][1]} {norm}")
+    if "qkv_bias" in facts and "train.model.bias" in result.values:
+        result.set("train.model.bias", "qkv", facts["qkv_bias"][1])
+    if "expand" in facts:
+        hidden = int(_current(result, "train.model.hidden", 0))
+        result.set("train.model.ffn", int(_number(facts, "expand")) * hidden, facts["expand"][1])
+    act = str(_of(facts, "activation") or "")
+    if act:
+        exact = act in ("gelu_erf", "gelu_exact")
+        result.set(
+            "train.model.activation", "gelu" if exact else "gelu_tanh", f"{facts['activation'][1]} {act}"
+        )
+        if act not in ("gelu", "fast_gelu", "gelu_tanh", "gelu_erf", "gelu_exact"):
+            _give_up(result, facts, "activation", f"{act} is not computed; gelu_tanh takes its place")
+    if _number(facts, "experts") > 1:
+        _give_up(result, facts, "experts", "describe experts by train.model: {experts, top_k}")
+    kind = result.values.get("train.model.kind")
+    is_glm = result.found.family == "glm" or (kind is not None and kind.value == "glm")
+    if "train.model.vocab" not in result.values and result.found.family in ("megatron", "oneflow", "glm"):
+        vocab = 50_257 + 9 * is_glm
+        result.set("train.model.vocab", vocab, "GPT-2's vocabulary; correct it for another one")
+    architecture = str(_of(facts, "architecture") or "")
+    if architecture and not architecture.startswith("GPT2"):
+        _give_up(
+            result,
+            facts,
+            "architecture",
+            f"{architecture} is no GPT-2: compare the model with `clusterctl schema`",
+        )
+
+
+def _give_up(result: Translation, facts: Facts, name: str, reason: str) -> None:
+    """Move an option from the mapped ones to the others."""
+    option = facts[name][1]
+    if option in result.mapped:
+        result.mapped.remove(option)
+    result.unmapped.append((option, reason))
+
+
+def _nodes(result: Translation, facts: Facts) -> None:
+    devices = int(_number(facts, "devices"))
+    text = str(_of(facts, "range") or "")
+    if found := re.fullmatch(r"\[?(\d+),(\d+)[\])]?", text):
+        devices = int(found[2]) - int(found[1])
+    world = int(_number(facts, "world"))
+    nodes = (
+        int(str(_of(facts, "nodes") or "0").partition(":")[0] or 0)
+        if str(_of(facts, "nodes") or "0")[:1].isdigit()
+        else 0
+    )
+    if world and devices and not nodes:
+        nodes = max(1, world // devices)
+        facts["nodes"] = (nodes, facts["world"][1])
+    if devices:
+        origin = next(facts[name][1] for name in ("devices", "range") if name in facts)
+        result.set("devices", f"[0,{devices})", origin)
+        facts["all_ranks"] = (devices * max(nodes, 1), origin)
+    if nodes:
+        noun = "node" if nodes == 1 else "nodes"
+        hosts = f" ({_of(facts, 'addresses')})" if "addresses" in facts else ""
+        result.notes.append(
+            f"it ran on {nodes} {noun}{hosts}: name them by `nodes:`, or by -n when you launch"
+        )
+    if "rdma" in facts:
+        result.set("network.rdma", "on" if _of(facts, "rdma") else "auto", facts["rdma"][1])
+    if "device" in facts and str(_of(facts, "device")) not in ("Ascend", "GPU", "CPU"):
+        _give_up(result, facts, "device", "the inventory says the kind of the devices")
+
+
+def _layout(result: Translation, facts: Facts) -> None:
+    if "virtual_layers" in facts:
+        layers, stages = _current(result, "train.model.layers"), _current(result, "train.parallel.pipeline")
+        pieces = int(layers / stages / max(1.0, _number(facts, "virtual_layers")))
+        result.set("train.parallel.interleave", max(1, pieces), facts["virtual_layers"][1])
+    if _of(facts, "recompute") and "train.recompute.mode" not in result.values:
+        result.set("train.recompute.mode", "full", facts["recompute"][1])
+    if _of(facts, "select_recompute"):
+        result.set("train.recompute.mode", "selective", facts["select_recompute"][1])
+    if _of(facts, "zero") and "train.zero" not in result.values:
+        result.set("train.zero", 1, facts["zero"][1])
+
+
+def _batches(result: Translation, facts: Facts) -> None:
+    micro = int(_current(result, "train.micro_batch", 0))
+    accumulation = int(_number(facts, "accumulation") or _number(facts, "micro_batches") or 1)
+    cuts = _current(result, "train.parallel.tensor") * _current(result, "train.parallel.pipeline")
+    cuts *= _current(result, "train.parallel.context")
+    ranks = int(_number(facts, "data_parallel") or _number(facts, "all_ranks") // cuts)
+    name = next(
+        (facts[key][1] for key in ("accumulation", "micro_batches", "data_parallel") if key in facts), ""
+    )
+    batch = int(_current(result, "train.global_batch", 0))
+    if not batch and micro and ranks and name:
+        product = micro * ranks * accumulation
+        result.set(
+            "train.global_batch", product, f"{micro} samples x {ranks} ranks x {accumulation} micro-batches"
+        )
+    elif batch and micro and ranks and "accumulation" in facts and batch != micro * ranks * accumulation:
+        makes = f"{micro} x {ranks} ranks x {accumulation} = {micro * ranks * accumulation}"
+        result.notes.append(
+            f"{name} contradicts the global batch of {batch}: {makes}; the global batch counts"
+        )
+    if not micro and batch and ranks:
+        result.set(
+            "train.micro_batch", max(1, batch // ranks // accumulation), "global batch / ranks / accumulation"
+        )
+    ramp = _of(facts, "ramp")
+    if isinstance(ramp, list) and len(ramp) == 3 and all(str(part).isdigit() for part in ramp):
+        for key, part in zip(("start", "increment", "samples"), ramp, strict=True):
+            result.set(f"train.batch_ramp.{key}", int(part), facts["ramp"][1])
+
+
+def _length(result: Translation, facts: Facts) -> None:
+    given = [name for name in ("tokens", "samples", "epochs") if _number(facts, name)]
+    has_steps = "train.steps" in result.values
+    task = "task" in facts or "train.tune.task" in result.found.defaults
+    if task and "epochs" in facts:
+        result.set("train.tune.epochs", int(_number(facts, "epochs")), facts["epochs"][1])
+        given.remove("epochs")
+    for name in given if has_steps else given[1:]:
+        _give_up(result, facts, name, "the training has another length too, which counts")
+    if given and not has_steps:
+        amount = _short(int(_number(facts, given[0])))
+        result.set("train.length", f"{amount} {given[0]}", facts[given[0]][1])
+
+
+def _short(number: int) -> str:
+    """Return 2.5B for 2,500,000,000 where nothing is lost."""
+    for scale, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= scale and number * 1000 % scale == 0:
+            return f"{number / scale:g}{letter}"
+    return str(number)
+
+
+def _schedule(result: Translation, facts: Facts) -> None:
+    if "schedule" in facts:
+        word = str(_of(facts, "schedule")).lower().replace("_", "").replace("-", "")
+        if word in SCHEDULES:
+            result.set(
+                "train.optimizer.schedule",
+                SCHEDULES[word],
+                f"{facts['schedule'][1]} {_of(facts, 'schedule')}",
+            )
+        else:
+            _give_up(
+                result,
+                facts,
+                "schedule",
+                f"there is no schedule {_of(facts, 'schedule')!r}: {', '.join(dict.fromkeys(SCHEDULES.values()))}",
+            )
+    for kind, key in (("decay", "train.optimizer.decay"), ("warmup", "train.optimizer.warmup")):
+        for unit in ("tokens", "samples", "steps"):
+            name = f"{kind}_{unit}"
+            if _number(facts, name) > 0 and key not in result.values:
+                result.set(key, f"{_short(int(_number(facts, name)))} {unit}", facts[name][1])
+            elif name in facts and _number(facts, name) <= 0:
+                _give_up(
+                    result,
+                    facts,
+                    name,
+                    "it is 0 or less: the whole training" if kind == "decay" else "it is 0",
+                )
+    if _number(facts, "warmup_part") > 0 and "train.optimizer.warmup" not in result.values:
+        part = _number(facts, "warmup_part")
+        result.set("train.optimizer.warmup", f"{part * 100:g}%", facts["warmup_part"][1])
+    elif "warmup_part" in facts:
+        _give_up(result, facts, "warmup_part", "it is 0, or another warm-up is given")
+    if "lr_ratio" in facts and "train.optimizer.lr" in result.values:
+        rate = _current(result, "train.optimizer.lr") * _number(facts, "lr_ratio")
+        result.set("train.optimizer.min_lr", float(f"{rate:g}"), facts["lr_ratio"][1])
+
+
+def _optimizer(result: Translation, facts: Facts) -> None:
+    if "optimizer" in facts and str(_of(facts, "optimizer")).lower() not in OPTIMIZERS:
+        _give_up(result, facts, "optimizer", "AdamW is the only optimizer")
+    if "beta1" in facts or "beta2" in facts:
+        default = result.found.defaults.get("train.optimizer.betas", [0.9, 0.999])
+        assert isinstance(default, list)
+        betas = [
+            _number(facts, name) if name in facts else default[at]
+            for at, name in enumerate(("beta1", "beta2"))
+        ]
+        origin = ", ".join(facts[name][1] for name in ("beta1", "beta2") if name in facts)
+        result.set("train.optimizer.betas", betas, origin)
+    if "clip" in facts:
+        result.set("train.optimizer.clip", 1.0 if _of(facts, "clip") else 0.0, facts["clip"][1])
+
+
+def _precision(result: Translation, facts: Facts) -> None:
+    for name in ("fp16", "bf16"):
+        if _of(facts, name):
+            result.set("train.precision", name, facts[name][1])
+    if "dtype" in facts:
+        word = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(str(_of(facts, "dtype")), "")
+        if word:
+            result.set("train.precision", word, facts["dtype"][1])
+        else:
+            _give_up(result, facts, "dtype", f"{_of(facts, 'dtype')} is not one of fp32, bf16, fp16")
+    if _number(facts, "fixed_scale"):
+        result.set("train.loss_scale.initial", _number(facts, "fixed_scale"), facts["fixed_scale"][1])
+        result.set("train.loss_scale.dynamic", False, facts["fixed_scale"][1])
+    if "scale_power" in facts:
+        result.set("train.loss_scale.initial", 2.0 ** _number(facts, "scale_power"), facts["scale_power"][1])
+
+
+def _files(result: Translation, facts: Facts) -> None:
+    """Name the corpora below the job's `data` folder, and the vocabulary in it."""
+    prefixes = _corpora(_of(facts, "data"))
+    folder = posixpath.dirname(prefixes[0][0]) if prefixes else str(_of(facts, "data_folder") or "data")
+    task = result.found.defaults.get("train.tune.task") or _of(facts, "task")
+    name = next((facts[key][1] for key in ("data", "data_folder") if key in facts), "where the corpora are")
+    if folder.startswith("/"):
+        result.set("data_there", folder, name)
+    else:
+        result.set("data", f"./{folder}" if folder else "./data", name)
+    if "data" in facts and result.found.family not in ("mindformers",) and len(prefixes) == 1:
+        result.set("train.data.prefix", f"{{data}}/{_stem(prefixes[0][0])}", facts["data"][1])
+    elif len(prefixes) > 1:
+        blend = [{"prefix": f"{{data}}/{_stem(path)}", "weight": weight} for path, weight in prefixes]
+        result.set("train.data.blend", blend, facts["data"][1])
+    elif not task:
+        result.set("train.data.prefix", "{data}/corpus_text_document", "what `clusterctl data build` wrote")
+    for kind in ("train_data", "valid_data"):
+        found = _corpora(_of(facts, kind))
+        if found:
+            result.values.pop("train.data.prefix", None)
+            result.set(
+                f"train.data.{kind.partition('_')[0]}",
+                [f"{{data}}/{_stem(path)}" for path, _ in found],
+                facts[kind][1],
+            )
+    vocabulary = str(_of(facts, "tokenizer") or _of(facts, "vocab_file") or "")
+    file = posixpath.basename(vocabulary.rstrip("/")) or "tokenizer.json"
+    origin = next((facts[key][1] for key in ("tokenizer", "vocab_file") if key in facts), "put it there")
+    result.set(
+        "train.data.tokenizer",
+        f"{{data}}/{file}",
+        f"{origin}: copy it into the data folder" if vocabulary else origin,
+    )
+    if task:
+        result.set(
+            "train.tune.task", str(task).lower(), facts["task"][1] if "task" in facts else "fine-tuning"
+        )
+        result.set("train.tune.train", f"{{data}}/{str(task).lower()}/train.jsonl", name)
+        result.set("train.tune.valid", f"{{data}}/{str(task).lower()}/val.jsonl", name)
+
+
+def _stem(path: str) -> str:
+    return (
+        re.sub(r"\.(bin|idx|jsonl|json)$", "", posixpath.basename(path.rstrip("/"))) or "corpus_text_document"
+    )
+
+
+def _corpora(value: object) -> list[tuple[str, float]]:
+    """Return paths with weights, from `PATH` or `WEIGHT PATH WEIGHT PATH ...`."""
+    words = [str(word) for word in value] if isinstance(value, list) else [str(value)] if value else []
+    if (
+        len(words) > 1
+        and len(words) % 2 == 0
+        and all(re.fullmatch(r"[0-9.eE+-]+", word) for word in words[::2])
+    ):
+        return [(path, float(weight)) for weight, path in zip(words[::2], words[1::2], strict=True)]
+    return [(word, 1.0) for word in words]
+
+
+def _rest(result: Translation, facts: Facts) -> None:
+    save, load = _of(facts, "save"), _of(facts, "load")
+    if save:
+        result.notes.append(
+            f"{facts['save'][1]} {save}: checkpoints are in the run's folder; `save: {{dir: ...}}` names a shared disk"
+        )
+    if load and load != save:
+        result.set("train.init", str(load), f"{facts['load'][1]}: `clusterctl checkpoint import` reads it")
+    elif load:
+        result.notes.append(
+            f"{facts['load'][1]}: a run resumes by itself from its newest checkpoint that verifies"
+        )
+    if "finetune" in facts and not load:
+        _give_up(result, facts, "finetune", "there are no weights to begin with: train.init")
+    if str(_of(facts, "run_mode") or "train") not in ("train", "finetune"):
+        _give_up(
+            result, facts, "run_mode", "`clusterctl generate` and `clusterctl eval` take a run or a folder"
+        )
+    if _of(facts, "profile"):
+        result.set("train.profile.repeat", 1, facts["profile"][1])
+    if "deepspeed_config" in facts:
+        result.set(
+            "train.engine", {"deepspeed": _of(facts, "deepspeed_config")}, facts["deepspeed_config"][1]
+        )

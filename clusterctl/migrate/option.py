@@ -1,0 +1,42 @@
+"""One option of another trainer, and how a table of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+KINDS = ("flag", "int", "float", "text", "words", "bool", "any")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an option is in a job."""
+
+    names: tuple[str, ...]
+    kind: str
+    """flag: it takes no value; words: all words up to the next option; bool: true or false; any: not read."""
+    target: str
+    """A key of the job; `key=value` for a flag; `@name` for a fact that others need too; "" for what is not mapped."""
+    note: str = ""
+    """A remark about a mapped option, and the reason of one that is not mapped."""
+
+
+def read_table(text: str) -> Iterator[Option]:
+    """Yield the rows of a table: `names | kind | target | note`, `-` for no target."""
+    for line in text.strip().splitlines():
+        names, kind, target, *note = (part.strip() for part in line.split("|"))
+        if kind not in KINDS or not names or (target == "-" and not any(note)):
+            raise ValueError(f"a wrong row of a table of options: {line!r}")
+        yield Option(tuple(names.split()), kind, "" if target == "-" else target, note[0] if note else "")
+
+
+@cache
+def options_by_name(text: str) -> dict[str, Option]:
+    """Return the options of a table by each of their names, with `_` in place of `-`."""
+    return {plain(name): option for option in read_table(text) for name in option.names}
+
+
+def plain(name: str) -> str:
+    """Return an option's name as tables are searched: programs take `--num-layers` and `--num_layers`."""
+    return name.lstrip("-").replace("-", "_")

@@ -1,0 +1,165 @@
+"""Turn the options of another trainer into the keys of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clusterctl.errors import Fault, InputFaults, did_you_mean
+from clusterctl.migrate.facts import Facts, combine
+from clusterctl.migrate.option import options_by_name
+from clusterctl.migrate.read import FAMILIES, Found, Given
+from clusterctl.migrate.shell import is_open
+from clusterctl.migrate.translation import Translation
+
+
+def translate(found: Found) -> Translation:
+    """Return the job of a training; raise InputFaults with every value that cannot be read."""
+    result = Translation(found, notes=list(found.notes))
+    facts: Facts = {}
+    faults: list[Fault] = []
+    for given in found.given:
+        try:
+            _one(given, result, facts)
+        except ValueError as error:
+            faults.append(Fault(f"{given.where} {given.name}", str(error)))
+    if faults:
+        raise InputFaults(faults)
+    combine(result, facts)
+    for key, value in found.defaults.items():
+        if not any(own == key or own.startswith(f"{key}.") for own in result.values):
+            result.set(key, value, f"default of {found.title}")
+    _make_consistent(result)
+    return result
+
+
+def _one(given: Given, result: Translation, facts: Facts) -> None:
+    """Sort one option: a value of the job, a fact for later, or not mapped with its reason."""
+    option = given.option
+    if option is None:
+        known = [name for family in FAMILIES for table in family.tables for name in options_by_name(table)]
+        closest = did_you_mean(given.name.lstrip("-"), known)
+        result.unmapped.append(
+            (given.name, f"unknown to this table; {closest}" if closest else "unknown to this table")
+        )
+        return
+    if not option.target:
+        result.unmapped.append((given.name, option.note))
+        return
+    if any(isinstance(value, str) and is_open(value) for value in given.values):
+        shown = " ".join(map(str, given.values))
+        remedy = "give it in the job" if option.target.startswith("@") else f"set {option.target}"
+        result.unmapped.append(
+            (given.name, f"its value {shown} is known only when the script runs: {remedy}")
+        )
+        return
+    value = READERS[option.kind](given)
+    if value is None:
+        result.unmapped.append((given.name, "it is empty"))
+        return
+    if option.target.startswith("@"):
+        facts[option.target[1:]] = (value, given.name)
+        result.mapped.append(given.name)
+        return
+    key, equals, constant = option.target.partition("=")
+    if equals:
+        value = {"true": True, "false": False}.get(
+            constant, int(constant) if constant.isdigit() else constant
+        )
+        if option.kind == "bool" and not READERS["bool"](given):
+            result.unmapped.append((given.name, "it is off"))
+            return
+    result.set(key, value, _shown(given))
+    result.mapped.append(given.name)
+
+
+def _shown(given: Given) -> str:
+    text = " ".join(str(value) for value in given.values)
+    return f"{given.name} {text}".strip()[:80]
+
+
+def _text(given: Given) -> object:
+    return str(given.values[0]) if given.values and given.values[0] != "" else None
+
+
+def _int(given: Given) -> object:
+    number = _float(given)
+    if number is None:
+        return None
+    assert isinstance(number, float)
+    if number != int(number):
+        raise ValueError(f"is {given.values[0]!r}; a whole number is needed")
+    return int(number)
+
+
+def _float(given: Given) -> object:
+    if not given.values or given.values[0] == "":
+        return None
+    try:
+        number = float(str(given.values[0]).replace("_", ""))
+    except ValueError:
+        raise ValueError(f"is {given.values[0]!r}; a number is needed") from None
+    if number != number or abs(number) == float("inf"):
+        raise ValueError(f"is {given.values[0]!r}; a finite number is needed")
+    return number
+
+
+def _bool(given: Given) -> object:
+    word = str(given.values[0]).lower() if given.values else "true"
+    if word in ("true", "1", "yes", "on", "t", "y"):
+        return True
+    if word in ("false", "0", "no", "off", "f", "n"):
+        return False
+    raise ValueError(f"is {given.values[0]!r}; true or false is needed")
+
+
+def _words(given: Given) -> object:
+    return [str(value) for value in given.values]
+
+
+READERS: dict[str, Callable[[Given], object]] = {
+    "flag": lambda given: True,
+    "int": _int,
+    "float": _float,
+    "text": _text,
+    "bool": _bool,
+    "words": _words,
+    "any": lambda given: given.values[0] if given.values else None,
+}
+
+
+def _make_consistent(result: Translation) -> None:
+    """Drop keys that go only with others that the training does not have, and say so."""
+    values = result.values
+
+    def has(key: str) -> bool:
+        return key in values
+
+    precision = values["train.precision"].value if has("train.precision") else "fp32"
+    if precision != "fp16":
+        _drop(result, "train.loss_scale", f"goes with fp16, and the precision is {precision}")
+    mode = values.get("train.recompute.mode", values.get("train.recompute"))
+    if mode is None or mode.value != "full":
+        _drop(result, "train.recompute.every", "goes with full recomputation")
+        _drop(result, "train.recompute.split", "goes with full recomputation")
+    tensor = values["train.parallel.tensor"].value if has("train.parallel.tensor") else 1
+    if tensor == 1:
+        _drop(result, "train.parallel.sequence", "goes with tensor parallel ranks")
+        _drop(result, "train.recompute.split", "goes with tensor parallel ranks")
+    positions, sequence = values.get("train.model.positions"), values.get("train.model.sequence")
+    if positions is not None and sequence is not None and positions.value == sequence.value:
+        del values["train.model.positions"]
+    groups, heads = values.get("train.model.query_groups"), values.get("train.model.heads")
+    if groups is not None and heads is not None and groups.value == heads.value:
+        del values["train.model.query_groups"]
+    if has("train.model.experts") and values["train.model.experts"].value in (1, ["1"]):
+        del values["train.model.experts"]
+
+
+def _drop(result: Translation, key: str, reason: str) -> None:
+    for own in [own for own in result.values if own == key or own.startswith(f"{key}.")]:
+        dropped = result.values.pop(own)
+        if dropped.origin.startswith("default of"):
+            continue
+        if own.endswith(".every") and dropped.value == 1:
+            continue
+        result.notes.append(f"{dropped.origin.partition(' ')[0]} is left out: it {reason}")

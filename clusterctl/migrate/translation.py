@@ -1,0 +1,31 @@
+"""A job in the making: its keys with the options that they come from, and the options that are not mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clusterctl.migrate.read import Found
+
+
+@dataclass(frozen=True)
+class Value:
+    """A key's value and the option that it comes from."""
+
+    value: object
+    origin: str
+
+
+@dataclass
+class Translation:
+    """A job, and what has become of each option."""
+
+    found: Found
+    values: dict[str, Value] = field(default_factory=dict)
+    """By key of the job: `train.model.layers`."""
+    mapped: list[str] = field(default_factory=list)
+    unmapped: list[tuple[str, str]] = field(default_factory=list)
+    """Options with the reason."""
+    notes: list[str] = field(default_factory=list)
+
+    def set(self, key: str, value: object, origin: str) -> None:
+        self.values[key] = Value(value, origin)
