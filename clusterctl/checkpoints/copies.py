@@ -32,8 +32,14 @@ class Copier:
     The newest step whose copies are complete stays protected from pruning until a newer one has its copies.
     """
 
-    def __init__(self, run: RunDir, connections: Connections, copies: int) -> None:
-        self.run, self.connections, self.copies = run, connections, copies
+    # Whether the end of a failed run waits too.
+    after_failures = False
+    # Of a failure, in the run's events.
+    subject = "a checkpoint has not all its copies"
+
+    def __init__(self, run: RunDir, connections: Connections, copies: int = 1, last: float = LAST) -> None:
+        """`last`: seconds that the end of a run waits."""
+        self.run, self.connections, self.copies, self._last = run, connections, copies, last
         self._saved, self._closed, self._idle = threading.Event(), threading.Event(), threading.Event()
         self._held = ExitStack()
         self._failed = ""
@@ -54,7 +60,7 @@ class Copier:
         """Wait until the newest checkpoint has its copies, or cannot have them."""
         self._idle.clear()
         self._saved.set()
-        self._idle.wait(LAST)
+        self._idle.wait(self._last)
 
     def close(self) -> None:
         self._closed.set()
@@ -77,7 +83,7 @@ class Copier:
         except ClusterctlError as error:
             # A lost node is detected elsewhere; the next checkpoint is tried again.
             if last and error.message != self._failed:
-                self.run.add_event("note", text=f"a checkpoint has not all its copies: {error.message}")
+                self.run.add_event("note", text=_failure(self.subject, error))
                 self._failed = error.message
             return False
         self._failed = ""
@@ -87,9 +93,8 @@ class Copier:
         began = time.monotonic()
         record = self.run.read_record()
         folders = folders_in(record)
-        found = of_nodes(list(folders.values()), self.connections)
-        newest = next((item for item in found.checkpoints if item.is_resumable), None)
-        if newest is None or newest.digest == self._digest:
+        newest = self._newest(record)
+        if newest is None:
             return
         moves = copies_wanted(newest, folders, self.copies)
         outcomes = move_all(newest, moves, self.connections)
@@ -102,6 +107,12 @@ class Copier:
             facts = {"step": newest.step, "bytes": moved, "seconds": round(seconds, 3)}
             self.run.add_event("copied", **facts, copies=self.copies, text=text)
         self._digest = newest.digest
+
+    def _newest(self, record: RunRecord) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole on the nodes, unless it has been copied already."""
+        found = of_nodes(list(folders_in(record).values()), self.connections)
+        newest = next((item for item in found.checkpoints if item.is_resumable), None)
+        return None if newest is None or newest.digest == self._digest else newest
 
     def _protect(self, newest: Checkpoint) -> None:
         """Protect the newest checkpoint with copies, and let go of the one before."""
@@ -116,6 +127,11 @@ class Copier:
 def folders_in(record: RunRecord) -> dict[str, tuple[Node, str]]:
     """Return each node of the present attempt, with its folder of checkpoints."""
     return {node.name: (node, folder_on(record, record.run_dirs[node.name])) for node in record.cluster.nodes}
+
+
+def _failure(subject: str, error: ClusterctlError) -> str:
+    remedy = f" ({error.hint})" if error.hint else ""
+    return f"{subject}: {error.message}{remedy}"
 
 
 def copier_for(run: RunDir, connections: Connections) -> Copier | None:

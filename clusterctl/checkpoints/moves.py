@@ -94,3 +94,9 @@ def _move(checkpoint: Checkpoint, move: Move, connections: Connections) -> int:
             "complete_checkpoint", {"source": aside, "path": path, "digest": checkpoint.digest}
         )
     return result.bytes_sent + result.bytes_relayed
+
+
+def rank_of(file: str) -> int | None:
+    """Return the rank that wrote a file such as part-00003.safetensors."""
+    word = file.partition(".")[0].removeprefix("part-")
+    return int(word) if file.startswith("part-") and word.isascii() and word.isdecimal() else None

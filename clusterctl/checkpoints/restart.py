@@ -16,7 +16,9 @@ from clusterctl.checkpoints.find import (
     of_nodes,
     shared_folder,
 )
-from clusterctl.checkpoints.moves import Move, move_all
+from clusterctl.checkpoints.moves import Move, move_all, rank_of
+from clusterctl.checkpoints.uploads import access_of, fetch_checkpoint, newest_stored
+from clusterctl.errors import WorkFailed
 from clusterctl.inventory.nodeset import fold
 from clusterctl.text import plural, size
 
@@ -49,8 +51,44 @@ def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
     others = [entry for entry in folders_of(record) if entry[0].name not in {*plan, *dead}]
     found = of_nodes([*plan.values(), *others], connections, patience=PATIENCE)
     newest = _newest(found)
-    if newest is None:
-        return ""
+    text, note = _from_store(run, newest, made, plan, connections)
+    if newest is None or text:
+        return text
+    return note + _move(newest, found, made, plan, connections)
+
+
+def _from_store(
+    run: RunDir,
+    newest: Checkpoint | None,
+    made: Plan,
+    plan: dict[str, tuple[Node, str]],
+    connections: Connections,
+) -> tuple[str, str]:
+    """Fetch a checkpoint that is newer than those of the nodes; return what was fetched, or why nothing was."""
+    record = run.read_record()
+    access = access_of(record.job, record.run)
+    if access is None:
+        return "", ""
+    try:
+        stored = newest_stored(next(iter(plan.values()))[0], connections, access)
+        if stored is None or (newest is not None and stored[1].step <= newest.step):
+            return "", ""
+        return fetch_checkpoint(*stored, access, made, plan, connections), ""
+    except WorkFailed as error:
+        if newest is None:
+            raise
+        # An older checkpoint is better than none.
+        return "", f"{error.message}; "
+
+
+def _move(
+    newest: Checkpoint,
+    found: CheckpointList,
+    made: Plan,
+    plan: dict[str, tuple[Node, str]],
+    connections: Connections,
+) -> str:
+    """Move the files that nodes lack to them; return a line for the log."""
     began = time.monotonic()
     moves = moves_for(newest, made, plan)
     outcomes = move_all(newest, moves, connections)
@@ -88,7 +126,7 @@ def moves_for(checkpoint: Checkpoint, made: Plan, folders: dict[str, tuple[Node,
     wanted: dict[tuple[str, str], list[str]] = {}
     for number, file in enumerate(sorted(checkpoint.copies_of)):
         holders = [holding.holder.name for holding in checkpoint.holders_of(file)]
-        rank = _rank_of(file)
+        rank = rank_of(file)
         target = node_of.get(rank) if same_world and rank is not None else None
         if target is None and not any(name in folders for name in holders):
             # Another layout: any node will do, as long as one of the attempt has the file.
@@ -100,9 +138,3 @@ def moves_for(checkpoint: Checkpoint, made: Plan, folders: dict[str, tuple[Node,
     return [
         Move(by_name[source], *folders[target], tuple(files)) for (source, target), files in wanted.items()
     ]
-
-
-def _rank_of(file: str) -> int | None:
-    """Return the rank that wrote a file such as part-00003.safetensors."""
-    word = file.partition(".")[0].removeprefix("part-")
-    return int(word) if file.startswith("part-") and word.isascii() and word.isdecimal() else None

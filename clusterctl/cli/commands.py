@@ -126,6 +126,8 @@ TABLE = {
     "data tokenizer": Verb("Train a tokenizer; add GLM's tokens"),
     "data tokenizer train": Verb("Train a byte-level BPE tokenizer", forwards="tokenizer-train"),
     "data tokenizer glm": Verb("Add GLM's special tokens", forwards="tokenizer-glm"),
+    "data fetch": Verb("Download corpora and vocabularies", "fetch:fetch"),
+    "data upload": Verb("Upload data to an object store", "fetch:upload"),
     "data build": Verb("Build .bin/.idx files from texts", "trainer:build", ssh=True, open_ended=True),
     "data info": Verb("Show documents, tokens and epochs", forwards="data-info"),
     "data verify": Verb("Check every rule of a .bin/.idx pair", forwards="data-verify"),

@@ -99,6 +99,15 @@ EXAMPLES = {
         clusterctl bundle --wheelhouse wheelhouse --code . --tokenizer data/tokenizer.json -o bundle.tar
         clusterctl bundle --unpack bundle.tar -o site
     """,
+    "data fetch": """
+        clusterctl data fetch --list
+        clusterctl data fetch gpt2-vocab gpt2-merges -o data
+        clusterctl data fetch https://example.org/corpus.jsonl.zst --hash SHA256 -o data/corpus.jsonl.zst
+    """,
+    "data upload": """
+        clusterctl data upload data s3://bucket/corpus
+        clusterctl data upload data obs://bucket/corpus --endpoint https://obs.cn-north-4.myhuaweicloud.com
+    """,
     "exec": """
         clusterctl exec all -- uname -r
         clusterctl exec node[1-4] -b -- cat /etc/os-release

@@ -24,6 +24,7 @@ from clusterctl.inventory.cluster import (
 from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers, placeholders
+from clusterctl.jobs.data_source import take_data_store, take_data_there, take_storage
 from clusterctl.jobs.interconnect import NetworkOptions, network_faults, read_network
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.own_table import file_of, table_problems, take_rank_table
@@ -41,6 +42,7 @@ from clusterctl.jobs.saving import saving_faults, saving_of
 from clusterctl.jobs.slurm import SlurmOptions, read_slurm
 from clusterctl.jobs.step_pattern import compiled
 from clusterctl.settings import environment
+from clusterctl.storage.address import StoreOptions, is_address
 
 COLLECT_CHOICES = ("checkpoints", "profile")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
@@ -71,6 +73,10 @@ class Job:
     """Push the embedded trainer as the code, for a command that uses it."""
     data_there: str = ""
     """A folder with training data that every node already has; it is compared, not pushed."""
+    data_store: str = ""
+    """The object store from which each node fetches the training data: `data: s3://...` or `obs://...`."""
+    storage: StoreOptions = field(default_factory=StoreOptions)
+    """How object stores are reached: endpoint, region, and a file with keys."""
     processes: str = "auto"
     """Whether each device or each node gets a process; auto: a node if the command is a launcher such as torchrun."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
@@ -158,8 +164,10 @@ def _read(top: Section, path: Path) -> Job:
         devices=_devices(top),
         device_ids=_choice(top, "device_ids", DEVICE_ID_CHOICES, "visible"),
         code=None if code_in_image(top) else _folder(top, "code", path),
-        data=_folder(top, "data", path),
-        data_there=_data_there(top),
+        data=None if is_address(top.value.get("data")) else _folder(top, "data", path),
+        data_there=take_data_there(top),
+        data_store=take_data_store(top),
+        storage=take_storage(top, path),
         processes=_choice(top, "processes", PROCESS_CHOICES, "auto"),
         env=top.take_env("env"),
         setup=take_setup(top),
@@ -181,19 +189,6 @@ def _read(top: Section, path: Path) -> Job:
         container=read_container(top),
         source=str(path),
     )
-
-
-def _data_there(top: Section) -> str:
-    folder = top.take_text("data_there")
-    if folder and not folder.startswith(("/", "~/")):
-        top.fault("data_there", f"{folder!r} is not an absolute path", "as in /data/wiki or ~/wiki")
-    if folder and top.value.get("data") is not None:
-        top.fault(
-            "data_there",
-            "`data` is given too",
-            "data: a local folder, pushed; data_there: a folder on every node",
-        )
-    return folder
 
 
 def from_command(
@@ -340,7 +335,7 @@ def _placeholder_faults(job: Job, parts: Mapping[str, Any], known: tuple[str, ..
     """Return a fault for each placeholder that is unknown, or needs data that the job does not name."""
     faults = []
     # `--set data=null` plans a job without its data.
-    no_data = not (job.data or job.data_there) and ("data",) not in (
+    no_data = not (job.data or job.data_there or job.data_store) and ("data",) not in (
         job.document.flags if job.document else ()
     )
     for path, name in placeholders.used_in(dict(parts)):
@@ -441,7 +436,11 @@ def check_train(job: Job, world: int, reported: str | None = None) -> dict[str, 
 def _local_values(job: Job, world: int) -> dict[str, str]:
     """Return placeholder values for a check on this machine, where the nodes' own are not known."""
     unknown = {name: f"<{name}>" for name in placeholders.OF_NODE}
-    known = {"data": str(job.data or job.data_there), "world_size": str(world), "node_rank": "0"}
+    known = {
+        "data": str(job.data or job.data_there or job.data_store),
+        "world_size": str(world),
+        "node_rank": "0",
+    }
     return {**unknown, **known, "master_port": str(job.master_port or 29500)}
 
 

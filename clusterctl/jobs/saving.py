@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.document import Key
+from clusterctl.storage.address import address_fault
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Two keys of `train.save`; the trainer checks all others."""
+    """Three keys of `train.save`; the trainer checks all others."""
 
     dir: str = ""
     """A folder on a disk that all nodes share; "" if each node has its own checkpoints."""
     copies: int = 1
     """How many nodes shall have each file."""
+    to: str = ""
+    """The object store that gets each checkpoint; "" for none."""
 
 
 def saving_of(train: Mapping[str, Any] | None) -> Saving:
@@ -24,8 +27,12 @@ def saving_of(train: Mapping[str, Any] | None) -> Saving:
     save = (train or {}).get("save")
     if not isinstance(save, dict):
         return Saving()
-    folder, copies = save.get("dir"), save.get("copies")
-    return Saving(folder.rstrip("/") if isinstance(folder, str) else "", copies if type(copies) is int else 1)
+    folder, copies, to = save.get("dir"), save.get("copies"), save.get("to")
+    return Saving(
+        folder.rstrip("/") if isinstance(folder, str) else "",
+        copies if type(copies) is int else 1,
+        to if isinstance(to, str) else "",
+    )
 
 
 def saving_faults(train: Mapping[str, Any] | None, nodes: int) -> Iterator[tuple[Key, str, str]]:
@@ -34,6 +41,10 @@ def saving_faults(train: Mapping[str, Any] | None, nodes: int) -> Iterator[tuple
     if "{" in saving.dir:
         remedy = "write one path that is the same on all nodes"
         yield ("train", "save", "dir"), f"{saving.dir!r} has a placeholder", remedy
+    if saving.to and (fault := address_fault(saving.to))[0]:
+        yield ("train", "save", "to"), *fault
+    if saving.to and saving.dir:
+        yield ("train", "save", "to"), "checkpoints are on a shared disk (dir) too", "leave out `dir` or `to`"
     if saving.copies > nodes > 0:
         problem = f"{saving.copies} copies need as many nodes, and the run has {nodes}"
         yield ("train", "save", "copies"), problem, f"copies: {nodes}, or more nodes"

@@ -49,8 +49,16 @@ def _own() -> Schema:
             "DEVICE_ID on NPUs. visible: index in ASCEND_RT_VISIBLE_DEVICES. physical: that list is not set.",
         ),
         "code": (TEXT, "Folder to push. The ranks start in it."),
-        "data": (TEXT, "Folder with data to push. `{data}` in the job is its path on each node."),
+        "data": (
+            TEXT,
+            "Folder with data to push, or s3://BUCKET/FOLDER or obs://BUCKET/FOLDER, which each node fetches. `{data}` "
+            "in the job is its path on each node.",
+        ),
         "data_there": (TEXT, "Folder with data that is already on all nodes. It is compared, not pushed."),
+        "storage": (
+            _storage(),
+            "How object stores are reached. Keys come from the environment or a file; they are never recorded.",
+        ),
         "processes": (
             {"enum": list(PROCESS_CHOICES)},
             "What gets a process. auto: each device, or each node if the command is torchrun, deepspeed or the like.",
@@ -254,3 +262,14 @@ def _modelarts() -> Schema:
             "log": (TEXT, "OBS folder for logs."),
         }
     )
+
+
+def _storage() -> Schema:
+    endpoint = "URL of the store. Default: $AWS_ENDPOINT_URL, for obs:// $OBS_ENDPOINT."
+    credentials = "File with keys, as ~/.aws/credentials; only you can read it."
+    properties = {
+        "endpoint": TEXT | {"description": endpoint},
+        "region": TEXT | {"description": "Region of the store."},
+        "credentials": TEXT | {"description": credentials},
+    }
+    return {"type": "object", "properties": properties, "additionalProperties": False}

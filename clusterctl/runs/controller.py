@@ -17,6 +17,7 @@ from clusterctl.agent.frames import SILENCE
 from clusterctl.agent.processes import identity, is_alive
 from clusterctl.checkpoints.copies import copier_for
 from clusterctl.checkpoints.find import shared_folder
+from clusterctl.checkpoints.uploads import uploader_for
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
 from clusterctl.files import open_private
 from clusterctl.inventory.cluster import Cluster, Node
@@ -44,7 +45,7 @@ from clusterctl.runs.notify import Notifier
 from clusterctl.runs.query import log_in, query_nodes
 from clusterctl.runs.stage import Stored, Tell
 from clusterctl.runs.stall import Stragglers
-from clusterctl.runs.state import RunState, write_state
+from clusterctl.runs.state import RunState, end_half_line, write_state
 from clusterctl.runs.stop import stop_nodes
 from clusterctl.runs.updates import Update
 from clusterctl.runs.watch import PATIENCE, RunWatcher
@@ -79,9 +80,10 @@ class Control:
         moves = self.job.restart is not None and (
             self.policy.min_nodes or self.policy.spare_nodes or record.spares
         )
-        self.copier = copier_for(run, connections)
-        # Where nodes keep copies for each other, or share a disk, none is needed here.
-        alone = self.copier is None and not shared_folder(record)
+        found = (copier_for(run, connections), uploader_for(run, connections))
+        self.copiers = [copier for copier in found if copier is not None]
+        # Where nodes keep copies for each other or in a store, or share a disk, none is needed here.
+        alone = not self.copiers and not shared_folder(record)
         self.carrier = Carrier(run, connections) if moves and alone and self.job.train is not None else None
         # Why the last attempt could not start.
         self.refused = ""
@@ -94,8 +96,8 @@ class Control:
         threading.Thread(target=self._chase, daemon=True, name="chase").start()
         if self.carrier:
             self.carrier.start()
-        if self.copier:
-            self.copier.start()
+        for copier in self.copiers:
+            copier.start()
         if reason := self._missing_variables():
             yield self._note(reason)
         try:
@@ -115,8 +117,8 @@ class Control:
             self.closed.set()
             if self.carrier:
                 self.carrier.close()
-            if self.copier:
-                self.copier.close()
+            for copier in self.copiers:
+                copier.close()
 
     def _attempt(self) -> Any:
         """Watch one attempt to its end; return how it ended."""
@@ -138,8 +140,8 @@ class Control:
             if self.carrier:
                 self.carrier.note(update)
             saved = (update.metric or {}).get("event") == "checkpoint"
-            if saved and self.copier:
-                self.copier.note()
+            for copier in self.copiers if saved else ():
+                copier.note()
             self._tell(update)
             if update.pace:
                 yield from self._stragglers(paces, update)
@@ -233,8 +235,9 @@ class Control:
     def _conclude(self, state: RunState, decision: Decision) -> None:
         if self.run.stop_asked.exists() and state.phase is not Phase.FINISHED:
             state = replace(state, phase=Phase.STOPPED)
-        if self.copier and state.phase in (Phase.FINISHED, Phase.STOPPED):
-            self.copier.finish()
+        for copier in self.copiers:
+            if copier.after_failures or state.phase in (Phase.FINISHED, Phase.STOPPED):
+                copier.finish()
         state = conclude(self.run, self.connections, replace(state, verdict=decision.why))
         cause = read_cause(self.run) if state.phase is not Phase.FINISHED else None
         self.notify(
@@ -395,18 +398,6 @@ def history_of(event: Mapping[str, Any]) -> History:
         return decode(History, dict(event))
     except BadValue:
         return History(restarts=1)
-
-
-def end_half_line(run: RunDir) -> int:
-    """End a half line of the metrics that came from a lost node; return the size of the file."""
-    if not run.metrics.exists():
-        return 0
-    with run.metrics.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        if size and file.read(1) != b"\n":
-            file.write(b"\n")
-        return file.tell()
 
 
 # -- the process

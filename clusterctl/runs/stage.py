@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.transfer.push import Manifest
-    from clusterctl.transport.fanout import Connections
+    from clusterctl.transport.fanout import Connection, Connections
 
 
 Tell = Callable[[str, str], None]
@@ -72,9 +72,49 @@ def push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) 
 
     if job.data_there:
         return compare_data(cluster, job.data_there, connections, tell)
+    if job.data_store:
+        return fetch_stored(cluster, job, connections, tell)
     if job.data is None:
         return {}
     return _push(cluster, connections, job.data, push.make_manifest(job.data, everything=True), "data", tell)
+
+
+def fetch_stored(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
+    """Let each node fetch the data from an object store; return its folder by node."""
+    from clusterctl.storage.data import fetch_data
+
+    began = time.monotonic()
+    done = fetch_data(job.data_store, job.storage, cluster.nodes, connections)
+    subject = (
+        f"{plural(done.files, 'file')}, {size(done.size)}, from {job.data_store}; {size(done.moved)} fetched"
+    )
+    if not done.is_listed and len(cluster.nodes) > 1:
+        # The store has no hashes of ours: all nodes must at least have the same.
+        compare_data(cluster, next(iter(done.folders.values())), connections, tell, done.folders)
+    tell("data", f"{subject} in {time.monotonic() - began:.1f} s")
+    return done.folders
+
+
+def stage_again(cluster: Cluster, job: Job, connections: Connections, stored: Stored, tell: Tell) -> None:
+    """Push or fetch again what nodes have lost, if what is here and in the store is still what the run began with."""
+    for kind, paths in (("code", stored.code), ("data", stored.data)):
+        known = [node for node in cluster.nodes if node.name in paths]
+        if kind == "data" and job.data_there:
+            continue
+        answers = on_all(connections, known, _lost(paths))
+        lost = [node for node in known if answers[node.name]]
+        if not lost:
+            continue
+        part = replace(cluster, nodes=tuple(lost))
+        again = (push_code if kind == "code" else push_data)(part, job, connections, tell)
+        wrong = [node.name for node in lost if again.get(node.name) != paths[node.name]]
+        if wrong:
+            problem = f"{nodeset.fold(wrong)}: the run's {kind} is gone from {paths[wrong[0]]}, and it has changed here"
+            raise WorkFailed(problem, "launch the job again: that pushes it again")
+
+
+def _lost(paths: dict[str, str]) -> Callable[[Node, Connection], bool]:
+    return lambda node, link: bool(link.call("list", {"path": paths[node.name]})["missing"])
 
 
 def _push(
@@ -105,11 +145,23 @@ SHOWN = 20
 HINT = "bring the same data to every node: clusterctl push --nodes SET FOLDER PATH; clusterctl data verify checks more"
 
 
-def compare_data(cluster: Cluster, folder: str, connections: Connections, tell: Tell) -> dict[str, str]:
-    """Return the folder by node; raise an error that names each node and file that is missing, cut or different."""
+def compare_data(
+    cluster: Cluster,
+    folder: str,
+    connections: Connections,
+    tell: Tell,
+    folders: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the folder by node; raise an error that names each node and file that is missing, cut or different.
+
+    `folders` names each node's own folder, where they differ.
+    """
     began = time.monotonic()
+    own = folders or dict.fromkeys(cluster.names, folder)
     answers = on_all(
-        connections, cluster.nodes, lambda node, link: link.call("fingerprint_folder", {"path": folder})
+        connections,
+        cluster.nodes,
+        lambda node, link: link.call("fingerprint_folder", {"path": own[node.name]}),
     )
     faults = faults_of(folder, answers)
     if faults:

@@ -35,9 +35,13 @@ from clusterctl.runs.stage import (
     Tell,
     push_code,
     push_data,
+    stage_again,
 )
-from clusterctl.runs.state import RunState, write_state
+from clusterctl.runs.state import RunState, end_half_line, write_state
 from clusterctl.runs.stop import stop_nodes
+from clusterctl.storage.address import parse_address
+from clusterctl.storage.client import check_access
+from clusterctl.storage.credentials import access_to
 from clusterctl.text import plural
 from clusterctl.transport.fanout import on_all
 from clusterctl.transport.link import RequestFailed
@@ -122,7 +126,8 @@ def start_next(
     job = record.job
     hellos = reach(cluster, connections, tell)
     stored = Stored(record.code_paths, record.data_paths)
-    _check_stored(cluster, connections, stored)
+    stage_again(cluster, job, connections, stored, tell)
+    _count_on_after_loss(run, record, cluster.nodes[0], connections)
     run_setups(cluster, job, connections, record.code_paths, tell)
     facts = prepare(cluster, job, connections, hellos, stored, tell)
     facts = replace(facts, run_id=run.run_id, attempt=record.attempt + 1)
@@ -132,6 +137,13 @@ def start_next(
         run.add_event("note", text=text)
         tell("checkpoint", text)
     start_all(run, made, connections, tell)
+
+
+def _count_on_after_loss(run: RunDir, record: RunRecord, first: Node, connections: Connections) -> None:
+    """Add further metrics to those that are here, if the node of rank 0 lost its own."""
+    folder = record.run_dirs.get(first.name)
+    if folder and connections.of(first).call("list", {"path": folder})["missing"]:
+        run.write_record(replace(record, metrics_base=end_half_line(run)))
 
 
 def reach(cluster: Cluster, connections: Connections, tell: Tell) -> dict[str, Hello]:
@@ -155,6 +167,11 @@ def prepare(
 
     if folder := saving_of(job.train).dir:
         tell("checkpoint", check_shared(folder, cluster.nodes, connections))
+
+    if address := saving_of(job.train).to:
+        access = access_to(parse_address(address), job.storage)
+        check_access(cluster.nodes, access, connections.of)
+        tell("store", f"{access.address} takes checkpoints from {plural(len(cluster.nodes), 'node')}")
 
     table = ""
     if file := file_of(job.rank_table):
@@ -247,10 +264,6 @@ def _without_secrets(value: dict[str, Any], names: set[str]) -> dict[str, Any]:
         for process in node["processes"]:
             process["env"] = {name: "***" if name in names else text for name, text in process["env"].items()}
     return value
-
-
-def _check_stored(cluster: Cluster, connections: Connections, stored: Stored) -> None:
-    on_all(connections, cluster.nodes, lambda node, link: check_stored(node, link, stored))
 
 
 def check_stored(node: Node, link: Connection, stored: Stored) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -236,3 +237,15 @@ def read_state(run: RunDir, path: Path | None = None) -> RunState | None:
         return decode(RunState, run.read_json(path))
     except BadValue as error:
         raise damaged(path, error) from None
+
+
+def end_half_line(run: RunDir) -> int:
+    """End a half line of the metrics that came from a lost node; return the size of the file."""
+    if not run.metrics.exists():
+        return 0
+    with run.metrics.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if size and file.read(1) != b"\n":
+            file.write(b"\n")
+        return file.tell()

@@ -156,6 +156,9 @@ class SaveConfig:
     <dir>/<run>. Empty: each node keeps the files of its own ranks."""
     copies: int = setting(1, least=1)
     """Nodes that hold each file of a checkpoint: with 2, losing a node loses no checkpoint."""
+    to: str = setting("")
+    """An object store that gets each checkpoint while training continues: s3://BUCKET/FOLDER or obs://BUCKET/FOLDER. A
+    run whose nodes lost their disks resumes from there."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Files from the internet: corpora and vocabularies, fetched with resume and verified."""

@@ -1,0 +1,84 @@
+"""Let each node fetch training data from an object store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import WorkFailed
+from clusterctl.storage.address import StoreOptions, parse_address
+from clusterctl.storage.client import LIST, FileList, StoredFile, downloads, on_node, read_list
+from clusterctl.storage.credentials import Access, access_to
+from clusterctl.storage.program import piece_of
+from clusterctl.transport.fanout import on_all
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.fanout import Connection, Connections
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Data that every node has now."""
+
+    folders: dict[str, str]
+    """By node."""
+    files: int
+    size: int
+    moved: int
+    """Bytes that came from the store, over all nodes."""
+    is_listed: bool
+    """Whether the store has our list, with a hash for each piece."""
+
+
+def fetch_data(
+    address: str, options: StoreOptions, nodes: Sequence[Node], connections: Connections
+) -> Fetched:
+    """Fetch a folder of a store to every node, at the same time; what is there already is compared, not fetched."""
+    access = access_to(parse_address(address), options)
+    first, first_link = nodes[0], connections.of(nodes[0])
+    found = list_with(access, lambda action, **more: on_node(first, first_link, access, action, None, **more))
+    name = hashlib.sha256(json.dumps([address, options.endpoint, found.text()]).encode()).hexdigest()
+
+    def work(node: Node, link: Connection) -> tuple[str, int]:
+        folder = posixpath.join(link.hello().workdir, "store", "data", name)
+        order = downloads(found.files, access.address, folder)
+        return folder, int(on_node(node, link, access, "download", None, files=order)["fetched"])
+
+    done = on_all(connections, nodes, work)
+    folders = {node: folder for node, (folder, _) in done.items()}
+    moved = sum(count for _, count in done.values())
+    listed = all(file.pieces for file in found.files.values())
+    return Fetched(folders, len(found.files), found.size, moved, listed)
+
+
+def list_with(access: Access, ask: Callable[..., Any]) -> FileList:
+    """Return the files below an address: from our list there, else as the store names them, without hashes.
+
+    `ask(action, **more)` carries out an order somewhere.
+    """
+    where = access.address / LIST
+    text = ask("read", key=where.prefix)
+    if text is not None:
+        return read_list(text, str(where))
+    prefix = f"{access.address.prefix}/" if access.address.prefix else ""
+    names = ask("names", prefix=prefix, delimiter="")["objects"]
+    files = {
+        key.removeprefix(prefix): StoredFile(int(size), piece_of(int(size)), ())
+        for key, (size, _) in names.items()
+        if not key.endswith("/")
+    }
+    if not files:
+        raise WorkFailed(
+            f"{access.address}: there is no object below it", "correct the address, or `data upload`"
+        )
+    wrong = [
+        name for name in files if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name
+    ]
+    if wrong:
+        raise WorkFailed(f"{access.address}: {wrong[0][:80]!r} is no path of a file", "rename the object")
+    return FileList(files, digest=hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest())
