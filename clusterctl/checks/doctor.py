@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.checks import (
     chips,
     devices,
+    kinds,
     network,
     query,
     rdma,
@@ -162,6 +163,7 @@ def nodes(
             findings += [*checks_node.findings(reply), *devices.findings(reply), *rdma.findings(reply)]
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     findings += [*network.findings(answers), *chips.differing(answers)]
+    findings += kinds.unexpected(cluster, connections)
     report(findings, "connections between the nodes")
     between = list(_between(cluster, answers, connections, port))
     report(between, "")
@@ -203,7 +205,7 @@ def before_launch(
     need = _checkpoint_need(job, summary or {})
     used = _as_used(cluster, job)
     answers, result = _quick_findings(used, connections, job.master_port, need)
-    result += chips.findings(job, used, answers)
+    result += [*chips.findings(job, used, answers), *kinds.unexpected(used, connections)]
     result += [finding for entry in answers for finding in rdma.before_launch(entry, job.network.rdma)]
     odd = folded([entry for entry in result if not entry.is_sound])
     for entry in odd:

@@ -13,6 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from clusterctl.cli import options
+from clusterctl.cli.kind_option import WithKind
+from clusterctl.cli.pager import WithPager
 from clusterctl.cli.ssh_option import Reaching
 
 PROGRAM = "Run commands, rank tables and GPT or GLM trainings on a cluster of SSH nodes."
@@ -230,15 +232,15 @@ class WithExamples:
                     formatter.write(f"  {line}\n")
 
 
-class Command(WithExamples, TyperCommand):
+class Command(WithExamples, WithKind, WithPager, TyperCommand):
     """A command of the table."""
 
 
-class SshCommand(WithExamples, Reaching):
+class SshCommand(WithExamples, WithKind, WithPager, Reaching):
     """A command of the table that connects to nodes."""
 
 
-class Noun(WithExamples, TyperGroup):
+class Noun(WithExamples, WithKind, WithPager, TyperGroup):
     """A group whose commands come from the table; listing them imports none of them."""
 
     def __init__(self, **more: Any) -> None:

@@ -58,13 +58,14 @@ def init(
         ),
     ] = None,
     source: Source = None,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask the nodes for the kind and number of their devices.")
+    ] = False,
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:
     """Write a commented cluster.yaml as a start. Never overwrites a file without --force."""
     from clusterctl.errors import UsageError
-    from clusterctl.hostfile import detect
-    from clusterctl.hostfile import init as hostfile_init
 
     if source is not None:
         if hosts is not None or hostfile is not None:
@@ -72,19 +73,67 @@ def init(
                 "--from writes a job, and --hosts and --hostfile are about nodes", "leave them out"
             )
         _write_from(source, job, force, dry_run)
-        return
-    if job is not None:
+    elif job is not None:
         _write_job(job, force, dry_run)
-        return
-    if hosts is not None and hostfile is not None:
+    elif hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile can't be given together", "one of them names the nodes")
-    if hostfile is None:
-        _write(hostfile_init.from_hosts(hosts, devices, kind, output.stem), "", output, force, dry_run)
+    elif ask and hosts is None and hostfile is None:
+        raise UsageError("--ask needs nodes to ask", "name them: --hosts node[1-4], or --hostfile FILE")
+    else:
+        _write_nodes(hosts or hostfile, devices, kind, output, ask=ask, force=force, dry_run=dry_run)
+
+
+def _write_nodes(
+    where: str | Path | None,
+    devices: str | None,
+    kind: str | None,
+    output: Path,
+    *,
+    ask: bool,
+    force: bool,
+    dry_run: bool,
+) -> None:
+    """Write the nodes of a node set or of a file."""
+    from clusterctl.hostfile import detect
+    from clusterctl.hostfile import init as hostfile_init
+
+    if not isinstance(where, Path):
+        cluster = hostfile_init.from_hosts(where, devices, kind, output.stem)
+        cluster = _asked(cluster, kind, keep_devices=bool(devices)) if ask else cluster
+        _write(cluster, "", output, force, dry_run)
         return
-    nodes = detect.read(hostfile)
+    nodes = detect.read(where)
     cluster = hostfile_init.from_file(nodes, devices, kind, output.stem)
-    _write(cluster, hostfile.name, output, force, dry_run)
-    _say_what_is_not_the_files(nodes, devices)
+    has_devices = bool(devices) or not hostfile_init.unsaid(nodes)
+    cluster = _asked(cluster, kind, keep_devices=has_devices) if ask else cluster
+    _write(cluster, where.name, output, force, dry_run)
+    if not ask:
+        _say_what_is_not_the_files(nodes, devices)
+
+
+def _asked(cluster: Cluster, kind: str | None, *, keep_devices: bool) -> Cluster:
+    """Return the cluster with the devices that its nodes report; a kind of the command line stays."""
+    from dataclasses import replace
+
+    from clusterctl.checks.kinds import as_reported, ask_devices
+    from clusterctl.cli import screen
+    from clusterctl.inventory import nodeset
+    from clusterctl.transport.fanout import raise_failures
+
+    with options.connected(cluster) as connections:
+        outcomes = ask_devices(cluster.nodes, connections)
+    raise_failures(outcomes)
+    groups: dict[str, list[str]] = {}
+    nodes = []
+    for outcome in outcomes:
+        reported = outcome.get()
+        groups.setdefault(reported.text(), []).append(outcome.node.name)
+        node = as_reported(outcome.node, reported, keep_devices=keep_devices)
+        node = replace(node, devices=(0,)) if not (reported.devices or keep_devices) else node
+        nodes.append(replace(node, kind=kind) if kind else node)
+    for text, names in groups.items():
+        screen.log(f"{nodeset.fold(names)}: {'no NPU and no GPU' if text == '0 cpu' else text}")
+    return replace(cluster, nodes=tuple(nodes))
 
 
 def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bool) -> None:

@@ -31,15 +31,19 @@ Wide = Annotated[
 ]
 
 
+Ask = Annotated[bool, typer.Option("--ask", help="Also ask the nodes which devices they have.")]
+
+
 def nodes(
     context: typer.Context,
     cluster: options.ClusterFile = None,
     wide: Wide = False,
+    ask: Ask = False,
     as_json: options.Json = False,
 ) -> None:
     """List the nodes of the inventory, their addresses and devices."""
     if context.invoked_subcommand is None:
-        list_nodes(None, cluster, None, None, wide, as_json)
+        list_nodes(None, cluster, None, None, wide, ask, as_json)
 
 
 def list_nodes(
@@ -50,6 +54,7 @@ def list_nodes(
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
     wide: Wide = False,
+    ask: Ask = False,
     as_json: options.Json = False,
 ) -> None:
     """List the nodes of the inventory, their addresses and devices."""
@@ -57,6 +62,7 @@ def list_nodes(
 
     found = options.cluster_of(cluster, selection or nodes, exclude)
     place = _place()
+    reported = _reported(found) if ask else None
     if as_json:
         screen.show_json(
             {
@@ -64,13 +70,14 @@ def list_nodes(
                 "source": found.source,
                 "platform": place.as_json() if place else None,
                 "nodes": [asdict(node) for node in found.nodes],
+                **({"reported": reported} if reported else {}),
                 "groups": {name: list(members) for name, members in found.groups.items()},
             }
         )
         return
     if place:
         screen.log(f"platform: {place.describe()}")
-    screen.show(tables.nodes_table(found, _ways(found) if wide else None))
+    screen.show(tables.nodes_table(found, _ways(found) if wide else None, reported))
 
 
 def _place() -> Place | None:
@@ -82,6 +89,18 @@ def _place() -> Place | None:
     except InputFaults as error:
         screen.log(f"platform: {error.message}", "yellow")
         return None
+
+
+def _reported(cluster: Cluster) -> dict[str, str]:
+    """Return what each node says about its devices; an unreachable one says why it is."""
+    from clusterctl.checks.kinds import ask_devices
+
+    with options.connected(cluster) as connections:
+        outcomes = ask_devices(cluster.nodes, connections)
+    return {
+        outcome.node.name: outcome.get().text() if outcome.error is None else str(outcome.error.message)
+        for outcome in outcomes
+    }
 
 
 def _ways(cluster: Cluster) -> dict[str, str]:

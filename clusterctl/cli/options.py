@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from clusterctl.cli import screen, ssh_option
+from clusterctl.cli import kind_option, screen, ssh_option
 from clusterctl.errors import UsageError
 from clusterctl.settings import Settings, duration, inherited, load_settings
 
@@ -183,19 +183,20 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     if file is not None:
         screen.hints_with(file)
     settings = load_settings()
-    if settings.kind not in KINDS:
-        raise UsageError(f"unknown kind {settings.kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
+    kind = kind_option.chosen() or settings.kind
+    if kind not in KINDS:
+        raise UsageError(f"unknown kind {kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
     default = Path(settings.cluster)
     allocation = _allocation() if file is None and not default.exists() else {}
     place = None if allocation or file is not None else place_here()
     if allocation and settings.cluster == Settings.cluster:
         from clusterctl.platforms.allocation import cluster_of as allocated
 
-        cluster = allocated(allocation, settings.kind)
+        cluster = _with_kind(allocated(allocation, kind), kind, settings.kind)
     elif place is not None:
         cluster = place.cluster()
     else:
-        cluster = inventories().load(file or default, settings.kind)
+        cluster = _with_kind(inventories().load(file or default, kind), kind, settings.kind)
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
 
 
@@ -208,6 +209,20 @@ def place_here() -> Place | None:
         return None
     place = detect(surroundings())
     return place if place is not None and not place.platform.reaches_others else None
+
+
+def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
+    """Note whether the kinds of a cluster are a guess; raise a UsageError if --kind contradicts its file."""
+    from dataclasses import replace
+
+    from clusterctl.hostfile.detect import kind_of_file
+
+    file = Path(cluster.source)
+    tells = file.is_file() and kind_of_file(file) in ("cluster", "ranktable")
+    if kind_option.chosen() and tells and any(node.kind != kind for node in cluster.nodes):
+        raise UsageError(f"--kind {kind}: {file} has the kind of its nodes", "edit the file, or leave it out")
+    guessed = not tells and kind_option.chosen() is None and of_settings == Settings.kind
+    return replace(cluster, assumed=True) if guessed else cluster
 
 
 def has_inventory() -> bool:

@@ -21,9 +21,11 @@ from clusterctl.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster
     from clusterctl.ranktable.api import RankTable
     from clusterctl.ranktable.check import Report
     from clusterctl.ranktable.finding import Finding
+    from clusterctl.transport.fanout import Connections
 
 
 Output = Annotated[
@@ -140,6 +142,8 @@ def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) ->
     chosen = selection.chosen()
     api.buildable(query.hardware)
     with connected(chosen, accept_new) as connections:
+        if chosen.assumed and devices is None:
+            chosen = _as_reported(chosen, connections)
         built = from_nodes.build_from_nodes(
             chosen, connections, devices, query.hardware, query.skip_incomplete
         )
@@ -150,6 +154,22 @@ def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) ->
     for line in built.left_out:
         screen.log(f"left out: {line}", style="yellow")
     return built.table
+
+
+def _as_reported(cluster: Cluster, connections: Connections) -> Cluster:
+    """Return the cluster with all NPUs that its nodes report, where a file without kinds counts no slots."""
+    from dataclasses import replace
+
+    from clusterctl.checks.kinds import as_reported, ask_devices
+
+    outcomes = {outcome.node.name: outcome for outcome in ask_devices(cluster.nodes, connections)}
+    nodes = tuple(
+        as_reported(node, outcomes[node.name].get(), keep_devices=node.devices != (0,))
+        if outcomes[node.name].ok
+        else node
+        for node in cluster.nodes
+    )
+    return replace(cluster, nodes=nodes)
 
 
 def merge(

@@ -62,7 +62,7 @@ def resume(
     as_json: options.Json = False,
 ) -> None:
     """Start an ended run again on its nodes, or with --nodes on others, which get its code, data and the files of its
-    newest checkpoint that they lack. A training continues from its newest valid checkpoint. Also goes on with a
+    newest checkpoint that they lack. A training continues from its newest valid checkpoint. Also continues a
     sweep."""
     from clusterctl.jobs.sweep import is_sweep
 

@@ -92,6 +92,8 @@ class Cluster:
     known_hosts: str | None = None
     """File with the host keys of the nodes, relative to this file. Default: ~/.ssh/known_hosts."""
     source: str = ""
+    # Whether the kind of the devices is a guess: a hostfile does not tell it, and neither did the user.
+    assumed: bool = False
 
     @property
     def names(self) -> list[str]:

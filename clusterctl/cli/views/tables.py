@@ -54,8 +54,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Seque
     return drawn
 
 
-def nodes_table(cluster: Cluster, ways: Mapping[str, str] | None = None) -> Table:
-    """Return a table of the nodes; `ways` (the SSH client of each node) adds further columns."""
+def nodes_table(
+    cluster: Cluster, ways: Mapping[str, str] | None = None, reported: Mapping[str, str] | None = None
+) -> Table:
+    """Return a table of the nodes; `ways` (the SSH client of each node) and `reported` devices add columns."""
     rows = []
     for node in cluster.nodes:
         user = f"{node.user}@" if node.user else ""
@@ -63,8 +65,11 @@ def nodes_table(cluster: Cluster, ways: Mapping[str, str] | None = None) -> Tabl
         wide = (
             [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
         )
-        rows.append([node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *wide])
-    names = ["NODE", "SSH", "ADDRESS", "DEVICES"]
+        asked = [] if reported is None else [reported.get(node.name, "")]
+        rows.append(
+            [node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *asked, *wide]
+        )
+    names = ["NODE", "SSH", "ADDRESS", "DEVICES", *([] if reported is None else ["REPORTED"])]
     return table(names + ([] if ways is None else ["INTERFACE", "PYTHON", "WORKDIR", "BY"]), rows)
 
 

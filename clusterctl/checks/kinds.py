@@ -1,0 +1,85 @@
+"""Ask nodes which devices they have: npu-smi knows Ascend NPUs, nvidia-smi NVIDIA GPUs; without either, CPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from clusterctl.checks.answers import Commands
+from clusterctl.checks.query import Question, tool_paths
+from clusterctl.finding import Finding
+from clusterctl.inventory.cluster import MAX_DEVICES
+from clusterctl.ranktable.devices import VENDOR_SMI, parse_chips
+from clusterctl.transport.hello import read_answer
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.transport.fanout import Connection, Connections, Outcome
+
+NVIDIA = ["nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader"]
+
+
+@dataclass(frozen=True)
+class ReportedDevices:
+    """What a node says about its devices."""
+
+    kind: str
+    devices: tuple[int, ...]
+    chip: str = ""
+    """The name of the first device."""
+
+    def text(self) -> str:
+        """Return a text such as `8 npu (Ascend 910B3)`."""
+        return f"{len(self.devices)} {self.kind}" + (f" ({self.chip})" if self.chip else "")
+
+
+def ask_devices(nodes: Sequence[Node], connections: Connections) -> list[Outcome[ReportedDevices]]:
+    """Ask all nodes in parallel; return an outcome for each."""
+    return connections.on_each(nodes, ask_node)
+
+
+def ask_node(node: Node, link: Connection) -> ReportedDevices:
+    """Return what one node says about its devices."""
+    questions = {
+        "npu": Question([[tool, "info", "-m"] for tool in tool_paths(node, "npu-smi", VENDOR_SMI)]),
+        "cuda": Question([NVIDIA]),
+    }
+    commands = {name: asdict(question) for name, question in questions.items()}
+    found = read_answer(Commands, link.call("examine", {"commands": commands})).commands
+    npu, cuda = found.get("npu"), found.get("cuda")
+    if npu is not None and npu.succeeded and (chips := sorted(parse_chips(npu.out))):
+        name = re.search(r"Ascend\s?\w+", npu.out)
+        return ReportedDevices("npu", _bounded(chips), name[0] if name else "")
+    rows = [line.split(",", 1) for line in cuda.out.splitlines()] if cuda and cuda.succeeded else []
+    gpus = [(int(row[0]), row[1].strip()) for row in rows if len(row) == 2 and row[0].strip().isdecimal()]
+    if gpus:
+        return ReportedDevices("cuda", _bounded([number for number, _ in gpus]), gpus[0][1])
+    return ReportedDevices("cpu", ())
+
+
+def _bounded(devices: Sequence[int]) -> tuple[int, ...]:
+    return tuple(device for device in devices if device < MAX_DEVICES)
+
+
+def as_reported(node: Node, reported: ReportedDevices, *, keep_devices: bool = False) -> Node:
+    """Return the node with the kind and the devices that it reports; a node of CPUs keeps its devices."""
+    keeps = keep_devices or not reported.devices
+    return replace(node, kind=reported.kind, devices=node.devices if keeps else reported.devices)
+
+
+def unexpected(cluster: Cluster, connections: Connections) -> list[Finding]:
+    """Return a warning for each node with devices that an inventory without kinds does not tell."""
+    if not cluster.assumed:
+        return []
+    findings = []
+    for outcome in ask_devices(cluster.nodes, connections):
+        if outcome.ok and outcome.get().kind != "cpu":
+            kind = outcome.get().kind
+            text = (
+                f"it has {outcome.get().text()}, and {cluster.source} does not tell: its ranks run as on CPUs"
+            )
+            remedy = f"--kind {kind}, or once for all: clusterctl init --hostfile {cluster.source} --ask"
+            findings.append(Finding("warning", outcome.node.name, text, remedy, "kind"))
+    return findings
