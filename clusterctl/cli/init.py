@@ -80,7 +80,9 @@ def init(
     elif ask and hosts is None and hostfile is None:
         raise UsageError("--ask needs nodes to ask", "name them: --hosts node[1-4], or --hostfile FILE")
     else:
-        _write_nodes(hosts or hostfile, devices, kind, output, ask=ask, force=force, dry_run=dry_run)
+        _write_nodes(
+            hostfile if hosts is None else hosts, devices, kind, output, ask=ask, force=force, dry_run=dry_run
+        )
 
 
 def _write_nodes(
