@@ -215,7 +215,7 @@ JSON_MODULES = {
     "bench/train/checkpoints": "*",
     "clusterctl": "document errors",
     "clusterctl/checkpoints": "diff find holder prune pull verify",
-    "clusterctl/cli": "checkpoint commands demo launch ranktable ranktable_live runs sandbox trainer",
+    "clusterctl/cli": "checkpoint commands demo evaluate_on launch ranktable ranktable_live runs sandbox trainer",
     "clusterctl/cli/views": "checkpoints",
     "clusterctl/inventory": "cluster",
     "clusterctl/jobs": "job plan record run_folder",

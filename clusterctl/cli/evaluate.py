@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.trainer import checkpoint_of, forward
 from clusterctl.contract import EVALUATIONS_DIR
+
+if TYPE_CHECKING:
+    from clusterctl.cli.evaluate_on import Order
 
 TASKS = "ppl, lambada, wikitext, copa or choice"
 
@@ -47,6 +50,10 @@ def evaluate(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Where to write results. Default: with the run."),
     ] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="SET", help="Divide the documents among these nodes.")
+    ] = None,
+    cluster: options.ClusterFile = None,
     *,
     as_json: options.Json = False,
 ) -> None:
@@ -55,17 +62,27 @@ def evaluate(
     Nothing is downloaded. Results name the convention, the hashes of data and tokenizer, and standard errors. An
     interrupted evaluation continues where it stopped.
     """
+    from clusterctl.cli import evaluate_on
     from clusterctl.errors import UsageError
 
     if not tasks:
         raise UsageError("--task is missing", f"name one: {TASKS}, for example --task lambada=test.jsonl")
-    arguments = ["--checkpoint", str(checkpoint_of(where)), "--output", str(output or results_of(where))]
-    for task in tasks:
-        arguments += ["--task", task]
-    for name, given in (("--data", data), ("--tokenizer", tokenizer), ("--convention", convention)):
-        arguments += [name, str(given)] if given else []
     numbers = (("--stride", stride), ("--pattern", pattern), ("--split", split), ("--limit", limit))
-    arguments += [str(part) for pair in numbers for part in pair]
+    arguments = [str(part) for pair in numbers for part in pair]
+    arguments += ["--convention", convention] if convention else []
+    order = evaluate_on.Order(tuple(tasks), data, tokenizer, tuple(arguments), output or results_of(where))
+    if on is None:
+        _evaluate_here(order, where, as_json)
+    else:
+        evaluate_on.evaluate(order, where, on, cluster, as_json=as_json)
+
+
+def _evaluate_here(order: Order, where: str, as_json: bool) -> None:
+    arguments = ["--checkpoint", str(checkpoint_of(where)), "--output", str(order.output), *order.arguments]
+    for task in order.tasks:
+        arguments += ["--task", task]
+    for name, given in (("--data", order.data), ("--tokenizer", order.tokenizer)):
+        arguments += [name, str(given)] if given else []
     forward("eval", "evaluate", [*arguments, *(["--json"] if as_json else [])])
 
 

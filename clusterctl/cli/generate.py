@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli import options
+from clusterctl.cli import options, screen
 from clusterctl.cli.trainer import forward
 
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
@@ -29,6 +31,12 @@ class ModelOptions:
         typer.Option(metavar="SIZE", help="Memory for keys and values, as in 4GiB. Default: 16 texts."),
     ] = None
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="0 uses all cores.")] = 0
+    tensor: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --on: N nodes share every layer. 0: as many as can.")
+    ] = 0
+    pipeline: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --on: divide the layers among N nodes.")
+    ] = 0
 
 
 @dataclass(frozen=True)
@@ -98,20 +106,45 @@ def generate(
             "--prompts", metavar="FILE", help="Lines, or JSON lines with a `prompt`; - reads stdin."
         ),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="SET", help="Generate on these nodes, which divide the model."),
+    ] = None,
+    cluster: options.ClusterFile = None,
     *,
     as_json: options.Json = False,
 ) -> None:
     """Generate text from a checkpoint.
 
     On a terminal, the text of a single prompt appears while it is written. Otherwise the output has one JSON object for
-    each text, in the order of the prompts.
+    each text, in the order of the prompts. With --on, one process on each node computes its part of the model.
     """
     from clusterctl.cli import place
 
-    arguments = ["--checkpoint", str(place.here(where)), *arguments_of(model), *arguments_of(drawing)]
+    drawn = [*arguments_of(model), *arguments_of(drawing)]
+    if on is not None:
+        target = place.on_nodes(where, on, cluster)
+        lines = _lines(prompt or ([] if prompts else [""]), prompts)
+        more = [*drawn, "--json", "--prompts={data}/prompts.jsonl"]
+        screen.write(place.answer_of(target, "generate", more, {"prompts.jsonl": lines}))
+        return
+    arguments = ["--checkpoint", str(place.here(where)), *drawn]
     arguments += [f"--prompt={text}" for text in prompt or ()]
     arguments += [f"--prompts={prompts}"] if prompts is not None else []
     forward("generate", "generate", [*arguments, *(["--json"] if as_json else [])])
+
+
+def _lines(given: list[str], file: str | None) -> bytes:
+    """Return the prompts of options and of a file as lines for the trainer."""
+    from clusterctl.errors import UsageError
+
+    lines = b"".join(json.dumps({"prompt": text}).encode() + b"\n" for text in given)
+    if file is None:
+        return lines
+    try:
+        return lines + (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}", "a line of it is a prompt; - is stdin") from None
 
 
 def arguments_of(group: Any) -> list[str]:
@@ -166,7 +199,7 @@ def serve(
     server: ServerOptions,
     where: Where = "last",
     on: Annotated[
-        str | None, typer.Option("--on", metavar="NODE", help="Serve on this node, as a run of its own.")
+        str | None, typer.Option("--on", metavar="SET", help="Serve on these nodes, which divide the model.")
     ] = None,
     cluster: options.ClusterFile = None,
     *,
@@ -185,25 +218,15 @@ def serve(
     arguments = [*arguments_of(model), *arguments_of(server)]
     if on is None and not detach:
         return forward("serve", "serve", ["--checkpoint", str(place.here(where)), *arguments])
+    from dataclasses import replace
+
     from clusterctl.cli.launch import launch_job
     from clusterctl.cli.pods import Target
-    from clusterctl.jobs.job import Job
 
-    target = place.on_node(where, on, cluster)
-    folder = target.folder or "{data}"
-    name = server.name or Path(target.folder or str(target.local)).name
-    command = ("python", "-u", "-m", "trainer", "serve", "--checkpoint", folder, *arguments, f"--name={name}")
-    job = Job(
-        name=f"serve-{name}"[:41],
-        command=command,
-        data=target.local,
-        trainer=True,
-        processes="node",
-        share_devices=True,
-        rank_table="never",
-        # The server's own --drain comes first.
-        grace=server.drain + 10,
-        source="clusterctl serve",
-    )
+    target = place.on_nodes(where, on, cluster)
+    name = server.name or target.name
+    job = place.job_on(target, "serve", [*arguments, f"--name={name}"])
+    # The server's own --drain comes first.
+    job = replace(job, name=f"serve-{name}"[:41], grace=server.drain + 10)
     launch_job(Target(job, target.cluster), detach=detach, as_json=as_json)
     return None

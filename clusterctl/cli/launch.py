@@ -101,6 +101,7 @@ def launch_job(
     detach: bool = False,
     accept_new: bool = False,
     as_json: bool = False,
+    quiet: bool = False,
     run: RunDir | None = None,
 ) -> None:
     """Start a job on its nodes, or the part of this pod; follow it to its end, or leave it with `detach`."""
@@ -118,7 +119,13 @@ def launch_job(
             leave(run, as_json=as_json)
             return
         follow_to_the_end(
-            run, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
+            run,
+            connections,
+            stop_on_interrupt=True,
+            trains=trains,
+            quiet=quiet,
+            as_json=as_json,
+            first=first,
         )
 
 

@@ -1,7 +1,10 @@
-"""Where the checkpoint of `generate` and `serve` is: on this machine, or on a node."""
+"""Where the checkpoint of `generate`, `serve` and `eval` is, on this machine or on nodes, and their runs there."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,16 +16,22 @@ from clusterctl.text import size
 if TYPE_CHECKING:
     from clusterctl.checkpoints.find import Checkpoint, CheckpointList
     from clusterctl.inventory.cluster import Cluster
+    from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
 
 
 @dataclass(frozen=True)
-class OnNode:
-    """A node, and the checkpoint's folder there; `local`: a folder here that is pushed first."""
+class OnNodes:
+    """Nodes, and the checkpoint's folder there; `local`: a folder here that is pushed first."""
 
     cluster: Cluster
     folder: str = ""
     local: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the checkpoint's folder."""
+        return Path(self.folder or str(self.local)).name
 
 
 def here(where: str) -> Path:
@@ -73,15 +82,15 @@ def _fetched(run: RunDir, found: CheckpointList) -> Path:
     return target
 
 
-def on_node(where: str, on: str | None, inventory: Path | None) -> OnNode:
-    """Return the node that serves a checkpoint: named, one that has it, or the first of the inventory."""
+def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
+    """Return the nodes that compute with a checkpoint: named, one that has it, or the first of the inventory."""
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):
-        cluster = _single(options.cluster_of(inventory, on), on)
+        cluster = _chosen(options.cluster_of(inventory, on), on)
         folder = folder_of(where)
-        screen.log(f"{folder} is pushed to {cluster.nodes[0].name}")
-        return OnNode(cluster, local=folder)
+        screen.log(f"{folder} is pushed to {', '.join(cluster.names)}")
+        return OnNodes(cluster, local=folder)
     run = options.run_named(where)
     with options.connected_to(run) as connections:
         found = find.of_run(run, connections)
@@ -91,14 +100,72 @@ def on_node(where: str, on: str | None, inventory: Path | None) -> OnNode:
             cluster = cluster.select(
                 next((name for name in whole if name in cluster.names), cluster.names[0])
             )
-        cluster = _single(cluster, on)
+        cluster = _chosen(cluster, on)
         name = cluster.nodes[0].name
-        if name in whole:
+        # Its folder has another name on each node.
+        if name in whole and len(cluster.nodes) == 1:
             screen.log(f"using {whole[name]} on {name}")
-            return OnNode(cluster, whole[name])
-        local = _fetched(run, found)
-    screen.log(f"{local} is pushed to {name}")
-    return OnNode(cluster, local=local)
+            return OnNodes(cluster, whole[name])
+        local = newest(run.checkpoints)
+        if local is None or local.name != found.newest().name:
+            local = _fetched(run, found)
+    screen.log(f"{local} is pushed to {', '.join(cluster.names)}")
+    return OnNodes(cluster, local=local)
+
+
+def job_on(target: OnNodes, verb: str, arguments: list[str], inputs: Path | None = None) -> Job:
+    """Return a job that runs a command of the trainer with a checkpoint, as one process on each node.
+
+    inputs: a folder that is pushed and has the checkpoint, unless that is on the node, and what else is read.
+    """
+    from clusterctl.jobs.job import Job
+
+    folder = target.folder or ("{data}/checkpoint" if inputs else "{data}")
+    return Job(
+        name=f"{verb}-{target.name}"[:41],
+        command=("python", "-u", "-m", "trainer", verb, "--checkpoint", folder, *arguments),
+        data=inputs or target.local,
+        trainer=True,
+        processes="node",
+        share_devices=True,
+        rank_table="never",
+        source=f"clusterctl {verb}",
+    )
+
+
+def answer_of(target: OnNodes, verb: str, arguments: list[str], files: Mapping[str, Path | bytes]) -> str:
+    """Run a command of the trainer on nodes to its end; return what rank 0 wrote on stdout.
+
+    files: what the command reads at `{data}/NAME`, next to the checkpoint.
+    """
+    from clusterctl.cli.launch import launch_job
+    from clusterctl.cli.pods import Target
+    from clusterctl.runs.start import new_run
+
+    run = new_run(job_on(target, verb, arguments), options.runs_folder())
+    inputs = run.root / "inputs"
+    for name, content in files.items():
+        _put(content, inputs / name)
+    for file in target.local.rglob("*") if target.local else ():
+        if target.local and file.is_file():
+            _put(file, inputs / "checkpoint" / file.relative_to(target.local))
+    job = job_on(target, verb, arguments, inputs if inputs.is_dir() else None)
+    launch_job(Target(job, target.cluster), run=run, quiet=True)
+    record = run.read_record()
+    log = run.log(record.cluster.nodes[0].name, 0, "out", record.attempt)
+    return log.read_text(encoding="utf-8", errors="replace")
+
+
+def _put(content: Path | bytes, target: Path) -> None:
+    """Write or link a file among the inputs of a run."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        target.write_bytes(content)
+        return
+    try:
+        os.link(content.resolve(), target)
+    except OSError:
+        shutil.copyfile(content, target)
 
 
 def _whole_on(checkpoint: Checkpoint) -> dict[str, str]:
@@ -114,7 +181,6 @@ def _whole_on(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def _single(cluster: Cluster, on: str | None) -> Cluster:
-    if len(cluster.nodes) > 1 and on:
-        raise UsageError(f"--on {on}: {len(cluster.nodes)} nodes, and a server runs on one", "name one node")
-    return cluster.select(cluster.names[0])
+def _chosen(cluster: Cluster, on: str | None) -> Cluster:
+    """Return the named nodes, or the first one."""
+    return cluster if on else cluster.select(cluster.names[0])

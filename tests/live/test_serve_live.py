@@ -50,3 +50,29 @@ def test_wrong_places_are_refused(shell: Shell, tmp_path: Path) -> None:
     folder.mkdir()
     refused = shell("generate", f"{folder}/")
     assert refused.returncode == 2 and "not a checkpoint" in refused.stderr
+
+
+def test_nodes_that_divide_a_model_generate_and_evaluate_what_one_process_does(shell: Shell) -> None:
+    pytest.importorskip("aiohttp")
+    folder = shell.folder / "divided"
+    model = replace(weights.GPT, sequence=64)
+    weights.checkpoint(folder, model, weights.random_state(model))
+    train_tokenizer(iter(["one two three " * 50] * 5), 300, folder / "tokenizer.json")
+    prompts = shell.folder / "prompts.txt"
+    prompts.write_text("one {data} two\nthree\n")
+    asked = (f"{folder}/", "--prompts", str(prompts), "--temperature", "0", "--max-tokens", "8", "--json")
+    here, there = shell("generate", *asked), shell("generate", *asked, "--on", "node[1-2]")
+    assert here.returncode == there.returncode == 0, there.stderr
+    texts = [[json.loads(line)["text"] for line in done.stdout.splitlines()] for done in (here, there)]
+    assert texts[0] == texts[1] and texts[0][0].startswith("one {data} two")
+
+    data = shell.folder / "lambada.jsonl"
+    data.write_text("".join(json.dumps({"text": f"one two {word}"}) + "\n" for word in ("three", "one") * 4))
+    tokenizer = ("--tokenizer", str(folder / "tokenizer.json"))
+    asked = (f"{folder}/", "--task", f"lambada={data}", *tokenizer, "--json", "--output")
+    here = shell("eval", *asked, str(shell.folder / "here"))
+    there = shell("eval", *asked, str(shell.folder / "there"), "--on", "node[1-2]")
+    assert here.returncode == there.returncode == 0, there.stderr
+    results = [json.loads(done.stdout)[0] for done in (here, there)]
+    assert results[0]["metrics"] == results[1]["metrics"] and results[1]["data"] == str(data)
+    assert [json.loads(file.read_text()) for file in (shell.folder / "there").glob("*.json")] == [results[1]]
