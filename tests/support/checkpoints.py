@@ -128,7 +128,9 @@ def save_with(
 
     def work(rank: int) -> int:
         board = Board(Group(rank, len(folders), Device("cpu"), store=store), "saves")
-        order = SaveOrder(step, f"token-{step}", table, {**FACTS, **facts}, tokenizer, keep, read_back)
+        order = SaveOrder(
+            step, f"token-{step}", table, {**FACTS, **facts}, tokenizer, keep, read_back=read_back
+        )
         return save_parts(order, parts_by_rows(state, rank, len(folders)), seen_by(folders, rank), board)
 
     return in_threads(work, len(folders))

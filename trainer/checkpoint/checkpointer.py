@@ -21,7 +21,7 @@ from trainer.checkpoint.part import MOMENTS, HasParts, Part
 from trainer.checkpoint.resume import Loader
 from trainer.checkpoint.save import SaveOrder, save_parts
 from trainer.checkpoint.saved import Saved, SaveSkipped
-from trainer.checkpoint.store import TOKENIZER, Checkpoint, folder_of
+from trainer.checkpoint.store import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, Checkpoint, folder_of
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.files import sha256
@@ -161,8 +161,18 @@ class Checkpointer:
             self._facts(progress),
             tokenizer,
             self.config.save.keep,
+            self._more_files(tokenizer),
             read_back,
         )
+
+    def _more_files(self, tokenizer: Path | None) -> dict[str, Path]:
+        """Return what lies next to the tokenizer and `serve` needs to render messages."""
+        if tokenizer is None:
+            return {}
+        found = {name: tokenizer.with_name(name) for name in (TOKENIZER_CONFIG, CHAT_TEMPLATE)}
+        if self.config.tune.template:
+            found[CHAT_TEMPLATE] = Path(self.config.tune.template)
+        return {name: file for name, file in found.items() if file.is_file()}
 
     def _facts(self, progress: Progress) -> dict[str, Any]:
         config, world = self.config, self.group.world

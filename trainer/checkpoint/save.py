@@ -10,7 +10,8 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ class SaveOrder:
     facts: Mapping[str, Any]
     tokenizer: Path | None
     keep: KeepConfig
+    more: Mapping[str, Path] = field(default_factory=dict)
+    """Further files that belong to the tokenizer, by their names in the checkpoint: its config and chat template."""
     read_back: bool = True
     """Read every file from the disk and compare its hashes before the checkpoint is published."""
 
@@ -143,6 +146,11 @@ def collect_manifest(order: SaveOrder, board: Board, key: str, began: float) -> 
         if "error" in found:
             return found
         files[TOKENIZER] = found
+    for name, file in order.more.items():
+        described = _attempt(partial(_describe, file))
+        if "error" in described:
+            return described
+        files[name] = described
     tensors = {key: {"dtype": "F32", "shape": list(shape)} for key, shape in order.table.items()}
     head = {"format": FORMAT, "step": order.step}
     return {
@@ -191,14 +199,17 @@ def publish_manifest(
     with disk_failures(target):
         if order.tokenizer is not None:
             shutil.copyfile(order.tokenizer, aside / TOKENIZER)
+        for name, source in order.more.items():
+            shutil.copyfile(source, aside / name)
         (aside / MANIFEST).write_bytes(encode_manifest(manifest))
-        for file in (aside / MANIFEST, *([aside / TOKENIZER] if order.tokenizer is not None else [])):
+        texts = [*([TOKENIZER] if order.tokenizer is not None else []), *order.more]
+        for file in (aside / MANIFEST, *(aside / name for name in texts)):
             sync(file)
             drop_cached(file)
         written = open_checkpoint(aside)
         for name in (path.name for path in aside.iterdir() if path.name != MANIFEST):
             check_size(written, name)
-            if name == TOKENIZER:
+            if name in texts:
                 verify_file(written, name)
         publish(aside, target)
     return {"bytes": written.bytes}

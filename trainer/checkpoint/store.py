@@ -5,7 +5,7 @@
         manifest.json                      config, data, layout; all tensors; each file with its size and hash
         part-00000.safetensors             what rank 0 saved, under logical names
         part-00001.safetensors             ...
-        tokenizer.json                     where the config names one
+        tokenizer.json                     where the config names one; with its config and chat template, if it has some
 
 Nothing in here is code, as pickle would be. Dropout is seeded by (seed, step, rank), and the place in the data is the
 number of samples consumed, so that there is no random state to save. Without a shared disk each node has the files of
@@ -37,6 +37,8 @@ from trainer.errors import CheckpointError
 from trainer.files import replace_file, sha256, sync
 
 TOKENIZER = "tokenizer.json"
+# What belongs to it, where the training's tokenizer has it.
+TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 LATEST = "latest"
 # Files of version 0.1.
 OLD_FILES = ("model.safetensors", "optimizer.safetensors")

@@ -108,16 +108,20 @@ def _is_loopback(host: str) -> bool:
 
 
 def _service(arguments: argparse.Namespace, decoder: Decoder, key: str) -> Service:
+    from trainer.chat_template import TEMPLATE
     from trainer.serve.runner import Runner
     from trainer.serve.service import Service
 
     config = _tokenizer_config(arguments)
     template = config.get("chat_template", "")
-    if arguments.chat_template is not None:
+    path = arguments.tokenizer or arguments.checkpoint
+    file = (path if path.is_dir() else path.parent) / TEMPLATE
+    named = arguments.chat_template or (file if file.is_file() else None)
+    if named is not None:
         try:
-            template = arguments.chat_template.read_text(encoding="utf-8")
+            template = named.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{arguments.chat_template}: {error}") from None
+            raise InputError(f"{named}: {error}") from None
     runner = Runner(decoder, arguments.queue)
     name = arguments.name or arguments.checkpoint.resolve().name
     text = template if isinstance(template, str) else ""

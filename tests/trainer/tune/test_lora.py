@@ -160,6 +160,10 @@ def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
     checkpoint = found(tmp_path / "run" / "checkpoints")[0]
     table = open_checkpoint(checkpoint).table
     assert all(".adapter." in name for name in table) and any(name.startswith("exp_avg.") for name in table)
+    # The tokenizer's template comes along, for `serve` and exports.
+    assert (checkpoint / "tokenizer_config.json").read_bytes() == (
+        material / "tokenizer_config.json"
+    ).read_bytes()
     # The loss before the first step is that of the base.
     evaluated = [json.loads(line) for line in (base.parents[1] / "metrics.jsonl").read_text().splitlines()]
     before = [line["loss"] for line in evaluated if line["event"] == "eval"][-1]

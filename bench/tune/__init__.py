@@ -1,0 +1,1 @@
+"""Measure fine-tuning next to transformers and peft."""

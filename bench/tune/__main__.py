@@ -1,0 +1,171 @@
+"""Steps per second of instruction tuning, of all weights and of adapters, next to transformers and peft.
+
+    python -m bench.tune [--threads 2] [--model 124M|20M] [--steps 3] [--only lora|all]
+
+Needs an interpreter with transformers and peft: pip install -e '.[train,judges]'. Both have the same random GPT-2, the
+same examples and AdamW in fp32 without dropout, and take steps in turn. Theirs is the usual one: examples are
+padded to the longest, with torch's fused AdamW, its attention kernel, and the logits of all tokens. `mixed` examples
+have 32 to 128 tokens, `equal` ones 128; the last third of each is the answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from numpy.random import RandomState
+from torch import Tensor
+
+import native
+from trainer.config.lora import LoraConfig
+from trainer.config.model import ModelConfig
+from trainer.config.parts import OptimizerConfig
+from trainer.config.train_config import TrainConfig
+from trainer.config.tune import TuneConfig
+from trainer.device import open_device
+from trainer.engine.torch_engine import TorchEngine
+from trainer.env import Env
+from trainer.model.recompute import NOTHING
+from trainer.parallel.group import Group, Groups
+from trainer.parallel.tensor import ALONE
+from trainer.tune.examples import UNCOUNTED, joined
+from trainer.tune.task import tuned_model
+from trainer.weights.families.registry import FAMILIES
+from trainer.weights.lazy import in_memory
+from trainer.weights.rules import rules_of, to_ours
+
+SIZES = {"124M": (12, 768, 12), "20M": (6, 256, 8)}
+EXAMPLES, LONGEST, SHORTEST = 8, 128, 32
+RANK, ALPHA = 8, 16
+Step = Callable[[], float]
+"""Takes a step; returns its loss."""
+
+
+def examples(equal: bool, vocab: int) -> list[tuple[Tensor, int]]:
+    """Return the tokens of each example, and how many of them are no answer."""
+    random = RandomState(1)
+    lengths = [LONGEST if equal else int(random.randint(SHORTEST, LONGEST + 1)) for _ in range(EXAMPLES)]
+    return [(torch.from_numpy(random.randint(0, vocab, length)), length * 2 // 3) for length in lengths]
+
+
+def theirs(model: Any, rows: Sequence[tuple[Tensor, int]]) -> Step:
+    """Return a step of transformers, with peft's adapters if the model has some."""
+    longest = max(len(tokens) for tokens, _ in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask, labels = torch.zeros_like(ids), torch.full_like(ids, UNCOUNTED)
+    for at, (tokens, asked) in enumerate(rows):
+        ids[at, : len(tokens)], mask[at, : len(tokens)] = tokens, 1
+        labels[at, asked : len(tokens)] = tokens[asked:]
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    model.train()
+
+    def step() -> float:
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def ours(peer: Any, size: ModelConfig, lora: bool, rows: Sequence[tuple[Tensor, int]], threads: int) -> Step:
+    """Return a step of the trainer with the weights of a model of transformers."""
+    device = open_device("cpu", 0, 1, threads, False)
+    own = LoraConfig(RANK, float(ALPHA)) if lora else LoraConfig()
+    config = TrainConfig(
+        model=size,
+        tune=TuneConfig(task="chat", lora=own),
+        optimizer=OptimizerConfig(lr=1e-4, schedule="constant"),
+        micro_batch=EXAMPLES,
+        global_batch=EXAMPLES,
+    )
+    group = Group.join(Env(device_kind="cpu", threads=threads), device)
+    groups = Groups.of(group, config.layout(1), False, 1)
+    model = tuned_model(config, native.choose("cpu"), ALONE, NOTHING, ())
+    prefix = FAMILIES["gpt2"].prefixes[0]
+    held = {
+        name.removeprefix(prefix): in_memory(tensor.detach().clone())
+        for name, tensor in peer.named_parameters()
+    }
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for rule in rules_of(FAMILIES["gpt2"].rules, size.layers, parameters):
+            whole = to_ours(rule, size, held).whole()
+            parameters[rule.ours][: len(whole)].copy_(whole)
+    engine = TorchEngine(model, config, groups, device)
+    pairs = []
+    for tokens, asked in rows:
+        targets = tokens[1:].clone()
+        targets[: asked - 1] = UNCOUNTED
+        pairs.append((tokens[:-1].numpy(), targets.numpy()))
+    micro = tuple(torch.from_numpy(part) for part in joined(pairs))
+    return lambda: engine.step([micro], 1e-4, 1).loss
+
+
+def measure(name: str, lora: bool, equal: bool, arguments: argparse.Namespace) -> None:
+    """Print one line of the table."""
+    import peft
+    import transformers
+
+    layers, hidden, heads = SIZES[arguments.model]
+    torch.manual_seed(0)
+    peer = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_layer=layers, n_embd=hidden, n_head=heads, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0
+        )
+    )
+    size = ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=1024, vocab=peer.config.vocab_size)
+    rows = examples(equal, size.vocab)
+    steps = [ours(peer, replace(size), lora, rows, arguments.threads)]
+    settings = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["c_attn"], fan_in_fan_out=True)
+    steps.append(theirs(peft.get_peft_model(peer, settings) if lora else peer, rows))
+    first, seconds = [step() for step in steps], list[list[float]]()
+    for _ in range(arguments.steps):
+        seconds.append([])
+        for step in steps:
+            began = time.perf_counter()
+            step()
+            seconds[-1].append(time.perf_counter() - began)
+    own, other = (median(times[at] for times in seconds) for at in (0, 1))
+    difference = abs(first[0] - first[1])
+    ratios = sorted(times[1] / times[0] for times in seconds)
+    print(
+        f"| {name} | {1 / own:.2f} | {1 / other:.2f} | {other / own:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        f" | {difference:.0e} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--only", choices=("lora", "all"), help="adapters, or all weights")
+    parser.add_argument("--model", choices=SIZES, default="124M")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"GPT-2 {arguments.model}, {arguments.threads} threads, fp32, {EXAMPLES} examples a step")
+    print(
+        "| | ours, steps/s | transformers and peft, steps/s | ours / theirs | difference of the first loss |"
+    )
+    for lora in (True, False):
+        if arguments.only not in (None, "lora" if lora else "all"):
+            continue
+        for equal in (False, True):
+            title = f"{'LoRA' if lora else 'all weights'}, {'equal' if equal else 'mixed'} lengths"
+            measure(title, lora, equal, arguments)
+
+
+if __name__ == "__main__":
+    main()
