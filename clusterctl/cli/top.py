@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import select
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.cli.live_board import REFRESH, LiveBoard
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clusterctl.report.board import Board
-    from clusterctl.transport.fanout import Connections
 
-# Seconds between two readings of the files here, and between two questions to the nodes.
-REFRESH, ASK = 0.5, 2.0
 ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1b[C": "n", "\x1b[D": "p", "\x1b[H": "g", "\x1b[F": "G"}
 
 
@@ -34,6 +32,9 @@ def top(
     ] = "last",
     *,
     once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Use the simple screen even if Textual is installed.")
+    ] = False,
 ) -> None:
     """Watch runs and ranks on a live screen: phase, step, loss, speed, stragglers, and the log of a rank. Press ? there
     for the keys. Without a terminal one screen is printed."""
@@ -47,8 +48,12 @@ def top(
     board = Board(runs, runs.index(found))
     if once or not (sys.stdin.isatty() and sys.stdout.isatty()) or screen.out_console().is_dumb_terminal:
         print_once(board)
-    else:
+    elif plain or importlib.util.find_spec("textual") is None:
         LiveScreen(board).run()
+    else:
+        from clusterctl.cli.views.top_app import TopApp
+
+        TopApp(LiveBoard(board)).show()
 
 
 def print_once(board: Board) -> None:
@@ -65,16 +70,24 @@ class LiveScreen:
     """Draws the board again and again, and acts on keys; leaves the terminal as it was."""
 
     def __init__(self, board: Board) -> None:
-        self.board = board
-        self.note, self.typing, self.asks_stop, self.long_log = "", False, False, False
-        self.closed = threading.Event()
-        self._stopping: threading.Thread | None = None
+        self.board, self.live = board, LiveBoard(board)
+        self.typing, self.asks_stop, self.long_log = False, False, False
+        self.closed = self.live.closed
+
+    @property
+    def note(self) -> str:
+        """The line at the bottom."""
+        return self.live.note
+
+    @note.setter
+    def note(self, text: str) -> None:
+        self.live.note = text
 
     def run(self) -> None:
         """Show the screen until a key ends it."""
         from rich.live import Live
 
-        threading.Thread(target=self._ask_nodes, daemon=True, name="ask nodes").start()
+        self.live.start()
         console = screen.out_console()
         with _single_keys(), Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
             read = 0.0
@@ -108,7 +121,7 @@ class LiveScreen:
             self.asks_stop = False
             self.note = ""
             if key in ("y", "Y"):
-                self._stop()
+                self.live.stop_run()
         elif key in ("q", "\x1b", "\x03", "\x04"):
             self.closed.set()
         elif key in ("j", "k"):
@@ -143,51 +156,6 @@ class LiveScreen:
         elif key.isprintable():
             self.board.text += key
         self.board.rank = 0
-
-    def _stop(self) -> None:
-        run = self.board.run
-        self.note = f"stopping {run.run_id}"
-
-        def work() -> None:
-            from clusterctl.runs.stop import stop_run
-
-            try:
-                with options.connected_to(run) as connections:
-                    stop_run(run, connections)
-                self.note = f"stopped {run.run_id}"
-            except ClusterctlError as error:
-                self.note = error.message
-
-        self._stopping = threading.Thread(target=work, name="stop")
-        self._stopping.start()
-
-    def _ask_nodes(self) -> None:
-        """Ask the nodes of the chosen run for its ranks, while it is active."""
-        asked: str = ""
-        while not self.closed.is_set():
-            run = self.board.run
-            if run.run_id == asked or run.phase().is_final:
-                self.closed.wait(ASK / 4)
-                asked = "" if run.run_id != asked else asked
-                continue
-            try:
-                with options.connected_to(run) as connections:
-                    self._follow(connections)
-            except (ClusterctlError, OSError) as error:
-                self.note = getattr(error, "message", str(error)).splitlines()[0]
-                asked = run.run_id
-
-    def _follow(self, connections: Connections) -> None:
-        from clusterctl.runs.query import query_nodes
-
-        run = self.board.run
-        while not self.closed.is_set() and self.board.run is run and not run.phase().is_final:
-            state = query_nodes(run, connections, patience=ASK)
-            if self.board.run is run:
-                self.board.live = state
-            self.closed.wait(ASK)
-        if self.board.run is run:
-            self.board.live = None
 
 
 @contextmanager

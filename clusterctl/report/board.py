@@ -12,6 +12,7 @@ from clusterctl.report.history import HistoryReader
 from clusterctl.report.summary import RunSummary, read_sources, summary_of
 from clusterctl.runs.stall import slow
 from clusterctl.runs.state import RankState, RunState, read_state
+from clusterctl.runs.usage import DeviceUsage
 
 # Steps at the end of a run from which the curve is drawn.
 RECENT = 20_000
@@ -41,6 +42,8 @@ class Board:
     """Only ranks whose node or state contains it are shown."""
     live: RunState | None = None
     """What the nodes of the chosen run reported last."""
+    usage: dict[int, DeviceUsage] = field(default_factory=dict)
+    """What is used of each rank's device, as the nodes reported last."""
     summary: RunSummary | None = None
     problem: str = ""
     _readers: dict[str, HistoryReader] = field(default_factory=dict)
@@ -53,7 +56,7 @@ class Board:
     def choose(self, step: int) -> None:
         """Choose the next or previous run."""
         self.chosen = min(max(self.chosen + step, 0), len(self.runs) - 1)
-        self.live, self.rank = None, 0
+        self.live, self.rank, self.usage = None, 0, {}
 
     def move(self, step: int) -> None:
         """Move the cursor among the ranks."""

@@ -34,6 +34,8 @@ HELP = """\
 COMPACT = 18
 # From this width on, all columns are shown.
 WIDE = 80
+WIDEST = 100
+RANK_COLUMNS = ("", "RANK", "NODE", "DEVICE", "STATE", "STEP", "AGE", "OWN STEP", "MEMORY", "BUSY")
 
 
 def screenful(
@@ -47,15 +49,14 @@ def screenful(
     room = height - listed - (8 if compact else 11) - note.count("\n")
     log_lines = max(room * 3 // 4, 1) if long_log else max(room // 3, 1)
     ranks = max(room - log_lines, 1)
-    active = sum(row.phase in ("running", "restarting") for row in rows)
-    head = f"clusterctl top  {plural(len(board.runs), 'run')}, {active} active  {time.strftime('%H:%M:%S')}"
+    head = head_line(board)
     name, lines = board.log(log_lines)
     blank = [] if compact else [Text("")]
     drawn = Group(
         Text(head, style="bold", no_wrap=True, overflow="ellipsis"),
-        _runs(board, listed),
+        runs_table(board, listed),
         *blank,
-        *_training(board, width, unicode=unicode),
+        *training_lines(board, width, unicode=unicode),
         *blank,
         _ranks(board, ranks, width),
         *blank,
@@ -64,6 +65,12 @@ def screenful(
         Text(note or KEYS, style="reverse" if note else "dim", no_wrap=True, overflow="ellipsis"),
     )
     return drawn if unicode else _Plain(drawn)
+
+
+def head_line(board: Board) -> str:
+    """Return the first line of the screen."""
+    active = sum(row.phase in ("running", "restarting") for row in board.rows())
+    return f"clusterctl top  {plural(len(board.runs), 'run')}, {active} active  {time.strftime('%H:%M:%S')}"
 
 
 class _Plain:
@@ -86,7 +93,8 @@ def _table(columns: Sequence[str], right: Sequence[str] = ()) -> Table:
     return drawn
 
 
-def _runs(board: Board, most: int) -> Table:
+def runs_table(board: Board, most: int) -> Table:
+    """Return a table of the runs around the chosen one, at most so many."""
     rows = board.rows()
     begin = max(0, min(board.chosen - most // 2, len(rows) - most))
     drawn = _table(["", "RUN", "PHASE", "STEP", "LOSS"], ["STEP", "LOSS"])
@@ -98,7 +106,8 @@ def _runs(board: Board, most: int) -> Table:
     return drawn
 
 
-def _training(board: Board, width: int, *, unicode: bool) -> list[Text]:
+def training_lines(board: Board, width: int, *, unicode: bool) -> list[Text]:
+    """Return three lines about the training of the chosen run."""
     summary = board.summary
     if summary is None:
         return [Text(board.problem or "nothing is known of this run", style="yellow")] + [Text("")] * 2
@@ -131,17 +140,24 @@ def _progress(summary: RunSummary) -> str:
 def _ranks(board: Board, most: int, width: int) -> Table:
     ranks, late = board.ranks(), board.stragglers()
     begin = max(0, min(board.rank - most // 2, len(ranks) - most))
-    names = ["", "RANK", "NODE", "DEVICE", "STATE", "STEP", "AGE", "OWN STEP"]
-    shown = names if width >= WIDE else ["", "RANK", "NODE", "STATE", "STEP"]
-    drawn = _table(shown, ["RANK", "STEP", "AGE", "OWN STEP"])
+    names, shown = list(RANK_COLUMNS), rank_columns(width)
+    drawn = _table(shown, ["RANK", "STEP", "AGE", "OWN STEP", "MEMORY", "BUSY"])
     for index, rank in list(enumerate(ranks))[begin : begin + most]:
-        cells = dict(zip(names, _rank(rank, late.get(rank.rank)), strict=True))
+        cells = dict(zip(names, rank_cells(board, rank, late.get(rank.rank)), strict=True))
         cells[""] = Text(">" if index == board.rank else "")
         drawn.add_row(*[cells[name] for name in shown])
     return drawn
 
 
-def _rank(rank: RankState, times: float | None) -> list[Text]:
+def rank_columns(width: int) -> list[str]:
+    """Return the columns of the ranks that fit a width."""
+    if width < WIDE:
+        return ["", "RANK", "NODE", "STATE", "STEP"]
+    return list(RANK_COLUMNS) if width >= WIDEST else list(RANK_COLUMNS[:8])
+
+
+def rank_cells(board: Board, rank: RankState, times: float | None) -> list[Text]:
+    """Return the cells of a rank in all columns; `times`: how many times as long as the others it takes."""
     state = state_of_rank(rank)
     style = "bold red" if times or state in ("failed", "hung") else PHASE_STYLE.get(state, "")
     age = "" if rank.step_age is None else duration(rank.step_age)
@@ -150,4 +166,7 @@ def _rank(rank: RankState, times: float | None) -> list[Text]:
     texts = [Text(cell) for cell in cells]
     texts.append(Text(f"{state}, {times:.1f}x slower" if times else state, style=style))
     step = "" if rank.step is None else f"{rank.step:,}"
-    return [*texts, Text(step), Text(age), Text(own)]
+    usage = board.usage.get(rank.rank)
+    memory = f"{size(usage.used)}/{size(usage.total)}" if usage and usage.total else ""
+    busy = f"{usage.busy:.0%}" if usage and usage.busy is not None else ""
+    return [*texts, Text(step), Text(age), Text(own), Text(memory), Text(busy)]

@@ -101,7 +101,7 @@ def test_stop_needs_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     board = board_of(tmp_path)
     stopped: list[str] = []
     screen = LiveScreen(board)
-    monkeypatch.setattr(screen, "_stop", lambda: stopped.append(board.run.run_id))
+    monkeypatch.setattr(screen.live, "stop_run", lambda: stopped.append(board.run.run_id))
     write_state(board.run, RunState(Phase.RUNNING, {"node1": Phase.RUNNING}))
     for key in "sn":
         screen.press(key)
@@ -133,7 +133,10 @@ def test_without_a_terminal_one_screen_is_printed(tmp_path: Path, command_line: 
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-def test_a_real_terminal_is_left_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--plain", ""])
+def test_a_real_terminal_is_left_as_it_was(tmp_path: Path, option: str) -> None:
+    if not option:
+        pytest.importorskip("textual")
     board_of(tmp_path / "runs")
     socket = str(tmp_path / "tmux.socket")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
@@ -154,7 +157,7 @@ def test_a_real_terminal_is_left_as_it_was(tmp_path: Path) -> None:
     try:
         tmux(
             "send-keys",
-            f"stty -a | md5sum; {sys.executable} -m clusterctl top tiny; stty -a | md5sum; echo END=$?",
+            f"stty -a | md5sum; {sys.executable} -m clusterctl top tiny {option}; stty -a | md5sum; echo END=$?",
             "Enter",
         )
         wait_for("line 99 of rank 0")

@@ -1,0 +1,98 @@
+"""The processor time of `top` with 8 x 8 ranks: run it in a terminal, `python -m bench.cli.top [--plain] [--every S]`.
+
+A thread gives the board new steps of all ranks every S seconds (default 2, as the nodes are asked), for 20 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from clusterctl.cli.live_board import LiveBoard
+from clusterctl.cli.top import LiveScreen
+from clusterctl.jobs.phase import Phase
+from clusterctl.report.board import Board
+from clusterctl.runs.state import RankPhase, RankState, RunState
+from clusterctl.runs.usage import DeviceUsage
+from tests.support.run_folders import restarted_run
+
+NODES = DEVICES = 8
+SECONDS = 20.0
+
+
+def states(step: int) -> RunState:
+    """Return a state of all ranks at a step."""
+    ranks = tuple(
+        RankState(
+            number,
+            RankPhase.RUNNING,
+            node=f"node{number // DEVICES + 1}",
+            device=number % DEVICES,
+            step=step,
+            step_age=0.1 * (step % 7),
+            step_seconds=0.4 + 0.001 * (step + number) % 0.05,
+        )
+        for number in range(NODES * DEVICES)
+    )
+    return RunState(Phase.RUNNING, {f"node{n + 1}": Phase.RUNNING for n in range(NODES)}, ranks)
+
+
+def feed(board: Board, every: float, closed: threading.Event) -> None:
+    """Give the board new values until it is closed."""
+    step = 0
+    while not closed.wait(every):
+        step += 1
+        board.live = states(step)
+        board.usage = {
+            rank: DeviceUsage(((rank + step) % 60) << 30, 64 << 30, (rank + step) % 100 / 100)
+            for rank in range(NODES * DEVICES)
+        }
+
+
+def main() -> None:
+    """Show the screen for some seconds and print the share of a core that it took."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--every", type=float, default=2.0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        board = Board([restarted_run(Path(folder))])
+        board.live = states(0)
+        live: LiveBoard = LiveBoard(board)
+        plain = LiveScreen(board)
+        shown = plain.live if asked.plain else live
+        # No node is asked here.
+        shown.start = lambda: None  # type: ignore[method-assign]
+        threading.Thread(target=feed, args=(board, asked.every, shown.closed), daemon=True).start()
+        used: list[float] = []
+
+        def measure() -> None:
+            time.sleep(3.0)
+            began, at = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+            time.sleep(SECONDS)
+            ended = resource.getrusage(resource.RUSAGE_SELF)
+            spent = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
+            used.append(spent / (time.monotonic() - at))
+            shown.closed.set()
+            if not asked.plain:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=measure, daemon=True).start()
+        if asked.plain:
+            plain.run()
+        else:
+            from clusterctl.cli.views.top_app import TopApp
+
+            TopApp(live).show()
+    print(f"{used[0]:.1%} of a core; new values every {asked.every:g} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What both faces of `top` share: a board that is kept up to date by the nodes, and the stop of its run."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from clusterctl.cli import options
+from clusterctl.errors import ClusterctlError
+
+if TYPE_CHECKING:
+    from clusterctl.report.board import Board
+    from clusterctl.runs.state import RunState
+    from clusterctl.runs.usage import DeviceUsage, UsageMeter
+    from clusterctl.transport.fanout import Connections
+
+# Seconds between two readings of the files here, and between two questions to the nodes.
+REFRESH, ASK = 0.5, 2.0
+
+
+class LiveBoard:
+    """Asks the nodes of the chosen run from a thread of its own, and stops the run when told to."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.note = ""
+        self.closed = threading.Event()
+        self._stopping: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to ask the nodes."""
+        threading.Thread(target=self._ask_nodes, daemon=True, name="ask nodes").start()
+
+    def stop_run(self) -> None:
+        """Stop the chosen run; the note says what came of it."""
+        run = self.board.run
+        self.note = f"stopping {run.run_id}"
+
+        def work() -> None:
+            from clusterctl.runs.stop import stop_run
+
+            try:
+                with options.connected_to(run) as connections:
+                    stop_run(run, connections)
+                self.note = f"stopped {run.run_id}"
+            except ClusterctlError as error:
+                self.note = error.message
+
+        self._stopping = threading.Thread(target=work, name="stop")
+        self._stopping.start()
+
+    def _ask_nodes(self) -> None:
+        """Ask the nodes of the chosen run for its ranks, while it is active."""
+        from clusterctl.runs.usage import UsageMeter
+
+        asked, meter = "", UsageMeter()
+        while not self.closed.is_set():
+            run = self.board.run
+            if run.run_id == asked or run.phase().is_final:
+                self.closed.wait(ASK / 4)
+                asked = "" if run.run_id != asked else asked
+                continue
+            try:
+                with options.connected_to(run) as connections:
+                    self._follow(connections, meter)
+            except (ClusterctlError, OSError) as error:
+                self.note = getattr(error, "message", str(error)).splitlines()[0]
+                asked = run.run_id
+
+    def _follow(self, connections: Connections, meter: UsageMeter) -> None:
+        from clusterctl.runs.query import query_nodes
+
+        run = self.board.run
+        while not self.closed.is_set() and self.board.run is run and not run.phase().is_final:
+            state = query_nodes(run, connections, patience=ASK)
+            if self.board.run is run:
+                self.board.live = state
+                self.board.usage = self._usage(connections, meter, state)
+            self.closed.wait(ASK)
+        if self.board.run is run:
+            self.board.live, self.board.usage = None, {}
+
+    def _usage(self, connections: Connections, meter: UsageMeter, state: RunState) -> dict[int, DeviceUsage]:
+        """Return the usage of each rank's device; a node that does not answer has none."""
+        from clusterctl.transport.fanout import within
+
+        nodes = self.board.run.read_record().cluster.nodes
+        by_node = {node.name: [rank for rank in state.ranks if rank.node == node.name] for node in nodes}
+        outcomes = within(
+            connections, nodes, lambda node, link: meter.ask(node, link, by_node[node.name]), ASK
+        )
+        return {rank: usage for outcome in outcomes if outcome.ok for rank, usage in outcome.get().items()}
