@@ -342,6 +342,9 @@ def _end_supervisor(
 def _stop_without_supervisor(files: AttemptFiles, spec: Dict[str, Any], grace: float) -> None:
     """End the ranks of a dead supervisor: they are known by their marker and by nothing else."""
     end_all([], marker_of(spec), grace)
+    from clusterctl.agent import containers
+
+    containers.remove(spec)
     for entry in spec["ranks"]:
         record = read_json(files.rank(entry["rank"]))
         if record and record.get("state") == "running" and not is_alive(record):

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 
-from clusterctl.agent import stacks
+from clusterctl.agent import containers, stacks
 from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
 from clusterctl.agent.descendants import adopted, become_subreaper, names_of, reap_adopted
 from clusterctl.agent.device_locks import DeviceLocks
@@ -182,6 +182,8 @@ class Supervisor:
             _drain(reading)
             self._look()
         self._end(SWEEP)
+        if note := containers.remove(self.spec):
+            self.left.append(f"containers: {note}")
         self.npu_info.end()
         for rank in self.ranks:
             if rank.process:

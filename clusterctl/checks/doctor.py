@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.checks import (
     chips,
     devices,
+    images,
     kinds,
     network,
     query,
@@ -206,6 +207,7 @@ def before_launch(
     used = _as_used(cluster, job)
     answers, result = _quick_findings(used, connections, job.master_port, need)
     result += [*chips.findings(job, used, answers), *kinds.unexpected(used, connections)]
+    result += images.findings(used, job, connections)
     result += [finding for entry in answers for finding in rdma.before_launch(entry, job.network.rdma)]
     odd = folded([entry for entry in result if not entry.is_sound])
     for entry in odd:

@@ -48,6 +48,17 @@ class PushOptions:
         typer.Option("--checksum", help="Compare files by content, not by size and time."),
     ] = False
     fanout: options.Fanout = None
+    image: Annotated[
+        bool,
+        typer.Option(
+            "--image",
+            help="SRC is the archive of an image: load it on the nodes that lack it, and delete it there.",
+        ),
+    ] = False
+    runtime: Annotated[
+        str,
+        typer.Option("--runtime", metavar="docker|podman", help="For --image: the program that loads it."),
+    ] = "docker"
 
 
 def push(
@@ -70,6 +81,14 @@ def push(
     chosen = selection.chosen()
     if not source.exists():
         raise UsageError(f"{source}: no such file or folder", "give the file or folder to push")
+    if how.image:
+        from clusterctl.cli.push_image import push_image
+
+        outcomes = push_image(
+            source, chosen, connection, runtime=how.runtime, relay_choice=how.relay, dry_run=dry_run
+        )
+        show_pushed(outcomes, as_json)
+        return
     with (
         connection.open(chosen) as connections,
         relay_for(how.relay, chosen.nodes) as relay,

@@ -12,6 +12,7 @@ from typing import Any
 from clusterctl.document import Document, Section, load_document, parse_document
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.addresses import address_fault, same_place
+from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, take_setup
 
 KINDS = ("cpu", "cuda", "npu")
@@ -74,6 +75,8 @@ class Node:
     """Environment variables of the ranks on this node."""
     setup: Setup | None = None
     """What the shell runs before ranks start: a file to source, commands, or {source, modules, venv, run}."""
+    container: ContainerOptions | None = None
+    """The container that the ranks of this node run in, with the keys of a job's `container`. Default: the job's."""
     disk: str | None = None
     """Space for checkpoints, such as 500GB: `plan` refuses a training that needs more. Default: no limit."""
     allocation: str = ""
@@ -208,6 +211,9 @@ def _fields(section: Section, name: str | None) -> dict[str, Any]:
         if section.value.get(key) is not None:
             found[key] = _fill(section.take_text(key), name)
         section.taken.append(key)
+    container = read_container(section)
+    if container is not None:
+        found["container"] = container
     port = section.take("port", int)
     if port is not None:
         found["port"] = port

@@ -14,20 +14,11 @@ RUNTIMES = ("docker", "podman", "apptainer")
 IMAGE = re.compile(r"[A-Za-z0-9./~_][A-Za-z0-9._/:@~+-]{0,400}\Z")
 # HOST:CONTAINER[:ro]
 MOUNT = re.compile(r"(?P<host>[/~][^:,\s]*):(?P<inside>/[^:,\s]*)(?P<mode>:(ro|rw))?\Z")
-SIZE = re.compile(r"[0-9]+(\.[0-9]+)?(Mi|Gi|Ti|M|G|T)B?\Z")
 # What clusterctl sets itself; another value would take the ranks out of its hands.
-RESERVED = (
-    "--name",
-    "--rm",
-    "--detach",
-    "-d",
-    "--network",
-    "--net",
-    "--pid",
-    "--cidfile",
-    "--restart",
-    "--init",
-)
+RESERVED = {
+    "--name", "--rm", "--detach", "-d", "--network", "--net", "--ipc", "--pid", "--cidfile", "--restart", "--init",
+    "--workdir", "-w",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,15 +27,18 @@ class ContainerOptions:
 
     image: str
     runtime: str = "docker"
-    """docker, podman or apptainer."""
+    """docker, podman or apptainer; or the path of one of them."""
     mounts: tuple[str, ...] = ()
     """Folders of the node: HOST:CONTAINER or HOST:CONTAINER:ro. The run's folders are always mounted."""
     options: tuple[str, ...] = ()
     """More options of the runtime, such as --ulimit=memlock=-1."""
-    shared_memory: str = ""
-    """Size of /dev/shm, such as 64Gi; "" uses the node's own."""
     python: str = "python3"
     """The Python inside the image."""
+
+    @property
+    def dialect(self) -> str:
+        """Which of the runtimes' command lines it takes."""
+        return self.runtime.rpartition("/")[2]
 
 
 def read_container(top: Section) -> ContainerOptions | None:
@@ -57,14 +51,13 @@ def read_container(top: Section) -> ContainerOptions | None:
         runtime=inner.take_text("runtime", "docker"),
         mounts=_texts(inner, "mounts"),
         options=_texts(inner, "options"),
-        shared_memory=inner.take_text("shared_memory"),
         python=inner.take_text("python", "python3"),
     )
     if not IMAGE.match(found.image):
         problem = f"{found.image!r} is not an image" if found.image else "'image' is missing"
         inner.fault("image", problem, "as in registry.example/team/train:2.1, or train.sif for apptainer")
-    if found.runtime not in RUNTIMES:
-        near = did_you_mean(found.runtime, RUNTIMES) or f"one of {', '.join(RUNTIMES)}"
+    if found.dialect not in RUNTIMES or ("/" in found.runtime and not found.runtime.startswith("/")):
+        near = did_you_mean(found.dialect, RUNTIMES) or f"one of {', '.join(RUNTIMES)}"
         inner.fault("runtime", f"unknown runtime {found.runtime!r}", near)
     for mount in found.mounts:
         if not MOUNT.match(mount):
@@ -74,8 +67,6 @@ def read_container(top: Section) -> ContainerOptions | None:
             inner.fault("options", f"{option!r} is no option", "one word each: --ulimit=memlock=-1")
         elif option.split("=")[0] in RESERVED:
             inner.fault("options", f"{option.split('=')[0]} is set by clusterctl", "leave it out")
-    if found.shared_memory and not SIZE.match(found.shared_memory):
-        inner.fault("shared_memory", f"{found.shared_memory!r} is not a size", "as in 64Gi")
     inner.done()
     return found
 

@@ -319,6 +319,10 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
         faults.append(_fault(job, ("device_ids",), problem, "device_ids: visible"))
     for path, problem, remedy in saving_faults(job.train, len(cluster.nodes)):
         faults.append(_fault(job, path, problem, remedy))
+    contained = job.container or next((node.container for node in cluster.nodes if node.container), None)
+    if contained and job.setup is not None:
+        problem = "`setup` prepares the node, and the ranks run in a container"
+        faults.append(_fault(job, ("setup",), problem, "do it in the image, or in its entry point"))
     for key, problem, remedy in network_faults(job.network, cluster):
         faults.append(_fault(job, ("network", key), problem, remedy))
     summary: dict[str, Any] = {}

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.inventory.container import ContainerOptions
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs import launchers
+from clusterctl.jobs.container import RankContainer, container_name
 from clusterctl.jobs.facts import Facts as Facts
 from clusterctl.jobs.job import (
     Job,
@@ -19,6 +21,7 @@ from clusterctl.jobs.job import (
 from clusterctl.jobs.placeholders import fill, fill_all
 from clusterctl.jobs.rank_env import NodePlace, rank_environment
 from clusterctl.jobs.run_folder import NodeFiles
+from clusterctl.jobs.saving import saving_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class ProcessSpec:
     cwd: str
     programs: str = ""
     """The folder of the node's Python; programs such as torchrun and ninja are searched there first."""
+    remove: tuple[str, ...] = ()
+    """The command that removes the rank's container; empty if it has none."""
 
 
 @dataclass(frozen=True)
@@ -155,16 +160,46 @@ def _node_plan(place: NodePlace, job: Job, facts: Facts, cluster: Cluster) -> No
     python = rank_python(node.python, node.setup, job.setup)
     if python.startswith("~/"):
         python = python.replace("~", facts.homes.get(node.name, "~"), 1)
+    contained = container_of(job, node)
+    if contained:
+        python = contained.python
     processes = []
     for local_rank, device in enumerate(place.devices[: place.processes]):
         env = rank_environment(place, local_rank, job, facts)
         argv = _argv(job, python, place, local_rank, cluster)
         rank = place.first_rank + local_rank
         cwd = place.code or place.run_dir
-        processes.append(ProcessSpec(rank, local_rank, device, argv, env, cwd, posixpath.dirname(python)))
+        process = ProcessSpec(rank, local_rank, device, argv, env, cwd, posixpath.dirname(python))
+        processes.append(_in_container(process, place, job, facts) if contained else process)
     train = None if job.train is None else fill_all(job.train, place.placeholders(), f"{job.source}: train")
     setup = request_for(node.setup, job.setup, place.code)
     return NodePlan(node, place.run_dir, tuple(processes), train, setup)
+
+
+def container_of(job: Job, node: Node) -> ContainerOptions | None:
+    """Return the container of a node's ranks: the node's own, else the job's."""
+    return node.container or job.container
+
+
+def _in_container(process: ProcessSpec, place: NodePlace, job: Job, facts: Facts) -> ProcessSpec:
+    """Return the process of a rank as the runtime of its node starts it."""
+    options = container_of(job, place.node)
+    assert options is not None
+    saved = saving_of(job.train).dir
+    workdir = facts.workdirs.get(place.node.name, place.node.workdir)
+    own = RankContainer(
+        options=options,
+        node=place.node,
+        name=container_name(facts.run_id, facts.attempt, place.node.name, process.rank),
+        run_id=facts.run_id,
+        folders=(workdir, *([saved] if saved else [])),
+        read_only=(place.data,) if job.data_there else (),
+        cwd=process.cwd,
+        rdma=job.network.rdma == "on",
+    )
+    # The programs next to the node's Python are not those of the image.
+    argv = own.command(process.argv, sorted(process.env))
+    return replace(process, argv=argv, programs="", remove=own.removal())
 
 
 def _argv(job: Job, python: str, place: NodePlace, local_rank: int, cluster: Cluster) -> tuple[str, ...]:

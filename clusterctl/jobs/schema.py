@@ -216,7 +216,6 @@ def container() -> Schema:
             "runtime": ({"enum": list(RUNTIMES)}, "The program that runs it. Default: docker."),
             "mounts": (words, "Folders of the node to mount: HOST:CONTAINER or HOST:CONTAINER:ro."),
             "options": (words, "More options of the runtime: --ulimit=memlock=-1."),
-            "shared_memory": (TEXT, "Size of /dev/shm: 64Gi. Default: the node's own is used."),
             "python": (TEXT, "The Python inside the image. Default: python3."),
         }
     )

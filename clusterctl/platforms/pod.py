@@ -131,7 +131,8 @@ def adapted(job: Job, tell: Tell) -> Job:
         tell("note", f"`nodes: {job.nodes}` is left out: the platform has chosen the nodes")
     if job.restart is not None:
         tell("note", "`restart` is left out: the platform starts the pods again (backoffLimit, maxRestarts)")
-    return replace(job, nodes=None, restart=None)
+    # The container is there already.
+    return replace(job, nodes=None, restart=None, container=None)
 
 
 def passed_on(variables: Mapping[str, str]) -> dict[str, str]:

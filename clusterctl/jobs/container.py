@@ -1,0 +1,121 @@
+"""Write the command that runs a rank in a container, with its node's devices, network and folders.
+
+Docker and podman get every variable of a rank by its name only: the value passes through the environment of the
+runtime's own process, so that no process list shows it. Apptainer passes its whole environment on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from clusterctl import contract
+from clusterctl.inventory.cluster import Node
+from clusterctl.inventory.container import ContainerOptions
+
+# What every Ascend container needs from its node, next to its davinci devices.
+ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+ASCEND_FILES = (
+    "/usr/local/Ascend/driver",
+    "/usr/local/dcmi",
+    "/usr/local/bin/npu-smi",
+    "/etc/ascend_install.info",
+    "/etc/hccn.conf",
+)
+# Set by the supervisor when it starts a rank; a container must pass them on too.
+SUPERVISED = ("CLUSTERCTL_SUPERVISED",)
+LABEL = "clusterctl.run"
+
+
+@dataclass(frozen=True)
+class RankContainer:
+    """The container of one rank."""
+
+    options: ContainerOptions
+    node: Node
+    name: str
+    run_id: str
+    folders: tuple[str, ...]
+    """Folders of the node that the rank writes to; they have the same path inside."""
+    read_only: tuple[str, ...]
+    """Folders that it only reads."""
+    cwd: str
+    rdma: bool = False
+    """Whether the devices of RDMA are passed on."""
+
+    def command(self, argv: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+        """Return the command that runs `argv` with the variables of these names."""
+        if self.options.dialect == "apptainer":
+            return (*self._apptainer(), *argv)
+        passed = sorted({*names, *SUPERVISED, contract.RUN_DIR})
+        return (
+            *self._docker(),
+            *(f"--env={name}" for name in passed),
+            *self.options.options,
+            self.image,
+            *argv,
+        )
+
+    @property
+    def image(self) -> str:
+        """The image as the runtime names it."""
+        image = self.options.image
+        if (
+            self.options.dialect != "apptainer"
+            or "://" in image
+            or image.endswith(".sif")
+            or image[0] in "/.~"
+        ):
+            return image
+        return f"docker://{image}"
+
+    def removal(self) -> tuple[str, ...]:
+        """Return the command that removes the container, whatever became of it; () if nothing can be left."""
+        # Apptainer starts no daemon: its container ends with its process.
+        return (
+            () if self.options.dialect == "apptainer" else (self.options.runtime, "rm", "--force", self.name)
+        )
+
+    def _docker(self) -> Iterator[str]:
+        """Yield the command of docker and podman up to the variables."""
+        # --init: a first process that passes signals on and collects orphans.
+        yield from (self.options.runtime, "run", "--rm", "--init", f"--name={self.name}")
+        yield f"--label={LABEL}={self.run_id}"
+        # The ranks of a node exchange data through /dev/shm, so they share the node's.
+        yield from ("--network=host", "--ipc=host", f"--workdir={self.cwd}")
+        if self.node.kind != "cpu":
+            yield "--ulimit=memlock=-1"
+        yield from self._devices()
+        yield from (f"--volume={path}:{path}" for path in self.folders)
+        yield from (f"--volume={path}:{path}:ro" for path in self.read_only)
+        if self.node.kind == "npu":
+            yield from (f"--volume={path}:{path}:ro" for path in ASCEND_FILES)
+        yield from (f"--volume={mount}" for mount in self.options.mounts)
+
+    def _devices(self) -> Iterator[str]:
+        """Yield the options for the node's devices; ranks choose theirs by CUDA_VISIBLE_DEVICES and the like."""
+        if self.node.kind == "cuda":
+            yield "--gpus=all" if self.options.dialect == "docker" else "--device=nvidia.com/gpu=all"
+        if self.node.kind == "npu":
+            yield from (f"--device=/dev/davinci{device}" for device in self.node.devices)
+            yield from (f"--device={path}" for path in ASCEND_DEVICES)
+        if self.rdma:
+            yield "--device=/dev/infiniband"
+
+    def _apptainer(self) -> Iterator[str]:
+        """Yield the command of apptainer up to the rank's own; it shares the node's network, devices and /dev/shm."""
+        yield from (self.options.runtime, "exec", "--no-home", f"--pwd={self.cwd}")
+        if self.node.kind == "cuda":
+            yield "--nv"
+        yield from (f"--bind={path}:{path}" for path in self.folders)
+        yield from (f"--bind={path}:{path}:ro" for path in self.read_only)
+        if self.node.kind == "npu":
+            yield from (f"--bind={path}:{path}:ro" for path in ASCEND_FILES)
+        yield from (f"--bind={mount}" for mount in self.options.mounts)
+        yield from (*self.options.options, self.image)
+
+
+def container_name(run_id: str, attempt: int, node: str, rank: int) -> str:
+    """Return the name of a rank's container; runtimes take letters, digits, '.', '_' and '-'."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"clusterctl-{run_id}-{attempt}-{node}-{rank}")
