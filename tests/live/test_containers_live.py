@@ -24,6 +24,7 @@ def end(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 print("rank", os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["IN_IMAGE"], os.environ["SECRET"], flush=True)
+open(os.path.join(os.environ["CLUSTERCTL_RUN_DIR"], "ready"), "w").close()
 while {waits}: time.sleep(0.05)
 """
 
@@ -58,14 +59,13 @@ def log_of(docker: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (docker.parent / "log").read_text().splitlines()]
 
 
-def started(shell: Shell, docker: Path, count: int) -> RunDir:
-    """Return the run once so many containers have printed their line."""
+def started(shell: Shell, count: int) -> RunDir:
+    """Return the run once the ranks of so many nodes can take a signal."""
     run = RunDir(Path(json.loads(shell("runs", "--json").stdout)[0]["folder"]))
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        records = [json.loads(path.read_text() or "{}") for path in (docker.parent / "containers").glob("*")]
-        ready = len(records) == count and all(record.get("pid") for record in records)
-        if ready and "rank" in shell("logs", "show", run.run_id).stdout:
+        folders = [Path(folder) for folder in run.read_record().run_dirs.values()]
+        if len(folders) == count and all((folder / "ready").exists() for folder in folders):
             break
         time.sleep(0.1)
     return run
@@ -92,7 +92,7 @@ def test_ranks_run_in_containers_and_get_their_variables_by_name(shell: Shell, d
 def test_stop_reaches_the_ranks_and_leaves_no_container(shell: Shell, docker: Path) -> None:
     done = shell("launch", job_file(shell, docker, waits=True), "--devices", "1", "--detach", SECRET="x")
     assert done.returncode == 0, done.stderr
-    run = started(shell, docker, 2)
+    run = started(shell, 2)
     stopped = shell("stop", run.run_id)
     assert stopped.returncode == 0, stopped.stderr
     assert runtime.living(docker.parent) == []
@@ -106,7 +106,7 @@ def test_stop_removes_containers_whose_supervisor_and_client_were_killed(shell: 
     (shell.folder / "job.yaml").write_text(text + "nodes: node1\n")
     done = shell("launch", "job.yaml", "--devices", "1", "--detach", SECRET="x")
     assert done.returncode == 0, done.stderr
-    run = started(shell, docker, 1)
+    run = started(shell, 1)
     (record,) = (docker.parent / "containers").glob("*")
     inside = json.loads(record.read_text())["pid"]
     (folder,) = run.read_record().run_dirs.values()
