@@ -86,7 +86,7 @@ MAY = {
 }
 # Folders may have this many modules; those named here more, because each file is one command or one operation.
 MOST_FILES = 20
-LARGER = {"clusterctl/jobs": 24, "clusterctl/agent": 40, "clusterctl/cli": 54, "clusterctl/runs": 28}
+LARGER = {"clusterctl/jobs": 26, "clusterctl/agent": 40, "clusterctl/cli": 54, "clusterctl/runs": 28}
 # Files that import folders of their package: the programs themselves, and the Python API.
 PROGRAMS = {"clusterctl": {"__main__", "api"}, "trainer": {"__main__"}, "native": {"__main__"}}
 

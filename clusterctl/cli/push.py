@@ -84,10 +84,10 @@ def push(
     if how.image:
         from clusterctl.cli.push_image import push_image
 
-        outcomes = push_image(
+        loaded = push_image(
             source, chosen, connection, runtime=how.runtime, relay_choice=how.relay, dry_run=dry_run
         )
-        show_pushed(outcomes, as_json)
+        show_pushed(loaded, as_json)
         return
     with (
         connection.open(chosen) as connections,
