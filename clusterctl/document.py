@@ -241,7 +241,7 @@ class Section:
         for part in path:
             value = value[part]
         if value is not None and not isinstance(value, dict):
-            self.fault("", f"must be a mapping, not {_describe(value)}")
+            self.fault("", f"must be a mapping, not {_describe(value)}", _EXAMPLES[dict])
             value = {}
         self.value: dict[str, Any] = value or {}
 
@@ -274,7 +274,7 @@ class Section:
         if value is None:
             return default
         if isinstance(value, (dict, list)):
-            self.fault(key, f"must be text, not {_describe(value)}")
+            self.fault(key, f"must be text, not {_describe(value)}", "write one value, without brackets")
             return default
         return ("true" if value else "false") if isinstance(value, bool) else str(value)
 

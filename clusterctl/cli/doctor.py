@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.views.waiting import Waiting
+from clusterctl.cli.views.waiting import Waiting, shown_while
 from clusterctl.errors import FindingsError
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
@@ -57,12 +57,13 @@ def doctor(
     as_json: options.Json = False,
 ) -> None:
     """Check whether this machine and the nodes are ready for a run. Changes nothing; exits with 1 if a check fails."""
-    from concurrent.futures import ThreadPoolExecutor
+    with shown_while("the nodes"):
+        from concurrent.futures import ThreadPoolExecutor
 
-    from clusterctl.checks import doctor as checks_doctor
+        from clusterctl.checks import doctor as checks_doctor
 
-    named = selection.cluster or selection.nodes
-    chosen = selection.chosen() if named or options.has_inventory() else None
+        named = selection.cluster or selection.nodes
+        chosen = selection.chosen() if named or options.has_inventory() else None
     shown = Report(fix_hints=fix_hints, verbose=verbose, silent=as_json)
     # Loading torch takes seconds, and so does an unreachable node: do both at the same time.
     with shown.waiting, ThreadPoolExecutor(1) as background:
@@ -91,7 +92,7 @@ class Report:
     def __init__(self, *, fix_hints: bool, verbose: bool, silent: bool) -> None:
         self.fix_hints, self.verbose, self.silent = fix_hints, verbose, silent
         self.findings: list[Finding] = []
-        self.waiting = Waiting("the nodes", quiet=silent)
+        self.waiting = Waiting("the nodes", quiet=silent, at_once=True)
 
     def __call__(self, findings: list[Finding], waits_for: str) -> None:
         """Show the problems among new findings, the worst first, and what is waited for next."""

@@ -136,12 +136,14 @@ def begin(run: RunDir, target: Target, *, no_checks: bool = False, accept_new: b
     """
     from clusterctl.checks import doctor
     from clusterctl.cli.background import start_in_background
+    from clusterctl.cli.views.waiting import shown_while
     from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
     from clusterctl.runs import start as runs
 
     job, reached, part = target.job, target.reached, target.part
-    summary = jobs.check(job, target.nodes)
+    with shown_while("the check of the job"):
+        summary = jobs.check(job, target.nodes)
 
     def start_up(connections: Connections) -> None:
         with stopping_on_interrupt(run, connections), phases() as log:
@@ -215,7 +217,7 @@ def phases() -> Waiting:
     """Return a function that logs each phase of a start with the seconds since now, and shows what is waited for."""
     from clusterctl.cli.views.waiting import NEXT, Waiting
 
-    return Waiting(NEXT[""])
+    return Waiting(NEXT[""], at_once=True)
 
 
 def leave(run: RunDir, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from clusterctl.cli.launch_options import (
     Sweep,
 )
 from clusterctl.cli.pods import target_of
+from clusterctl.cli.views.waiting import shown_while
 from clusterctl.errors import UsageError
 
 
@@ -45,8 +46,10 @@ def launch(
             raise UsageError("--sweep and --detach cannot be combined", "leave out --detach")
         launch_sweep(request, sweep or [], each, changes, no_checks, dry_run=dry_run, as_json=as_json)
         return
-    choice = request.choice()
-    target = target_of(request, choice, changes.made_in(request.job(choice)), waits=not dry_run)
+    with shown_while("the check of the job"):
+        choice = request.choice()
+        job = changes.made_in(request.job(choice))
+    target = target_of(request, choice, job, waits=not dry_run)
     if dry_run:
         show_plan(target.nodes, target.job, as_json=as_json, argv=True)
         return

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from clusterctl.cli import screen
+from clusterctl.environment import inherited
 from clusterctl.text import duration
 
 # Seconds before a wait is shown on a terminal, and between two redraws.
@@ -33,12 +34,29 @@ NEXT = {
 }
 
 
+@contextmanager
+def shown_while(subject: str) -> Iterator[None]:
+    """Show on a terminal what is waited for during the block; nothing moves, and no thread is started."""
+    shows = sys.stdin.isatty() and sys.stderr.isatty() and inherited(("TERM",)).get("TERM") != "dumb"
+    if shows:
+        sys.stderr.write(f"\r\x1b[2Kwaiting    for {subject}")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shows:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
 class Waiting:
     """Shows, from a thread of its own, what is waited for; `log` writes a line and begins the next wait."""
 
-    def __init__(self, subject: str = "", *, quiet: bool = False) -> None:
+    def __init__(self, subject: str = "", *, quiet: bool = False, at_once: bool = False) -> None:
+        """`quiet` shows nothing; `at_once` shows the first wait from its beginning."""
         self.began = time.monotonic()
         self._subject, self._quiet = subject, quiet
+        self._patience = 0.0 if at_once else PATIENCE
         self._since = self.began
         self._next_report = QUIET
         self._shown = False
@@ -48,6 +66,8 @@ class Waiting:
 
     def __enter__(self) -> Waiting:
         if not self._quiet:
+            if not self._patience:
+                self._show()
             threading.Thread(target=self._work, daemon=True, name="waiting").start()
         return self
 
@@ -91,6 +111,7 @@ class Waiting:
 
     def _begin(self, subject: str) -> None:
         self._subject, self._since, self._next_report = subject, time.monotonic(), QUIET
+        self._patience = PATIENCE
 
     def _work(self) -> None:
         while not self._closed.wait(REDRAW):
@@ -100,7 +121,7 @@ class Waiting:
 
     def _show(self) -> None:
         waited = time.monotonic() - self._since
-        if self._animated and waited > PATIENCE:
+        if self._animated and waited >= self._patience:
             width = max(screen.error_console().width - 1, 20)
             line = f"waiting    for {self._subject}  {duration(waited)}"
             sys.stderr.write(f"\r\x1b[2K{line[:width]}")

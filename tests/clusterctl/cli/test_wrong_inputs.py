@@ -1,0 +1,113 @@
+"""Sixty wrong inputs: each ends with 2, says where it is wrong and what to try, and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clusterctl.conftest import Run
+
+CLUSTER = "nodes:\n  node[1-2]: {host: '10.0.0.{n}', devices: 2}\ngroups: {left: node1}\n"
+COMMAND = "command: [python, p.py]\n"
+
+# A job file, and the place that the error names. The first line is the command.
+JOBS = [
+    ("setup: set_env.sh", "job.yaml:2 setup"),
+    ("setup: ''", "job.yaml:2 setup"),
+    ("setup: []", "job.yaml:2 setup"),
+    ("setup: 7", "job.yaml:2 setup"),
+    ("setup: {sorce: /a}", "job.yaml:2 setup.sorce"),
+    ("setup: {venv: venv}", "job.yaml:2 setup"),
+    ("setup: {modules: [cann/8, 'a b']}", "job.yaml:2 setup"),
+    ("setup: {run: [{a: 1}]}", "job.yaml:2 setup.run"),
+    ("setup: {source: [/a.sh, 3]}", "job.yaml:2 setup.source"),
+    ("rank_table: allways", "job.yaml:2 rank_table"),
+    ("rank_table: nosuch.json", "job.yaml:2 rank_table"),
+    ("rank_table: [auto]", "job.yaml:2 rank_table"),
+    ("rank_table: ./cluster.yaml", "job.yaml:2 rank_table"),
+    ("processes: rank", "job.yaml:2 processes"),
+    ("env_style: pytorch", "job.yaml:2 env_style"),
+    ("env: {1A: b}", "job.yaml:2 env.1A"),
+    ("env: {A: '{nodes}'}", "job.yaml:2 env.A"),
+    ("env: [A=1]", "job.yaml:2 env"),
+    ("env: {A: '{data}'}", "job.yaml:2 env.A"),
+    ("nodes: node9", "node9"),
+    ("nodes: '@right'", "right"),
+    ("nodes: 'node[1-'", "node[1-"),
+    ("devices: '[0,2]'", "job.yaml:2 devices"),
+    ("devices: [0, 0]", "job.yaml:2 devices"),
+    ("devices: 7", "job.yaml:2 devices"),
+    ("devices: two", "job.yaml:2 devices"),
+    ("code: ./nosuch", "job.yaml:2 code"),
+    ("data: ./nosuch", "job.yaml:2 data"),
+    ("data_there: wiki", "job.yaml:2 data_there"),
+    ("master_port: 70000", "job.yaml:2 master_port"),
+    ("grace: soon", "job.yaml:2 grace"),
+    ("collect: [logs]", "job.yaml:2 collect"),
+    ("hang_after: never", "job.yaml:2 hang_after"),
+    ("progress: '('", "job.yaml:2 progress"),
+    ("progress: 'loss (?P<loss>.*)'", "job.yaml:2 progress"),
+    ("restart: {max: -1}", "job.yaml:2 restart.max"),
+    ("restart: {backof: 1}", "job.yaml:2 restart.backof"),
+    ("restart: {node_lost_after: 1s}", "job.yaml:2 restart.node_lost_after"),
+    ("restart: often", "job.yaml:2 restart"),
+    ("share_devices: maybe", "job.yaml:2 share_devices"),
+    ("forward: TOKEN", "job.yaml:2 forward"),
+    ("name: 'a b'", "job.yaml:2 name"),
+    ("comand: [a]", "job.yaml:2 comand"),
+    ("train: {model: gpt-tiny}", "job.yaml"),
+    ("code: .\ncode: .", "job.yaml:3"),
+    ("env: {A: b", "job.yaml"),
+]
+# Command lines, and the place that the error names.
+LINES = [
+    (("launch", "job.yaml", "--sweep", "env.A"), "--sweep env.A"),
+    (("launch", "job.yaml", "--sweep", "env.A=1,1"), "--sweep env.A"),
+    (("launch", "job.yaml", "--sweep", "env.A=1", "--sweep", "env.A=2"), "--sweep env.A"),
+    (("launch", "job.yaml", "--sweep", "env.A=1,2", "--each", "ranks=1"), "--each ranks=1"),
+    (("launch", "job.yaml", "--sweep", "env.A=1,2", "--each", "nodes=3"), "--each nodes=3"),
+    (("launch", "job.yaml", "--each", "nodes=1"), "--each"),
+    (("launch", "--sweep", "env.A=1", "--", "true"), "--sweep"),
+    (("launch", "job.yaml", "--sweep", "master_port=1,x"), "--set master_port"),
+    (("launch", "job.yaml", "--sweep", "env.A=1,2", "--detach"), "--detach"),
+    (("resume", "sweep-nosuch"), "/runs"),
+    (("nodes", "list", "--kind", "npu"), "--kind npu"),
+    (("nodes", "list", "--kind", "tpu"), "tpu"),
+    (("init", "--ask"), "--ask"),
+    (("exec", "--setup", "all", "--", "true"), "--setup"),
+    (("report", "nosuch", "--wandb", "out"), "/runs"),
+    (("compare", "nosuch", "other"), "/runs"),
+    (("top", "nosuch"), "/runs"),
+]
+
+
+def assert_place_and_remedy(code: int, err: str, place: str, folder: Path) -> None:
+    assert code == 2, err
+    first = err[err.index("error: ") :]
+    assert place in first and "  try: " in first, err
+    assert not (folder / "runs").exists() or not list((folder / "runs").iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "job.yaml").write_text(COMMAND)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("text", "place"), JOBS, ids=[text for text, _ in JOBS])
+def test_a_wrong_job_names_its_line_and_a_remedy(
+    folder: Path, command_line: Run, text: str, place: str
+) -> None:
+    (folder / "job.yaml").write_text(COMMAND + text + "\n")
+    code, _, err = command_line("plan", "job.yaml")
+    assert_place_and_remedy(code, err, place, folder)
+
+
+@pytest.mark.parametrize(("words", "place"), LINES, ids=[" ".join(words) for words, _ in LINES])
+def test_a_wrong_command_line_names_the_word_and_a_remedy(
+    folder: Path, command_line: Run, words: tuple[str, ...], place: str
+) -> None:
+    code, _, err = command_line(*words)
+    assert_place_and_remedy(code, err, place, folder)
