@@ -12,12 +12,16 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.submit import require_submitted
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, RunFailed, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
+
+
+# A job that loses a node at each of so many starts does not wait for nodes again.
+MOST_STARTS = 100
 
 
 @dataclass
@@ -60,9 +64,14 @@ def start(
                 _start(found, cluster, connections, checks=not no_checks)
                 _control(found, connections, trains=record.job.train is not None)
         except SystemExit:
-            if not signals.early or not _requeue(found, cluster):
+            if not signals.early or not _requeue(found, cluster, "saved"):
                 _note_why(found, cluster)
                 raise
+        except (RunFailed, NodeError, NodesFailed) as error:
+            # Slurm notices a dead node minutes later, and would count this end as that of the job.
+            if not _lost_a_node(found, error) or not _requeue(found, cluster, "lost a node"):
+                raise
+            screen.report_error(error)
 
 
 @contextmanager
@@ -162,19 +171,28 @@ def _control(run: RunDir, connections: Connections, *, trains: bool) -> None:
     conclude(run, state, as_json=False)
 
 
-def _requeue(run: RunDir, cluster: Cluster) -> bool:
-    """Put the job back into the queue after a save; return False if it must not be, or Slurm refuses."""
+def _lost_a_node(run: RunDir, error: ClusterctlError) -> bool:
+    """Return whether other nodes may help: a node was lost, or could not be reached at the start."""
+    from clusterctl.jobs.phase import Phase
+
+    return not isinstance(error, RunFailed) or run.phase() is Phase.LOST
+
+
+def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
+    """Put the job back into the queue; return False if it must not be, or Slurm refuses."""
+    from clusterctl.environment import inherited
     from clusterctl.jobs.slurm import SlurmOptions
     from clusterctl.platforms import slurm, submission
 
     job = cluster.nodes[0].allocation
     asked = run.read_record().job.slurm or SlurmOptions()
-    if not asked.requeue:
+    starts = inherited(("SLURM_RESTART_COUNT",)).get("SLURM_RESTART_COUNT", "")
+    if not asked.requeue or int(starts or 0) >= MOST_STARTS:
         return False
     run.stop_asked.unlink(missing_ok=True)
-    run.add_event("note", text=f"saved before the end of Slurm job {job}, which waits for nodes again")
-    submission.write_pending(run, f"Slurm job {job} saved and waits for nodes again")
-    screen.log(f"saved; Slurm job {job} waits for nodes again")
+    run.add_event("note", text=f"{did}; Slurm job {job} waits for nodes again")
+    submission.write_pending(run, f"{did}; Slurm job {job} waits for nodes again")
+    screen.log(f"{did}; Slurm job {job} waits for nodes again")
     try:
         slurm.requeue(job)
     except ClusterctlError as error:
@@ -191,7 +209,7 @@ def _note_why(run: RunDir, cluster: Cluster) -> None:
 
     job = cluster.nodes[0].allocation
     state = read_state(run)
-    why = submission.ENDS.get(slurm.state_of(job), "")
+    why = submission.ENDS.get(slurm.end_of(job), "")
     if state is not None and why:
         write_state(run, replace(state, verdict=f"job {job}: {why}"))
         run.add_event("note", text=why)

@@ -71,8 +71,8 @@ def queue() -> dict[int, QueueEntry]:
     return found
 
 
-def ended_job(job: int) -> QueueEntry | None:
-    """Return a job that has left the queue, from the accounting; None if the cluster keeps none."""
+def ended_job(job: int) -> QueueEntry:
+    """Return a job that has left the queue, from the accounting; its state is UNKNOWN if the cluster keeps none."""
     try:
         text = run("sacct", "--noheader", "--allocations", f"--jobs={job}", "--format=State%20")
     except (UsageError, WorkFailed):
@@ -82,14 +82,14 @@ def ended_job(job: int) -> QueueEntry | None:
     return QueueEntry(words[0].rstrip("+")) if words else QueueEntry("UNKNOWN")
 
 
-def state_of(job: str) -> str:
-    """Return Slurm's word for the state of a job that it still knows; "" otherwise."""
+def end_of(job: str) -> str:
+    """Return Slurm's word for the end of a job that is ending; "" if it does not say."""
     try:
         text = run("scontrol", "show", "job", job, "--oneliner")
     except (UsageError, WorkFailed):
         return ""
-    _, _, rest = text.partition(" JobState=")
-    return rest.split(" ", 1)[0]
+    facts = {key: text.partition(f" {key}=")[2].partition(" ")[0] for key in ("JobState", "Reason")}
+    return "TIMEOUT" if facts["Reason"] == "TimeLimit" else facts["JobState"]
 
 
 def cancel(job: int) -> None:

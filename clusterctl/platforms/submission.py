@@ -34,6 +34,8 @@ WAITING = (
     "RESV_DEL_HOLD",
 )
 ACTIVE = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
+# Seconds in which Slurm puts a job back into the queue.
+SETTLE = 1.0
 # How a job ended, for people.
 ENDS = {
     "TIMEOUT": "Slurm ended the job at its time limit",
@@ -117,10 +119,16 @@ def refresh(run: RunDir, queue: Mapping[int, slurm.QueueEntry] | None = None) ->
         return
     # A machine without Slurm's programs shows what was recorded last.
     with contextlib.suppress(ClusterctlError):
-        entries = slurm.queue() if queue is None else queue
-        entry = entries.get(submission.job) or slurm.ended_job(submission.job)
-        if entry is not None:
-            _note(run, submission, entry)
+        entry = _entry(slurm.queue() if queue is None else queue, submission.job)
+        if entry.state not in (*ACTIVE, *WAITING) and not run.phase().is_final:
+            # A job that is being put back into the queue looks for a moment as if it had ended.
+            time.sleep(SETTLE)
+            entry = _entry(slurm.queue(), submission.job)
+        _note(run, submission, entry)
+
+
+def _entry(queue: Mapping[int, slurm.QueueEntry], job: int) -> slurm.QueueEntry:
+    return queue.get(job) or slurm.ended_job(job)
 
 
 def _note(run: RunDir, submission: Submission, entry: slurm.QueueEntry) -> None:

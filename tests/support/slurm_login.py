@@ -26,7 +26,8 @@ class Login:
         (self.folder / "home").mkdir(parents=True, exist_ok=True)
         # The inventory of the sandbox is above this folder, so a project of its own begins here.
         (self.folder / "clusterctl.yaml").write_text("runs: runs\n")
-        named = ("CLUSTERCTL_", "SLURM_")
+        # PYTHONDONTWRITEBYTECODE would let every process compile its modules.
+        named = ("CLUSTERCTL_", "SLURM_", "PYTHON")
         kept = {name: text for name, text in os.environ.items() if not name.startswith(named)}
         own = {"HOME": str(self.folder / "home"), "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "200"}
         self.env = {**kept, **own, "C": f"{sys.executable} -m clusterctl"}
@@ -80,6 +81,12 @@ class Login:
         final = ("finished", "failed", "stopped", "lost")
         return self.wait(run, lambda state: state["phase"] in final, seconds)
 
+    def finished(self, run: str, seconds: float) -> None:
+        """Wait until a run has ended, and require that it finished."""
+        state = self.ended(run, seconds)
+        log = (self.folder / "runs" / run / "slurm.log").read_text()
+        assert state["phase"] == "finished", f"{state['phase']}: {state['verdict']}\n{log}"
+
     def steps(self, run: str) -> list[dict[str, Any]]:
         """Return the steps of a training in the order in which they were written."""
         file = self.folder / "runs" / run / "metrics.jsonl"
@@ -92,9 +99,9 @@ class Login:
             assert time.monotonic() < deadline, self.state(run)
             time.sleep(0.2)
 
-    def start_now(self, job: int) -> None:
-        """Let a requeued job start at once; Slurm makes it wait for two minutes."""
-        deadline = time.monotonic() + 20
+    def start_now(self, job: int, seconds: float = 20) -> None:
+        """Let a requeued job start as soon as it has left its nodes; Slurm makes it wait for two minutes."""
+        deadline = time.monotonic() + seconds
         while self("squeue", "-h", "-j", str(job), "-o", "%T").stdout.strip() != "PENDING":
             assert time.monotonic() < deadline
             time.sleep(0.2)

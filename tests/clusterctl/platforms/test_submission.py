@@ -29,8 +29,12 @@ def waiting(tmp_path: Path) -> RunDir:
 
 
 def stands(run: RunDir, state: str, reason: str = "None", start: str = "N/A") -> RunState:
-    """Return the state of a run after Slurm has said how its job stands."""
-    submission.refresh(run, {7: slurm.QueueEntry(state, reason, "", start)})
+    """Return the state of a run after Slurm has said, twice, how its job stands."""
+    queue = {7: slurm.QueueEntry(state, reason, "", start)}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(submission, "SETTLE", 0.0)
+        patched.setattr(slurm, "queue", lambda: queue)
+        submission.refresh(run, queue)
     found = read_state(run)
     assert found is not None
     return found
@@ -78,6 +82,16 @@ def test_a_run_that_ended_by_itself_keeps_its_end(waiting: RunDir) -> None:
 def test_a_job_that_waits_again_makes_its_run_wait_again(waiting: RunDir) -> None:
     write_state(waiting, RunState(Phase.STOPPED, {}))
     assert stands(waiting, "PENDING", "BeginTime").phase is Phase.PENDING
+
+
+def test_a_job_on_its_way_back_into_the_queue_has_not_ended(
+    waiting: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = {7: slurm.QueueEntry("PENDING", "BeginTime")}
+    monkeypatch.setattr(submission, "SETTLE", 0.0)
+    monkeypatch.setattr(slurm, "queue", lambda: later)
+    submission.refresh(waiting, {7: slurm.QueueEntry("FAILED")})
+    assert waiting.phase() is Phase.PENDING
 
 
 def test_a_run_that_runs_is_not_touched(waiting: RunDir) -> None:

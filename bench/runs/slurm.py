@@ -1,0 +1,184 @@
+"""Measure commands inside a Slurm allocation, and the way of a job from its submission to its first line.
+
+    python -m bench.runs.slurm [--rounds 7]
+
+A real Slurm over four nodes in network namespaces (root; packages slurm-wlm and munge). Medians of whole commands,
+which take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+from clusterctl.sandbox import cluster, namespaces, slurm
+
+NODES = 4
+OURS = [sys.executable, "-m", "clusterctl"]
+SRUN = ["srun", "--overlap", f"-N{NODES}", "--ntasks-per-node=1", "hostname"]
+# Opens the agents of all nodes: by one step, or by one for each.
+OPEN = """
+import sys, time
+from clusterctl.platforms.allocation import cluster_of, VARIABLES
+from clusterctl.environment import inherited
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.srun import SrunTransport
+nodes = cluster_of(inherited(VARIABLES), "cpu").nodes
+began = time.perf_counter()
+with Connections(SrunTransport(nodes if sys.argv[1] == "one" else ())) as connections:
+    assert all(outcome.ok for outcome in connections.on_each(nodes, lambda node, link: link.hello()))
+    print(time.perf_counter() - began)
+"""
+JOB = "command: [/bin/echo, the first line]\nslurm: {nodes: 2, time: 10, extra: [--exclusive]}\n"
+# Seconds until a first line counts as never come.
+PATIENCE = 60.0
+
+
+class Place:
+    """A project on the disk of all nodes, and a login node."""
+
+    def __init__(self, made: cluster.Sandbox) -> None:
+        self.folder = made.directory / "shared"
+        (self.folder / "home").mkdir(parents=True)
+        (self.folder / "clusterctl.yaml").write_text("runs: runs\n")
+        self.script = str(slurm.login_script(made.layout))
+        root = str(Path(__file__).resolve().parents[2])
+        own = {"HOME": str(self.folder / "home"), "PYTHONPATH": root}
+        kept = {
+            name: text for name, text in os.environ.items() if not name.startswith(("SLURM_", "CLUSTERCTL_"))
+        }
+        self.env = {**kept, **own}
+
+    def __call__(self, words: Sequence[str]) -> str:
+        done = subprocess.run(
+            [self.script, *words], cwd=self.folder, env=self.env, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"{' '.join(words)[:100]}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def allocation(self, words: Sequence[str], job: str) -> str:
+        """Run a command as inside the allocation of a job."""
+        variables = f"SLURM_JOB_ID={job} SLURM_JOBID={job} SLURM_JOB_NODELIST=node[1-{NODES}]"
+        return self(["env", *variables.split(), *words])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    if missing := slurm.why_not() or namespaces.why_not():
+        sys.exit(missing)
+    with tempfile.TemporaryDirectory(prefix="slurm") as folder:
+        made = cluster.up(Path(folder) / "box", nodes=NODES, devices=8, with_slurm=True)
+        try:
+            place = Place(made)
+            inside(place, rounds)
+            submitted(place, rounds)
+        finally:
+            made.down()
+    return 0
+
+
+def inside(place: Place, rounds: int) -> None:
+    """Measure commands on all nodes of an allocation."""
+    job = place(["sbatch", "--parsable", f"-N{NODES}", "--wrap=sleep 10000"]).strip()
+    _wait(lambda: place(["squeue", "-h", "-j", job, "-o", "%T"]).strip() == "RUNNING")
+    ways: dict[str, Callable[[], float]] = {
+        f"srun -N{NODES} hostname": lambda: timed(lambda: place.allocation(SRUN, job)),
+        f"exec all -- hostname, {NODES} nodes": lambda: timed(
+            lambda: place.allocation([*OURS, "exec", "all", "--", "hostname"], job)
+        ),
+        "open all agents, one step": lambda: float(
+            place.allocation([sys.executable, "-c", OPEN, "one"], job)
+        ),
+        "open all agents, a step for each": lambda: float(
+            place.allocation([sys.executable, "-c", OPEN, "each"], job)
+        ),
+        "clusterctl nodes (contacts none)": lambda: timed(lambda: place.allocation([*OURS, "nodes"], job)),
+    }
+    show(ways, rounds)
+    place(["scancel", job])
+    _wait(lambda: not place(["squeue", "-h"]).strip())
+
+
+def submitted(place: Place, rounds: int) -> None:
+    """Measure the seconds from typing a command to the first line of a program on two nodes."""
+    (place.folder / "job.yaml").write_text(JOB)
+    srun = ["srun", "-N2", "--exclusive", "/bin/echo", "the first line"]
+    ways: dict[str, Callable[[], float]] = {
+        "srun -N2, to its first line": lambda: first_line(place, lambda: place(srun)),
+        "sbatch of srun -N2, to its first line": lambda: batch_line(place),
+        "submit slurm, to its first line": lambda: submit_line(place, ()),
+        "submit slurm --no-checks, to its first line": lambda: submit_line(place, ("--no-checks",)),
+    }
+    show(ways, rounds)
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def first_line(place: Place, work: Callable[[], str]) -> float:
+    _settle(place)
+    return timed(work)
+
+
+def batch_line(place: Place) -> float:
+    _settle(place)
+    out = place.folder / "batch.out"
+    out.unlink(missing_ok=True)
+    began = time.perf_counter()
+    place(["sbatch", "-N2", "--exclusive", f"--output={out}", "--wrap=srun /bin/echo the first line"])
+    _wait(lambda: out.exists() and "the first line" in out.read_text())
+    return time.perf_counter() - began
+
+
+def submit_line(place: Place, more: Sequence[str]) -> float:
+    """Submit the job; return when its first line has reached the folder of the run."""
+    _settle(place)
+    began = time.perf_counter()
+    run = place([*OURS, "submit", "slurm", "job.yaml", *more]).strip()
+    folder = place.folder / "runs" / run
+    _wait(
+        lambda: any("the first line" in path.read_text() for path in folder.glob("attempts/1/logs/*/*.out"))
+    )
+    return time.perf_counter() - began
+
+
+def _settle(place: Place) -> None:
+    """Wait until all nodes are idle."""
+    _wait(lambda: set(place(["sinfo", "-h", "-N", "-o", "%T"]).split()) == {"idle"})
+
+
+def _wait(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not ready():
+        if time.monotonic() > deadline:
+            sys.exit("it did not happen within a minute")
+        time.sleep(0.01)
+
+
+def show(ways: dict[str, Callable[[], float]], rounds: int) -> None:
+    """Measure the ways in turn, after one round that does not count; print the median and the range of each."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            seconds = way()
+            if number:
+                times[name].append(seconds)
+    for name, found in times.items():
+        print(f"{name:46} {median(found):6.3f} s  ({min(found):.3f}-{max(found):.3f})", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
