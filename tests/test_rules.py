@@ -71,7 +71,7 @@ MAY = {
         "evaluate": "config corpus parallel samples model engine checkpoint generate",
         "weights": "config corpus parallel model engine checkpoint",
         "tune": "config corpus parallel samples model evaluate",
-        "train": "config corpus parallel samples model plan engine checkpoint tune weights",
+        "train": "config corpus parallel samples model plan engine checkpoint evaluate generate tune weights",
     },
     "native": {
         "compiled": "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,15 +44,40 @@ class Evaluation:
     time: str = ""
 
 
-def read_evaluations(run: RunDir) -> tuple[Evaluation, ...]:
-    """Return the results of a run, by step and task; files that are damaged are left out."""
-    results = []
-    for file in (run.root / EVALUATIONS_DIR).glob("*.json"):
+@dataclass(frozen=True)
+class Evaluations:
+    """The results of a run by step and task, and what is wrong with files that hold none."""
+
+    results: tuple[Evaluation, ...] = ()
+    damaged: tuple[str, ...] = ()
+
+
+def read_evaluations(run: RunDir, of_training: Sequence[Mapping[str, object]] = ()) -> Evaluations:
+    """Return the results that are stored with a run; `of_training`: those that the training itself reported."""
+    results, damaged = [_of_training(line) for line in of_training], list[str]()
+    for file in sorted((run.root / EVALUATIONS_DIR).glob("*.json")):
         try:
             results.append(decode(Evaluation, parse(_content(file))))
-        except (OSError, BadValue):
-            continue
-    return tuple(sorted(results, key=lambda result: (result.step, result.task, result.time)))
+        except OSError as error:
+            damaged.append(f"{EVALUATIONS_DIR}/{file.name}: {error.strerror}")
+        except BadValue as error:
+            damaged.append(f"{EVALUATIONS_DIR}/{file.name}: {error}")
+    # A step that was done again after a restart is evaluated again.
+    last = {
+        (found.step, found.task, found.convention, found.data_sha256): found for found in results if found
+    }
+    ordered = sorted(last.values(), key=lambda result: (result.step, result.task, result.time))
+    return Evaluations(tuple(ordered), tuple(damaged))
+
+
+def _of_training(line: Mapping[str, object]) -> Evaluation | None:
+    """Return the result in a line of metrics; None if it is damaged, as other lines of that file may be."""
+    when = line.get("time")
+    moment = time.gmtime(when if isinstance(when, (int, float)) else 0)
+    try:
+        return decode(Evaluation, {**line, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", moment)})
+    except BadValue:
+        return None
 
 
 def _content(file: Path) -> bytes:

@@ -63,6 +63,8 @@ class History:
     last: dict[str, Any] = field(default_factory=dict)
     """The last step with all of its values."""
     samples: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Results of tasks that the training evaluated."""
     """Texts that were generated during the training."""
 
     @property
@@ -91,6 +93,8 @@ class History:
             self.memory.append(dict(metric))
         elif kind == "failed":
             self.failures.append(dict(metric))
+        elif kind == "evaluation":
+            self.evaluations.append(dict(metric))
         elif kind == "sample":
             self.samples.append(dict(metric))
 

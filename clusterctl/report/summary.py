@@ -115,7 +115,9 @@ class RunSummary:
     repeated: int = 0
     """Steps that were done again after a restart."""
     evaluations: tuple[Evaluation, ...] = ()
-    """Results of `clusterctl eval`."""
+    """Results of `clusterctl eval` and of tasks that the training evaluated."""
+    damaged_evaluations: tuple[str, ...] = ()
+    """Files that should hold a result, and what is wrong with each."""
 
     @property
     def is_final(self) -> bool:
@@ -159,6 +161,7 @@ def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> Ru
     now = time.time() if now is None else now
     attempts = read_attempts(run, sources)
     seconds = _active_seconds(record, sources.events, now)
+    evaluated = read_evaluations(run, history.evaluations)
     summary = RunSummary(
         run=record.run,
         folder=str(run.root),
@@ -175,7 +178,8 @@ def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> Ru
         else "",
         attempts=attempts,
         restarts=sum(event["event"] == "restart" for event in sources.events.events),
-        evaluations=read_evaluations(run),
+        evaluations=evaluated.results,
+        damaged_evaluations=evaluated.damaged,
         device_hours=sum(attempt.seconds * attempt.ranks for attempt in attempts) / 3600,
     )
     return _with_training(summary, run, history) if len(history.steps) else summary

@@ -113,6 +113,9 @@ class InitConfig:
     """Allow a larger vocabulary than the source's: its further rows begin as those of a new model."""
 
 
+EVALUATION_TASKS = ("ppl", "lambada", "wikitext", "copa", "choice")
+
+
 @dataclass(frozen=True)
 class EvalConfig:
     """Validation: before the first step, after the last, and in between."""
@@ -121,6 +124,9 @@ class EvalConfig:
     """Steps between evaluations; 0 evaluates only before the first step and after the last."""
     batches: int = setting(8, least=0)
     """Global batches an evaluation, always the same ones; 0 never evaluates."""
+    tasks: tuple[str, ...] = setting(())
+    """Tasks that are evaluated at the same steps, as TASK=FILE with a file or a corpus of every node: ppl, lambada,
+    wikitext, copa, choice. `data.tokenizer` is needed, and every rank must have all layers."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from trainer.config.curriculum import curriculum_faults
 from trainer.config.glm import SPECIAL_TOKENS, Infilling, Windows
 from trainer.config.layout import Layout, nearest_batches
 from trainer.config.model import ModelConfig
-from trainer.config.parts import LossScaleConfig
+from trainer.config.parts import EVALUATION_TASKS, LossScaleConfig
 from trainer.config.rope import RopeConfig
 from trainer.errors import Fault
 
@@ -62,6 +62,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_precision_faults(config), "precision loss_scale"),
         (_save_faults(config), "save"),
         (_init_faults(config), "init resume"),
+        (_task_faults(config), "eval engine parallel zero data.tokenizer"),
     ]
     found: list[Fault] = []
     for rule, keys in rules:
@@ -245,6 +246,31 @@ def _chip_faults(config: TrainConfig) -> Iterator[Fault]:
 def _precision_faults(config: TrainConfig) -> Iterator[Fault]:
     if config.precision != "fp16" and config.loss_scale != LossScaleConfig():
         yield Fault("train.loss_scale", f"is fp16's, and precision is {config.precision}", "leave it out")
+
+
+def _task_faults(config: TrainConfig) -> Iterator[Fault]:
+    """Yield the faults of tasks that a training evaluates."""
+    tasks, parallel = config.eval.tasks, config.parallel
+    for at, entry in enumerate(tasks):
+        name, given, file = entry.partition("=")
+        if name not in EVALUATION_TASKS or not given or not file:
+            problem = f"{entry!r} is not TASK=FILE with a task that exists"
+            yield Fault(f"train.eval.tasks[{at}]", problem, f"tasks: {', '.join(EVALUATION_TASKS)}")
+    if not tasks:
+        return
+    if not config.data.tokenizer:
+        yield Fault("train.data.tokenizer", "missing: train.eval.tasks encode texts", "name a tokenizer.json")
+    reasons = {
+        "engine is deepspeed": config.engine == "deepspeed",
+        f"zero is {config.zero}": config.zero >= 2,
+        f"parallel.pipeline is {parallel.pipeline}": parallel.pipeline > 1,
+        "parallel.sequence is on": parallel.sequence,
+        f"parallel.context is {parallel.context}": parallel.context > 1,
+        f"tune.task is {config.tune.task}": bool(config.tune.task),
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        problem = f"need a rank with all layers and whole samples, and {reason}"
+        yield Fault("train.eval.tasks", problem, "evaluate the checkpoints with `clusterctl eval`")
 
 
 def _init_faults(config: TrainConfig) -> Iterator[Fault]:

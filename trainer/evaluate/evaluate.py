@@ -111,7 +111,7 @@ def evaluate(subject: Subject, order: Order, group: Group, report: Report) -> Re
         scores = _score(subject, order, requests, progress, group, report)
         result = Result(
             source,
-            task.metrics(_by_example(task, scores)),
+            task.metrics(by_example(task, scores)),
             len(task.examples),
             sum(example.truncated for example in task.examples),
             sum(request.length for request in requests),
@@ -189,7 +189,8 @@ def _score(
     return [done[index] for index in range(len(requests))]
 
 
-def _by_example(task: Task, scores: Sequence[Score]) -> list[list[Score]]:
+def by_example(task: Task, scores: Sequence[Score]) -> list[list[Score]]:
+    """Return the scores of each example's requests."""
     taken, grouped = iter(scores), []
     for example in task.examples:
         grouped.append([next(taken) for _ in example.requests])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,7 @@ from trainer.samples.dataset import (
     Readable,
     Share,
 )
-from trainer.train.events import Ended
+from trainer.train.events import Ended, Event
 from trainer.train.loop import Training, train
 from trainer.train.not_finite import NonFiniteSearch
 from trainer.train.observers import emit, observers, started
@@ -111,8 +111,19 @@ def run_training(
         accuracy=partial(accuracy_of, cast("CountsAnswers", model), group) if config.tune.task else None,
         is_enough=EarlyStop(config.tune.patience, by_loss=config.tune.task == "chat"),
         dropout_place=groups.dropout_place,
+        tasks=_tasks(config, model, groups, device),
     )
     return train(run, step), group
+
+
+def _tasks(
+    config: TrainConfig, model: Model, groups: Groups, device: Device
+) -> Callable[[int], Iterable[Event]]:
+    if not config.eval.tasks:
+        return lambda step: ()
+    from trainer.train.task_evaluations import TaskEvaluations
+
+    return TaskEvaluations(config, model, groups, device)
 
 
 def _begin(

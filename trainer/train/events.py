@@ -94,6 +94,28 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """One figure of a task and its standard error."""
+
+    value: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True)
+class TaskEvaluated:
+    """A task was evaluated after a step."""
+
+    step: int
+    task: str
+    convention: str
+    data: str
+    data_sha256: str
+    documents: int
+    metrics: Mapping[str, Figure]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Ended:
     """The training ended; `stopped` if before its last step. `loss` and `eval_loss` are the last values."""
 
@@ -121,5 +143,16 @@ class Failed:
     message: str
 
 
-Event = Started | StepBegan | StepDone | Evaluated | Saved | SaveSkipped | MemoryTaken | Failed | Ended
+Event = (
+    Started
+    | StepBegan
+    | StepDone
+    | Evaluated
+    | TaskEvaluated
+    | Saved
+    | SaveSkipped
+    | MemoryTaken
+    | Failed
+    | Ended
+)
 Observer = Callable[[Event], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -66,6 +66,8 @@ class Training:
     """Repeats a step and describes where it is not finite."""
     measure: Callable[[int], MemoryTaken] | None = None
     """Returns the memory of all ranks; called after the first step and at the end."""
+    tasks: Callable[[int], Iterable[Event]] = lambda step: ()
+    """Evaluates tasks after a step; a collective."""
     accuracy: Callable[[], float] | None = None
     """Returns the share of right answers in the evaluation that just ended; a collective."""
     is_enough: Callable[[Measured], bool] = lambda measured: False
@@ -181,6 +183,8 @@ def dropout_seed(seed: int, step: int, index: int) -> int:
 
 
 def _evaluate(run: Training, step: int) -> Measured:
+    for event in run.tasks(step):
+        run.emit(event)
     if run.valid is None:
         return Measured()
     began = time.monotonic()

@@ -35,6 +35,7 @@ from trainer.train.events import (
     Started,
     StepBegan,
     StepDone,
+    TaskEvaluated,
 )
 from trainer.train.loop import pauses_after
 from trainer.train.rates import SHOWN, Rates, memory_line
@@ -65,6 +66,8 @@ class Metrics:
         elif isinstance(event, Evaluated):
             extra = {"perplexity": perplexity(event.loss)} if event.accuracy is None else {}
             self._write("eval", {**asdict(event), **extra})
+        elif isinstance(event, TaskEvaluated):
+            self._write("evaluation", asdict(event))
         elif isinstance(event, Saved):
             self._write("checkpoint", {**asdict(event), "path": str(event.path)})
         elif isinstance(event, SaveSkipped):
@@ -115,6 +118,8 @@ class Console:
                 else f"accuracy {event.accuracy:.2%}"
             )
             return f"eval at step {event.step} | loss {event.loss:.4f} | {shown}"
+        if isinstance(event, TaskEvaluated):
+            return task_line(event)
         if isinstance(event, Saved):
             stall = f" ({event.stall:.2f} s of them without training)" if event.background else ""
             return f"saved {event.path} | {event.bytes / 1e6:.1f} MB | {event.seconds:.2f} s{stall}"
@@ -127,6 +132,12 @@ class Console:
                 f"{'stopped' if event.stopped else 'finished'} at step {event.step} | {event.seconds:.1f} s"
             )
         return ""
+
+
+def task_line(event: TaskEvaluated) -> str:
+    """Return the figures of a task on one line."""
+    figures = (f"{name.replace('_', ' ')} {figure.value:.4g}" for name, figure in event.metrics.items())
+    return f"{event.task} at step {event.step} | {' | '.join(figures)}"
 
 
 def step_line(event: StepDone, rates: Rates | None = None) -> str:

@@ -65,6 +65,8 @@ def _facts(summary: RunSummary, *, unicode: bool) -> Iterator[tuple[str, str]]:
     yield from _restarts(summary)
     for result in summary.evaluations[-EVALUATIONS:]:
         yield result.task, f"{figures_text(result)} (step {result.step:,}, {result.convention})"
+    for damaged in summary.damaged_evaluations:
+        yield "evaluation", f"damaged: {escape_controls(damaged)}"
     if summary.checkpoint:
         yield "checkpoint", checkpoint_text(summary)
 

@@ -35,12 +35,30 @@ def test_results_are_shown_with_step_and_convention(tmp_path: Path) -> None:
     (folder / "b.json").write_text(json.dumps({**RESULT, "step": 20, "task": "copa"}))
     (folder / "damaged.json").write_text('{"task": 3')
     (folder / "other.json").write_text('{"task": 3}')
-    first, second = read_evaluations(run)
+    found = read_evaluations(run)
+    first, second = found.results
+    assert [text.partition(":")[0] for text in found.damaged] == [
+        "evaluations/damaged.json",
+        "evaluations/other.json",
+    ]
     assert (first.task, first.step, second.task) == ("copa", 20, "lambada")
     assert figures_text(second) == "accuracy 0.45 ± 0.0069, perplexity 16.25"
     text = text_of(summarise(run))
     assert "lambada" in text and "accuracy 0.45 ± 0.0069" in text and "step 40, lm-eval" in text
+    assert "evaluations/damaged.json: " in text and "evaluations/other.json: " in text
     assert "16.25" in page(run)
+
+
+def test_results_of_the_training_itself_are_shown_once_a_step(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path)
+    line = {key: value for key, value in RESULT.items() if key != "time"} | {"event": "evaluation"}
+    worse = {**line, "metrics": {"accuracy": {"value": 0.25, "standard_error": None}}}
+    lines = [{**worse, "time": 1.0}, {**line, "time": 2.0}, {"event": "evaluation", "time": 3.0}]
+    with run.metrics.open("a") as stream:
+        stream.writelines(json.dumps(line) + "\n" for line in lines)
+    summary = summarise(run)
+    assert [str(found.metrics["accuracy"]) for found in summary.evaluations] == ["0.45 ± 0.0069"]
+    assert summary.damaged_evaluations == ()
 
 
 def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
