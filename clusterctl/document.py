@@ -62,16 +62,17 @@ class Document:
         return Fault(self.where(path), problem, remedy)
 
 
-def load_document(path: Path) -> Document:
-    """Read a file; raise InputFaults or UsageError, with its name, for any failure."""
+def load_document(path: Path, maker: str = "clusterctl init") -> Document:
+    """Read a file; raise InputFaults or UsageError, with its name, for any failure.
+
+    `maker` is the command that writes such a file.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MB", "is this the right file?")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise UsageError(
-            f"{path}: no such file", "check the name, or write one with `clusterctl init`"
-        ) from None
+        raise UsageError(f"{path}: no such file", f"check the name, or write one with `{maker}`") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})", "save the file as UTF-8") from None
     except OSError as error:

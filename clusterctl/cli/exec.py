@@ -114,7 +114,12 @@ class Sink(Protocol):
 
 def exec_(
     selection: Annotated[
-        str, typer.Argument(metavar="SET", help="The nodes: node[1-4], node1,node3, @group, all.")
+        str,
+        typer.Argument(
+            metavar="SET",
+            help="The nodes: node[1-4], node1,node3, @group, all.",
+            autocompletion=options.complete_nodes,
+        ),
     ],
     words: Annotated[
         list[str],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli.node_choice import Choice
-from clusterctl.cli.options import NodeOptions
+from clusterctl.cli.options import NodeOptions, complete_jobs
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ class JobRequest(NodeOptions):
 
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="JOB | -- COMMAND...", help="A job file (YAML), or a command after `--`."),
+        typer.Argument(
+            metavar="JOB | -- COMMAND...",
+            help="A job file (YAML), or a command after `--`.",
+            autocompletion=complete_jobs,
+        ),
     ] = None
     include: Annotated[
         str | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -11,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from clusterctl.cli.screen import report_error
-from clusterctl.errors import EXIT_BUG, ClusterctlError
+from clusterctl.errors import EXIT_BUG, ClusterctlError, UsageError
 
 OF_THIS_MACHINE = {
     errno.ENOSPC: "free some space on this machine; `df -h . ~ /tmp` shows which disk is full",
@@ -31,6 +32,13 @@ def main() -> None:
 
 def run(argv: list[str]) -> int:
     """Run one command line; return its exit code. Errors of the user show no traceback."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
+        report_error(UsageError("standard output is closed", "redirect it, as in >/dev/null"))
+        return UsageError.exit_code
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     try:

@@ -48,7 +48,12 @@ def nodes(
 
 def list_nodes(
     selection: Annotated[
-        str | None, typer.Argument(metavar="SET", help="Show only these nodes: node[1-4], @group.")
+        str | None,
+        typer.Argument(
+            metavar="SET",
+            help="Show only these nodes: node[1-4], @group.",
+            autocompletion=options.complete_nodes,
+        ),
     ] = None,
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,

@@ -55,6 +55,18 @@ def complete_nodes(incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
 
 
+def complete_jobs(incomplete: str) -> list[str]:
+    """Return the folders and the YAML files that continue a path, for the completion of a shell."""
+    before, slash, last = incomplete.rpartition("/")
+    folder = Path(before + slash or ".")
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return []
+    jobs = [entry.name for entry in entries if entry.suffix in (".yaml", ".yml") or entry.is_dir()]
+    return [f"{before}{slash}{name}" for name in jobs if name.startswith(last)]
+
+
 Nodes = Annotated[
     str | None,
     typer.Option(

@@ -133,7 +133,7 @@ def load(
     path: Path, overrides: Sequence[str] = (), further: Callable[[Job], Sequence[Fault]] = lambda job: ()
 ) -> Job:
     """Read and check a job file; raise InputFaults with all of its faults and those that `further` finds."""
-    document = documents.load_document(path)
+    document = documents.load_document(path, f"clusterctl init --job {path.stem}")
     document = with_overrides(document, overrides)
     top = Section(document)
     job = _read(top, path)

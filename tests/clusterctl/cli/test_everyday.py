@@ -171,3 +171,22 @@ def test_init_writes_a_job_that_the_planner_understands(tmp_path: Path, command_
     assert command_line("init", "--job", "a b")[0] == 2
     (tmp_path / "train.yaml").write_text("mine")
     assert command_line("init", "--job", "train")[0] == 2 and (tmp_path / "train.yaml").read_text() == "mine"
+
+
+def test_a_closed_standard_output_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    script = f"exec {sys.executable} -m clusterctl nodes expand node1 >&-"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    done = subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and "standard output is closed" in done.stderr and "try: " in done.stderr
+
+
+def test_job_files_and_folders_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clusterctl.cli.options import complete_jobs
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("job.yaml", "joke.txt", "jobs/deep.yml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert complete_jobs("jo") == ["job.yaml", "jobs"]
+    assert complete_jobs("jobs/") == ["jobs/deep.yml"]
+    assert complete_jobs("none/x") == []

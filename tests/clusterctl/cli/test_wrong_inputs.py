@@ -62,6 +62,7 @@ JOBS = [
 ]
 # Command lines, and the place that the error names.
 LINES = [
+    (("plan", "nosuch.yaml"), "clusterctl init --job nosuch"),
     (("launch", "job.yaml", "--sweep", "env.A"), "--sweep env.A"),
     (("launch", "job.yaml", "--sweep", "env.A=1,1"), "--sweep env.A"),
     (("launch", "job.yaml", "--sweep", "env.A=1", "--sweep", "env.A=2"), "--sweep env.A"),
