@@ -135,7 +135,7 @@ class DeepSpeedEngine:
         return StepResult(
             loss,
             self.norm,
-            tokens_of(batch, self.data.world, self.config.model.sequence),
+            tokens_of(batch, self.data.world, self.config.model.sequence, self.model.joins_samples),
             skipped=not finite,
             own_seconds=own.seconds(),
             loss_scale=scale if self.config.precision == "fp16" else None,
@@ -169,10 +169,10 @@ class DeepSpeedEngine:
                 found += place.part(name, parameter.detach(), owned=False)
         return found
 
-    @torch.no_grad()
     def fixed_parts(self) -> list[Part]:
         return []
 
+    @torch.no_grad()
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         if optimizer_steps:
             self.moments.begin(optimizer_steps)

@@ -26,8 +26,10 @@ from torch.utils._pytree import tree_leaves
 import native
 from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
+from trainer.config.tune import TuneConfig
 from trainer.device import Device
 from trainer.engine.torch_engine import TorchEngine
+from trainer.errors import InputError
 from trainer.parallel.group import Group, Groups
 from trainer.parallel.tensor import column_linear
 from trainer.plan.memory import PIECE, stages
@@ -105,7 +107,11 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, object]:
     layout = config.layout(world)
     # With the kernels of a CPU, which this machine has; the plan's figures are for these too.
     rehearsed = replace(config, engine="torch", hardware=replace(config.hardware, kind="cpu"))
-    rehearsed = replace(rehearsed, global_batch=_samples(config, layout))
+    if config.tune.lora.rank:
+        problem = "a rehearsal learns all weights, and the job learns adapters alone"
+        raise InputError(f"train.tune.lora: {problem}", "rehearse it without lora")
+    # Without its task, whose rows have lengths of their own.
+    rehearsed = replace(rehearsed, tune=TuneConfig(), global_batch=_samples(config, layout))
     planned = max(stages(rehearsed, layout), key=lambda stage: stage.memory.total)
     rank = layout.rank(planned.stage, 0, 0)
     _join(rank, world)
