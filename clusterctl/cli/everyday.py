@@ -61,7 +61,7 @@ def ssh(
         return
     program = shutil.which(argv[0])
     if program is None:
-        raise UsageError("the program `ssh` is not installed", "apt-get install openssh-client")
+        raise UsageError(f"the program `{argv[0]}` is not installed", "apt-get install openssh-client")
     os.execv(program, argv)
 
 
@@ -69,6 +69,13 @@ def ssh_argv(cluster: Cluster, node: Node, command: list[str]) -> list[str]:
     """Return the command of OpenSSH for a terminal, or a command, on a node."""
     if node.host == "local":
         return ["sh", "-c", " ".join(command)] if command else [environment().get("SHELL", "/bin/sh")]
+    if node.allocation:
+        from clusterctl.transport.srun import step_argv
+
+        terminal = ["--pty", environment().get("SHELL", "/bin/sh"), "-l"]
+        return step_argv(
+            node.allocation, [node.host], *(["/bin/sh", "-c", " ".join(command)] if command else terminal)
+        )
     argv = ["ssh", "-p", str(node.port)]
     argv += ["-l", node.user] if node.user else []
     argv += ["-i", str(Path(node.key).expanduser())] if node.key else []

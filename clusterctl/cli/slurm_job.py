@@ -115,7 +115,8 @@ def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -
     """Continue from the newest checkpoint, on the nodes that the job has now."""
     from clusterctl.jobs.phase import Phase
     from clusterctl.runs.elsewhere import resume_on
-    from clusterctl.runs.state import RunState, read_state, write_state
+    from clusterctl.runs.query import query_nodes
+    from clusterctl.runs.state import RunState, write_state
     from clusterctl.runs.stop import stop_nodes
 
     record = run.read_record()
@@ -129,8 +130,8 @@ def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -
     run.write_record(replace(record, cluster=replace(record.cluster, nodes=known)))
     # What an earlier start left on the nodes, if anything.
     stop_nodes(connections, [node for node in known if node.name in now], run, grace=0.0)
-    state = read_state(run)
-    if state is None or not state.is_final:
+    if not query_nodes(run, connections).is_final:
+        # A node that cannot be asked, and whose disk is not shared, runs nothing of this job any more.
         write_state(run, RunState(Phase.LOST, dict.fromkeys(record.cluster.names, Phase.LOST)))
     resume_on(run, cluster, connections, log)
 

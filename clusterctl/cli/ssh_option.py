@@ -49,6 +49,6 @@ def chosen() -> str:
 def warn_without_ssh(cluster: Cluster) -> None:
     """Warn that ~/.ssh/config is ignored because the `ssh` program is missing."""
     config = Path("~/.ssh/config").expanduser()
-    by_ssh = any(node.host != "local" for node in cluster.nodes)
+    by_ssh = any(node.host != "local" and not node.allocation for node in cluster.nodes)
     if by_ssh and shutil.which("ssh") is None and config.is_file():
         screen.log(f"`ssh` is not installed, so {config} is ignored; only the inventory is used")

@@ -133,11 +133,10 @@ def _entry(queue: Mapping[int, slurm.QueueEntry], job: int) -> slurm.QueueEntry:
 
 def _note(run: RunDir, submission: Submission, entry: slurm.QueueEntry) -> None:
     before = read_state(run) or RunState(Phase.RUNNING, {})
-    if before.phase is Phase.PENDING and entry.state in ACTIVE:
-        if run.controller() is not None and run.read_record().attempt:
-            # A question to Slurm was answered late, after the run had started.
-            write_state(run, RunState(Phase.RUNNING, {}))
-    elif entry.state in WAITING:
+    if entry.state in WAITING:
+        if run.controller() is not None:
+            # The answer came late: the job has started meanwhile.
+            return
         verdict = describe(submission.job, entry)
         if (before.phase, before.verdict) != (Phase.PENDING, verdict):
             write_pending(run, verdict)

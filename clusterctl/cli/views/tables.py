@@ -62,6 +62,7 @@ def nodes_table(
     for node in cluster.nodes:
         user = f"{node.user}@" if node.user else ""
         where = f"{user}{node.host}" + (f":{node.port}" if node.port != 22 else "")
+        where = f"srun, job {node.allocation}" if node.allocation else where
         wide = (
             [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
         )
