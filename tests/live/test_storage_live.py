@@ -43,7 +43,7 @@ def test_a_run_resumes_after_the_disks_of_all_nodes_were_wiped(
     job.write_text(job.read_text().replace(f"data: {data}", "data: s3://bucket/data"))
     assert "s3://bucket/data" in job.read_text()
     options = ["--set", f"storage.endpoint={store.url}", "--set", "train.save.to=s3://bucket/runs"]
-    options += ["--set", "train.save.every=10", "--set", "collect=[]", "--set", "devices=[0,1)"]
+    options += ["--set", "train.save.every=10", "--set", "collect=[]", "--devices", "[0,1)"]
 
     refused = shell("launch", name, *options, AWS_ACCESS_KEY_ID="WRONG", AWS_SECRET_ACCESS_KEY=SECRET)
     assert refused.returncode == 4 and "InvalidAccessKeyId" in refused.stderr, refused.stderr

@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         start, stop, status, more = 0, len(data), 200, {}
         if asked := self.headers.get("Range"):
             first, last = asked.removeprefix("bytes=").split("-")
-            start, stop, status = int(first), min(int(last) + 1, len(data)), 206
+            start, stop, status = int(first), min(int(last or len(data)) + 1, len(data)), 206
             more = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
         part = data[start:stop]
         with self.state.change:
