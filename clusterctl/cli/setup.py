@@ -74,6 +74,7 @@ def setup(
 ) -> None:
     """Make the same Python environment on every node, from a lock file and wheels that are sent once. The nodes need no
     internet. A setup that was interrupted continues; where nothing changed, it only looks."""
+    from clusterctl.provision.present import complete_on
     from clusterctl.provision.setup import Setup, Wanted, look, require_base, require_fit
     from clusterctl.transport.fanout import raise_failures
 
@@ -84,19 +85,20 @@ def setup(
         require_base(source.base, chosen.nodes, wanted)
         logins = choice_of(chosen, connection.accept_new, connection.connect_timeout)
         at_once = fanout or load_settings().fanout
-        states = look(logins, chosen.nodes, wanted, at_once)
-        raise_failures(states)
-        found = {outcome.node.name: outcome.get() for outcome in states}
-        lacking = [node for node in chosen.nodes if found[node.name].fingerprint != wanted.fingerprint]
-        if source.prune:
-            lacking = list(chosen.nodes)
-        needed = {node: found[node.name] for node in lacking}
-        require_fit(needed, wanted, contents.wheels() if lacking else None)
-        if dry_run:
-            return _show_plan(chosen, wanted, {node.name for node in needed}, as_json)
         outcomes: list[Outcome[Result]] = []
-        if lacking:
-            with connection.open(chosen) as connections:
+        with connection.open(chosen) as connections:
+            links = {node.name: wanted.link_on(node) for node in chosen.nodes}
+            present = complete_on(connections, chosen.nodes, links, at_once)
+            raise_failures(present)
+            complete = {outcome.node.name: outcome.value == wanted.fingerprint for outcome in present}
+            lacking = [node for node in chosen.nodes if source.prune or not complete[node.name]]
+            if lacking:
+                states = look(logins, lacking, wanted, at_once)
+                raise_failures(states)
+                require_fit({o.node: o.get() for o in states}, wanted, contents.wheels())
+            if dry_run:
+                return _show_plan(chosen, wanted, {node.name for node in lacking}, as_json)
+            if lacking:
                 running = Setup(logins, connections, wanted, source.relay, at_once)
                 outcomes = running.run(
                     lacking, contents.wheels(), lambda name, text: screen.log(f"{name}: {text}")

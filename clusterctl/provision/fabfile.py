@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fabric import task
 
 from clusterctl.errors import WorkFailed
-from clusterctl.provision.install import MARK
+from clusterctl.provision.present import look_line, seen_in
 from clusterctl.transport.link import shell_command
 from clusterctl.typed_json import BadValue, decode, parse
 
@@ -53,31 +52,14 @@ class Installed:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class _Mark:
-    fingerprint: str
-    python: str = ""
-
-
-# The braces let one answer tell whether the environment is complete, and which Python would make one.
-LOOK = (
-    "cat {link}/{mark} 2>/dev/null; echo; test -x {link}/bin/python && echo runs; "
-    "test -e {link} && ! test -L {link} && echo foreign; true"
-)
 FACTS = "import sys, platform; print(*sys.version_info[:2], platform.machine())"
 
 
 @task  # type: ignore[untyped-decorator]
 def look(c: Any, link: str, fingerprint: str, base: str) -> NodeState:
     """Return whether an environment is complete; else also what Python the node has."""
-    found = c.run(LOOK.format(link=at_home(link), mark=MARK), hide=True, warn=True)
-    text, _, rest = found.stdout.partition("\n")
-    try:
-        mark = decode(_Mark, parse(text))
-    except BadValue:
-        mark = _Mark("")
-    complete = mark.fingerprint if "runs" in rest.split() else ""
-    foreign = "foreign" in rest.split()
+    found = c.run(look_line(link), hide=True, warn=True)
+    complete, foreign = seen_in(found.stdout)
     if complete == fingerprint and not foreign:
         return NodeState(complete)
     facts = c.run(shell_command([base, "-I", "-c", FACTS]), hide=True, warn=True)
@@ -98,8 +80,3 @@ def install(c: Any, base: str, script: str, order: Order) -> Installed:
     except BadValue:
         text = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:]) or f"exit {done.exited}"
         raise WorkFailed(f"{c.host}: the installation ended without an answer: {text[:500]}") from None
-
-
-def at_home(path: str) -> str:
-    """Return a path for /bin/sh; `~/` is the home folder of the login."""
-    return '"$HOME"/' + shlex.quote(path[2:]) if path.startswith("~/") else shlex.quote(path)
