@@ -70,7 +70,7 @@ def launch_sweep(
 
 
 def resume_sweep(name: str, *, as_json: bool) -> None:
-    """Go on with a sweep: variants that finished stay as they are, the others are resumed or started."""
+    """Continue a sweep: variants that finished stay as they are, the others are resumed or started."""
     folder = options.runs_folder() / name
     record = read_sweep(folder)
     _Sweep(folder, record, _prepare(record), as_json).run()
@@ -146,7 +146,7 @@ class _Sweep:
                 for number in left:
                     self._in_turn(number)
         except (KeyboardInterrupt, SystemExit):
-            screen.log(f"interrupted; go on with: clusterctl resume {self.folder.name}")
+            screen.log(f"interrupted; continue it with: clusterctl resume {self.folder.name}")
             raise
         self._conclude()
 

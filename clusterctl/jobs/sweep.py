@@ -61,7 +61,7 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep as its file holds it; another process can go on with it."""
+    """A sweep as its file holds it; another process can continue it."""
 
     request: SweepRequest
     variants: tuple[Variant, ...]
