@@ -114,7 +114,14 @@ def refuse_impossible(batch_file: str) -> str:
     answer = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("sbatch: ")
     if done.returncode:
         reason = answer.removeprefix("error: ").removeprefix("allocation failure: ")
-        raise UsageError(
-            f"Slurm refuses the job: {reason}", "change the job's slurm part; `sinfo` shows the cluster"
-        )
+        raise UsageError(f"Slurm refuses the job: {reason}", f"change the job's `slurm` part; {offer()}")
     return answer
+
+
+def offer() -> str:
+    """Return what the cluster has, for people: the nodes of each partition and their devices."""
+    try:
+        lines = run("sinfo", "--noheader", "--format=%R: %D nodes of %c cores, gres %G, time %l").splitlines()
+    except (UsageError, WorkFailed):
+        return "`sinfo` shows the cluster"
+    return "the cluster has " + "; ".join(lines[:8])

@@ -69,6 +69,7 @@ def test_a_submitted_job_waits_runs_and_is_shown_and_cancelled(login: Login) -> 
         (login.folder / "job.yaml").write_text(f"command: [hostname]\nslurm: {part}\n")
         refused = login.clusterctl("submit", "slurm", "job.yaml")
         assert refused.returncode == 2 and text in refused.stderr, refused.stderr
+        assert "the cluster has sandbox: 2 nodes" in refused.stderr and "npu:8" in refused.stderr
     program = (
         'print("out of", __import__("os").environ["WORLD_SIZE"], flush=True); __import__("time").sleep({})'
     )
