@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -49,9 +49,14 @@ class Document:
     lines: dict[Key, int] = field(repr=False)
     flags: frozenset[Key] = frozenset()
     """Keys set on the command line, including all keys below them."""
+    included: Mapping[Key, Document] = field(default_factory=dict, repr=False, hash=False)
+    """Files whose content stands at a key."""
 
     def where(self, path: Key) -> str:
         """Return a position such as `job.yaml:12 train.lr`; for an absent key the line of its parent."""
+        for key, inner in self.included.items():
+            if path[: len(key)] == key:
+                return inner.where(path[len(key) :])
         name = ".".join(str(part) for part in path)
         if any(path[:n] in self.flags for n in range(1, len(path) + 1)):
             return f"--set {name}"

@@ -234,7 +234,7 @@ JSON_MODULES = {
     "clusterctl/transport": "connection fanout link scripted",
     "trainer": "chat_template json_types",
     "trainer/checkpoint": "checkpointer compare header manifest resume save write",
-    "trainer/config": "reader schema train_config",
+    "trainer/config": "deepspeed reader schema train_config",
     "trainer/corpus": "documents encoder info manifest store tokenizer verify",
     "trainer/engine": "deepspeed_engine sharded",
     "trainer/evaluate": "*",

@@ -25,6 +25,7 @@ from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.data_source import take_data_store, take_data_there, take_storage
+from clusterctl.jobs.engine_file import with_engine_file
 from clusterctl.jobs.interconnect import NetworkOptions, network_faults, read_network
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.own_table import file_of, table_problems, take_rank_table
@@ -145,6 +146,7 @@ def load(
             "a job has either a `command` or a `train` part",
             "command: [python, train.py], or train: {model: gpt-tiny, ...}",
         )
+    job, document = with_engine_file(job, document, path)
     job = replace(job, document=document)
     if top.faults:
         raise InputFaults([*top.faults, *further(job)])

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from trainer.config.amounts import in_samples
 from trainer.config.chips import NAMED
 from trainer.config.curriculum import curriculum_faults
+from trainer.config.deepspeed import settings_faults
 from trainer.config.glm import SPECIAL_TOKENS, Infilling, Windows
-from trainer.config.layout import Layout, nearest_batches
+from trainer.config.layout import Layout, accumulation, nearest_batches
 from trainer.config.model import ModelConfig
 from trainer.config.parts import EVALUATION_TASKS, LossScaleConfig
 from trainer.config.rope import RopeConfig
@@ -137,6 +138,9 @@ def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     if config.zero >= 2 and layout.pipeline > 1 and config.engine == "deepspeed":
         problem = f"is {config.zero}: DeepSpeed's pipeline does 0 and 1 only"
         yield Fault("train.zero", problem, "use zero: 1, or engine: torch, or no pipeline")
+    if config.deepspeed and config.global_batch:
+        micros = accumulation(config.global_batch, config.micro_batch, layout.readers)
+        yield from settings_faults(config.deepspeed, micros)
     if config.model.experts and config.engine == "deepspeed":
         yield Fault("train.engine", "deepspeed does not train models with experts here", "use engine: torch")
     if config.offload and config.zero == 0 and config.engine == "deepspeed":

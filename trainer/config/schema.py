@@ -31,6 +31,12 @@ def train_schema() -> Schema:
     schema["required"] = sorted({*schema.get("required", []), "model"} - {"steps"})
     _short(properties, "parallel", {"const": "auto"})
     _short(properties, "init", {"type": "string"})
+    engine = {"type": "object", "properties": {"deepspeed": {"type": ["string", "object"]}}}
+    properties["engine"] = {
+        **_text(properties["engine"]),
+        "anyOf": [properties["engine"], {**engine, "additionalProperties": False, "required": ["deepspeed"]}],
+    }
+    del properties["deepspeed"]
     _short(properties, "recompute", {"enum": properties["recompute"]["properties"]["mode"]["enum"]})
     _short(properties, "loss_scale", {"const": "dynamic"}, {"type": "number", "minimum": 1})
     _short(properties["save"]["properties"], "keep", {"type": "integer", "minimum": 1})

@@ -11,6 +11,7 @@ from trainer.config.amounts import BatchSizes, length_text
 from trainer.config.chips import NAMED
 from trainer.config.curriculum import CurriculumConfig
 from trainer.config.data import DataConfig, listed_sources
+from trainer.config.deepspeed import with_settings
 from trainer.config.layout import Layout, Piece, pieces_of
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES, sized
@@ -62,7 +63,10 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its schedule."""
     engine: str = setting("torch", choices=("torch", "deepspeed"))
-    """What exchanges gradients and state between ranks."""
+    """What exchanges gradients and state between ranks. `{deepspeed: ds_config.json}` names a file of DeepSpeed's
+    settings, which are merged with the job's; `{deepspeed: {...}}` has them in place."""
+    deepspeed: str = setting("")
+    """The settings of `engine: {deepspeed: ...}` that DeepSpeed gets as they are, as JSON; not written by hand."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """tensor, pipeline, interleave, sequence; or `auto`, which tries every legal layout."""
     zero: int = setting(0, choices=(0, 1, 2, 3))
@@ -144,6 +148,8 @@ def read_train(raw: Mapping[str, Any], faults: list[Fault]) -> tuple[TrainConfig
     """Return the config of a `train:` mapping and the mapping with short forms written out; adds to `faults`."""
     model = _read_model(raw.get("model"), faults)
     rest = {key: value for key, value in raw.items() if key != "model"}
+    if isinstance(rest.get("engine"), Mapping):
+        rest = with_settings(rest, faults)
     for key, shorten in SHORT.items():
         if isinstance(rest.get(key), (str, int, float)) and not isinstance(rest[key], bool):
             rest[key] = shorten(rest[key])

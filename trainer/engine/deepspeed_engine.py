@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trainer import env
 from trainer.checkpoint.part import Part
+from trainer.config.deepspeed import settings_of
 from trainer.config.layout import accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
@@ -145,6 +146,11 @@ class DeepSpeedEngine:
     def evaluate(self, batches: Iterable[Batch]) -> float:
         return self.runner.evaluate(self.engine, batches)
 
+    def finish(self) -> None:
+        """Write the communication log, if the settings ask for it: count, time and rate of each exchange."""
+        if settings_of(self.config.deepspeed).get("comms_logger", {}).get("enabled"):
+            self.deepspeed.comm.log_summary()
+
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)
 
@@ -229,7 +235,10 @@ def settings(config: TrainConfig, accumulation: int, numbers: int, device: Devic
     }
     if config.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.kind != "cpu"}
+    given = settings_of(config.deepspeed)
+    zero |= {**given.get("zero_optimization", {}), "stage": config.zero}
     return {
+        **given,
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": accumulation,

@@ -79,6 +79,9 @@ class Engine(Protocol):
     def fixed_parts(self) -> list[Part]:
         """Return the parts of the weights that are not learned, which are never saved. No collective."""
 
+    def finish(self) -> None:
+        """Write what the engine recorded of the training to the log. No collective."""
+
 
 class TorchEngine:
     """The engine that needs torch alone; it runs wherever torch has collectives."""
@@ -124,6 +127,9 @@ class TorchEngine:
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         return self.runner.evaluate(batches)
+
+    def finish(self) -> None:
+        """Nothing is recorded."""
 
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)

@@ -113,7 +113,9 @@ def run_training(
         dropout_place=groups.dropout_place,
         tasks=_tasks(config, model, groups, device),
     )
-    return train(run, step), group
+    ended = train(run, step)
+    engine.finish()
+    return ended, group
 
 
 def _tasks(
