@@ -186,15 +186,14 @@ def _offload(given: Settings, merged: dict[str, Any], faults: list[Fault]) -> No
         device = _get(given, f"{path}.device")
         if device in (None, "none"):
             continue
-        if device == "nvme" and not _get(given, f"{path}.nvme_path"):
-            faults.append(
-                Fault(f"{KEY}.{path}.nvme_path", "missing", "name a folder on a fast disk of every node")
-            )
-        if device not in ("cpu", "nvme"):
-            faults.append(Fault(f"{KEY}.{path}.device", f"is {device!r}", "cpu or nvme"))
-        if (device == "nvme" or part == "offload_param") and merged.get("zero") != 3:
+        if device == "nvme":
+            problem = "is nvme: the trainer cannot save and load what DeepSpeed keeps there"
+            faults.append(Fault(f"{KEY}.{path}.device", problem, "device: cpu"))
+        elif device != "cpu":
+            faults.append(Fault(f"{KEY}.{path}.device", f"is {device!r}", "device: cpu"))
+        if part == "offload_param" and merged.get("zero") != 3:
             problem = f"goes with ZeRO 3, and the stage is {merged.get('zero', 0)}"
-            faults.append(Fault(f"{KEY}.{path}.device", problem, "zero_optimization: {stage: 3}"))
+            faults.append(Fault(f"{KEY}.zero_optimization.stage", problem, "zero_optimization: {stage: 3}"))
         if part == "offload_optimizer":
             _adopt(merged, f"{path}.device", "offload", True, faults)
 

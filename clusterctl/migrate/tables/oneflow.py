@@ -23,7 +23,7 @@ OPTIONS = """
 CONTAINER = """
 --src | text | - | the embedded trainer takes the place of the program's source
 --py | text | - | `python` of the inventory names the nodes' Python
---image | text | - | name a container's image in the inventory or the job
+--image | text | - | `container: {image: ...}` of the job names an image with the embedded trainer
 --wheel | text | - | `nodes setup` installs the trainer's packages
 --cmd | text | @command
 --deploy --server-host --master-ip --port | any | - | set by the launcher

@@ -171,3 +171,38 @@ def test_batches_may_grow(
     assert len({line["samples"] for line in metrics(tmp_path / "two", "step")}) == 4
     for step, (loss, norm) in one.items():
         assert two[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+
+
+def test_parameters_off_the_device_a_communication_log_and_a_profile_change_no_loss(
+    tmp_path: Path,
+    prefix: Path,
+    raw_config: Make,
+    run_ranks: Ranks,
+    metrics: Read,
+    train_here: Callable[..., Any],
+) -> None:
+    settings = {
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {"device": "cpu"},
+            "offload_optimizer": {"device": "cpu"},
+        },
+        "comms_logger": {"enabled": True, "prof_all": True},
+        "flops_profiler": {"enabled": True, "profile_step": 2},
+    }
+    short = {"steps": 4, "save": {"every": 2}, "native": "reference"}
+    train_here(tmp_path / "one", **changes_of("gpt", prefix, **short))
+    config = raw_config(**changes_of("gpt", prefix, engine={"deepspeed": settings}, **short))
+    done = run_ranks(2, config, tmp_path / "two")
+    assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
+    one, two = (losses(metrics(tmp_path / name, "step")) for name in ("one", "two"))
+    assert len(two) == 4
+    for step, (loss, norm) in one.items():
+        assert two[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+    for said in (
+        "DeepSpeed Flops Profiler",
+        "fwd flops per GPU",
+        "reduce_scatter_tensor",
+        "all_gather_into_tensor",
+    ):
+        assert said in done[0].stdout, done[0].stdout[-2000:]
