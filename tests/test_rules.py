@@ -218,7 +218,7 @@ JSON_MODULES = {
     "clusterctl/cli": "checkpoint commands demo evaluate_on launch ranktable ranktable_live runs sandbox trainer",
     "clusterctl/cli/views": "checkpoints",
     "clusterctl/inventory": "cluster",
-    "clusterctl/jobs": "job plan record run_folder",
+    "clusterctl/jobs": "job plan record run_folder engine_file",
     "clusterctl/keeper": "client clients links",
     "clusterctl/library": "launcher on_node run",
     "clusterctl/logs": "pull steps",

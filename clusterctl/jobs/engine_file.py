@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from clusterctl.document import Document, load_document
 from clusterctl.errors import Fault, InputFaults
 
-if TYPE_CHECKING:
-    from clusterctl.jobs.job import Job
-
 KEY = ("train", "engine", "deepspeed")
+Train = dict[str, Any] | None
 
 
-def with_engine_file(job: Job, document: Document, path: Path) -> tuple[Job, Document]:
-    """Return a job and its document with the content of the file; faults then name the lines of the file."""
-    engine = (job.train or {}).get("engine")
+def with_engine_file(train: Train, document: Document, path: Path) -> tuple[Train, Document]:
+    """Return a job's train part and document with the content of the file; faults then name the lines of the file."""
+    engine = (train or {}).get("engine")
     name = engine.get("deepspeed") if isinstance(engine, dict) else None
     if not isinstance(name, str):
-        return job, document
+        return train, document
     file = Path(name).expanduser()
     included = load_document(file if file.is_absolute() else path.parent / file)
     if not isinstance(included.value, dict):
         raise InputFaults(
             [Fault(included.source, "is no mapping of DeepSpeed's settings", "name its JSON file")]
         )
-    train = {**(job.train or {}), "engine": {"deepspeed": included.value}}
-    return replace(job, train=train), replace(document, included={**document.included, KEY: included})
+    changed = {**(train or {}), "engine": {"deepspeed": included.value}}
+    return changed, replace(document, included={**document.included, KEY: included})

@@ -146,8 +146,8 @@ def load(
             "a job has either a `command` or a `train` part",
             "command: [python, train.py], or train: {model: gpt-tiny, ...}",
         )
-    job, document = with_engine_file(job, document, path)
-    job = replace(job, document=document)
+    train, document = with_engine_file(job.train, document, path)
+    job = replace(job, train=train, document=document)
     if top.faults:
         raise InputFaults([*top.faults, *further(job)])
     return job
