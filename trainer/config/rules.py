@@ -182,7 +182,7 @@ def _context_faults(config: TrainConfig) -> Iterator[Fault]:
         "data.reset_positions": config.data.reset_positions,
         "data.reset_attention": config.data.reset_attention,
         "engine deepspeed": config.engine == "deepspeed",
-        "tune": bool(config.tune.task),
+        f"tune.task {config.tune.task}": config.tune.task not in ("", "chat"),
     }
     for subject in (subject for subject, given in refused.items() if given):
         yield Fault(key, f"does not go with {subject}", "use 1")

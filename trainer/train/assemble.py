@@ -276,7 +276,7 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Mode
     recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
     pieces = config.stages[groups.pipeline.stage] if groups.pipeline.stages > 1 else ()
     if config.tune.task:
-        return tuned_model(config, ops, groups.tensor, recompute, pieces)
+        return tuned_model(config, ops, groups.tensor, recompute, pieces, groups.context)
     if config.model.kind == "glm":
         return GLM(config.model, ops, config.seed, groups.tensor, recompute, pieces)
     ends = _ends(config.data)

@@ -29,8 +29,12 @@ class ExamplesModel(GPT):
     seen: int = 0
 
     def states(self, tokens: Tensor, documents: Tensor, x: Tensor | None, piece: int) -> Tensor:
-        """Return the result of a piece's layers, (batch, sequence, hidden)."""
-        at = masks.places(documents)
+        """Return the result of a piece's layers, (batch, sequence, hidden).
+
+        With context parallel, `tokens` are this rank's stretch and `documents` are of the whole rows.
+        """
+        first = self.context.rank * tokens.shape[1]
+        at = masks.places(documents)[:, first : first + tokens.shape[1]]
         x = self._embedded(tokens, at) if x is None else x
         blocks = [self.blocks[str(i)] for i in self.pieces[piece].layers]
         return self.recompute.through(blocks, x, self._sight_of(documents, at))
@@ -38,6 +42,10 @@ class ExamplesModel(GPT):
     def _sight_of(self, documents: Tensor, at: Tensor) -> Sight:
         config = self.config
         turning = turns(at, config, config.sequence) if config.rotary else None
+        if self.context.size > 1:
+            last = at.shape[1] * (self.context.rank + 1)
+            hidden = masks.apart(documents, config.window)[:, :, last - at.shape[1] : last, :last]
+            return Sight(hidden, turning, self.context, self.aux_weight)
         if documents.device.type != "cpu":
             return Sight(masks.apart(documents, config.window), turning, aux_weight=self.aux_weight)
         lengths = tuple(
@@ -104,15 +112,21 @@ class ChatModel(ExamplesModel):
         self.seen += len(places)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the arguments of `forward`; with sequence parallel, rows that the ranks divide."""
+        """Return the arguments of `forward`: rows that the ranks can divide, and this rank's stretch of them."""
         tokens, targets, documents = micro
-        if self.parallel.divides_sequence:
-            more = -tokens.shape[SEQUENCE] % self.parallel.size
+        parts = self.context.size * (self.parallel.size if self.parallel.divides_sequence else 1)
+        more = -tokens.shape[SEQUENCE] % parts
+        if more:
             tokens = F.pad(tokens, (0, more))
             targets = F.pad(targets, (0, more), value=UNCOUNTED)
             documents = F.pad(documents, (0, more), value=-1)
+        if self.context.size > 1:
+            tokens, targets = (
+                part.chunk(self.context.size, SEQUENCE)[self.context.rank].contiguous()
+                for part in (tokens, targets)
+            )
         return tokens, targets, documents
 
     def counted(self, micro: Sequence[Tensor]) -> int:
-        """Return the number of targets that count."""
-        return int((micro[1] != UNCOUNTED).sum().item())
+        """Return the number of this rank's targets that count."""
+        return int((self.arguments(micro)[1] != UNCOUNTED).sum().item())

@@ -13,7 +13,7 @@ from trainer.model.adapter import adapt
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.model.recompute import Recompute
-from trainer.parallel.tensor import Parallel
+from trainer.parallel.tensor import ALONE, Parallel
 from trainer.samples.dataset import Readable
 from trainer.tune.chat_model import ChatModel
 from trainer.tune.classify_model import LabelGLM, LabelGPT, add_classifier
@@ -43,7 +43,12 @@ def open_task(config: TrainConfig) -> TaskData:
 
 
 def tuned_model(
-    config: TrainConfig, ops: native.Choice, parallel: Parallel, recompute: Recompute, pieces: Sequence[Piece]
+    config: TrainConfig,
+    ops: native.Choice,
+    parallel: Parallel,
+    recompute: Recompute,
+    pieces: Sequence[Piece],
+    context: Parallel = ALONE,
 ) -> GLM | GPT:
     """Return this rank's part of the model that computes the loss of the config's task, with its adapters."""
     task, is_glm = config.tune.task, config.model.kind == "glm"
@@ -53,8 +58,9 @@ def tuned_model(
         "classify": LabelGLM if is_glm else LabelGPT,
     }
     kind = kinds.get(task, ClozeModel)
+    stretch = {"context": context} if context.size > 1 else {}
     model: GLM | GPT = kind(
-        config.model, ops, config.seed, parallel=parallel, recompute=recompute, pieces=pieces
+        config.model, ops, config.seed, parallel=parallel, recompute=recompute, pieces=pieces, **stretch
     )
     if isinstance(model, PreferenceModel):
         model.beta = config.tune.beta

@@ -204,13 +204,15 @@ def test_answers_are_learned(material: Path, tmp_path: Path) -> None:
         {"zero": 2},
         {"parallel": {"tensor": 2, "sequence": True}},
         {"parallel": {"pipeline": 2}, "recompute": "full"},
+        {"parallel": {"context": 2}, "model": {"rotary": True, "query_groups": 1}},
     ],
 )
 def test_two_ranks_learn_what_one_learns(
     material: Path, tmp_path: Path, run_ranks: Callable[..., Any], layout: dict[str, Any]
 ) -> None:
     config = config_for(material, **{"steps": 3, "save": {"every": 3}, **layout})
-    alone = {key: value for key, value in config.items() if key not in ("zero", "parallel", "recompute")}
+    layout_keys = ("zero", "parallel", "recompute", "engine")
+    alone = {key: value for key, value in config.items() if key not in layout_keys}
     learn(tmp_path / "one", alone)
     done = run_ranks(2, config, tmp_path / "two")
     assert all(rank.returncode == 0 for rank in done), done[0].stderr

@@ -17,6 +17,7 @@ from trainer.config.lora import LoraConfig, adapted, adapter_parameters
 from trainer.config.model import ModelConfig
 from trainer.engine.rank_state import load_parameters
 from trainer.errors import CheckpointError, InputError
+from trainer.generate.loading import load_network
 from trainer.model.adapter import Adapters, adapt
 from trainer.model.gpt import GPT
 from trainer.plan.resolve import plan_config, read_config
@@ -179,6 +180,10 @@ def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
     micro = [torch.from_numpy(part) for part in order.read(range(7))]
     model.eval()
     assert float(model(*model.arguments(micro)).detach()) == pytest.approx(own[-1], abs=1e-5)
+    # What `generate` and `serve` load.
+    net, *_ = load_network(checkpoint)
+    weight = whole.read(["tokens.weight"])["tokens.weight"]
+    assert torch.equal(net.model.tokens(torch.arange(5)), weight[:5])
     # As a folder of PEFT and back: the same adapters, of the same base.
     peft = ALL_FORMATS["peft"]
     export_weights(checkpoint, tmp_path / "peft", "peft", ExportRequest(), form=peft, read=read_whole)
