@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def fill(store: ObjectStore, folder: Path) -> None:
         store.objects[f"data/{path.name}"] = path.read_bytes()
 
 
+@pytest.mark.skipif(not os.environ.get("LONG_TESTS"), reason="two trainings: set LONG_TESTS=1")
 def test_a_run_resumes_after_the_disks_of_all_nodes_were_wiped(
     shell: Shell, data: Path, cluster_file: Path, store: ObjectStore, tmp_path: Path
 ) -> None:
