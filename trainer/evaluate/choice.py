@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer.corpus.tokenizer import GLM_TOKENS
 from trainer.errors import DataError
 from trainer.evaluate.request import Example, Score
-from trainer.evaluate.rows import Record, check_faults, read_records
+from trainer.evaluate.rows import Record, read_records
 from trainer.evaluate.statistics import Metric, mean
 from trainer.evaluate.task import Inputs, accuracy
 
@@ -67,9 +67,7 @@ def largest(values: Sequence[float]) -> int:
 def read_choices(file: Path) -> list[Choice]:
     """Return the questions of a file."""
     fields: dict[str, type | tuple[type, ...]] = {"context": str, "choices": list, "label": int}
-    records = read_records(file, fields, EXAMPLE)
-    faults = [f"{file}:{record.line}: {fault}" for record in records if (fault := _fault(record))]
-    check_faults(faults, f"each line has the form {EXAMPLE}")
+    records = read_records(file, fields, EXAMPLE, _fault)
     return [
         Choice(record.line, str(record.value["context"]), _texts(record), _label(record))
         for record in records

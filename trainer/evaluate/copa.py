@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer.errors import InputError
 from trainer.evaluate.choice import largest
 from trainer.evaluate.request import Example, Score
-from trainer.evaluate.rows import Record, check_faults, read_records
+from trainer.evaluate.rows import Record, read_records
 from trainer.evaluate.statistics import Metric, mean
 from trainer.evaluate.task import Inputs, accuracy
 
@@ -66,20 +66,18 @@ class Copa:
 
 def read_questions(file: Path) -> list[Question]:
     """Return the questions of a file in SuperGLUE's form."""
-    records = read_records(file, FIELDS, EXAMPLE)
-    faults = [f"{file}:{record.line}: {fault}" for record in records if (fault := _fault(record))]
-    check_faults(faults, f"each line has the form {EXAMPLE}")
-    return [_question(record) for record in records]
+    return [_question(record) for record in read_records(file, FIELDS, EXAMPLE, _fault)]
 
 
 def _fault(record: Record) -> str:
-    value = record.value
+    value, faults = record.value, []
     if value["question"] not in _CLOZE:
-        return f"field 'question' is {value['question']!r}; use cause or effect"
+        faults.append(f"field 'question' is {value['question']!r}; use cause or effect")
     if value["label"] not in (0, 1):
-        return f"field 'label' is {value['label']}; use 0 or 1"
-    empty = [name for name in ("premise", "choice1", "choice2") if not str(value[name]).strip()]
-    return f"field {empty[0]!r} is empty" if empty else ""
+        faults.append(f"field 'label' is {value['label']}; use 0 or 1")
+    names = ("premise", "choice1", "choice2")
+    faults += [f"field {name!r} is empty" for name in names if not str(value[name]).strip()]
+    return "; ".join(faults)
 
 
 def _question(record: Record) -> Question:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainer.evaluate.request import Example, Score
-from trainer.evaluate.rows import Record, check_faults, read_records
+from trainer.evaluate.rows import Record, read_records
 from trainer.evaluate.statistics import Metric, mean, perplexity
 from trainer.evaluate.task import Inputs, accuracy, sums
 from trainer.evaluate.text import Reader
@@ -18,18 +18,16 @@ CONVENTIONS = ("lm-eval", "megatron-strict", "megatron")
 EXAMPLE = '{"text": "a passage whose last word is the answer"}'
 
 
+def _fault(record: Record) -> str:
+    return "the text has fewer than two words" if len(str(record.value["text"]).split()) < 2 else ""
+
+
 class Lambada:
     """The passages of one file."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.convention = inputs.pick("lambada", CONVENTIONS)
-        records = read_records(inputs.data, {"text": str}, EXAMPLE)[: inputs.limit or None]
-        faults = [
-            f"{inputs.data}:{record.line}: the text has fewer than two words"
-            for record in records
-            if len(str(record.value["text"]).split()) < 2
-        ]
-        check_faults(faults, f"each line has the form {EXAMPLE}")
+        records = read_records(inputs.data, {"text": str}, EXAMPLE, _fault)[: inputs.limit or None]
         self.examples = [self._example(record, inputs.reader) for record in records]
 
     def _example(self, record: Record, reader: Reader) -> Example:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,16 @@ class Record:
     value: Mapping[str, object]
 
 
-def read_records(path: Path, fields: Mapping[str, type | tuple[type, ...]], example: str) -> list[Record]:
-    """Return the records of a JSON-lines file; refuse one that lacks a field or has a wrong type in it."""
+def read_records(
+    path: Path,
+    fields: Mapping[str, type | tuple[type, ...]],
+    example: str,
+    fault_of: Callable[[Record], str] = lambda record: "",
+) -> list[Record]:
+    """Return the records of a JSON-lines file; refuse one that lacks a field or has a wrong type or value in it.
+
+    `fault_of` returns what is wrong with the values of a record whose types are right, or "".
+    """
     records, faults = [], list[str]()
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
@@ -31,7 +39,7 @@ def read_records(path: Path, fields: Mapping[str, type | tuple[type, ...]], exam
         except (ValueError, RecursionError) as error:
             faults.append(f"{path}:{number}: not JSON: {error}")
             continue
-        fault = _fault(value, fields)
+        fault = _fault(value, fields) or fault_of(Record(number, value))
         if fault:
             faults.append(f"{path}:{number}: {fault}")
         else:
@@ -67,9 +75,11 @@ def _lines(path: Path) -> list[str]:
 def _fault(value: object, fields: Mapping[str, type | tuple[type, ...]]) -> str:
     if not isinstance(value, dict):
         return "not a JSON object"
+    own = ", ".join(sorted(map(str, value))) or "none"
+    faults = []
     for name, kinds in fields.items():
         if name not in value:
-            return f"has no field {name!r} (it has: {', '.join(sorted(map(str, value))) or 'none'})"
-        if not isinstance(value[name], kinds) or isinstance(value[name], bool):
-            return f"field {name!r} has the wrong type: {type(value[name]).__name__}"
-    return ""
+            faults.append(f"has no field {name!r} (it has: {own})")
+        elif not isinstance(value[name], kinds) or isinstance(value[name], bool):
+            faults.append(f"field {name!r} has the wrong type: {type(value[name]).__name__}")
+    return "; ".join(faults)

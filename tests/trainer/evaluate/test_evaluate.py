@@ -345,6 +345,17 @@ def test_several_ranks_give_the_same_figures(gpt: Path, tmp_path: Path) -> None:
             '{"txt": "a b"}\n{"text": 3}\nno\n',
             r"(?s)x\.jsonl:1: has no field 'text'.*:2: .*int.*:3: not JSON",
         ),
+        (
+            "lambada",
+            '{"text": "single"}\n{"txt": "a b"}\n{"text": "a b"}\n{"text": ""}\n',
+            r"(?s)x\.jsonl:1: the text has fewer.*:2: has no field 'text'.*:4: the text has fewer",
+        ),
+        (
+            "copa",
+            json.dumps({**COPA, "question": "why", "premise": " "}) + '\n{"premise": 3}\n',
+            r"(?s)x\.jsonl:1: .*cause or effect; field 'premise' is empty.*:2: .*'premise' has the wrong type: int; "
+            r"has no field 'choice1'",
+        ),
         ("lambada", '{"text": "single"}\n', r"x\.jsonl:1: the text has fewer than two words"),
         ("lambada", "\n", "contains no records"),
         (
