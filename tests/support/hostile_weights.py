@@ -220,6 +220,7 @@ def folders(folder: Path) -> dict[str, Path]:
             (path / file).write_bytes(content)
             (path / "config.json").write_text(json.dumps(GPT2))
             made[f"{form}: {name}"] = path
+        made |= _deepspeed_folders(folder / f"torch-{at}-deepspeed", name, content)
     for at, (name, content) in enumerate(safetensors_files().items()):
         path = folder / f"safetensors-{at}"
         path.mkdir()
@@ -237,7 +238,28 @@ def folders(folder: Path) -> dict[str, Path]:
         (path / ".metadata").write_bytes(content)
         (path / "__0_0.distcp").write_bytes(archive(pickled({})))
         made[f"megatron-core: {name}"] = path
+        made[f"dcp: {name}"] = path
     return made | _folders_of_text(folder)
+
+
+def _deepspeed_folders(folder: Path, name: str, content: bytes) -> dict[str, Path]:
+    """Write folders of DeepSpeed in which one file is hostile."""
+    made = {}
+    shapes = [OrderedDict({"transformer.wte.weight": torch.Size([16, 8])})]
+    for kind in ("model", "optim", "layer", "zero"):
+        path = folder / kind
+        (path / "zero" / "a").mkdir(parents=True) if kind == "zero" else path.mkdir(parents=True)
+        torch.save({"module": {}, "param_shapes": shapes}, path / "mp_rank_00_model_states.pt")
+        file = {
+            "model": "mp_rank_00_model_states.pt",
+            "optim": "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "layer": "layer_00-model_00-model_states.pt",
+            "zero": "zero/a/fp32.pt",
+        }[kind]
+        (path / file).write_bytes(content)
+        (path / "config.json").write_text(json.dumps(GPT2))
+        made[f"deepspeed: {name} in the {kind} file"] = path
+    return made
 
 
 def _folders_of_text(folder: Path) -> dict[str, Path]:

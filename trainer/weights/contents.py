@@ -69,6 +69,15 @@ class Contents:
 
 
 @dataclass(frozen=True)
+class NamedState:
+    """The tensors of one tensor parallel rank by another program's names: weights, and averages by the same names."""
+
+    weights: Mapping[str, Lazy]
+    moments: Mapping[str, Mapping[str, Lazy]] = field(default_factory=dict)
+    """`exp_avg` and `exp_avg_sq`, or nothing."""
+
+
+@dataclass(frozen=True)
 class ImportRequest:
     """What the user asked of an import."""
 

@@ -18,6 +18,8 @@ from trainer.weights.huggingface import is_huggingface, read_huggingface, write_
 from trainer.weights.megatron import is_megatron, read_megatron, write_megatron
 from trainer.weights.megatron_core import is_megatron_core, read_megatron_core, write_megatron_core
 from trainer.weights.mindspore import is_mindspore, read_mindformers, write_ckpt, write_ms_safetensors
+from trainer.weights.named.dcp import is_dcp, read_dcp, write_dcp
+from trainer.weights.named.deepspeed import is_deepspeed, read_deepspeed, write_universal
 from trainer.weights.oneflow import is_oneflow, read_oneflow
 from trainer.weights.ours import read_ours, write_ours
 from trainer.weights.target import Target, identity_of, open_target
@@ -43,6 +45,8 @@ FORMATS: Mapping[str, Format] = {
     "megatron": Format("Megatron", is_megatron, read_megatron, write_megatron),
     "megatron-core": Format("Megatron-core", is_megatron_core, read_megatron_core, write_megatron_core),
     "glm": Format("GLM", is_glm, read_glm),
+    "deepspeed": Format("DeepSpeed", is_deepspeed, read_deepspeed, write_universal, state=True),
+    "dcp": Format("torch's distributed checkpoints", is_dcp, read_dcp, write_dcp, state=True),
     "oneflow": Format("OneFlow", is_oneflow, read_oneflow),
     "mindspore": Format("MindSpore", is_mindspore, read_mindformers, write_ckpt, state=True),
     "mindspore-safetensors": Format(

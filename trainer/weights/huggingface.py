@@ -11,18 +11,20 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.store import TOKENIZER
+from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import CONFIG, Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
 from trainer.weights.card import model_card
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Report
 from trainer.weights.families.family import Family
 from trainer.weights.families.registry import FAMILIES
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.files.torch_read import read_torch
 from trainer.weights.keys import Keys
-from trainer.weights.lazy import Lazy, cast
+from trainer.weights.lazy import Lazy, Shape, cast
 from trainer.weights.ours import SIDE_FILES, shapes_for
 from trainer.weights.rules import check_shapes, refuse_unknown, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target
@@ -56,6 +58,11 @@ def read_huggingface(folder: Path, asked: ImportRequest) -> Contents:
         problem = f"{folder}: Hugging Face's folders hold no state of an optimizer"
         raise InputError(problem, "leave out --state")
     check_access(folder)
+    return contents_of(folder, str(folder), NamedState(_tensors(folder)), "huggingface")
+
+
+def contents_of(folder: Path, source: str, state: NamedState, form: str) -> Contents:
+    """Return tensors of `source` as contents; the folder holds the config.json that describes them."""
     document = read_json(folder / CONFIG_FILE)
     family = _family_of(document, folder)
     keys = Keys(f"{folder / CONFIG_FILE}", document)
@@ -64,19 +71,29 @@ def read_huggingface(folder: Path, asked: ImportRequest) -> Contents:
     model = family.read(keys)
     keys.faults += [f"{fault}" for fault in model_faults(model)] if not keys.faults else []
     keys.check()
-    found = {_bare(name, family): tensor for name, tensor in _tensors(folder).items()}
-    shapes = shapes_for(model)
+    shapes, tensors = shapes_for(model), dict[str, Lazy]()
+    for prefix, named in {"": state.weights, **state.moments}.items():
+        mapped = _mapped(f"{source}: {prefix}" if prefix else source, family, model, shapes, named)
+        tensors |= {f"{prefix}.{name}" if prefix else name: tensor for name, tensor in mapped.items()}
+    files, notes = _side_files(folder)
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    origin = {"format": form, "path": source, "family": family.name, "dtype": "/".join(dtypes)}
+    return Contents(model, tensors, origin, files, notes=tuple(notes))
+
+
+def _mapped(
+    source: str, family: Family, model: ModelConfig, shapes: Mapping[str, Shape], named: Mapping[str, Lazy]
+) -> dict[str, Lazy]:
+    """Return tensors of a family under our names."""
+    found = {_bare(name, family): tensor for name, tensor in named.items()}
     rules = list(rules_of(family.rules, model.layers, shapes))
     # Old files hold the output matrix although it is the token table.
     tied = {family.head} if model.tied else set()
     needed = [name for rule in rules for name in rule.theirs]
-    refuse_unknown(str(folder), needed, found.keys() - tied, family.ignored)
+    refuse_unknown(source, needed, found.keys() - tied, family.ignored)
     tensors = {rule.ours: to_ours(rule, model, found) for rule in rules}
-    check_shapes(str(folder), shapes, tensors)
-    files, notes = _side_files(folder)
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
-    origin = {"format": "huggingface", "path": str(folder), "family": family.name, "dtype": "/".join(dtypes)}
-    return Contents(model, tensors, origin, files, notes=tuple(notes))
+    check_shapes(source, shapes, tensors)
+    return tensors
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -165,16 +182,10 @@ def _side_files(folder: Path) -> tuple[dict[str, Path | bytes], list[str]]:
 def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
     """Write a folder that transformers loads."""
     family = family_for(contents)
-    tensors = {}
-    rules = list(rules_of(family.rules, contents.model.layers, contents.parameters))
-    if unmapped := sorted(set(contents.parameters) - {rule.ours for rule in rules}):
-        problem = f"{family.architecture} has no place for {unmapped[0]}"
-        raise InputError(problem, "export it to another format")
-    for rule in rules:
-        named = to_theirs(rule, contents.model, contents.tensors[rule.ours])
-        for name, tensor in named.items():
-            full = name if name == family.head else f"{next(iter(family.prefixes), '')}{name}"
-            tensors[full] = cast(tensor, DTYPES[wanted.dtype])
+    tensors = {
+        name: cast(tensor, DTYPES[wanted.dtype])
+        for name, tensor in named_by(family, contents).weights.items()
+    }
     shards = list(_shards(tensors))
     names = [SINGLE]
     if len(shards) > 1:
@@ -197,7 +208,23 @@ def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest,
         numbers = sum(tensor.bytes // tensor.dtype.itemsize for tensor in tensors.values())
         index = {"metadata": {"total_parameters": numbers, "total_size": total}, "weight_map": weight_map}
         target.write_bytes(INDEX, as_json(index))
-    _write_rest(contents, family, target, wanted)
+    write_rest(contents, family, target, wanted)
+
+
+def named_by(family: Family, contents: Contents) -> NamedState:
+    """Return the tensors of a model, with state also their averages, under a family's names."""
+    rules = list(rules_of(family.rules, contents.model.layers, contents.parameters))
+    if unmapped := sorted(set(contents.parameters) - {rule.ours for rule in rules}):
+        problem = f"{family.architecture} has no place for {unmapped[0]}"
+        raise InputError(problem, "export it to another format")
+    found: dict[str, dict[str, Lazy]] = {"": {}}
+    for moment in ("", *(MOMENTS if contents.with_state else ())):
+        for rule in rules:
+            ours = contents.tensors[f"{moment}.{rule.ours}" if moment else rule.ours]
+            for name, tensor in to_theirs(rule, contents.model, ours).items():
+                full = name if name == family.head else f"{next(iter(family.prefixes), '')}{name}"
+                found.setdefault(moment, {})[full] = tensor
+    return NamedState(found.pop(""), found)
 
 
 def family_for(contents: Contents) -> Family:
@@ -243,7 +270,7 @@ def _write_shard(held: Mapping[str, Lazy], wrote: Any, file: Path) -> Mapping[st
     return write_safetensors(file, held, {"format": "pt"}, wrote)
 
 
-def _write_rest(contents: Contents, family: Family, target: Target, wanted: ExportRequest) -> None:
+def write_rest(contents: Contents, family: Family, target: Target, wanted: ExportRequest) -> None:
     """Write the config, the tokenizer, the generation config and the model card."""
     ends = _ends(contents)
     dtype = LONG[DTYPES[wanted.dtype]]

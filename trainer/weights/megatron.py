@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
@@ -111,29 +112,22 @@ def read_ranks(folder: Path, files: Mapping[str, Path]) -> RankStates:
 
 
 def contents_of(states: RankStates, form: str, asked: ImportRequest, key: str = "model") -> Contents:
-    """Return the contents of all ranks; `key` names the state dict of the model in their documents."""
-    if asked.state:
+    """Return the contents of all ranks; `key` names the state dict of the model in their documents.
+
+    With state the documents also have `exp_avg` and `exp_avg_sq`, by the names of the model.
+    """
+    if asked.state and MOMENTS[0] not in states.first:
         problem = f"{states.folder}: the state of Megatron's optimizer is not read"
         raise InputError(problem, "leave out --state")
     arguments = attributes(states.first.get("args"))
     found = _by_name(states, key)
     model, notes = model_of(str(states.folder), arguments, found, asked)
-    shapes, cuts = shapes_for(model), cuts_for(model)
-    rows = qkv_rows(states)
-    tied = {OUTPUT} if model.tied else set()
-    refuse_unknown(str(states.folder), [core_of(name) for name in shapes], found.keys() - tied, IGNORED)
     if model.heads % states.tensor or model.groups % states.tensor:
         raise CheckpointError(f"{states.folder}: {states.tensor} ranks do not divide {model.heads} heads")
-    heads = Heads.of(model, states.tensor)
-    tensors = {}
-    for name in shapes:
-        parts = found[core_of(name)]
-        if ".attention.qkv." in name:
-            parts = [in_sections(part, rows, heads) for part in parts]
-        whole = joined(parts, cuts[name])
-        table = cuts[name].rows is not None and whole.rows >= model.vocab
-        tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
-    check_shapes(str(states.folder), shapes, tensors)
+    tensors = _mapped(states, model, found)
+    for moment in MOMENTS if asked.state else ():
+        averages = _mapped(states, model, _by_name(states, moment))
+        tensors |= {f"{moment}.{name}": tensor for name, tensor in averages.items()}
     iteration = states.first.get("iteration")
     origin = {
         "format": form,
@@ -143,6 +137,24 @@ def contents_of(states: RankStates, form: str, asked: ImportRequest, key: str = 
         "iteration": iteration if type(iteration) is int else None,
     }
     return Contents(model, tensors, origin, notes=tuple(notes))
+
+
+def _mapped(states: RankStates, model: ModelConfig, found: Mapping[str, Sequence[Lazy]]) -> dict[str, Lazy]:
+    """Return the tensors of all ranks, whole and under our names."""
+    shapes, cuts = shapes_for(model), cuts_for(model)
+    rows, heads = qkv_rows(states), Heads.of(model, states.tensor)
+    tied = {OUTPUT} if model.tied else set()
+    refuse_unknown(str(states.folder), [core_of(name) for name in shapes], found.keys() - tied, IGNORED)
+    tensors = {}
+    for name in shapes:
+        parts = found[core_of(name)]
+        if ".attention.qkv." in name:
+            parts = [in_sections(part, rows, heads) for part in parts]
+        whole = joined(parts, cuts[name])
+        table = cuts[name].rows is not None and whole.rows >= model.vocab
+        tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
+    check_shapes(str(states.folder), shapes, tensors)
+    return tensors
 
 
 def qkv_rows(states: RankStates) -> Rows:

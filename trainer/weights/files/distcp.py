@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from trainer.errors import CheckpointError
 from trainer.weights.files.torch_read import attributes, read_pickle, read_torch_part
-from trainer.weights.files.torch_write import Hashed, write_archive
+from trainer.weights.files.torch_write import Hashed, Scalar, write_archive
 from trainer.weights.lazy import Lazy, Shape
 
 METADATA = ".metadata"
@@ -72,7 +72,7 @@ def _tensor(
     chunks: Sequence[object],
     places: Mapping[Shape, Mapping[str, Any]],
 ) -> Lazy:
-    shape = entry.get("size")
+    shape = _of_scalar(entry.get("size"), 1)
     if not _is_shape(shape):
         raise CheckpointError(f"{folder / METADATA}: {key} has no shape")
     held = [_chunk(folder, key, attributes(chunk), places) for chunk in chunks]
@@ -87,6 +87,11 @@ def _tensor(
     return Lazy(tuple(shape), held[0].tensor.dtype, partial(_read, tuple(shape), held))
 
 
+def _of_scalar(value: object, only: int) -> object:
+    """Return the shape or place of a tensor; one without dimensions has one here."""
+    return (only,) if value == () else value
+
+
 def _is_shape(value: object) -> TypeGuard[Shape]:
     return isinstance(value, tuple) and bool(value) and all(type(size) is int and size >= 0 for size in value)
 
@@ -94,10 +99,11 @@ def _is_shape(value: object) -> TypeGuard[Shape]:
 def _chunk(
     folder: Path, key: str, chunk: Mapping[str, Any], places: Mapping[Shape, Mapping[str, Any]]
 ) -> Chunk:
-    offsets, sizes = chunk.get("offsets"), chunk.get("sizes")
+    listed: Any = chunk.get("offsets")
+    offsets, sizes = _of_scalar(listed, 0), _of_scalar(chunk.get("sizes"), 1)
     if not isinstance(offsets, tuple) or not _is_shape(sizes) or not _is_shape(offsets):
         raise CheckpointError(f"{folder / METADATA}: a part of {key} has no place or shape")
-    chunk = places.get(offsets, {})
+    chunk = places.get(listed, {})
     name, start, length = (chunk.get(field) for field in ("relative_path", "offset", "length"))
     if (
         not isinstance(name, str)
@@ -143,6 +149,11 @@ class Item:
     value: object = None
 
 
+_SCALAR = TensorStorageMetadata(
+    TensorProperties(dtype=torch.float32), torch.Size(), [ChunkStorageMetadata(torch.Size(), torch.Size())]
+)
+
+
 def write_distcp(
     file: Path, items: Sequence[Item], wrote: Callable[[int], None]
 ) -> tuple[dict[str, int | str], bytes]:
@@ -154,8 +165,9 @@ def write_distcp(
         for item in items:
             if not item.chunks:
                 start, length = write_archive(hashed, item.value, wrote)
-                described[item.key] = BytesStorageMetadata()
-                places[MetadataIndex(item.key)] = _StorageInfo(file.name, start, length)
+                described[item.key] = _SCALAR if isinstance(item.value, Scalar) else BytesStorageMetadata()
+                place = torch.Size() if isinstance(item.value, Scalar) else None
+                places[MetadataIndex(item.key, place)] = _StorageInfo(file.name, start, length)
                 continue
             for chunk in item.chunks:
                 start, length = write_archive(hashed, chunk.tensor, wrote)

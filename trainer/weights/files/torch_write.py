@@ -10,6 +10,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +18,7 @@ import torch
 import torch._utils
 
 from trainer.weights.files.safetensors import bytes_of
-from trainer.weights.lazy import Lazy
+from trainer.weights.lazy import Lazy, Shape, in_memory
 
 TYPES = {
     torch.float32: torch.FloatStorage,
@@ -27,6 +28,13 @@ TYPES = {
     torch.int32: torch.IntStorage,
 }
 FOLDER = "archive"
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A tensor without dimensions, in fp32."""
+
+    value: float
 
 
 class _Numbers:
@@ -51,17 +59,22 @@ class _Pickler(pickle.Pickler):
         return ("storage", TYPES[tensor.dtype], value.key, "cpu", count)
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, Lazy):
+        shape: Shape
+        if isinstance(value, Scalar):
+            shape, value = (), in_memory(torch.tensor([value.value]))
+        elif isinstance(value, Lazy):
+            shape = value.shape
+        else:
             return NotImplemented
         numbers = _Numbers(str(len(self.tensors)), value)
         self.tensors.append(value)
         strides: list[int] = []
         each = 1
-        for size in reversed(value.shape):
+        for size in reversed(shape):
             strides.insert(0, each)
             each *= size
         hooks: dict[int, Any] = collections.OrderedDict()
-        return torch._utils._rebuild_tensor_v2, (numbers, 0, value.shape, tuple(strides), False, hooks)
+        return torch._utils._rebuild_tensor_v2, (numbers, 0, shape, tuple(strides), False, hooks)
 
 
 class Hashed(io.RawIOBase):

@@ -1,0 +1,187 @@
+"""DeepSpeed's checkpoints: ZeRO 0 to 3, pipelines and universal ones are read, universal ones are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.manifest import check_access
+from trainer.errors import CheckpointError
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Progress, Report
+from trainer.weights.files.deepspeed import (
+    MASTERS,
+    UNIVERSAL,
+    Saved,
+    has_deepspeed,
+    read_step,
+    step_folder,
+)
+from trainer.weights.files.torch_read import FAILURES, attributes
+from trainer.weights.files.torch_write import Scalar, write_torch
+from trainer.weights.huggingface import family_for, named_by, write_rest
+from trainer.weights.lazy import Lazy
+from trainer.weights.named.mapping import contents_by_name
+from trainer.weights.named.optimizer import group_of
+from trainer.weights.target import Target
+
+# Of the versions that load universal checkpoints, the one whose form is written.
+VERSION = "0.14.0"
+_IN_LAYER = re.compile(r"(?:tied_modules\.[^.]+|(\d+))\.(.+)")
+_BLOCK = re.compile(r"(input_layernorm|post_attention_layernorm|self_attention|attention|mlp)\..+")
+
+
+def is_deepspeed(folder: Path) -> bool:
+    """Return whether a folder, or the one that its pointer names, is a checkpoint of DeepSpeed."""
+    try:
+        return folder.is_dir() and has_deepspeed(step_folder(folder))
+    except CheckpointError:
+        return False
+
+
+def read_deepspeed(folder: Path, request: ImportRequest) -> Contents:
+    """Return the contents of a folder; nothing of its tensors is read yet."""
+    check_access(folder)
+    source = step_folder(folder)
+    try:
+        saved = read_step(source)
+        states = _of_pipeline(saved) if saved.layers else saved.ranks
+    except FAILURES as error:
+        raise CheckpointError(f"{source}: not a checkpoint of DeepSpeed, or damaged: {error}") from None
+    steps, samples = (saved.facts.get(key) for key in ("global_steps", "global_samples"))
+    progress = Progress(
+        steps if type(steps) is int and steps > 0 else saved.optimizer_steps,
+        saved.optimizer_steps,
+        samples if type(samples) is int and samples > 0 else 0,
+    )
+    arguments = {key: saved.facts[key] for key in ("args", "checkpoint_version") if key in saved.facts}
+    if "checkpoint_version" in arguments and not attributes(arguments.get("args")):
+        del arguments["checkpoint_version"]
+    return contents_by_name(source, "deepspeed", states, arguments, request, progress)
+
+
+def _of_pipeline(saved: Saved) -> list[NamedState]:
+    """Return the tensors of all stages as one model in Megatron's names."""
+    states = []
+    # Masters are named by layer, as `3.mlp.weight`; the ranks of all stages hold them.
+    masters = _merged(saved.ranks)
+    if len(saved.layers) > 1 and masters.moments:
+        problem = f"{saved.folder}: a pipeline of {len(saved.layers)} tensor parallel ranks, with ZeRO"
+        raise CheckpointError(problem, "convert it with ds_to_universal.py, and import that")
+    for layers in saved.layers:
+        blocks = [number for number in sorted(layers) if any(map(_BLOCK.fullmatch, layers[number]))]
+        rename = partial(_renamed, blocks)
+        weights = {rename(f"{at}.{name}"): one for at, layer in layers.items() for name, one in layer.items()}
+        weights |= {rename(name): tensor for name, tensor in masters.weights.items()}
+        moments = {
+            kind: {rename(name): tensor for name, tensor in named.items()}
+            for kind, named in masters.moments.items()
+        }
+        states.append(NamedState(weights, moments))
+    return states
+
+
+def _merged(ranks: Iterable[NamedState]) -> NamedState:
+    weights: dict[str, Lazy] = {}
+    moments: dict[str, dict[str, Lazy]] = {}
+    for state in ranks:
+        weights |= state.weights
+        for kind, named in state.moments.items():
+            moments.setdefault(kind, {}).update(named)
+    return NamedState(weights, moments)
+
+
+def _renamed(blocks: Sequence[int], name: str) -> str:
+    """Return Megatron's name of a tensor of one layer of a pipeline, whose blocks have these numbers."""
+    match = _IN_LAYER.fullmatch(name)
+    if match is None:
+        return name
+    number, rest = match[1], match[2]
+    if rest.startswith(("word_embeddings.", "position_embeddings.")):
+        return f"embedding.{rest}"
+    if number is not None and int(number) in blocks:
+        return f"encoder.layers.{blocks.index(int(number))}.{rest}"
+    if rest.removeprefix("final_layernorm.") in ("weight", "bias"):
+        return f"encoder.final_layernorm.{rest.removeprefix('final_layernorm.')}"
+    return "output_layer.weight" if rest == "lm_head.weight" else name
+
+
+# -- write ----------------------------------------------------------------------------------------------------
+
+
+def write_universal(contents: Contents, target: Target, request: ExportRequest, report: Report) -> None:
+    """Write a universal checkpoint, which DeepSpeed loads into a model of transformers on any ranks."""
+    family = family_for(contents)
+    named = named_by(family, contents)
+    step = contents.progress.step
+    tag = f"global_step{step}_universal"
+    files = {MASTERS: named.weights, **named.moments}
+    total = sum(tensor.bytes for tensors in files.values() for tensor in tensors.values())
+    done = 0
+
+    def wrote(size: int) -> None:
+        nonlocal done
+        done += size
+        report(done, total)
+
+    for name in named.weights:
+        for kind, tensors in files.items():
+            file = f"{tag}/{UNIVERSAL}/{name}/{kind}.pt"
+            finished = file in target.entries
+            target.write(file, partial(_write, {"param": tensors[name], "cat_dim": 0}, wrote))
+            if finished:
+                wrote(tensors[name].bytes)
+            target.verify(file)
+        steps = Scalar(float(contents.progress.optimizer_steps))
+        target.write(f"{tag}/{UNIVERSAL}/{name}/step.pt", partial(_write, steps, _ignore))
+    for file, document in _facts(contents):
+        target.write(f"{tag}/{file}", partial(_write, document, _ignore))
+    target.write_bytes("latest_universal", tag.encode())
+    write_rest(contents, family, target, request)
+
+
+def _ignore(size: int) -> None:
+    """Count no bytes: the file has no tensors of the model."""
+
+
+def _write(document: object, wrote: Callable[[int], None], file: Path) -> Mapping[str, Any]:
+    return write_torch(file, document, wrote)
+
+
+def _facts(contents: Contents) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the files of what DeepSpeed records beside the parameters."""
+    group = group_of(contents.config)
+    groups = [{**group, "params": []}, {**group, "weight_decay": 0.0, "params": []}]
+    steps = Scalar(float(contents.progress.optimizer_steps))
+    yield (
+        f"{UNIVERSAL}/optimizer_state.pt",
+        {
+            "ds_version": VERSION,
+            "param_groups": groups,
+            # Where ZeRO 3 looks for both.
+            "optimizer_state_dict": {"state": {0: {"step": steps}}, "param_groups": groups},
+        },
+    )
+    facts: dict[str, Any] = {
+        "module": {},
+        "buffer_names": [],
+        "optimizer": None,
+        "param_shapes": None,
+        "lr_scheduler": None,
+        "data_sampler": None,
+        "random_ltd": None,
+        "sparse_tensor_module_names": [],
+        "skipped_steps": 0,
+        "global_steps": contents.progress.step,
+        "global_samples": contents.progress.consumed_samples,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "ds_config": {},
+        "ds_version": VERSION,
+        "universal_checkpoint_info": {"universal_checkpoint_version": 0.2},
+    }
+    yield "mp_rank_00_model_states.pt", facts
+    # The name that ZeRO 3 looks for.
+    yield "zero_pp_rank_0_mp_rank_00_model_states.pt", facts

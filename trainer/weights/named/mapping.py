@@ -1,0 +1,66 @@
+"""Tensors by the names of another program as contents: those of a Hugging Face model, or of Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import CheckpointError, InputError
+from trainer.weights import huggingface, megatron
+from trainer.weights.contents import Contents, ImportRequest, NamedState, Progress
+from trainer.weights.huggingface import CONFIG_FILE
+from trainer.weights.megatron_names import core_name
+
+EMBEDDING = "embedding.word_embeddings.weight"
+
+
+def contents_by_name(
+    source: Path,
+    form: str,
+    states: Sequence[NamedState],
+    arguments: Mapping[str, Any],
+    request: ImportRequest,
+    progress: Progress,
+) -> Contents:
+    """Return the contents of all tensor parallel ranks; `arguments`: what the source records beside the tensors.
+
+    A config.json in the folder, or in the one above it, names the family. Without one the names must be Megatron's.
+    """
+    if request.state and not states[0].moments:
+        raise InputError(f"{source}: holds no state of an optimizer", "leave out --state")
+    if not request.state:
+        states = [NamedState(state.weights) for state in states]
+    described = [folder for folder in (source, *source.parents[:1]) if (folder / CONFIG_FILE).is_file()]
+    if described:
+        if len(states) > 1:
+            problem = f"{source}: its tensors are divided among {len(states)} ranks, and config.json names no Megatron"
+            raise CheckpointError(problem, "merge the ranks with the program that saved them")
+        found = huggingface.contents_of(described[0], str(source), states[0], form)
+    elif EMBEDDING in {core_name(name) for name in states[0].weights}:
+        found = _megatron(source, form, states, arguments, request)
+    else:
+        some = ", ".join(sorted(states[0].weights)[:3])
+        problem = f"{source}: holds {some} and more, and no {CONFIG_FILE} says of what model"
+        raise CheckpointError(problem, f"copy the model's {CONFIG_FILE} of Hugging Face into the folder")
+    return replace(found, progress=progress if request.state else Progress())
+
+
+def _megatron(
+    source: Path,
+    form: str,
+    states: Sequence[NamedState],
+    arguments: Mapping[str, Any],
+    request: ImportRequest,
+) -> Contents:
+    documents = {
+        (rank, 0): {
+            "checkpoint_version": 3.0,
+            **arguments,
+            "model": dict(state.weights),
+            **{moment: dict(named) for moment, named in state.moments.items()},
+        }
+        for rank, state in enumerate(states)
+    }
+    return megatron.contents_of(megatron.RankStates(source, documents, len(states), 1), form, request)
