@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from trainer.errors import CheckpointError, DataError, InputError
 from trainer.weights.card import model_card
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Report
 from trainer.weights.families.family import Family
-from trainer.weights.families.registry import FAMILIES
+from trainer.weights.families.registry import FAMILIES, UNMAPPED
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.files.torch_read import read_torch
 from trainer.weights.keys import Keys
@@ -58,11 +58,11 @@ def read_huggingface(folder: Path, asked: ImportRequest) -> Contents:
         problem = f"{folder}: Hugging Face's folders hold no state of an optimizer"
         raise InputError(problem, "leave out --state")
     check_access(folder)
-    return contents_of(folder, str(folder), NamedState(_tensors(folder)), "huggingface")
+    return contents_of(folder, str(folder), lambda: NamedState(_tensors(folder)), "huggingface")
 
 
-def contents_of(folder: Path, source: str, state: NamedState, form: str) -> Contents:
-    """Return tensors of `source` as contents; the folder holds the config.json that describes them."""
+def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form: str) -> Contents:
+    """Return what `read` finds in `source` as contents; the folder holds the config.json that describes it."""
     document = read_json(folder / CONFIG_FILE)
     family = _family_of(document, folder)
     keys = Keys(f"{folder / CONFIG_FILE}", document)
@@ -71,7 +71,7 @@ def contents_of(folder: Path, source: str, state: NamedState, form: str) -> Cont
     model = family.read(keys)
     keys.faults += [f"{fault}" for fault in model_faults(model)] if not keys.faults else []
     keys.check()
-    shapes, tensors = shapes_for(model), dict[str, Lazy]()
+    state, shapes, tensors = read(), shapes_for(model), dict[str, Lazy]()
     for prefix, named in {"": state.weights, **state.moments}.items():
         mapped = _mapped(f"{source}: {prefix}" if prefix else source, family, model, shapes, named)
         tensors |= {f"{prefix}.{name}" if prefix else name: tensor for name, tensor in mapped.items()}
@@ -86,7 +86,7 @@ def _mapped(
 ) -> dict[str, Lazy]:
     """Return tensors of a family under our names."""
     found = {_bare(name, family): tensor for name, tensor in named.items()}
-    rules = list(rules_of(family.rules, model.layers, shapes))
+    rules = list(rules_of(family.rules, model.layers, shapes, model.experts))
     # Old files hold the output matrix although it is the token table.
     tied = {family.head} if model.tied else set()
     needed = [name for rule in rules for name in rule.theirs]
@@ -114,7 +114,8 @@ def read_json(file: Path) -> dict[str, Any]:
 def _family_of(document: Mapping[str, Any], folder: Path) -> Family:
     name = document.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        problem = f"{folder / CONFIG_FILE}: model_type is {name!r}"
+        reason = f": {UNMAPPED[name]}" if name in UNMAPPED else ""
+        problem = f"{folder / CONFIG_FILE}: model_type is {name!r}{reason}"
         raise CheckpointError(problem, f"these can be mapped: {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
@@ -213,7 +214,8 @@ def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest,
 
 def named_by(family: Family, contents: Contents) -> NamedState:
     """Return the tensors of a model, with state also their averages, under a family's names."""
-    rules = list(rules_of(family.rules, contents.model.layers, contents.parameters))
+    model = contents.model
+    rules = list(rules_of(family.rules, model.layers, contents.parameters, model.experts))
     if unmapped := sorted(set(contents.parameters) - {rule.ours for rule in rules}):
         problem = f"{family.architecture} has no place for {unmapped[0]}"
         raise InputError(problem, "export it to another format")
@@ -221,7 +223,7 @@ def named_by(family: Family, contents: Contents) -> NamedState:
     for moment in ("", *(MOMENTS if contents.with_state else ())):
         for rule in rules:
             ours = contents.tensors[f"{moment}.{rule.ours}" if moment else rule.ours]
-            for name, tensor in to_theirs(rule, contents.model, ours).items():
+            for name, tensor in to_theirs(rule, model, ours).items():
                 full = name if name == family.head else f"{next(iter(family.prefixes), '')}{name}"
                 found.setdefault(moment, {})[full] = tensor
     return NamedState(found.pop(""), found)
@@ -246,6 +248,8 @@ def _variant(contents: Contents) -> str:
         "swiglu": model.swiglu,
         "query_groups": model.groups != model.heads,
         "window": model.window > 0,
+        "experts": model.experts > 0,
+        "shared_ffn": model.shared_ffn > 0,
         f"norm {model.norm}": True,
         f"bias {model.bias}": True,
         "qk_norm": model.qk_norm,

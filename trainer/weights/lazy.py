@@ -90,6 +90,24 @@ def stacked(parts: Sequence[Lazy]) -> Lazy:
     return Lazy(shape, parts[0].dtype, read, any(part.at_once for part in parts))
 
 
+def together(parts: Sequence[Lazy]) -> Lazy:
+    """Return tensors of one shape as one with a dimension more, the first; each is read alone."""
+
+    def read(start: int, stop: int) -> Tensor:
+        return torch.stack([part.whole() for part in parts[start:stop]])
+
+    return Lazy((len(parts), *parts[0].shape), parts[0].dtype, read)
+
+
+def one_of(inner: Lazy, at: int) -> Lazy:
+    """Return one tensor of those that the first dimension numbers."""
+
+    def read(start: int, stop: int) -> Tensor:
+        return inner.read(at, at + 1)[0][start:stop]
+
+    return Lazy(inner.shape[1:], inner.dtype, read, at_once=True)
+
+
 def side_by_side(parts: Sequence[Lazy]) -> Lazy:
     """Return the columns of all parts, one part after the other."""
     if len(parts) == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -16,9 +16,10 @@ import torch
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
-from trainer.weights.lazy import Lazy, Shape, rows_of, stacked, transposed
+from trainer.weights.lazy import Lazy, Shape, one_of, rows_of, stacked, together, transposed
 
 LAYER = "{n}"
+EXPERT = "{e}"
 
 
 class Rows(Enum):
@@ -38,6 +39,8 @@ class Rule:
     """Several: the rows of ours, one tensor after the other."""
     transposed: bool = False
     rows: Rows = Rows.SECTIONS
+    experts: int = 0
+    """Of matrices of experts, which ours holds together: how many; `theirs` are those of each expert in turn."""
 
     def of_layer(self, ours: int, theirs: int | None = None) -> Rule:
         """Return the rule of one layer, which may have another number there."""
@@ -45,19 +48,28 @@ class Rule:
         names = tuple(name.replace(LAYER, number) for name in self.theirs)
         return Rule(self.ours.replace(LAYER, str(ours)), names, self.transposed, self.rows)
 
+    def of_experts(self, experts: int) -> Rule:
+        """Return the rule with the names of all experts, where its names have a place for the number of one."""
+        if not any(EXPERT in name for name in self.theirs):
+            return self
+        names = [name.replace(EXPERT, str(number)) for number in range(experts) for name in self.theirs]
+        return replace(self, theirs=tuple(names), experts=experts)
+
 
 def rule(ours: str, *theirs: str, transposed: bool = False, rows: Rows = Rows.SECTIONS) -> Rule:
     """Return a rule."""
     return Rule(ours, theirs, transposed, rows)
 
 
-def rules_of(rules: Sequence[Rule], layers: int, shapes: Collection[str] | None = None) -> Iterator[Rule]:
+def rules_of(
+    rules: Sequence[Rule], layers: int, shapes: Collection[str] | None = None, experts: int = 0
+) -> Iterator[Rule]:
     """Yield the rules of a model with so many layers; with `shapes`, of the tensors alone that the model has."""
     for entry in rules:
         for number in range(layers) if LAYER in entry.ours else (0,):
             layer = entry.of_layer(number)
             if shapes is None or layer.ours in shapes:
-                yield layer
+                yield layer.of_experts(experts)
 
 
 def sections_of(model: ModelConfig, ours: str) -> tuple[int, ...]:
@@ -87,6 +99,9 @@ class Heads:
 def to_ours(entry: Rule, model: ModelConfig, found: Mapping[str, Lazy]) -> Lazy:
     """Return our tensor of a rule from theirs."""
     parts = [found[name] for name in entry.theirs]
+    if entry.experts:
+        each = len(parts) // entry.experts
+        return together([stacked(parts[at : at + each]) for at in range(0, len(parts), each)])
     joined = stacked([transposed(part) if entry.transposed else part for part in parts])
     return in_sections(joined, entry.rows, Heads.of(model))
 
@@ -108,6 +123,8 @@ def in_sections(theirs: Lazy, rows: Rows, heads: Heads) -> Lazy:
 
 def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
     """Return their tensors of a rule from ours."""
+    if entry.experts:
+        return dict(_of_each_expert(entry, ours))
     if entry.rows is Rows.GROUPS:
         ours = in_groups(ours, Heads.of(model))
     if len(entry.theirs) == 1:
@@ -118,6 +135,15 @@ def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
         parts[name] = transposed(part) if entry.transposed else part
         first += size
     return parts
+
+
+def _of_each_expert(entry: Rule, ours: Lazy) -> Iterator[tuple[str, Lazy]]:
+    """Yield their matrices of each expert: equal parts of the rows of ours."""
+    each = len(entry.theirs) // entry.experts
+    size = ours.shape[1] // each
+    for at, name in enumerate(entry.theirs):
+        expert, part = divmod(at, each)
+        yield name, rows_of(one_of(ours, expert), part * size, (part + 1) * size)
 
 
 def in_groups(ours: Lazy, heads: Heads) -> Lazy:

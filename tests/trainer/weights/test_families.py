@@ -35,6 +35,12 @@ def rope(kind: str = "default", **more: Any) -> dict[str, Any]:
 
 LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 HALF = {"partial_rotary_factor": 0.5}
+QWEN3_MOE = {
+    "num_key_value_heads": 2,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama3.1": ("Llama", {"num_key_value_heads": 2, **rope("llama3", factor=8.0, **LLAMA_3)}),
@@ -54,6 +60,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4",
         {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": False, **rope(**HALF)},
     ),
+    "mixtral": ("Mixtral", {"num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": None}),
+    "qwen3-moe": ("Qwen3Moe", {"head_dim": 24, "norm_topk_prob": True, **QWEN3_MOE}),
+    "qwen3-moe without renormalizing": ("Qwen3Moe", {"head_dim": 16, "norm_topk_prob": False, **QWEN3_MOE}),
 }
 
 
@@ -170,3 +179,18 @@ def test_a_mixture_of_settings_that_no_family_has_is_refused(tmp_path: Path) -> 
     source = checkpoint(tmp_path / "ours", model, random_state(model))
     with pytest.raises(InputError, match="parallel_residual"):
         export_weights(source, tmp_path / "hf", "hf", ExportRequest())
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [("qwen2_moe", "shared_expert_gate"), ("deepseek_v3", "kv_lora_rank"), ("gpt_oss", "sinks")],
+)
+def test_a_family_that_our_layers_cannot_compute_is_refused_with_the_key(
+    tmp_path: Path, kind: str, key: str
+) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": kind}))
+    (tmp_path / "hf" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"model_type is '{kind}': {key}"):
+        import_weights(tmp_path / "hf", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()

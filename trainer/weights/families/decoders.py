@@ -42,7 +42,7 @@ class Kind:
     """The key of the dropout of activations."""
 
 
-def _read(kind: Kind, keys: Keys) -> ModelConfig:
+def read_decoder(kind: Kind, keys: Keys) -> ModelConfig:
     hidden = keys.number("hidden_size")
     heads = keys.number("num_attention_heads")
     groups = keys.number("num_key_value_heads", default=heads)
@@ -101,7 +101,7 @@ def _window(kind: Kind, keys: Keys) -> int:
     return keys.number("sliding_window", default=0, least=0)
 
 
-def _write(kind: Kind, model: ModelConfig) -> dict[str, Any]:
+def write_decoder(kind: Kind, model: ModelConfig) -> dict[str, Any]:
     found = {
         "attention_dropout": model.attention_dropout,
         "hidden_act": "silu" if kind.gated else _gelu(model),
@@ -131,7 +131,7 @@ def _gelu(model: ModelConfig) -> str:
     return "gelu_pytorch_tanh" if model.activation == "gelu_tanh" else "gelu"
 
 
-def _fits(kind: Kind, model: ModelConfig) -> bool:
+def fits_decoder(kind: Kind, model: ModelConfig) -> bool:
     biases = (kind.bias, "none") if kind.bias_key else (kind.bias,)
     wanted = {
         "kind": "gpt",
@@ -141,6 +141,7 @@ def _fits(kind: Kind, model: ModelConfig) -> bool:
         "qk_norm": kind.qk_norm,
         "sandwich_norms": kind.sandwich_norms,
         "parallel_residual": False,
+        "experts": 0,
     }
     return (
         all(getattr(model, name) == value for name, value in wanted.items())
@@ -152,7 +153,7 @@ def _fits(kind: Kind, model: ModelConfig) -> bool:
     )
 
 
-def _rules(norms: Mapping[str, str], ups: tuple[str, ...], down: str) -> list[Rule]:
+def rules_with(norms: Mapping[str, str], ups: tuple[str, ...], down: str) -> list[Rule]:
     """Return the names that all of these families share; biases and norms that a model has not are left out."""
     block, theirs = "blocks.{n}", "model.layers.{n}"
     found = [
@@ -182,22 +183,28 @@ IGNORED = r".*\.rotary_emb\.inv_freq"
 
 
 def _family(name: str, architecture: str, kind: Kind, rules: list[Rule]) -> Family:
-    read: Callable[[Keys], ModelConfig] = partial(_read, kind)
+    read: Callable[[Keys], ModelConfig] = partial(read_decoder, kind)
     return Family(
-        name, architecture, rules, read, partial(_write, kind), partial(_fits, kind), ignored=IGNORED
+        name,
+        architecture,
+        rules,
+        read,
+        partial(write_decoder, kind),
+        partial(fits_decoder, kind),
+        ignored=IGNORED,
     )
 
 
-LLAMA = _family("llama", "LlamaForCausalLM", Kind(), _rules(NORMS, GATED, "down_proj"))
-MISTRAL = _family("mistral", "MistralForCausalLM", Kind(window=True), _rules(NORMS, GATED, "down_proj"))
+LLAMA = _family("llama", "LlamaForCausalLM", Kind(), rules_with(NORMS, GATED, "down_proj"))
+MISTRAL = _family("mistral", "MistralForCausalLM", Kind(window=True), rules_with(NORMS, GATED, "down_proj"))
 QWEN2 = _family(
-    "qwen2", "Qwen2ForCausalLM", Kind(bias="qkv", head_dim=False), _rules(NORMS, GATED, "down_proj")
+    "qwen2", "Qwen2ForCausalLM", Kind(bias="qkv", head_dim=False), rules_with(NORMS, GATED, "down_proj")
 )
 QWEN3 = _family(
     "qwen3",
     "Qwen3ForCausalLM",
     Kind(bias="none", qk_norm=True),
-    _rules({**NORMS, **QK_NORMS}, GATED, "down_proj"),
+    rules_with({**NORMS, **QK_NORMS}, GATED, "down_proj"),
 )
 STARCODER2 = _family(
     "starcoder2",
@@ -214,17 +221,17 @@ STARCODER2 = _family(
         head_dim=False,
         dropout="residual_dropout",
     ),
-    _rules(NORMS, ("c_fc",), "c_proj"),
+    rules_with(NORMS, ("c_fc",), "c_proj"),
 )
 _GLM = Kind(
     bias="qkv", bias_key="attention_bias", part=0.5, interleaved=True, eps_default=1.5625e-7, tied=False
 )
-GLM = _family("glm", "GlmForCausalLM", _GLM, _rules(NORMS, ("gate_up_proj",), "down_proj"))
+GLM = _family("glm", "GlmForCausalLM", _GLM, rules_with(NORMS, ("gate_up_proj",), "down_proj"))
 GLM4 = _family(
     "glm4",
     "Glm4ForCausalLM",
     replace(_GLM, sandwich_norms=True),
-    _rules({**NORMS, **SANDWICH}, ("gate_up_proj",), "down_proj"),
+    rules_with({**NORMS, **SANDWICH}, ("gate_up_proj",), "down_proj"),
 )
 
 

@@ -55,7 +55,15 @@ def _write_gpt2(model: ModelConfig) -> dict[str, Any]:
 
 
 def _fits_gpt2(model: ModelConfig) -> bool:
-    wanted = {"kind": "gpt", "rotary": False, "norm": "layer", "bias": "all", "swiglu": False, "window": 0}
+    wanted = {
+        "kind": "gpt",
+        "rotary": False,
+        "norm": "layer",
+        "bias": "all",
+        "swiglu": False,
+        "window": 0,
+        "experts": 0,
+    }
     return (
         all(getattr(model, name) == value for name, value in wanted.items())
         and not (model.qk_norm or model.sandwich_norms or model.head_dim or model.parallel_residual)

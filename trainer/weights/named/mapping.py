@@ -37,7 +37,7 @@ def contents_by_name(
         if len(states) > 1:
             problem = f"{source}: its tensors are divided among {len(states)} ranks, and config.json names no Megatron"
             raise CheckpointError(problem, "merge the ranks with the program that saved them")
-        found = huggingface.contents_of(described[0], str(source), states[0], form)
+        found = huggingface.contents_of(described[0], str(source), lambda: states[0], form)
     elif EMBEDDING in {core_name(name) for name in states[0].weights}:
         found = _megatron(source, form, states, arguments, request)
     else:
