@@ -248,6 +248,7 @@ JSON_MODULES = {
     "trainer/weights/adapters": "*",
     "trainer/weights/families": "*",
     "trainer/weights/files": "*",
+    "trainer/weights/named": "*",
 }
 
 

@@ -114,7 +114,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def _family_of(document: Mapping[str, Any], folder: Path) -> Family:
     name = document.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        reason = f": {UNMAPPED[name]}" if name in UNMAPPED else ""
+        reason = f": {UNMAPPED[name]}" if isinstance(name, str) and name in UNMAPPED else ""
         problem = f"{folder / CONFIG_FILE}: model_type is {name!r}{reason}"
         raise CheckpointError(problem, f"these can be mapped: {', '.join(FAMILIES)}")
     return FAMILIES[name]

@@ -73,7 +73,9 @@ def _of_pipeline(saved: Saved) -> list[NamedState]:
     for layers in saved.layers:
         blocks = [number for number in sorted(layers) if any(map(_BLOCK.fullmatch, layers[number]))]
         rename = partial(_renamed, blocks)
-        weights = {rename(f"{at}.{name}"): one for at, layer in layers.items() for name, one in layer.items()}
+        weights = {
+            rename(f"{at}.{name}"): tensor for at, layer in layers.items() for name, tensor in layer.items()
+        }
         weights |= {rename(name): tensor for name, tensor in masters.weights.items()}
         moments = {
             kind: {rename(name): tensor for name, tensor in named.items()}
