@@ -236,7 +236,7 @@ EXAMPLES = {
     """,
     "submit k8s": """
         clusterctl submit k8s job.yaml --kind jobset
-        clusterctl submit k8s job.yaml --kind acjob --print | kubectl apply -f -
+        clusterctl submit k8s job.yaml --kind acjob --print
         clusterctl submit k8s job.yaml --kind jobset --delete
     """,
     "submit modelarts": """

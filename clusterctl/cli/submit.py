@@ -43,7 +43,7 @@ def slurm(
     as_json: options.Json = False,
 ) -> None:
     """Write the batch file of a job and submit it to Slurm. The job's `slurm` part says what to ask for. The run is
-    listed by `runs` at once; its command line is that of `launch`."""
+    listed by `runs` immediately; its command line is that of `launch`."""
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs.slurm import SlurmOptions
     from clusterctl.platforms import slurm as program

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from clusterctl.platforms.request import PodRequest
 
 KindName = Annotated[
-    str, typer.Option("--kind", metavar="KIND", help="job (default), jobset, trainjob, vcjob or acjob.")
+    str,
+    typer.Option(
+        "--kind", metavar="KIND", help="Kind of the object: job (default), jobset, trainjob, vcjob or acjob."
+    ),
 ]
 Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Override the image of the job file.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the objects. Default: the job's.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Submit nothing; follow what was submitted before.")]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Submit, and return at once.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return when the job is submitted.")]
 Delete = Annotated[bool, typer.Option("--delete", help="Delete the job and all that was created for it.")]
 
 
