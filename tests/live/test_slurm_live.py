@@ -73,7 +73,8 @@ def test_a_submitted_job_waits_runs_and_is_shown_and_cancelled(login: Login) -> 
     program = (
         'print("out of", __import__("os").environ["WORLD_SIZE"], flush=True); __import__("time").sleep({})'
     )
-    command = f"command: [{sys.executable}, -c, '{program}']"
+    # An exclusive job gets all devices of its nodes.
+    command = f"devices: 1\ncommand: [{sys.executable}, -c, '{program}']"
     first, _ = login.submit(f"{command.format(600)}\ngrace: 1\n{asked}\n")
     login.wait(first, lambda state: state["phase"] == "running", 30)
     second, _ = login.submit(f"{command.format(0)}\n{asked}\n")
