@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,5 +88,5 @@ def test_a_submitted_job_waits_runs_and_is_shown_and_cancelled(login: Login) -> 
     followed = login.clusterctl("logs", "tail", "-f", third)
     assert "out of 2" in followed.stdout, followed.stdout + followed.stderr
     assert login.ended(third, 20)["phase"] == "finished"
-    phases = {row.split()[0]: row.split()[1] for row in login.clusterctl("runs").stdout.splitlines()[2:]}
+    phases = {row["run"]: row["phase"] for row in json.loads(login.clusterctl("runs", "--json").stdout)}
     assert (phases[first], phases[second], phases[third]) == ("stopped", "stopped", "finished")
