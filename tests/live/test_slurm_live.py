@@ -77,9 +77,10 @@ def test_a_submitted_job_waits_runs_and_is_shown_and_cancelled(login: Login) -> 
     # An exclusive job gets all devices of its nodes.
     command = f"devices: 1\ncommand: [{sys.executable}, -c, '{program}']"
     first, _ = login.submit(f"{command.format(600)}\ngrace: 1\n{asked}\n")
-    login.wait(first, lambda state: state["phase"] == "running", 30)
+    login.wait(first, lambda state: state["phase"] == "running", 60)
     second, _ = login.submit(f"{command.format(0)}\n{asked}\n")
-    waiting = login.wait(second, lambda state: "Resources" in state["verdict"], 20)
+    # Slurm adds the reason, Resources, at its next round.
+    waiting = login.wait(second, lambda state: "is pending" in state["verdict"], 60)
     assert waiting["phase"] == "pending"
     cancelled = login.clusterctl("stop", second)
     assert "cancelled before it started" in cancelled.stderr, cancelled.stderr
@@ -87,6 +88,6 @@ def test_a_submitted_job_waits_runs_and_is_shown_and_cancelled(login: Login) -> 
     third, _ = login.submit(f"{command.format(0)}\n{asked}\n")
     followed = login.clusterctl("logs", "tail", "-f", third)
     assert "out of 2" in followed.stdout, followed.stdout + followed.stderr
-    assert login.ended(third, 20)["phase"] == "finished"
+    assert login.ended(third, 60)["phase"] == "finished"
     phases = {row["run"]: row["phase"] for row in json.loads(login.clusterctl("runs", "--json").stdout)}
     assert (phases[first], phases[second], phases[third]) == ("stopped", "stopped", "finished")
