@@ -127,7 +127,8 @@ class Report:
             finding.where for finding in self.findings if finding.is_sound and not _is_detail(finding)
         )
         for (number, noted), places in _alike(counts, self.findings).items():
-            where = places[0] if len(places) == 1 else nodeset.fold(places)
+            named = [place for place in places if place not in PLACES]
+            where = ", ".join([*([nodeset.fold(named)] if named else []), *(set(PLACES) & set(places))])
             notes = f", {plural(noted, 'note')} (-v shows them)" if noted else ""
             screen.write(f"ok    {where}: {plural(number, 'check')} passed{notes}\n")
         for finding in sound:

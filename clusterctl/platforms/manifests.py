@@ -77,7 +77,6 @@ def environment(request: PodRequest, *, peers: bool = True) -> list[dict[str, An
         contract.POD_COUNT: str(options.nodes),
         contract.POD_DEVICES: str(options.devices),
         contract.DEVICE_KIND: options.kind,
-        "HOME": WORK_FOLDER,
     }
     if peers and request.peers:
         values[contract.POD_PEERS] = ",".join(request.peers)
