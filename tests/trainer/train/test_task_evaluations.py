@@ -68,3 +68,25 @@ def test_wrong_tasks_are_refused_before_a_step(
 
 def test_the_names_of_tasks_are_those_that_exist() -> None:
     assert tuple(TASKS) == EVALUATION_TASKS
+
+
+@pytest.mark.parametrize("parallel", [{}, {"tensor": 2}], ids=["data", "tensor"])
+def test_ranks_evaluate_together(
+    run_ranks: Callable[..., Any],
+    raw_config: Callable[..., Any],
+    metrics: Callable[..., list[dict[str, Any]]],
+    files: Path,
+    tmp_path: Path,
+    parallel: dict[str, int],
+) -> None:
+    data = {**raw_config()["data"], "tokenizer": str(files / "tokenizer.json")}
+    config = raw_config(data=data, **changes(files, "lambada"))
+    config |= {"steps": 3, "eval": {**config["eval"], "every": 0}}
+    figures = []
+    for ranks in (1, 2):
+        own = {**config, "parallel": parallel if ranks == 2 else {}}
+        ended = run_ranks(ranks, own, tmp_path / str(ranks))
+        assert [done.returncode for done in ended] == [0] * ranks, ended
+        first = metrics(tmp_path / str(ranks), "evaluation")[0]
+        figures.append(first["metrics"]["perplexity"]["value"])
+    assert figures[1] == pytest.approx(figures[0], rel=1e-5)
