@@ -124,6 +124,10 @@ def _gelu(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     return ((4 * torch.randn(case.shape, generator=generator)).to(case.dtype),)
 
 
+def _swiglu(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    return ((3 * torch.randn(case.shape, generator=generator)).to(case.dtype),)
+
+
 def _cross_entropy(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     tokens, vocabulary = case.shape
     logits = 4 * torch.randn(tokens, vocabulary, generator=generator)
@@ -193,6 +197,7 @@ _MAKERS: Mapping[str, Callable[[Case, torch.Generator], tuple[Tensor, ...]]] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "gelu": _gelu,
+    "swiglu": _swiglu,
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": _linear_cross_entropy,
     "attention": _attention,
@@ -218,6 +223,9 @@ _ERRORS = {
     ("rms_norm", _BF16): (4e-3, 4e-3),
     ("gelu", _FP32): (1e-6, 1e-6),
     ("gelu", _BF16): (4e-3, 8e-3),
+    ("swiglu", _FP32): (1e-6, 1e-6),
+    # torch rounds silu(gate) too.
+    ("swiglu", _BF16): (8e-3, 8e-3),
     ("cross_entropy", _FP32): (1e-6, 2e-6),
     # The loss is fp32 in both backends; the gradient is rounded twice.
     ("cross_entropy", _BF16): (1e-6, 6e-3),
@@ -241,6 +249,7 @@ _LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("layer_norm", "1,024 x 768", (1024, 768)),
     ("rms_norm", "1,024 x 768", (1024, 768)),
     ("gelu", "1,024 x 3,072", (1024, 3072)),
+    ("swiglu", "1,024 x 4,096", (1024, 4096)),
     ("cross_entropy", "512 x 2,048", (512, 2048)),
     ("cross_entropy", "1,024 x 50,304", (1024, 50304)),
     ("linear_cross_entropy", "1,024 x 768 x 50,257", (1024, 768, 50304, 50257)),
@@ -258,6 +267,9 @@ _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("gelu", "exact", (33, 65), _NONE),
     ("gelu", "tanh", (33, 65), {"approximate": "tanh"}),
     ("gelu", "threads", (90, 513), {"approximate": "tanh"}),
+    ("swiglu", "small", (3, 5, 64), _NONE),
+    ("swiglu", "odd", (33, 130), _NONE),
+    ("swiglu", "threads", (90, 514), _NONE),
     ("cross_entropy", "one token", (1, 2), _NONE),
     ("cross_entropy", "one word", (3, 1), _NONE),
     ("cross_entropy", "odd", (5, 1009), _NONE),

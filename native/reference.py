@@ -70,6 +70,27 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """Return silu(gate) times up of the halves of `x`; only `x` is kept for the backward pass."""
+    result: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate) * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        gate, up = ctx.saved_tensors[0].chunk(2, -1)
+        of_gate = torch.ops.aten.silu_backward(upstream * up, gate)
+        return torch.cat((of_gate, upstream * F.silu(gate)), -1)
+
+
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
     """Return the mean cross-entropy in fp32 over the targets that are not `ignore_index`."""
     return F.cross_entropy(_wide(logits), targets, ignore_index=ignore_index)

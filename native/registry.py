@@ -26,13 +26,13 @@ OPS = (
     "layer_norm",
     "rms_norm",
     "gelu",
+    "swiglu",
     "cross_entropy",
     "linear_cross_entropy",
     "attention",
     "adamw",
     "square_sum",
 )
-CPU_OPS = tuple(op for op in OPS if op != "rms_norm")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Backend:
 
 # In the order in which `auto` tries them; the reference is last and serves every device that torch does.
 BACKENDS = (
-    Backend("cpu", "cpu", {op: f"native.cpu.{op}" for op in CPU_OPS}),
+    Backend("cpu", "cpu", {op: f"native.cpu.{op}" for op in OPS}),
     Backend("cuda", "cuda", {"attention": "native.cuda.attention"}),
     Backend("npu", "npu", {"attention": "native.npu.attention", "adamw": "native.npu.adamw"}),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
@@ -98,6 +98,7 @@ class Choice:
         self._layer_norm = functions["layer_norm"]
         self._rms_norm = functions["rms_norm"]
         self._gelu = functions["gelu"]
+        self._swiglu = functions["swiglu"]
         self._cross_entropy = functions["cross_entropy"]
         self._linear_cross_entropy = functions["linear_cross_entropy"]
         self._attention = functions["attention"]
@@ -118,6 +119,11 @@ class Choice:
         """Return GELU of `x`: exact (`none`) or by tanh (`tanh`)."""
         out: Tensor = self._gelu(x, approximate)
         return out
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """Return silu(gate) times up, where gate and up are the halves of the last dimension of `x`."""
+        product: Tensor = self._swiglu(x)
+        return product
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
         """Return the mean over tokens whose target is not `ignore_index`, as an fp32 scalar; NaN without

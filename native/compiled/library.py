@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 import struct
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ CODE = (
     "cpu/attention.cpp",
     "cpu/gelu.cpp",
     "cpu/layer_norm.cpp",
+    "cpu/rms_norm.cpp",
+    "cpu/swiglu.cpp",
     "cpu/adamw.cpp",
     "cpu/square_sum.cpp",
     "text/bpe.cpp",
@@ -42,6 +45,8 @@ HEADERS = (
 SOURCES = (*HEADERS, *CODE)
 BUILD_HINT = "build it with `python -m native build`"
 LEVELS = ("baseline", "AVX2", "AVX-512")
+# A variable with the name of a level: no higher one is used, for comparisons with another processor.
+LEVEL_VARIABLE = "CLUSTERCTL_NATIVE_LEVEL"
 
 # The ELF machine numbers of the processors that nodes may have.
 _MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
@@ -76,9 +81,19 @@ def load() -> Library:
 def attention_level() -> int:
     """Return what the attention kernels can compute on this processor: 0 nothing, 1 fp32, 2 fp32 and bf16."""
     try:
-        return int(load().functions.native_attention_level())
+        library = load()
     except LibraryMissing:
         return 0
+    # Its kernels need AVX-512.
+    return int(library.functions.native_attention_level()) if library.level == len(LEVELS) - 1 else 0
+
+
+def highest_level() -> int:
+    """Return the level that the environment allows at most; raise LibraryMissing for a name that is no level."""
+    name = os.environ.get(LEVEL_VARIABLE, LEVELS[-1])
+    if name not in LEVELS:
+        raise LibraryMissing(f"{LEVEL_VARIABLE} is {name!r}; try: {', '.join(LEVELS)}")
+    return LEVELS.index(name)
 
 
 def why_not() -> str:
@@ -118,7 +133,8 @@ def _open(path: Path, folder: Path) -> Library:
         functions = ctypes.CDLL(str(path))
     except OSError as error:
         raise LibraryMissing(f"cannot be loaded: {error}") from error
-    return Library(path, functions, functions.native_level(), bool(functions.native_openmp()))
+    level = min(functions.native_level(), highest_level())
+    return Library(path, functions, level, bool(functions.native_openmp()))
 
 
 def elf_fault(data: bytes) -> str:

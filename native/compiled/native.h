@@ -94,6 +94,14 @@ NATIVE_INLINE float exp_nonpositive(float x) {
     return p * scale;
 }
 
+// The logistic function s(z) and 1 - s(z), both to full precision.
+NATIVE_INLINE void logistic(float z, float* here, float* rest) {
+    const float e = exp_nonpositive(z < 0.0f ? z : -z);
+    const float large = 1.0f / (1.0f + e), small = e / (1.0f + e);
+    *here = z < 0.0f ? small : large;
+    *rest = z < 0.0f ? large : small;
+}
+
 // Sums and maxima over 16 lanes for any register width: every processor adds in the same order, and the compiler can
 // use vectors without permission to reorder. An `omp simd reduction` does not achieve this: GCC 12 fixes its width
 // before inlining, by the compiler's default, and used four lanes for AVX2.

@@ -10,14 +10,6 @@ constexpr int64_t PIECE = 4096;  // numbers that a thread takes at a time
 constexpr float SLOPE = 1.5957691216f;  // 2 sqrt(2 / pi)
 constexpr float CUBE = 0.044715f;
 
-// s(z) and 1 - s(z), both to full precision.
-NATIVE_INLINE void logistic(float z, float* here, float* rest) {
-    const float e = exp_nonpositive(z < 0.0f ? z : -z);
-    const float large = 1.0f / (1.0f + e), small = e / (1.0f + e);
-    *here = z < 0.0f ? small : large;
-    *rest = z < 0.0f ? large : small;
-}
-
 template <typename T>
 NATIVE_INLINE void forward(const T* x, const T*, T* out, int64_t n) {
 #pragma omp simd

@@ -20,8 +20,7 @@ class Activation:
 
     def __call__(self, inner: Tensor) -> Tensor:
         if self.gated:
-            gate, up = inner.chunk(2, -1)
-            return F.silu(gate) * up
+            return self.ops.swiglu(inner)
         return self.ops.gelu(inner, self.approximate)
 
 

@@ -87,8 +87,8 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
 
 
 def inner(micro: MicroBatch, width: int) -> int:
-    """Return the bytes inside of a feed-forward part: with a gate gate, up, silu(gate) and product; else two."""
-    return (4 if micro.model.swiglu else 2) * micro.width * micro.tokens * width // micro.tensor
+    """Return the bytes inside of a feed-forward part: with a gate gate, up and product; else two."""
+    return (3 if micro.model.swiglu else 2) * micro.width * micro.tokens * width // micro.tensor
 
 
 def experts(micro: MicroBatch) -> int:

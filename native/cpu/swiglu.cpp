@@ -1,0 +1,84 @@
+// SwiGLU, forward and backward: silu(gate) x up of rows whose halves are gate and up, where silu(z) is z times the
+// logistic function of z.
+#include "../compiled/native.h"
+
+NATIVE_TEXT(native_text_of_swiglu)
+
+namespace {
+
+template <typename T>
+NATIVE_INLINE void forward(const T* x, T* out, int64_t n) {
+    const T* up = x + n;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        const float a = to_float(x[i]);
+        float s, rest;
+        logistic(a, &s, &rest);
+        store(&out[i], a * s * to_float(up[i]));
+    }
+}
+
+template <typename T>
+NATIVE_INLINE void backward(const T* x, const T* above, T* out, int64_t n) {
+    const T* up = x + n;
+    T* of_up = out + n;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        const float a = to_float(x[i]), g = to_float(above[i]);
+        float s, rest;
+        logistic(a, &s, &rest);
+        store(&out[i], g * to_float(up[i]) * (s + a * s * rest));
+        store(&of_up[i], g * a * s);
+    }
+}
+
+template <typename T>
+using Row = void (*)(const T*, const T*, T*, int64_t);
+
+template <typename T, bool BACK>
+NATIVE_INLINE void row(const T* x, const T* above, T* out, int64_t n) {
+    if (BACK) backward(x, above, out, n);
+    else forward(x, out, n);
+}
+
+template <typename T, bool BACK>
+void row_plain(const T* x, const T* above, T* out, int64_t n) { row<T, BACK>(x, above, out, n); }
+#ifdef NATIVE_X86
+template <typename T, bool BACK>
+NATIVE_AVX2 void row_avx2(const T* x, const T* above, T* out, int64_t n) { row<T, BACK>(x, above, out, n); }
+template <typename T, bool BACK>
+NATIVE_AVX512 void row_avx512(const T* x, const T* above, T* out, int64_t n) { row<T, BACK>(x, above, out, n); }
+#endif
+
+template <typename T, bool BACK>
+Row<T> row_for(int level) {
+#ifdef NATIVE_X86
+    if (level == 2) return row_avx512<T, BACK>;
+    if (level == 1) return row_avx2<T, BACK>;
+#endif
+    (void)level;
+    return row_plain<T, BACK>;
+}
+
+template <typename T>
+void swiglu(const T* x, const T* above, T* out, int64_t rows, int64_t n, int threads, int level) {
+    const Row<T> one = above ? row_for<T, true>(level) : row_for<T, false>(level);
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n > 16384)
+    for (int64_t r = 0; r < rows; ++r) {
+        one(x + 2 * r * n, above ? above + r * n : nullptr, out + (above ? 2 : 1) * r * n, n);
+    }
+}
+
+}  // namespace
+
+// x: (rows, 2 n). Compute the value (rows, n) if `above` is null, else the gradient (rows, 2 n).
+NATIVE_EXPORT void native_swiglu_f32(const float* x, const float* above, float* out, int64_t rows, int64_t n,
+                                     int threads, int level) {
+    swiglu(x, above, out, rows, n, threads, level);
+}
+NATIVE_EXPORT void native_swiglu_bf16(const uint16_t* x, const uint16_t* above, uint16_t* out, int64_t rows,
+                                      int64_t n, int threads, int level) {
+    swiglu(x, above, out, rows, n, threads, level);
+}
+
+NATIVE_EXPORT const char* native_source_swiglu() { return native_text_of_swiglu; }

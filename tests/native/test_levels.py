@@ -1,0 +1,69 @@
+"""Every instruction set that this processor has gives the meaning of every case."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from native import cases, reference
+from native.compiled import library
+
+# Ops whose kernels exist at every level; attention's need AVX-512.
+OPS = ("layer_norm", "rms_norm", "gelu", "swiglu", "cross_entropy", "linear_cross_entropy")
+LOWER = (0, 1)
+
+
+@pytest.fixture
+def level(request: pytest.FixtureRequest, compiled: object) -> Iterator[int]:
+    """Use a lower level than the processor's for one test."""
+    found = library.load()
+    own, lower = found.level, int(request.param)
+    if own <= lower:
+        pytest.skip(f"this processor's level is {library.LEVELS[own]}: the other tests use it")
+    object.__setattr__(found, "level", lower)
+    yield lower
+    object.__setattr__(found, "level", own)
+
+
+@pytest.mark.parametrize("level", LOWER, indirect=True, ids=[library.LEVELS[number] for number in LOWER])
+@pytest.mark.parametrize("op", OPS)
+def test_every_level_gives_the_meaning_of_every_case(level: int, op: str) -> None:
+    function = getattr(importlib.import_module(f"native.cpu.{op}"), op)
+    for case in cases.cases(op):
+        inputs = case.inputs()
+        expected = cases.meaning(case, getattr(reference, op), inputs)
+        actual = cases.run(case, function, inputs)
+        assert cases.error(actual.value, expected.value) <= case.value_error, str(case)
+        for ours, theirs in zip(actual.gradients, expected.gradients, strict=True):
+            assert cases.error(ours, theirs) <= case.gradient_error, str(case)
+
+
+@pytest.mark.parametrize("level", LOWER, indirect=True, ids=[library.LEVELS[number] for number in LOWER])
+def test_the_update_of_a_lower_level_is_nearly_the_same(level: int) -> None:
+    # Sums have the same order at every level; only fused multiplications round differently.
+    x = torch.randn(1003, generator=torch.Generator().manual_seed(0))
+    square_sum = importlib.import_module("native.cpu.square_sum").square_sum
+    assert float(square_sum([x])) == pytest.approx(float(x.double().square().sum()), rel=1e-6)
+
+
+def test_a_variable_lowers_the_level_and_a_wrong_name_is_refused(compiled: object) -> None:
+    def report(name: str) -> list[dict[str, object]]:
+        argv = [sys.executable, "-m", "native", "--json"]
+        env = {**os.environ, library.LEVEL_VARIABLE: name}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+        ops: list[dict[str, object]] = json.loads(done.stdout)["ops"]
+        return ops
+
+    def reasons(name: str) -> str:
+        return json.dumps([op["backends"] for op in report(name) if op["op"] == "gelu"])
+
+    if library.load().level:
+        assert "C++, baseline" in reasons("baseline")
+    assert "CLUSTERCTL_NATIVE_LEVEL is 'fast'; try: baseline, AVX2, AVX-512" in reasons("fast")
