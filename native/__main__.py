@@ -17,13 +17,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", nargs="?", choices=["report", "build"], default="report")
     parser.add_argument("--device", default="cpu", help="device type: cpu, cuda, npu (default: cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument(
+        "--bounds", action="store_true", help="also show the largest errors allowed; needs torch"
+    )
     parser.add_argument("--compiler", default="", help="for build: the C++ compiler's command")
     options = parser.parse_args(arguments)
     if options.command == "build":
         return _build(options.compiler)
     report = as_data(options.device, survey(options.device))
+    if options.bounds:
+        report["bounds"] = bounds()
     print(json.dumps(report, indent=2) if options.json else as_table(report))
     return 0
+
+
+def bounds() -> list[dict[str, object]]:
+    """Return the largest error of value and gradients that each op may have, as a part of the largest value."""
+    from native import cases
+
+    found = {(case.op, case.dtype): case for case in cases.cases()}.values()
+    return [
+        {
+            "op": case.op,
+            "type": str(case.dtype).removeprefix("torch."),
+            "value": case.value_error,
+            "gradients": case.gradient_error,
+        }
+        for case in found
+    ]
 
 
 def as_data(device_type: str, statuses: list[Status]) -> dict[str, object]:
@@ -54,7 +75,11 @@ def as_table(report: dict[str, object]) -> str:
             rows.append((op["op"], mark + backend["backend"], absent + backend["reason"]))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     head = f"device {report['device']}, torch {report['torch'] or 'not installed'}"
-    return "\n".join([head, *(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)])
+    lines = [head, *(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)]
+    for bound in report.get("bounds", ()):  # type: ignore[attr-defined]
+        values = f"value within {bound['value']:.0e}, gradients within {bound['gradients']:.0e}"
+        lines.append(f"{bound['op']:<{widths[0]}}  {bound['type']:<{widths[1]}}  {values} of the largest")
+    return "\n".join(lines)
 
 
 def _torch_version() -> str | None:

@@ -47,3 +47,21 @@ def test_an_unknown_word_ends_with_2() -> None:
     with pytest.raises(SystemExit) as caught:
         main(["bild"])
     assert caught.value.code == 2
+
+
+def test_it_shows_the_errors_that_are_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--bounds"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [
+        "rms_norm",
+        "float32",
+        "value",
+        "within",
+        "2e-06,",
+        "gradients",
+        "within",
+        "2e-06",
+        "of",
+        "the",
+        "largest",
+    ] in lines
