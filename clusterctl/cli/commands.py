@@ -105,7 +105,7 @@ TABLE = {
     "plan": Verb("Show what a job would do, and all its errors", "launch:plan"),
     "schema": Verb("Print the JSON schema of job files", "schema:schema"),
     "launch": Verb("Start a job and follow it", "start:launch", ssh=True),
-    "submit": Verb("Submit a job to Slurm and the like"),
+    "submit": Verb("Submit a job to Slurm or Kubernetes"),
     "submit slurm": Verb("Submit a job to Slurm", "submit:slurm"),
     "submit start": Verb("Start a submitted run in its job", "slurm_job:start", hidden=True),
     "submit k8s": Verb("Submit a job to Kubernetes", "submit_pods:k8s"),

@@ -82,6 +82,7 @@ def _count(section: Section, key: str, default: int, least: int) -> int:
         return default
     if value < least and section.value.get(key) is not None:
         section.fault(key, f"{value} is too small", f"{least} or more")
+        return default
     return value
 
 
@@ -89,6 +90,7 @@ def _time(section: Section) -> str:
     text = section.take_text("time")
     if text and not TIME.match(text):
         section.fault("time", f"{text[:80]!r} is not a time of Slurm", "as in 90 (minutes), 12:00:00 or 2-00")
+        return ""
     return text
 
 

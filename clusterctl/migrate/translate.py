@@ -21,7 +21,9 @@ def translate(found: Found) -> Translation:
         try:
             _one(given, result, facts)
         except ValueError as error:
-            faults.append(Fault(f"{given.where} {given.name}", str(error)))
+            faults.append(
+                Fault(f"{given.where} {given.name}", str(error), "correct the value, or leave the option out")
+            )
     if faults:
         raise InputFaults(faults)
     combine(result, facts)
