@@ -86,7 +86,7 @@ MAY = {
 }
 # Folders may have this many modules; those named here more, because each file is one command or one operation.
 MOST_FILES = 20
-LARGER = {"clusterctl/jobs": 26, "clusterctl/agent": 40, "clusterctl/cli": 54, "clusterctl/runs": 28}
+LARGER = {"clusterctl/agent": 40, "clusterctl/cli": 54}
 # Files that import folders of their package: the programs themselves, and the Python API.
 PROGRAMS = {"clusterctl": {"__main__", "api"}, "trainer": {"__main__"}, "native": {"__main__"}}
 
@@ -218,7 +218,8 @@ JSON_MODULES = {
     "clusterctl/cli": "checkpoint commands demo evaluate_on launch ranktable ranktable_live runs sandbox trainer",
     "clusterctl/cli/views": "checkpoints",
     "clusterctl/inventory": "cluster",
-    "clusterctl/jobs": "job plan record run_folder engine_file",
+    "clusterctl/jobs": "job plan record run_folder",
+    "clusterctl/jobs/parts": "engine_file",
     "clusterctl/keeper": "client clients links",
     "clusterctl/library": "launcher on_node run",
     "clusterctl/logs": "pull steps",
@@ -227,7 +228,10 @@ JSON_MODULES = {
     "clusterctl/ranktable/rules": "reader",
     "clusterctl/provision": "install",
     "clusterctl/report": "compare config history summary",
-    "clusterctl/runs": "aftermath build_data cause log_steps overview query stall start state updates",
+    "clusterctl/runs": "overview query start state",
+    "clusterctl/runs/causes": "aftermath cause",
+    "clusterctl/runs/prepare": "build_data",
+    "clusterctl/runs/watching": "log_steps stall updates",
     "clusterctl/sandbox": "demo layout switch",
     "clusterctl/storage": "client program",
     "clusterctl/transfer": "between",

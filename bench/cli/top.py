@@ -20,7 +20,7 @@ from clusterctl.cli.top import LiveScreen
 from clusterctl.jobs.phase import Phase
 from clusterctl.report.board import Board
 from clusterctl.runs.state import RankPhase, RankState, RunState
-from clusterctl.runs.usage import DeviceUsage
+from clusterctl.runs.watching.usage import DeviceUsage
 from tests.support.run_folders import restarted_run
 
 NODES = DEVICES = 8

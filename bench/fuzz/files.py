@@ -29,13 +29,13 @@ from clusterctl.jobs.record import FORMAT, RunRecord, to_json
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import index_of, offset_since
-from clusterctl.runs.cause import Cause, find_cause, read_cause
+from clusterctl.runs.causes.cause import Cause, find_cause, read_cause
 from clusterctl.runs.controller import history_of
 from clusterctl.runs.finish import superseded_steps
 from clusterctl.runs.overview import make_overview, read_progress
 from clusterctl.runs.query import combine
 from clusterctl.runs.state import RankState, RunState, answer_from_json, read_state
-from clusterctl.runs.updates import from_report
+from clusterctl.runs.watching.updates import from_report
 from clusterctl.transport.fanout import Outcome
 from clusterctl.typed_json import BadValue, parse
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.checkpoints.find import Checkpoint, folder_on, of_nodes
 from clusterctl.checkpoints.moves import copies_wanted, move_all
 from clusterctl.errors import ClusterctlError
-from clusterctl.jobs.saving import saving_of
+from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.text import size
 from clusterctl.transport.fanout import raise_failures
 

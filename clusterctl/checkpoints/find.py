@@ -14,8 +14,8 @@ from clusterctl.agent.saved import LATEST, MANIFEST
 from clusterctl.checkpoints.holder import Entry, Holder, Listing, NodeHolder, ThisMachine
 from clusterctl.errors import UsageError
 from clusterctl.inventory import nodeset
+from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.jobs.saving import saving_of
 from clusterctl.transport.fanout import within
 
 if TYPE_CHECKING:

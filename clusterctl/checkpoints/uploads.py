@@ -21,7 +21,7 @@ from clusterctl.checkpoints.holder import NodeHolder
 from clusterctl.checkpoints.moves import rank_of
 from clusterctl.errors import WorkFailed
 from clusterctl.inventory.nodeset import fold
-from clusterctl.jobs.saving import saving_of
+from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.storage.address import parse_address
 from clusterctl.storage.client import LIST, FileList, StoredFile, downloads, on_node, read_list
 from clusterctl.storage.credentials import Access, access_to

@@ -30,7 +30,7 @@ from clusterctl.checks.answers import NodeAnswers
 from clusterctl.errors import ClusterctlError, FindingsError
 from clusterctl.finding import Finding as Finding
 from clusterctl.inventory import nodeset
-from clusterctl.jobs.saving import saving_of
+from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.settings import environment
 from clusterctl.text import plural
 from clusterctl.transport.fanout import Outcome, raise_failures

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.logs.lines import LogChunk
-    from clusterctl.runs.updates import Update
+    from clusterctl.runs.watching.updates import Update
 
 # Seconds without a step after which the progress line says so.
 SILENT = 2.0

@@ -243,7 +243,7 @@ def resume_run(
     from clusterctl.cli.background import deliver_signals, start_in_background
     from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
-    from clusterctl.runs.elsewhere import resume_on
+    from clusterctl.runs.prepare.elsewhere import resume_on
 
     found = options.run_named(run)
     record = found.read_record()
@@ -393,7 +393,7 @@ def conclude(run: RunDir, state: Any, *, as_json: bool, quiet: bool = False) -> 
     """Report what the run reached and how it ended; raise RunFailed unless it finished."""
     from clusterctl.cli.views import tables
     from clusterctl.report.summary import summarise
-    from clusterctl.runs import cause as runs_cause
+    from clusterctl.runs.causes import cause as runs_cause
 
     summary = summarise(run)
     if as_json:

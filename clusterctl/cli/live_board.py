@@ -11,7 +11,7 @@ from clusterctl.errors import ClusterctlError
 if TYPE_CHECKING:
     from clusterctl.report.board import Board
     from clusterctl.runs.state import RunState
-    from clusterctl.runs.usage import DeviceUsage, UsageMeter
+    from clusterctl.runs.watching.usage import DeviceUsage, UsageMeter
     from clusterctl.transport.fanout import Connections
 
 # Seconds between two readings of the files here, and between two questions to the nodes.
@@ -51,7 +51,7 @@ class LiveBoard:
 
     def _ask_nodes(self) -> None:
         """Ask the nodes of the chosen run for its ranks, while it is active."""
-        from clusterctl.runs.usage import UsageMeter
+        from clusterctl.runs.watching.usage import UsageMeter
 
         asked, meter = "", UsageMeter()
         while not self.closed.is_set():

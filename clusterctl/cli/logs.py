@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from clusterctl.cli.views.log_printer import LogPrinter
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.logs.store import LogFilter
-    from clusterctl.runs.kept_watch import KeptWatch
-    from clusterctl.runs.watch import RunWatcher
+    from clusterctl.runs.watching.kept_watch import KeptWatch
+    from clusterctl.runs.watching.watch import RunWatcher
     from clusterctl.transport.fanout import Connections
 
 
@@ -216,7 +216,7 @@ def pull(
 
 def bring_home(run: RunDir) -> None:
     """Fetch the log bytes that are still only on the nodes; do nothing for an ended run."""
-    from clusterctl.runs.watch import RunWatcher, open_watch
+    from clusterctl.runs.watching.watch import RunWatcher, open_watch
 
     if run.phase().is_final or run.phase() is Phase.PENDING:
         return
@@ -232,7 +232,7 @@ def bring_home(run: RunDir) -> None:
 
 @contextmanager
 def _watched(run: RunDir, connections: Connections) -> Iterator[RunWatcher | KeptWatch]:
-    from clusterctl.runs.watch import open_watch
+    from clusterctl.runs.watching.watch import open_watch
 
     with open_watch(run, connections) as watch:
         yield watch
@@ -278,8 +278,8 @@ def _show_on(
     connections: Connections,
 ) -> None:
     """Print the lines that follow, until the run ends."""
-    from clusterctl.runs.kept_watch import KeptWatch
     from clusterctl.runs.query import current_state
+    from clusterctl.runs.watching.kept_watch import KeptWatch
 
     if isinstance(watch, KeptWatch):
         watch.offsets.update(read)

@@ -114,7 +114,7 @@ def prune(
 
 def _row(run: RunDir) -> dict[str, object]:
     """Return one row of the list of runs; a damaged run is marked and does not hide the others."""
-    from clusterctl.runs.cause import read_cause
+    from clusterctl.runs.causes.cause import read_cause
 
     try:
         record = run.read_record()

@@ -114,7 +114,7 @@ def _launch(run: RunDir, cluster: Cluster, connections: Connections, log: Any, *
 def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -> None:
     """Continue from the newest checkpoint, on the nodes that the job has now."""
     from clusterctl.jobs.phase import Phase
-    from clusterctl.runs.elsewhere import resume_on
+    from clusterctl.runs.prepare.elsewhere import resume_on
     from clusterctl.runs.query import query_nodes
     from clusterctl.runs.state import RunState, write_state
     from clusterctl.runs.stop import stop_nodes
@@ -182,7 +182,7 @@ def _lost_a_node(run: RunDir, error: ClusterctlError) -> bool:
 def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
     """Put the job back into the queue; return False if it must not be, or Slurm refuses."""
     from clusterctl.environment import inherited
-    from clusterctl.jobs.slurm import SlurmOptions
+    from clusterctl.jobs.parts.slurm import SlurmOptions
     from clusterctl.platforms import slurm, submission
 
     job = cluster.nodes[0].allocation

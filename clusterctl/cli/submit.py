@@ -16,8 +16,8 @@ from clusterctl.errors import Fault, InputFaults, UsageError
 if TYPE_CHECKING:
     from clusterctl.document import Key
     from clusterctl.jobs.job import Job
+    from clusterctl.jobs.parts.slurm import SlurmOptions
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.jobs.slurm import SlurmOptions
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (YAML).")]
 Overrides = Annotated[
@@ -45,7 +45,7 @@ def slurm(
     """Write the batch file of a job and submit it to Slurm. The job's `slurm` part says what to ask for. The run is
     listed by `runs` immediately; its command line is that of `launch`."""
     from clusterctl.jobs import job as jobs
-    from clusterctl.jobs.slurm import SlurmOptions
+    from clusterctl.jobs.parts.slurm import SlurmOptions
     from clusterctl.platforms import slurm as program
     from clusterctl.platforms import submission
     from clusterctl.runs import start as runs
@@ -91,7 +91,7 @@ def _batch_file(run: RunDir, job: Job, asked: SlurmOptions, *, no_checks: bool) 
 
 def _faults(job: Job) -> list[Fault]:
     """Return what does not fit together in the `slurm` part and the rest of a job."""
-    from clusterctl.jobs.slurm import minutes_of
+    from clusterctl.jobs.parts.slurm import minutes_of
 
     asked = job.slurm
     if asked is None:

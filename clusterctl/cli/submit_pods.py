@@ -74,7 +74,7 @@ def modelarts(
 ) -> None:
     """Print a job as a request of ModelArts' API. The job's `modelarts` part says what to ask for."""
     from clusterctl.jobs import job as jobs
-    from clusterctl.jobs.pods import KubernetesOptions, ModelArtsOptions
+    from clusterctl.jobs.parts.pods import KubernetesOptions, ModelArtsOptions
     from clusterctl.platforms import modelarts as platform
     from clusterctl.platforms import request as requests
 
@@ -92,7 +92,7 @@ def modelarts(
 def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -> PodRequest:
     """Return what the manifests of a job need, once all of its errors are gone."""
     from clusterctl.jobs import job as jobs
-    from clusterctl.jobs.pods import KubernetesOptions
+    from clusterctl.jobs.parts.pods import KubernetesOptions
     from clusterctl.platforms import request as requests
 
     loaded = jobs.load(job, overrides)

@@ -279,7 +279,7 @@ class _Sweep:
         return " | ".join([*parts, *([f"{waiting} waiting"] if waiting else [])])
 
     def _ended(self, number: int, run: RunDir, shown: object) -> None:
-        from clusterctl.runs.cause import find_cause
+        from clusterctl.runs.causes.cause import find_cause
         from clusterctl.runs.state import read_state
 
         phase = _phase(run, "lost")

@@ -52,7 +52,7 @@ def build(
 def _build_on(chosen: Cluster, arguments: list[str], *, leave: bool) -> None:
     """Build on several nodes; the result at --output equals a build on one machine."""
     from clusterctl.cli.views.progress_bar import bar
-    from clusterctl.runs.build_data import spread, value_of
+    from clusterctl.runs.prepare.build_data import spread, value_of
 
     output = value_of(arguments, "--output")
     if output is None:

@@ -24,24 +24,24 @@ from clusterctl.inventory.cluster import (
 from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers, placeholders
-from clusterctl.jobs.data_source import take_data_store, take_data_there, take_storage
-from clusterctl.jobs.engine_file import with_engine_file
-from clusterctl.jobs.interconnect import NetworkOptions, network_faults, read_network
 from clusterctl.jobs.overrides import with_overrides
-from clusterctl.jobs.own_table import file_of, table_problems, take_rank_table
-from clusterctl.jobs.pods import (
+from clusterctl.jobs.parts.data_source import take_data_store, take_data_there, take_storage
+from clusterctl.jobs.parts.engine_file import with_engine_file
+from clusterctl.jobs.parts.interconnect import NetworkOptions, network_faults, read_network
+from clusterctl.jobs.parts.own_table import file_of, table_problems, take_rank_table
+from clusterctl.jobs.parts.pods import (
     KubernetesOptions,
     ModelArtsOptions,
     code_in_image,
     read_kubernetes,
     read_modelarts,
 )
+from clusterctl.jobs.parts.read_restart import read_restart, take_seconds
+from clusterctl.jobs.parts.saving import saving_faults, saving_of
+from clusterctl.jobs.parts.slurm import SlurmOptions, read_slurm
+from clusterctl.jobs.parts.step_pattern import compiled
 from clusterctl.jobs.program_files import missing_script
-from clusterctl.jobs.read_restart import read_restart, take_seconds
 from clusterctl.jobs.restarts import Restart
-from clusterctl.jobs.saving import saving_faults, saving_of
-from clusterctl.jobs.slurm import SlurmOptions, read_slurm
-from clusterctl.jobs.step_pattern import compiled
 from clusterctl.settings import environment
 from clusterctl.storage.address import StoreOptions, is_address
 

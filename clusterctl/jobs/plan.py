@@ -10,7 +10,6 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.inventory.container import ContainerOptions
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs import launchers
-from clusterctl.jobs.container import RankContainer, container_name
 from clusterctl.jobs.facts import Facts as Facts
 from clusterctl.jobs.job import (
     Job,
@@ -18,10 +17,11 @@ from clusterctl.jobs.job import (
     launcher_shapes,
     train_part,
 )
+from clusterctl.jobs.parts.container import RankContainer, container_name
+from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.placeholders import fill, fill_all
 from clusterctl.jobs.rank_env import NodePlace, rank_environment
 from clusterctl.jobs.run_folder import NodeFiles
-from clusterctl.jobs.saving import saving_of
 
 
 @dataclass(frozen=True)

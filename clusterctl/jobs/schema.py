@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from clusterctl.inventory.cluster import KINDS
 from clusterctl.inventory.container import RUNTIMES
-from clusterctl.jobs import own_table
-from clusterctl.jobs.interconnect import RDMA_CHOICES, TUNING
 from clusterctl.jobs.job import (
     COLLECT_CHOICES,
     DEVICE_ID_CHOICES,
@@ -13,8 +11,10 @@ from clusterctl.jobs.job import (
     PROCESS_CHOICES,
     ask_trainer,
 )
-from clusterctl.jobs.pods import CHIPS, CODE_CHOICES
-from clusterctl.jobs.read_restart import GROW_CHOICES
+from clusterctl.jobs.parts import own_table
+from clusterctl.jobs.parts.interconnect import RDMA_CHOICES, TUNING
+from clusterctl.jobs.parts.pods import CHIPS, CODE_CHOICES
+from clusterctl.jobs.parts.read_restart import GROW_CHOICES
 
 # A part of a JSON schema; it is written, never read.
 Schema = dict[str, object]

@@ -81,7 +81,7 @@ class Run:
     @property
     def cause(self) -> str:
         """The root cause of a failed run in one line, else ""."""
-        from clusterctl.runs.cause import read_cause
+        from clusterctl.runs.causes.cause import read_cause
 
         cause = read_cause(self._folder)
         return cause.title if cause else ""

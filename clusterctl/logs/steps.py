@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.jobs.step_pattern import NAMES, compiled
+from clusterctl.jobs.parts.step_pattern import NAMES, compiled
 
 # Bytes of a line that are searched; step lines are shorter.
 LONGEST = 4000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from clusterctl.jobs.slurm import SlurmOptions
+from clusterctl.jobs.parts.slurm import SlurmOptions
 
 # Slurm's name for the signal that makes a run save and wait for nodes again.
 EARLY_SIGNAL = "USR1"

@@ -11,7 +11,7 @@ from typing import Any
 from clusterctl.document import Document
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import Job
-from clusterctl.jobs.pods import ModelArtsOptions
+from clusterctl.jobs.parts.pods import ModelArtsOptions
 from clusterctl.platforms.request import CREDENTIAL
 
 # Where ModelArts copies the code folder to.

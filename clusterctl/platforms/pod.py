@@ -20,11 +20,11 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan as plans
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
-from clusterctl.jobs.own_table import file_of, read_table
+from clusterctl.jobs.parts.own_table import file_of, read_table
 from clusterctl.platforms import rank_table
 from clusterctl.platforms.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.runs import start as runs
-from clusterctl.runs.stage import Tell, push_code, push_data
+from clusterctl.runs.prepare.stage import Tell, push_code, push_data
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir

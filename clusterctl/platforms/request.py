@@ -12,8 +12,8 @@ from clusterctl.document import Document
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
-from clusterctl.jobs.own_table import file_of
-from clusterctl.jobs.pods import LABEL, KubernetesOptions
+from clusterctl.jobs.parts.own_table import file_of
+from clusterctl.jobs.parts.pods import LABEL, KubernetesOptions
 from clusterctl.transfer.manifest import make_manifest
 
 KINDS = ("job", "jobset", "trainjob", "vcjob", "acjob")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job, devices_on
+from clusterctl.jobs.parts.slurm import SlurmOptions
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
-from clusterctl.jobs.slurm import SlurmOptions
 from clusterctl.platforms import slurm
 from clusterctl.platforms.allocation import KINDS
 from clusterctl.runs.state import RunState, read_state, write_state

@@ -10,9 +10,9 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
 from clusterctl.report.history import HistoryReader
 from clusterctl.report.summary import RunSummary, read_sources, summary_of
-from clusterctl.runs.stall import slow
 from clusterctl.runs.state import RankState, RunState, read_state
-from clusterctl.runs.usage import DeviceUsage
+from clusterctl.runs.watching.stall import slow
+from clusterctl.runs.watching.usage import DeviceUsage
 
 # Steps at the end of a run from which the curve is drawn.
 RECENT = 20_000

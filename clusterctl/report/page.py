@@ -216,8 +216,8 @@ def _step_times(subject: Subject) -> list[Line]:
 def _stragglers(subject: Subject) -> list[Bar]:
     """Return the ranks' own time for a step: the slowest ones, and the median."""
     from clusterctl.errors import UsageError
-    from clusterctl.runs.stall import slow
     from clusterctl.runs.state import read_state
+    from clusterctl.runs.watching.stall import slow
 
     try:
         state = read_state(subject.run)

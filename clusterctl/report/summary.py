@@ -14,7 +14,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.report.curve import means, quantile
 from clusterctl.report.evaluations import Evaluation, read_evaluations
 from clusterctl.report.history import History, Steps, read_history
-from clusterctl.runs.cause import Cause
+from clusterctl.runs.causes.cause import Cause
 from clusterctl.runs.state import read_state
 from clusterctl.typed_json import BadValue, decode, encode
 

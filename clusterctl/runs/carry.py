@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs.finish import bring_checkpoint
-from clusterctl.runs.updates import Update
+from clusterctl.runs.watching.updates import Update
 
 if TYPE_CHECKING:
     from clusterctl.jobs.plan import Plan

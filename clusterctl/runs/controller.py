@@ -38,17 +38,17 @@ from clusterctl.memory import trim
 from clusterctl.runs import abandoned
 from clusterctl.runs import start as runs
 from clusterctl.runs.carry import Carrier
-from clusterctl.runs.cause import read_cause, record_end
+from clusterctl.runs.causes.cause import read_cause, record_end
 from clusterctl.runs.finish import conclude, ended
-from clusterctl.runs.kept_watch import KeptWatch
 from clusterctl.runs.notify import Notifier
+from clusterctl.runs.prepare.stage import Stored, Tell
 from clusterctl.runs.query import log_in, query_nodes
-from clusterctl.runs.stage import Stored, Tell
-from clusterctl.runs.stall import Stragglers
 from clusterctl.runs.state import RunState, end_half_line, write_state
 from clusterctl.runs.stop import stop_nodes
-from clusterctl.runs.updates import Update
-from clusterctl.runs.watch import PATIENCE, RunWatcher
+from clusterctl.runs.watching.kept_watch import KeptWatch
+from clusterctl.runs.watching.stall import Stragglers
+from clusterctl.runs.watching.updates import Update
+from clusterctl.runs.watching.watch import PATIENCE, RunWatcher
 from clusterctl.text import plural
 from clusterctl.typed_json import BadValue, decode
 

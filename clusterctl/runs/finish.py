@@ -11,7 +11,7 @@ from clusterctl import contract
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.runs.cause import record_end
+from clusterctl.runs.causes.cause import record_end
 from clusterctl.runs.query import query_nodes
 from clusterctl.runs.state import RunState, write_state
 from clusterctl.text import plural

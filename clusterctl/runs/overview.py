@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.jobs.phase import Phase
-from clusterctl.runs.cause import Cause, read_cause
-from clusterctl.runs.stall import slow
+from clusterctl.runs.causes.cause import Cause, read_cause
 from clusterctl.runs.state import RankPhase, RankState
+from clusterctl.runs.watching.stall import slow
 from clusterctl.typed_json import encode
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import LinkLost, UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.runs.aftermath import with_aftermath, with_clock, with_error_files
-from clusterctl.runs.stall import is_number
+from clusterctl.runs.causes.aftermath import with_aftermath, with_clock, with_error_files
 from clusterctl.runs.state import (
     SUPERVISOR_SILENCE,
     Heartbeat,
@@ -24,6 +23,7 @@ from clusterctl.runs.state import (
     read_state,
     write_state,
 )
+from clusterctl.runs.watching.stall import is_number
 from clusterctl.transport.fanout import Outcome, raise_failures, within
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from clusterctl.files import replace_file
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan
 from clusterctl.jobs.job import Job, devices_on
-from clusterctl.jobs.own_table import file_of, read_table
+from clusterctl.jobs.parts.own_table import file_of, read_table
+from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
 from clusterctl.jobs.run_folder import (
@@ -26,17 +27,16 @@ from clusterctl.jobs.run_folder import (
     make_runs,
     new_run_id,
 )
-from clusterctl.jobs.saving import saving_of
-from clusterctl.runs.master_port import free_port
-from clusterctl.runs.query import current_state
-from clusterctl.runs.setups import run_setups
-from clusterctl.runs.stage import (
+from clusterctl.runs.prepare.master_port import free_port
+from clusterctl.runs.prepare.setups import run_setups
+from clusterctl.runs.prepare.stage import (
     Stored,
     Tell,
     push_code,
     push_data,
     stage_again,
 )
+from clusterctl.runs.query import current_state
 from clusterctl.runs.state import RunState, end_half_line, write_state
 from clusterctl.runs.stop import stop_nodes
 from clusterctl.storage.address import parse_address

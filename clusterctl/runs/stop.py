@@ -13,7 +13,7 @@ from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.runs.stall import Hang
+    from clusterctl.runs.watching.stall import Hang
     from clusterctl.transport.fanout import Connection, Connections
 
 

@@ -17,7 +17,7 @@ from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.runs import start as runs
 from clusterctl.runs.finish import finish
-from clusterctl.runs.watch import RunWatcher
+from clusterctl.runs.watching.watch import RunWatcher
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.fanout import Connections
 from tests.live.conftest import Shell

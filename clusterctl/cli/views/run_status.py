@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from clusterctl.cli.views import tables
-from clusterctl.runs.cause import how_it_ended
+from clusterctl.runs.causes.cause import how_it_ended
 from clusterctl.runs.overview import UNSEEN, state_of_rank
 from clusterctl.runs.state import RankPhase
 from clusterctl.text import count, duration, escape_controls, plural
@@ -18,7 +18,7 @@ from clusterctl.text import count, duration, escape_controls, plural
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from clusterctl.runs.cause import Cause
+    from clusterctl.runs.causes.cause import Cause
     from clusterctl.runs.overview import NodeView, Overview
     from clusterctl.runs.state import RankState
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.plan import Plan
     from clusterctl.logs.lines import LogLine
     from clusterctl.ranktable.api import RankTable
-    from clusterctl.runs.cause import Cause
+    from clusterctl.runs.causes.cause import Cause
     from clusterctl.runs.overview import TrainProgress
 
 # Number of root causes below a list of runs; `status` shows that of one run.

@@ -12,8 +12,8 @@ from clusterctl.checks.node import CheckpointNeed, checkpoint_room
 from clusterctl.errors import FindingsError, Unreachable
 from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs.interconnect import NetworkOptions
 from clusterctl.jobs.job import Job
+from clusterctl.jobs.parts.interconnect import NetworkOptions
 from clusterctl.transport.fanout import Connections, ScriptedTransport
 from tests.support import examined
 

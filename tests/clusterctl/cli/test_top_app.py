@@ -11,9 +11,9 @@ import pytest
 
 from clusterctl.cli.live_board import LiveBoard
 from clusterctl.jobs.phase import Phase
-from clusterctl.runs import usage
 from clusterctl.runs.state import RunState, write_state
-from clusterctl.runs.usage import DeviceUsage
+from clusterctl.runs.watching import usage
+from clusterctl.runs.watching.usage import DeviceUsage
 from tests.clusterctl.cli.test_top import board_of
 
 pytest.importorskip("textual")

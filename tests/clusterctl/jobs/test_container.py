@@ -11,7 +11,7 @@ from clusterctl.errors import InputFaults
 from clusterctl.inventory.cluster import Node
 from clusterctl.inventory.container import ContainerOptions
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.container import RankContainer
+from clusterctl.jobs.parts.container import RankContainer
 
 OPTIONS = ContainerOptions("team/train:1", mounts=("/scratch:/scratch",), options=("--cap-add=SYS_PTRACE",))
 

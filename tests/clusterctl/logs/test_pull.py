@@ -16,7 +16,7 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs import pull
 from clusterctl.runs import start as runs
 from clusterctl.runs.finish import finish
-from clusterctl.runs.watch import RunWatcher
+from clusterctl.runs.watching.watch import RunWatcher
 from clusterctl.transport.fanout import Connections, LocalTransport
 
 CODE = """

@@ -13,9 +13,9 @@ from clusterctl.jobs import job as jobs
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.steps import StepParser, pattern_format
 from clusterctl.report.summary import summarise
-from clusterctl.runs.log_steps import LogSteps
-from clusterctl.runs.stall import LATER, Silence
-from clusterctl.runs.updates import Source, Stream
+from clusterctl.runs.watching.log_steps import LogSteps
+from clusterctl.runs.watching.stall import LATER, Silence
+from clusterctl.runs.watching.updates import Source, Stream
 from tests.clusterctl.conftest import Run
 from tests.support.records import record_of
 from tests.support.run_folders import write_lines

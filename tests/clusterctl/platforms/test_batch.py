@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.slurm import SlurmOptions
+from clusterctl.jobs.parts.slurm import SlurmOptions
 from clusterctl.platforms.batch import batch_file
 
 

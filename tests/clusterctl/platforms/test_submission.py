@@ -8,9 +8,9 @@ import pytest
 
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
+from clusterctl.jobs.parts.slurm import SlurmOptions, minutes_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.jobs.slurm import SlurmOptions, minutes_of
 from clusterctl.platforms import slurm, submission
 from clusterctl.runs.state import RunState, read_state, write_state
 from tests.clusterctl.conftest import Run

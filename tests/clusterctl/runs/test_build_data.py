@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.runs.build_data import (
+from clusterctl.runs.prepare.build_data import (
     BuildOutput,
     _alone,
     as_named_here,

@@ -14,9 +14,9 @@ import pytest
 from clusterctl.errors import LinkLost
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.runs import cause as causes
-from clusterctl.runs.aftermath import exception_in, with_aftermath, with_clock, with_error_files
-from clusterctl.runs.cause import Cause, how_it_ended
+from clusterctl.runs.causes import cause as causes
+from clusterctl.runs.causes.aftermath import exception_in, with_aftermath, with_clock, with_error_files
+from clusterctl.runs.causes.cause import Cause, how_it_ended
 from clusterctl.runs.query import combine
 from clusterctl.runs.state import RankState, RunState, answer_from_json
 from clusterctl.transport.fanout import ScriptedTransport

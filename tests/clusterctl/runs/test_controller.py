@@ -29,12 +29,12 @@ from clusterctl.jobs.restarts import (
 )
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs import start as runs
-from clusterctl.runs.cause import read_cause
+from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.controller import Control, following
-from clusterctl.runs.kept_watch import ControllerGone, KeptWatch
 from clusterctl.runs.query import current_state, log_in, query_nodes
 from clusterctl.runs.state import RunState, read_state
 from clusterctl.runs.stop import stop_run
+from clusterctl.runs.watching.kept_watch import ControllerGone, KeptWatch
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import (
     Connections,
@@ -553,7 +553,7 @@ def test_the_ranks_of_a_killed_supervisor_end_without_any_controller(
 def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
     tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.runs.kept_watch.UNWATCHED", 0.3)
+    monkeypatch.setattr("clusterctl.runs.watching.kept_watch.UNWATCHED", 0.3)
     run = launched(tmp_path, connections, program("import time; time.sleep(600)"))
     with pytest.raises(ControllerGone) as caught:
         list(KeptWatch(run))
@@ -561,7 +561,7 @@ def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
     assert "--take-over" in caught.value.hint
     assert "no space" not in caught.value.message
     # Whatever is free is too little.
-    monkeypatch.setattr("clusterctl.runs.kept_watch.NO_ROOM", 1 << 62)
+    monkeypatch.setattr("clusterctl.runs.watching.kept_watch.NO_ROOM", 1 << 62)
     with pytest.raises(ControllerGone) as caught:
         list(KeptWatch(run))
     assert f"no space is left for {run.root}" in caught.value.message

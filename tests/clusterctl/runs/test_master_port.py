@@ -6,7 +6,7 @@ import socket
 import sys
 
 from clusterctl.inventory.cluster import Node
-from clusterctl.runs.master_port import ASK, free_port
+from clusterctl.runs.prepare.master_port import ASK, free_port
 from clusterctl.transport.fanout import Connections, LocalTransport
 
 NODE = Node("node1", "local", "127.0.0.1", python=sys.executable)

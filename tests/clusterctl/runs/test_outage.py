@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.errors import Unreachable
 from clusterctl.inventory.cluster import Node
-from clusterctl.runs.stall import Outage
+from clusterctl.runs.watching.stall import Outage
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections, Stream
 from clusterctl.transport.link import PendingRequest
@@ -59,7 +59,7 @@ def test_without_nodes_that_stand_by_it_is_taken_for_our_own_link() -> None:
 def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clusterctl.runs.stall.AGAIN", 0.05)
+    monkeypatch.setattr("clusterctl.runs.watching.stall.AGAIN", 0.05)
     network = Network()
     outage = Outage(Connections(network), [SPARE])
     assert outage.is_ours()
@@ -68,7 +68,7 @@ def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(
     assert outage.is_ours()
     network.up = True
     wait_for(lambda: not outage.is_ours())
-    monkeypatch.setattr("clusterctl.runs.stall.AGAIN", 600.0)
+    monkeypatch.setattr("clusterctl.runs.watching.stall.AGAIN", 600.0)
     outage.again = time.monotonic() + 600.0
     outage.over()
     # The next call queries it again.

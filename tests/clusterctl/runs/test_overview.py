@@ -12,7 +12,7 @@ from clusterctl.cli.views import run_status
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import Events
 from clusterctl.runs import overview
-from clusterctl.runs.cause import Cause
+from clusterctl.runs.causes.cause import Cause
 from clusterctl.runs.overview import make_overview, read_progress
 from clusterctl.runs.query import _with_step
 from clusterctl.runs.state import Heartbeat, RankState

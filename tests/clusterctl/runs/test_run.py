@@ -17,13 +17,13 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import start as runs
-from clusterctl.runs.cause import find_cause
+from clusterctl.runs.causes.cause import find_cause
 from clusterctl.runs.finish import finish
-from clusterctl.runs.kept_watch import KeptWatch
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import RunState
 from clusterctl.runs.stop import stop_run
-from clusterctl.runs.watch import RunWatcher, open_watch
+from clusterctl.runs.watching.kept_watch import KeptWatch
+from clusterctl.runs.watching.watch import RunWatcher, open_watch
 from clusterctl.transport.fanout import Connections, LocalTransport
 
 

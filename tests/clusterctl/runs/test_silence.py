@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs.cause import read_cause
-from clusterctl.runs.stall import LATER, Hang, Silence
+from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.state import RunState
+from clusterctl.runs.watching.stall import LATER, Hang, Silence
 from clusterctl.transport.fanout import Connections, LocalTransport
 from tests.clusterctl.runs.test_controller import controlled, said
 from tests.clusterctl.runs.test_run import launched, left_of, program

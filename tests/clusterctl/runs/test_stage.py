@@ -14,7 +14,7 @@ from clusterctl.agent import fingerprint as asked
 from clusterctl.errors import InputFaults, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
-from clusterctl.runs.stage import compare_data, faults_of, push_data
+from clusterctl.runs.prepare.stage import compare_data, faults_of, push_data
 from clusterctl.transport.fanout import Connection, Connections
 from clusterctl.transport.scripted import ScriptedTransport
 from tests.support.nodes import connect

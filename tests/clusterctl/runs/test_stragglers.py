@@ -11,9 +11,9 @@ from clusterctl.jobs.run_folder import Events, RunDir
 from clusterctl.runs.controller import Control
 from clusterctl.runs.overview import make_overview, read_progress
 from clusterctl.runs.query import combine
-from clusterctl.runs.stall import IN_A_ROW, Stragglers, is_number, slow
 from clusterctl.runs.state import RunState
-from clusterctl.runs.updates import Update
+from clusterctl.runs.watching.stall import IN_A_ROW, Stragglers, is_number, slow
+from clusterctl.runs.watching.updates import Update
 from tests.support.records import outcome, record_of
 
 

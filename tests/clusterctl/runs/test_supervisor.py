@@ -26,7 +26,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.plan import make_plan
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs.cause import read_cause
+from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.state import SUPERVISOR_SILENCE
 from clusterctl.runs.stop import stop_run
 from clusterctl.transport.fanout import Connections
@@ -72,7 +72,7 @@ def test_a_run_whose_supervisor_was_stopped_by_a_signal_is_stopped_in_time(
 def test_a_stopped_supervisor_is_noticed_by_its_silence_and_named(
     tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.runs.watch.SUPERVISOR_SILENCE", 3.0)
+    monkeypatch.setattr("clusterctl.runs.watching.watch.SUPERVISOR_SILENCE", 3.0)
     run = launched(tmp_path, connections, program(SLEEP, grace=0.5))
     halt(run, "node2")
     state = controlled(run, connections)

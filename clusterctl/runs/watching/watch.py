@@ -21,12 +21,12 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
-from clusterctl.runs.kept_watch import KeptWatch
-from clusterctl.runs.log_steps import LogSteps
-from clusterctl.runs.stall import Hang, Outage, Silence
 from clusterctl.runs.state import SUPERVISOR_SILENCE
 from clusterctl.runs.stop import stop_nodes
-from clusterctl.runs.updates import Source, Stream, Update, from_lines, from_report
+from clusterctl.runs.watching.kept_watch import KeptWatch
+from clusterctl.runs.watching.log_steps import LogSteps
+from clusterctl.runs.watching.stall import Hang, Outage, Silence
+from clusterctl.runs.watching.updates import Source, Stream, Update, from_lines, from_report
 from clusterctl.transport.fanout import on_each
 from clusterctl.transport.later import Later
 

@@ -25,7 +25,7 @@ from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.runs.stage import Tell
+    from clusterctl.runs.prepare.stage import Tell
     from clusterctl.transfer.push import Progress
     from clusterctl.transport.fanout import Connection, Connections
 
@@ -159,7 +159,7 @@ def _push_code(
     from dataclasses import replace
 
     from clusterctl.jobs.job import Job
-    from clusterctl.runs.stage import push_code
+    from clusterctl.runs.prepare.stage import push_code
 
     return push_code(replace(cluster, nodes=tuple(nodes)), Job("data", train={}), connections, tell)
 

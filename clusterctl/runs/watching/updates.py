@@ -11,8 +11,8 @@ from clusterctl import contract
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import metric_of
 from clusterctl.logs.lines import LogChunk, shown
-from clusterctl.runs.stall import is_number
 from clusterctl.runs.state import NodeFailure, SupervisorState
+from clusterctl.runs.watching.stall import is_number
 from clusterctl.typed_json import BadValue, decode, parse
 
 # Kinds of events that a follower sees.

@@ -12,7 +12,7 @@ from clusterctl.errors import WorkFailed
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import READ, half_line
-from clusterctl.runs.updates import Source, Stream, Update, from_lines
+from clusterctl.runs.watching.updates import Source, Stream, Update, from_lines
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord

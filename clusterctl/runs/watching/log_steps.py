@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.files import open_private
 from clusterctl.logs.steps import FORMATS, LONGEST, StepParser, pattern_format
-from clusterctl.runs.updates import Source, Stream
+from clusterctl.runs.watching.updates import Source, Stream
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord

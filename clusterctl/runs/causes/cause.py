@@ -13,8 +13,8 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
-from clusterctl.runs.cause_patterns import Kind, kind_of, lost_another, raised_in
-from clusterctl.runs.cause_patterns import how_it_ended as how_it_ended
+from clusterctl.runs.causes.patterns import Kind, kind_of, lost_another, raised_in
+from clusterctl.runs.causes.patterns import how_it_ended as how_it_ended
 from clusterctl.runs.state import write_state
 from clusterctl.text import plural
 from clusterctl.typed_json import BadValue, decode, encode

@@ -12,7 +12,7 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.inventory.nodeset import fold
 from clusterctl.runs import abandoned
 from clusterctl.runs import start as runs
-from clusterctl.runs.stage import Tell, compare_data
+from clusterctl.runs.prepare.stage import Tell, compare_data
 from clusterctl.runs.state import end_half_line
 from clusterctl.text import size
 from clusterctl.transfer.between import End, copy_between
