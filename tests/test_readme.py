@@ -149,10 +149,15 @@ def _check_job(value: dict[str, Any], path: Path) -> None:
     for name in ("data", "src", "corpus"):
         (folder / name).mkdir(exist_ok=True)
     if not {"train", "command"} & set(value):
-        whole = set(value) <= {"restart", "hang_after", "collect"}
+        whole = set(value) <= {"restart", "hang_after", "collect", "container"}
         value = {"command": ["true"], **value} if whole else {"train": {**MINIMAL, **value}}
     elif "train" in value:
         value["train"] = {**MINIMAL, **value["train"]}
+    training = value.get("train", {})
+    if "tune" in training:
+        training["data"] = {"tokenizer": "{data}/tokenizer.json", **training["data"]}
+        training["data"].pop("prefix", None)
+        training.setdefault("init", {"source": "{data}/weights"})
     path.write_text(yaml.safe_dump(value))
     loaded = job.load(path)
     if loaded.train is not None:

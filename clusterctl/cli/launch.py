@@ -109,8 +109,10 @@ def launch_job(
     from clusterctl.runs import start as runs
 
     job, reached = target.job, target.reached
+    # A job that is refused leaves no folder.
+    summary = check_job(target)
     run = run or runs.new_run(job, options.runs_folder())
-    first = begin(run, target, no_checks=no_checks, accept_new=accept_new)
+    first = begin(run, target, summary, no_checks=no_checks, accept_new=accept_new)
     trains = job.train is not None
     with options.connected(reached) as connections:
         if detach:
@@ -129,21 +131,33 @@ def launch_job(
         )
 
 
-def begin(run: RunDir, target: Target, *, no_checks: bool = False, accept_new: bool = False) -> int:
-    """Check a job and start it in a process that becomes its controller; return the number of the attempt.
+def check_job(target: Target) -> dict[str, Any]:
+    """Return the trainer's summary of a job, {} without a training; raise InputFaults with all errors."""
+    from clusterctl.cli.views.waiting import shown_while
+    from clusterctl.jobs import job as jobs
+
+    with shown_while("the check of the job"):
+        return jobs.check(target.job, target.nodes)
+
+
+def begin(
+    run: RunDir,
+    target: Target,
+    summary: dict[str, Any],
+    *,
+    no_checks: bool = False,
+    accept_new: bool = False,
+) -> int:
+    """Start a checked job in a process that becomes its controller; return the number of the attempt.
 
     Signals are held until `deliver_signals`.
     """
     from clusterctl.checks import doctor
     from clusterctl.cli.background import start_in_background
-    from clusterctl.cli.views.waiting import shown_while
-    from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
     from clusterctl.runs import start as runs
 
     job, reached, part = target.job, target.reached, target.part
-    with shown_while("the check of the job"):
-        summary = jobs.check(job, target.nodes)
 
     def start_up(connections: Connections) -> None:
         with stopping_on_interrupt(run, connections), phases() as log:

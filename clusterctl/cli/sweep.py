@@ -249,7 +249,7 @@ class _Sweep:
     def _begin(self, number: int, place: int, each: str) -> RunDir | None:
         """Start a variant on a place; return None if that failed."""
         from clusterctl.cli.background import deliver_signals
-        from clusterctl.cli.launch import begin, resume_run
+        from clusterctl.cli.launch import begin, check_job, resume_run
         from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")
@@ -261,7 +261,8 @@ class _Sweep:
             if earlier and not earlier.is_watched():
                 resume_run(earlier.run_id, options.NodeOptions(), detach=True)
             elif not earlier:
-                begin(run, Target(job, cluster), no_checks=self.record.request.no_checks)
+                target = Target(job, cluster)
+                begin(run, target, check_job(target), no_checks=self.record.request.no_checks)
                 deliver_signals()
             return run
         except ClusterctlError as error:

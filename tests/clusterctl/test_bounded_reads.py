@@ -34,6 +34,7 @@ REASONS = {
     "agent/child.py:_wait:wait": "in a thread that waits for a command of the user; a timeout ends the command",
     "agent/child.py:finish:wait": "after the command's output has ended, or after it was killed",
     "agent/kernel.py:_run_dmesg:wait": "after SIGKILL",
+    "agent/setups.py:_wait:wait": "after SIGKILL",
     "agent/supervisor.py:end:wait": "after SIGKILL",
     "runs/carry.py:_work:wait": "a thread that waits for the next checkpoint; close() ends it",
 }

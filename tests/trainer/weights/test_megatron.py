@@ -285,7 +285,7 @@ def test_a_tensor_in_several_boxes_is_put_together(tmp_path: Path) -> None:
         read_distcp(tmp_path)
 
 
-@pytest.mark.parametrize("form", ["hf", "megatron", "megatron-core", "mindspore"])
+@pytest.mark.parametrize("form", ["megatron", "megatron-core", "mindspore"])
 def test_a_mixture_of_experts_is_not_exported_in_part(tmp_path: Path, form: str) -> None:
     model = sized("llama-tiny", layers=1, hidden=64, heads=4, query_groups=0, ffn=96, vocab=128, experts=4)
     source = checkpoint(tmp_path / "ours", model, random_state(model))
