@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import time
@@ -22,6 +21,9 @@ class Changes:
     """Watches folders. Where the system gives no inotify (its limit is 128 per user), `wait` is a fixed pause."""
 
     def __init__(self) -> None:
+        # Importing it takes 10 ms or more.
+        import ctypes
+
         try:
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._descriptor = int(self._libc.inotify_init1(FLAGS))

@@ -28,6 +28,8 @@ LOOK = 0.05
 LONGEST_LOOK = 0.2
 # Each pause is so many times as long as the one before.
 LONGER = 1.1
+# Seconds from the start of an attempt without inotify: a short one is not worth the 10 ms that it takes to set up.
+UNWATCHED = 2.0
 # Seconds between two looks for new files and at the attempt's state; with inotify, a change of either is seen at once.
 STATE_LOOK, WATCHED_STATE_LOOK = 0.25, 1.0
 # Seconds between two reports of a supervisor that does not respond.
@@ -132,7 +134,7 @@ class _Attempt:
         self.pid = 0
         self.beat: Optional[float] = None
         self.closed = threading.Event()
-        self.changes = Changes()
+        self.changes: Optional[Changes] = None
 
     def __enter__(self) -> "_Attempt":
         threading.Thread(target=self._report_silence, daemon=True).start()
@@ -161,10 +163,11 @@ class _Attempt:
             return self._send_until_end(files)
         finally:
             files.close()
-            self.changes.close()
+            if self.changes is not None:
+                self.changes.close()
 
     def _send_until_end(self, files: _Files) -> Optional[str]:
-        looked, written, pause = 0.0, 0, LOOK
+        began, looked, written, pause = time.monotonic(), 0.0, 0, LOOK
         paced, failed, watched = 0, False, False
         state: Optional[str] = None
         while not self.request.cancelled.is_set():
@@ -182,24 +185,30 @@ class _Attempt:
                     self._send(failure, "failure")
                 paced = self._send_pace(paced)
                 # Before the look for files, so that none appears unseen.
-                watched = self.changes.watch({os.path.dirname(self.files.node), *files.folders()})
+                watched = time.monotonic() - began > UNWATCHED and self._watch(files)
                 files.find()
             if files.send_new():
                 pause = LOOK
                 continue
             if state is not None:
                 return state
-            if watched and pause > LOOK:
-                self._await_change(looked)
+            if watched and self.changes is not None and pause > LOOK:
+                self._await_change(self.changes, looked)
             else:
                 self.request.cancelled.wait(pause)
             pause = min(pause * LONGER, LONGEST_LOOK)
         return None
 
-    def _await_change(self, looked: float) -> None:
+    def _watch(self, files: _Files) -> bool:
+        """Watch the folders of the files and of the attempt; return True if all their changes are reported."""
+        if self.changes is None:
+            self.changes = Changes()
+        return self.changes.watch({os.path.dirname(self.files.node), *files.folders()})
+
+    def _await_change(self, changes: Changes, looked: float) -> None:
         """Wait until a file changes, the attempt's state is due, or the request is cancelled."""
         while time.monotonic() - looked < WATCHED_STATE_LOOK and not self.request.cancelled.is_set():
-            if self.changes.wait(LONGEST_LOOK):
+            if changes.wait(LONGEST_LOOK):
                 return
 
     def _note_beat(self, supervisor: Optional[Dict[str, Any]]) -> None:
