@@ -30,7 +30,7 @@ LONGEST_LOOK = 0.2
 LONGER = 1.1
 # Seconds from the start of an attempt without inotify: a short one is not worth the 10 ms that it takes to set up.
 UNWATCHED = 2.0
-# Seconds between two looks for new files and at the attempt's state; with inotify, a change of either is seen at once.
+# Seconds between two looks for new files and at the attempt's state; inotify reports a change of either immediately.
 STATE_LOOK, WATCHED_STATE_LOOK = 0.25, 1.0
 # Seconds between two reports of a supervisor that does not respond.
 REPORT = 2.0

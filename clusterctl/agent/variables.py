@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def raw(text: str) -> bytes:
-    """Return the bytes of a text from the launcher, whatever the node's locale is."""
+    """Return the bytes of a text from the launcher, independent of the node's locale."""
     return text.encode("utf-8", "surrogateescape")
 
 

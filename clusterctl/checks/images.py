@@ -58,7 +58,7 @@ def findings(cluster: Cluster, job: Job, connections: Connections) -> list[Findi
 
 
 def _differing(cluster: Cluster, job: Job, answers: Sequence[ImageAnswer]) -> list[Finding]:
-    """Return a warning for each node whose image of one name is another one than on most nodes."""
+    """Return a warning for each node whose image differs from the image of the same name on most nodes."""
     names = {node.name: container_of(job, node) for node in cluster.nodes}
     result = []
     for options in dict.fromkeys(names.values()):

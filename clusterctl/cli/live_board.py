@@ -19,7 +19,7 @@ REFRESH, ASK = 0.5, 2.0
 
 
 class LiveBoard:
-    """Asks the nodes of the chosen run from a thread of its own, and stops the run when told to."""
+    """Asks the nodes of the chosen run from a thread of its own, and stops the run when the user asks for it."""
 
     def __init__(self, board: Board) -> None:
         self.board = board

@@ -31,7 +31,7 @@ PAGED = (
     "schema",
     "nodes list",
 )
-# Of less, as git sets them: leave at once if all fits, keep colours, keep the screen.
+# Options of less, as git sets them: exit if everything fits on one screen, keep colours, leave the text on the screen.
 LESS = {"LESS": "FRX", "LV": "-c"}
 
 

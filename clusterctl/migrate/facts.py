@@ -373,7 +373,7 @@ def _rest(result: Translation, facts: Facts) -> None:
         result.set("train.init", str(load), f"{facts['load'][1]}: `clusterctl checkpoint import` reads it")
     elif load:
         result.notes.append(
-            f"{facts['load'][1]}: a run resumes by itself from its newest checkpoint that verifies"
+            f"{facts['load'][1]}: a failed run resumes automatically from its newest valid checkpoint"
         )
     if "finetune" in facts and not load:
         _give_up(result, facts, "finetune", "there are no weights to begin with: train.init")

@@ -206,10 +206,10 @@ def _with_files(found: Found, path: Path) -> Found:
         target = given.option.target if given.option else ""
         if target != "@config" or not given.values:
             continue
-        beside = path.parent / str(given.values[0])
-        if not beside.is_file():
-            raise UsageError(f"{given.where} {given.name}: no file {beside}", "start where it lies")
-        made = _from_document(load_document(beside), beside)
+        neighbour = path.parent / str(given.values[0])
+        if not neighbour.is_file():
+            raise UsageError(f"{given.where} {given.name}: no file {neighbour}", "start where it lies")
+        made = _from_document(load_document(neighbour), neighbour)
         made.given += [each for each in found.given if each is not given]
         return made
     return found
@@ -231,11 +231,11 @@ def _from_document(document: Document, path: Path) -> Found:
     found = _from_keys(document, mindformers.KEYS, "mindformers", mindformers.TITLE, path)
     found.defaults = mindformers.DEFAULTS
     for name in value.get("base_config") or ():
-        beside = path.parent / str(name)
-        if not beside.is_file():
+        neighbour = path.parent / str(name)
+        if not neighbour.is_file():
             found.notes.append(f"{name}, which base_config names, is not there: its keys are missing")
             continue
-        base = _from_keys(load_document(beside), mindformers.KEYS, "mindformers", "", beside)
+        base = _from_keys(load_document(neighbour), mindformers.KEYS, "mindformers", "", neighbour)
         own = {given.name for given in found.given}
         found.given += [given for given in base.given if given.name not in own]
     return found

@@ -124,7 +124,7 @@ class NodeStream:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: each write is passed on at once."""
+        """Do nothing: each write is passed on immediately."""
 
     def isatty(self) -> bool:
         return False

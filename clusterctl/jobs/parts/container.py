@@ -71,7 +71,7 @@ class RankContainer:
         return f"docker://{image}"
 
     def removal(self) -> tuple[str, ...]:
-        """Return the command that removes the container, whatever became of it; () if nothing can be left."""
+        """Return the command that removes the container in any state; () if nothing can be left."""
         # Apptainer starts no daemon: its container ends with its process.
         return (
             () if self.options.dialect == "apptainer" else (self.options.runtime, "rm", "--force", self.name)

@@ -1,4 +1,4 @@
-"""The `network` part of a job: whether ranks exchange by RDMA, and the variables with which NCCL and HCCL are told."""
+"""Read the `network` part of a job, and return the variables that turn RDMA on or off in NCCL and HCCL."""
 
 from __future__ import annotations
 
