@@ -130,3 +130,24 @@ NATIVE_INLINE float max_of(const float* x, int64_t n) {
         for (int j = 0; j < half; ++j) lane[j] = lane[j + half] > lane[j] ? lane[j + half] : lane[j];
     return lane[0];
 }
+
+// The function `Work::run`, compiled for each instruction set; `run` must be NATIVE_INLINE.
+template <typename Work, typename... A>
+void run_plain(A... a) { Work::run(a...); }
+#ifdef NATIVE_X86
+template <typename Work, typename... A>
+NATIVE_AVX2 void run_avx2(A... a) { Work::run(a...); }
+template <typename Work, typename... A>
+NATIVE_AVX512 void run_avx512(A... a) { Work::run(a...); }
+#endif
+
+// Return the one for a level.
+template <typename Work, typename... A>
+static auto for_level(int level) -> void (*)(A...) {
+#ifdef NATIVE_X86
+    if (level == 2) return run_avx512<Work, A...>;
+    if (level == 1) return run_avx2<Work, A...>;
+#endif
+    (void)level;
+    return run_plain<Work, A...>;
+}

@@ -32,37 +32,18 @@ NATIVE_INLINE void backward(const T* x, const T* above, T* out, int64_t n) {
     }
 }
 
-template <typename T>
-using Piece = void (*)(const T*, const T*, T*, int64_t);
-
 template <typename T, bool BACK>
-NATIVE_INLINE void piece(const T* x, const T* above, T* out, int64_t n) {
-    if (BACK) backward(x, above, out, n);
-    else forward(x, above, out, n);
-}
-
-template <typename T, bool BACK>
-void piece_plain(const T* x, const T* above, T* out, int64_t n) { piece<T, BACK>(x, above, out, n); }
-#ifdef NATIVE_X86
-template <typename T, bool BACK>
-NATIVE_AVX2 void piece_avx2(const T* x, const T* above, T* out, int64_t n) { piece<T, BACK>(x, above, out, n); }
-template <typename T, bool BACK>
-NATIVE_AVX512 void piece_avx512(const T* x, const T* above, T* out, int64_t n) { piece<T, BACK>(x, above, out, n); }
-#endif
-
-template <typename T, bool BACK>
-Piece<T> piece_for(int level) {
-#ifdef NATIVE_X86
-    if (level == 2) return piece_avx512<T, BACK>;
-    if (level == 1) return piece_avx2<T, BACK>;
-#endif
-    (void)level;
-    return piece_plain<T, BACK>;
-}
+struct Piece {
+    NATIVE_INLINE void run(const T* x, const T* above, T* out, int64_t n) {
+        if (BACK) backward(x, above, out, n);
+        else forward(x, above, out, n);
+    }
+};
 
 template <typename T>
 void gelu(const T* x, const T* above, T* out, int64_t n, int threads, int level) {
-    const Piece<T> one = above ? piece_for<T, true>(level) : piece_for<T, false>(level);
+    const auto one = above ? for_level<Piece<T, true>, const T*, const T*, T*, int64_t>(level)
+                           : for_level<Piece<T, false>, const T*, const T*, T*, int64_t>(level);
 #pragma omp parallel for schedule(static) num_threads(threads) if (n > 4 * PIECE)
     for (int64_t i = 0; i < n; i += PIECE) {
         one(x + i, above ? above + i : nullptr, out + i, n - i < PIECE ? n - i : PIECE);

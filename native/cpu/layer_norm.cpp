@@ -89,43 +89,21 @@ NATIVE_INLINE void backward_row(const Arguments& a, int64_t r, float* normal, fl
 }
 
 template <typename T, bool BACK>
-NATIVE_INLINE void rows_of_piece(const Arguments& a, int64_t piece, float* scratch) {
-    const int64_t end = (piece + 1) * a.piece < a.rows ? (piece + 1) * a.piece : a.rows;
-    float* sums = BACK ? a.sums + piece * 2 * a.width : nullptr;
-    for (int64_t r = piece * a.piece; r < end; ++r) {
-        if (BACK) backward_row<T>(a, r, scratch, scratch + a.width, sums);
-        else forward_row<T>(a, r, scratch, scratch + a.width);
+struct Piece {
+    NATIVE_INLINE void run(const Arguments& a, int64_t piece, float* scratch) {
+        const int64_t end = (piece + 1) * a.piece < a.rows ? (piece + 1) * a.piece : a.rows;
+        float* sums = BACK ? a.sums + piece * 2 * a.width : nullptr;
+        for (int64_t r = piece * a.piece; r < end; ++r) {
+            if (BACK) backward_row<T>(a, r, scratch, scratch + a.width, sums);
+            else forward_row<T>(a, r, scratch, scratch + a.width);
+        }
     }
-}
-
-using Piece = void (*)(const Arguments&, int64_t, float*);
-
-template <typename T, bool BACK>
-void piece_plain(const Arguments& a, int64_t piece, float* scratch) { rows_of_piece<T, BACK>(a, piece, scratch); }
-#ifdef NATIVE_X86
-template <typename T, bool BACK>
-NATIVE_AVX2 void piece_avx2(const Arguments& a, int64_t piece, float* scratch) {
-    rows_of_piece<T, BACK>(a, piece, scratch);
-}
-template <typename T, bool BACK>
-NATIVE_AVX512 void piece_avx512(const Arguments& a, int64_t piece, float* scratch) {
-    rows_of_piece<T, BACK>(a, piece, scratch);
-}
-#endif
-
-template <typename T, bool BACK>
-Piece piece_for(int level) {
-#ifdef NATIVE_X86
-    if (level == 2) return piece_avx512<T, BACK>;
-    if (level == 1) return piece_avx2<T, BACK>;
-#endif
-    (void)level;
-    return piece_plain<T, BACK>;
-}
+};
 
 template <typename T>
 void layer_norm(const Arguments& a, bool back) {
-    const Piece one = back ? piece_for<T, true>(a.level) : piece_for<T, false>(a.level);
+    const auto one = back ? for_level<Piece<T, true>, const Arguments&, int64_t, float*>(a.level)
+                          : for_level<Piece<T, false>, const Arguments&, int64_t, float*>(a.level);
     const int64_t pieces = (a.rows + a.piece - 1) / a.piece;
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.width > 16384)
     for (int64_t piece = 0; piece < pieces; ++piece) {

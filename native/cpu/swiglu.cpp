@@ -32,37 +32,18 @@ NATIVE_INLINE void backward(const T* x, const T* above, T* out, int64_t n) {
     }
 }
 
-template <typename T>
-using Row = void (*)(const T*, const T*, T*, int64_t);
-
 template <typename T, bool BACK>
-NATIVE_INLINE void row(const T* x, const T* above, T* out, int64_t n) {
-    if (BACK) backward(x, above, out, n);
-    else forward(x, out, n);
-}
-
-template <typename T, bool BACK>
-void row_plain(const T* x, const T* above, T* out, int64_t n) { row<T, BACK>(x, above, out, n); }
-#ifdef NATIVE_X86
-template <typename T, bool BACK>
-NATIVE_AVX2 void row_avx2(const T* x, const T* above, T* out, int64_t n) { row<T, BACK>(x, above, out, n); }
-template <typename T, bool BACK>
-NATIVE_AVX512 void row_avx512(const T* x, const T* above, T* out, int64_t n) { row<T, BACK>(x, above, out, n); }
-#endif
-
-template <typename T, bool BACK>
-Row<T> row_for(int level) {
-#ifdef NATIVE_X86
-    if (level == 2) return row_avx512<T, BACK>;
-    if (level == 1) return row_avx2<T, BACK>;
-#endif
-    (void)level;
-    return row_plain<T, BACK>;
-}
+struct Row {
+    NATIVE_INLINE void run(const T* x, const T* above, T* out, int64_t n) {
+        if (BACK) backward(x, above, out, n);
+        else forward(x, out, n);
+    }
+};
 
 template <typename T>
 void swiglu(const T* x, const T* above, T* out, int64_t rows, int64_t n, int threads, int level) {
-    const Row<T> one = above ? row_for<T, true>(level) : row_for<T, false>(level);
+    const auto one = above ? for_level<Row<T, true>, const T*, const T*, T*, int64_t>(level)
+                           : for_level<Row<T, false>, const T*, const T*, T*, int64_t>(level);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * n > 16384)
     for (int64_t r = 0; r < rows; ++r) {
         one(x + 2 * r * n, above ? above + r * n : nullptr, out + (above ? 2 : 1) * r * n, n);
