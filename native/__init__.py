@@ -9,6 +9,7 @@ Importing this package loads neither torch nor the compiled library; `choose` do
 
 from __future__ import annotations
 
+from native.masks import Dropout, Mask
 from native.registry import (
     BackendUnavailable,
     BadRequest,
@@ -27,6 +28,8 @@ __all__ = [
     "BadRequest",
     "Choice",
     "Chosen",
+    "Dropout",
+    "Mask",
     "NativeError",
     "Status",
     "choose",

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from native.masks import Dropout, Mask
+
 # One rounding to bf16 is an error of 2^-9 = 0.002; sums of rounded products and a second rounding add to
 # it.
 _FP32, _BF16 = torch.float32, torch.bfloat16
@@ -48,23 +50,27 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of an op for a case: its value and the gradient of every input that has one."""
+    """The result of an op for a case: its value and the gradient of every input that has one.
+
+    Several values are joined in one row.
+    """
 
     value: Tensor
     gradients: tuple[Tensor, ...]
 
 
-def run(case: Case, op: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Result:
+def run(case: Case, op: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Result:
     """Return value and gradients of `op`, which gets copies of the inputs."""
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     # A backend may overwrite its inputs, so each call gets copies that are not leaves.
     value = op(*(x.clone() if x.requires_grad else x for x in leaves), **case.arguments)
-    value.backward(_upstream(value))
+    values = value if isinstance(value, tuple) else (value,)
+    torch.autograd.backward(values, [_upstream(each, seed) for seed, each in enumerate(values, 1)])
     gradients = tuple(x.grad for x in leaves if x.grad is not None)
-    return Result(value.detach(), gradients)
+    return Result(values[0].detach() if len(values) == 1 else _joined(values), gradients)
 
 
-def meaning(case: Case, reference: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Result:
+def meaning(case: Case, reference: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Result:
     """Return the reference's result in fp64."""
     return run(case, reference, tuple(x.double() if x.is_floating_point() else x for x in inputs))
 
@@ -84,7 +90,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 
 def large_cases() -> Iterator[Case]:
-    """Yield the sizes that the benchmark measures: those of a small GPT and of one with 124 million parameters."""
+    """Yield the sizes that the benchmark measures: those of GPTs with 124 million and with 1.3 billion parameters."""
     for op, name, shape in _LARGE:
         for dtype in (_FP32, _BF16):
             arguments = _LARGE_ARGUMENTS.get(op, _NONE)
@@ -100,18 +106,22 @@ def cases(op: str | None = None) -> Iterator[Case]:
                 yield Case(case_op, name, dtype, shape, value_error, gradient_error, arguments)
 
 
-def _upstream(value: Tensor) -> Tensor:
+def _joined(values: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([each.detach().flatten() for each in values])
+
+
+def _upstream(value: Tensor, seed: int) -> Tensor:
     """Return an upstream gradient that is not 1, so that a backend that ignores it fails.
 
     It is the same for every type of value.
     """
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     return (torch.rand(value.shape, generator=generator, dtype=torch.float64) + 0.5).to(_BF16).to(value.dtype)
 
 
 def _layer_norm(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     *_, width = case.shape  # (..., hidden)
-    x = 3 * torch.randn(case.shape, generator=generator) + 1
+    x = _edited(case, 3 * torch.randn(case.shape, generator=generator) + 1)
     weight, bias = torch.randn(2, width, generator=generator)
     return x.to(case.dtype), weight.to(case.dtype), bias.to(case.dtype)
 
@@ -120,12 +130,56 @@ def _rms_norm(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     return _layer_norm(case, generator)[:2]
 
 
+def _add_layer_norm(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    x, weight, bias = _layer_norm(case, generator)
+    residual = 2 * torch.randn(case.shape, generator=generator)
+    return x, residual.to(case.dtype), weight, bias
+
+
+def _add_rms_norm(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    return _add_layer_norm(case, generator)[:3]
+
+
 def _gelu(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
-    return ((4 * torch.randn(case.shape, generator=generator)).to(case.dtype),)
+    return (_edited(case, 4 * torch.randn(case.shape, generator=generator)).to(case.dtype),)
+
+
+def _bias_gelu(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    bias = torch.randn(case.shape[-1], generator=generator)
+    return *_gelu(case, generator), bias.to(case.dtype)
 
 
 def _swiglu(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
-    return ((3 * torch.randn(case.shape, generator=generator)).to(case.dtype),)
+    return (_edited(case, 3 * torch.randn(case.shape, generator=generator)).to(case.dtype),)
+
+
+def _edited(case: Case, x: Tensor) -> Tensor:
+    """Return rows with what the case's name says."""
+    if case.name == "transposed":
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+    if case.name == "huge rows":
+        return x * 1e15
+    if case.name in _WRONG:
+        x.view(-1)[3] = _WRONG[case.name]
+    return x
+
+
+def _dropout_add(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    x, residual = torch.randn(2, *case.shape, generator=generator).to(case.dtype)
+    bias = torch.randn(case.shape[-1], generator=generator).to(case.dtype)
+    # The counter's low word overflows within the tensor.
+    return _edited(case, x), residual, bias, torch.tensor([0x123456789ABCDEF, (1 << 32) - 2])
+
+
+def _rotary(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    batch, heads, groups, rows, dim, pairs = case.shape
+    # As views of one projection.
+    mixed = torch.randn(batch, rows, (heads + groups) * dim, generator=generator).to(case.dtype)
+    q, k = (
+        part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in mixed.split([heads * dim, groups * dim], -1)
+    )
+    angles = 6.3 * torch.rand(batch if case.name == "samples" else 1, 1, rows, pairs, generator=generator)
+    return q, k, angles.cos(), angles.sin()
 
 
 def _cross_entropy(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -148,9 +202,9 @@ def _linear_cross_entropy(case: Case, generator: torch.Generator) -> tuple[Tenso
 
 
 def _attention(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
-    batch, heads, queries, keys, dim = case.shape
+    batch, heads, queries, keys, dim, *groups = case.shape
     q = torch.randn(batch, heads, queries, dim, generator=generator)
-    k, v = torch.randn(2, batch, heads, keys, dim, generator=generator)
+    k, v = torch.randn(2, batch, *(groups or [heads]), keys, dim, generator=generator)
     return q.to(case.dtype), k.to(case.dtype), v.to(case.dtype)
 
 
@@ -196,8 +250,13 @@ def _not_a_number(logits: Tensor, targets: Tensor) -> None:
 _MAKERS: Mapping[str, Callable[[Case, torch.Generator], tuple[Tensor, ...]]] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "add_layer_norm": _add_layer_norm,
+    "add_rms_norm": _add_rms_norm,
     "gelu": _gelu,
+    "bias_gelu": _bias_gelu,
     "swiglu": _swiglu,
+    "dropout_add": _dropout_add,
+    "rotary": _rotary,
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": _linear_cross_entropy,
     "attention": _attention,
@@ -221,11 +280,24 @@ _ERRORS = {
     ("layer_norm", _BF16): (4e-3, 4e-3),
     ("rms_norm", _FP32): (2e-6, 2e-6),
     ("rms_norm", _BF16): (4e-3, 4e-3),
+    ("add_layer_norm", _FP32): (2e-6, 2e-6),
+    # The sum is rounded before its norm is computed.
+    ("add_layer_norm", _BF16): (8e-3, 8e-3),
+    ("add_rms_norm", _FP32): (2e-6, 2e-6),
+    ("add_rms_norm", _BF16): (8e-3, 8e-3),
     ("gelu", _FP32): (1e-6, 1e-6),
     ("gelu", _BF16): (4e-3, 8e-3),
+    ("bias_gelu", _FP32): (1e-6, 1e-6),
+    # torch rounds the sum too.
+    ("bias_gelu", _BF16): (8e-3, 1.2e-2),
     ("swiglu", _FP32): (1e-6, 1e-6),
     # torch rounds silu(gate) too.
     ("swiglu", _BF16): (8e-3, 8e-3),
+    ("dropout_add", _FP32): (1e-6, 2e-6),
+    ("dropout_add", _BF16): (4e-3, 4e-3),
+    ("rotary", _FP32): (1e-6, 1e-6),
+    # torch rounds cosines, sines and products too.
+    ("rotary", _BF16): (1.2e-2, 1.2e-2),
     ("cross_entropy", _FP32): (1e-6, 2e-6),
     # The loss is fp32 in both backends; the gradient is rounded twice.
     ("cross_entropy", _BF16): (1e-6, 6e-3),
@@ -241,22 +313,43 @@ _ERRORS = {
 _TORCH_ERRORS = {("cross_entropy", _FP32): (1e-6, 6e-6)}
 
 _NONE: Mapping[str, Any] = {}
+_DROPOUT = Dropout(0.3, torch.tensor(-(2**61) + 12345), 2, 9)
+# Rows of 150 keys in documents of several lengths.
+_DOCUMENTS = torch.stack(
+    [torch.arange(150) // 13, (torch.arange(150) > 63).long() + (torch.arange(150) > 128)]
+)
 _LARGE_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "gelu": {"approximate": "tanh"},
+    "bias_gelu": {"approximate": "tanh"},
+    "dropout_add": {"probability": 0.1},
     "linear_cross_entropy": {"vocabulary": 50257},
 }
+_NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 _LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-    ("layer_norm", "1,024 x 768", (1024, 768)),
-    ("rms_norm", "1,024 x 768", (1024, 768)),
+    *((op, "1,024 x 768", (1024, 768)) for op in _NORMS),
     ("gelu", "1,024 x 3,072", (1024, 3072)),
+    ("bias_gelu", "1,024 x 3,072", (1024, 3072)),
     ("swiglu", "1,024 x 4,096", (1024, 4096)),
+    ("dropout_add", "1,024 x 768", (1024, 768)),
+    ("rotary", "1 x 12 x 1,024 x 64", (1, 12, 12, 1024, 64, 32)),
+    *((op, "2,048 x 2,048", (2048, 2048)) for op in (*_NORMS, "dropout_add")),
+    ("gelu", "2,048 x 8,192", (2048, 8192)),
+    ("bias_gelu", "2,048 x 8,192", (2048, 8192)),
+    ("swiglu", "2,048 x 11,264", (2048, 11264)),
+    ("rotary", "1 x 16 x 2,048 x 128", (1, 16, 16, 2048, 128, 64)),
     ("cross_entropy", "512 x 2,048", (512, 2048)),
     ("cross_entropy", "1,024 x 50,304", (1024, 50304)),
     ("linear_cross_entropy", "1,024 x 768 x 50,257", (1024, 768, 50304, 50257)),
     ("attention", "8 x 6 x 256 x 64", (8, 6, 256, 256, 64)),
     ("attention", "1 x 12 x 1,024 x 64", (1, 12, 1024, 1024, 64)),
+    ("attention", "1 x 16 x 2,048 x 128", (1, 16, 2048, 2048, 128)),
 )
+_WRONG = {"a NaN": float("nan"), "an infinity": float("inf")}
+_ROWS = (*_NORMS, "gelu", "bias_gelu", "swiglu")
+_EDGES = {"empty": (0, 64), "transposed": (6, 5, 34), "huge rows": (3, 64), **dict.fromkeys(_WRONG, (3, 64))}
 _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
+    # torch's own exact GELU of infinity is not a number in fp32.
+    *((op, name, shape, _LARGE_ARGUMENTS.get(op, _NONE)) for op in _ROWS for name, shape in _EDGES.items()),
     ("layer_norm", "small", (3, 5, 64), _NONE),
     ("layer_norm", "odd", (7, 129), {"eps": 1e-3}),
     # The weight's gradient is a sum over 1,024 rows.
@@ -264,12 +357,32 @@ _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     ("rms_norm", "small", (3, 5, 64), _NONE),
     ("rms_norm", "odd", (7, 129), {"eps": 1e-3}),
     ("rms_norm", "rows", (1024, 96), _NONE),
+    ("add_layer_norm", "small", (3, 5, 64), _NONE),
+    ("add_layer_norm", "odd", (7, 129), {"eps": 1e-3}),
+    ("add_layer_norm", "rows", (1024, 96), _NONE),
+    ("add_rms_norm", "small", (3, 5, 64), _NONE),
+    ("add_rms_norm", "odd", (7, 129), {"eps": 1e-3}),
+    ("add_rms_norm", "rows", (1024, 96), _NONE),
     ("gelu", "exact", (33, 65), _NONE),
     ("gelu", "tanh", (33, 65), {"approximate": "tanh"}),
     ("gelu", "threads", (90, 513), {"approximate": "tanh"}),
+    ("bias_gelu", "exact", (33, 65), _NONE),
+    ("bias_gelu", "tanh", (33, 65), {"approximate": "tanh"}),
+    ("bias_gelu", "threads", (90, 513), {"approximate": "tanh"}),
     ("swiglu", "small", (3, 5, 64), _NONE),
     ("swiglu", "odd", (33, 130), _NONE),
     ("swiglu", "threads", (90, 514), _NONE),
+    ("dropout_add", "small", (3, 5, 64), {"probability": 0.1}),
+    ("dropout_add", "odd", (7, 1291), {"probability": 0.5}),
+    ("dropout_add", "threads", (90, 514), {"probability": 0.1}),
+    ("dropout_add", "transposed", (6, 5, 34), {"probability": 0.1}),
+    ("dropout_add", "empty", (0, 64), {"probability": 0.1}),
+    ("rotary", "small", (2, 3, 3, 5, 8, 4), _NONE),
+    ("rotary", "partial", (2, 4, 2, 7, 13, 3), _NONE),
+    ("rotary", "neighbours", (2, 4, 2, 7, 13, 3), {"interleaved": True}),
+    ("rotary", "samples", (3, 2, 1, 5, 8, 4), _NONE),
+    ("rotary", "threads", (2, 4, 4, 70, 32, 16), {"interleaved": True}),
+    ("rotary", "empty", (2, 4, 4, 0, 32, 16), _NONE),
     ("cross_entropy", "one token", (1, 2), _NONE),
     ("cross_entropy", "one word", (3, 1), _NONE),
     ("cross_entropy", "odd", (5, 1009), _NONE),
@@ -296,4 +409,17 @@ _SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
     # Fewer queries than keys.
     ("attention", "cached", (2, 2, 3, 20, 8), _NONE),
     ("attention", "cached blocks", (1, 2, 150, 190, 8), _NONE),
+    ("attention", "window", (1, 2, 200, 200, 16), {"mask": Mask(70)}),
+    ("attention", "window of two", (1, 1, 70, 70, 8), {"mask": Mask(2)}),
+    ("attention", "documents", (2, 2, 150, 150, 8), {"mask": Mask(documents=_DOCUMENTS)}),
+    ("attention", "documents, window, cached", (2, 1, 85, 150, 8), {"mask": Mask(40, _DOCUMENTS)}),
+    ("attention", "source", (3, 2, 140, 140, 8), {"mask": Mask(source=torch.tensor([0, 65, 140]))}),
+    ("attention", "groups", (2, 6, 90, 130, 24, 2), _NONE),
+    ("attention", "dropout", (2, 2, 130, 130, 16), {"dropout": _DROPOUT}),
+    (
+        "attention",
+        "dropout, documents, groups",
+        (2, 4, 99, 150, 8, 1),
+        {"mask": Mask(0, _DOCUMENTS), "dropout": _DROPOUT},
+    ),
 )

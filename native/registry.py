@@ -13,7 +13,9 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from native.masks import EVERY_KEY, Dropout, Mask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,17 +24,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 REFERENCE = "reference"
-OPS = (
-    "layer_norm",
-    "rms_norm",
-    "gelu",
-    "swiglu",
-    "cross_entropy",
-    "linear_cross_entropy",
-    "attention",
-    "adamw",
-    "square_sum",
-)
+TORCH = "torch"
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -42,15 +35,6 @@ class Backend:
     name: str
     device_type: str | None
     modules: Mapping[str, str]
-
-
-# In the order in which `auto` tries them; the reference is last and serves every device that torch does.
-BACKENDS = (
-    Backend("cpu", "cpu", {op: f"native.cpu.{op}" for op in OPS}),
-    Backend("cuda", "cuda", {"attention": "native.cuda.attention"}),
-    Backend("npu", "npu", {"attention": "native.npu.attention", "adamw": "native.npu.adamw"}),
-    Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
-)
 
 
 class NativeError(Exception):
@@ -90,41 +74,82 @@ class Chosen:
     reason: str
 
 
+def _op(method: _Method) -> _Method:
+    """Mark the declaration of an op."""
+    method.__dict__["is_op"] = True
+    return method
+
+
 class Choice:
-    """The ops, each bound to the backend chosen for it."""
+    """The ops, each bound to the backend chosen for it. A method with `_op` declares an op and its types."""
 
     def __init__(self, chosen: Sequence[Chosen], functions: Mapping[str, Callable[..., Any]]) -> None:
         self._chosen = tuple(chosen)
-        self._layer_norm = functions["layer_norm"]
-        self._rms_norm = functions["rms_norm"]
-        self._gelu = functions["gelu"]
-        self._swiglu = functions["swiglu"]
-        self._cross_entropy = functions["cross_entropy"]
-        self._linear_cross_entropy = functions["linear_cross_entropy"]
-        self._attention = functions["attention"]
-        self._adamw = functions["adamw"]
-        self._square_sum = functions["square_sum"]
+        for op in OPS:
+            # In front of the method of this name, which only declares types: a call goes straight to the backend.
+            setattr(self, op, functions[op])
 
+    @_op
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
         """Return `x` normalised over the last dimension; computed in fp32, returned in the type of `x`."""
-        normal: Tensor = self._layer_norm(x, weight, bias, eps)
-        return normal
+        raise NotImplementedError
 
+    @_op
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
         """Return `x` over the root of its mean square, times `weight`; computed in fp32, in the type of `x`."""
-        normal: Tensor = self._rms_norm(x, weight, eps)
-        return normal
+        raise NotImplementedError
 
+    @_op
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + residual, rounded to their type, and the layer norm of this sum."""
+        raise NotImplementedError
+
+    @_op
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + residual, rounded to their type, and the RMS norm of this sum."""
+        raise NotImplementedError
+
+    @_op
     def gelu(self, x: Tensor, approximate: str = "none") -> Tensor:
         """Return GELU of `x`: exact (`none`) or by tanh (`tanh`)."""
-        out: Tensor = self._gelu(x, approximate)
-        return out
+        raise NotImplementedError
 
+    @_op
+    def bias_gelu(self, x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+        """Return `gelu` of x + bias."""
+        raise NotImplementedError
+
+    @_op
     def swiglu(self, x: Tensor) -> Tensor:
         """Return silu(gate) times up, where gate and up are the halves of the last dimension of `x`."""
-        product: Tensor = self._swiglu(x)
-        return product
+        raise NotImplementedError
 
+    @_op
+    def dropout_add(
+        self, x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, probability: float
+    ) -> Tensor:
+        """Return residual + dropout(x + bias).
+
+        state: (2,) in int64 on the CPU, the seed and the first counter, both from 0 to 2^62; they fix what is dropped.
+        """
+        raise NotImplementedError
+
+    @_op
+    def rotary(
+        self, q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys (batch, heads, sequence, dim) with rotary positions.
+
+        Each pair of a head's first numbers turns by the angle with these cosines and sines, (batch or 1, 1, sequence,
+        pairs). Pairs are (i, i + pairs), or with `interleaved` neighbours. The other numbers stay as they are.
+        """
+        raise NotImplementedError
+
+    @_op
     def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
         """Return the mean over tokens whose target is not `ignore_index`, as an fp32 scalar; NaN without
         any.
@@ -132,9 +157,9 @@ class Choice:
         logits: (tokens, vocabulary); targets: (tokens,).
         A backend may overwrite `logits` with their gradient if they need one.
         """
-        loss: Tensor = self._cross_entropy(logits, targets, ignore_index)
-        return loss
+        raise NotImplementedError
 
+    @_op
     def linear_cross_entropy(
         self, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int = -100
     ) -> Tensor:
@@ -142,42 +167,71 @@ class Choice:
 
         x: (tokens, hidden); weight: (rows, hidden), of which those from `vocabulary` on are padding.
         """
-        loss: Tensor = self._linear_cross_entropy(x, weight, targets, vocabulary, ignore_index)
-        return loss
+        raise NotImplementedError
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
+    @_op
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = True,
+        mask: Mask = EVERY_KEY,
+        dropout: Dropout | None = None,
+    ) -> Tensor:
         """Return softmax(q k^T / sqrt(dim)) v over (batch, heads, sequence, dim).
 
         Causal means that the last query sees every key, the one before it all but the last, and so on. So
-        with fewer queries than keys (generation from a cache) the queries are the last positions.
+        with fewer queries than keys (generation from a cache) the queries are the last positions. `mask` hides more
+        keys of a causal attention. `k` and `v` may have fewer heads, each of which several heads of `q` share.
         """
-        mixed: Tensor = self._attention(q, k, v, causal)
-        return mixed
+        raise NotImplementedError
 
+    @_op
     def adamw(self, update: AdamWStep) -> None:
         """Run one step of AdamW in place."""
-        self._adamw(update)
+        raise NotImplementedError
 
+    @_op
     def square_sum(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the sum of the squares of all numbers, in fp32 for any input types."""
-        total: Tensor = self._square_sum(tensors)
-        return total
+        raise NotImplementedError
 
     def report(self) -> list[Chosen]:
         """Return what was chosen for each op and why, in the order of `OPS`."""
         return list(self._chosen)
 
 
+OPS = tuple(name for name, member in vars(Choice).items() if hasattr(member, "is_op"))
+# Ops of a CPU that share a file.
+_CPU_FILES = {
+    **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "norm"),
+    "bias_gelu": "gelu",
+}
+_CPU_ALONE = ("dropout_add", "rotary")
+# In the order in which `auto` tries them; the reference is last and serves every device that torch does.
+BACKENDS = (
+    Backend("cpu", "cpu", {op: f"native.cpu.{_CPU_FILES.get(op, op)}" for op in OPS}),
+    Backend("cuda", "cuda", {op: f"native.cuda.{op}" for op in OPS if op not in _CPU_ALONE}),
+    # CANN has no kernel for a sum of squares.
+    Backend("npu", "npu", {op: f"native.npu.{op}" for op in OPS if op not in (*_CPU_ALONE, "square_sum")}),
+    Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
+    # By name alone: torch's own attention. The reference is plain torch for every other op.
+    Backend(TORCH, None, {"attention": "native.sdpa"}),
+)
+
+
 def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choice:
     """Return a backend for every op on `device_type` (`cpu`, `cuda`, `npu`).
 
     requested: `auto`; or a backend's name, used for every op that this backend has, with the reference for
-    the rest (the report says so); or a mapping from op to name, with `auto` for the ops left out.
+    the rest (the report says so); or a mapping from op to name, with `auto` for the ops left out. `torch` takes torch's
+    own attention, and for the other ops the reference, which is plain torch.
     """
     wanted = _wanted(requested)
     statuses = survey(device_type)
     chosen = [_choose_one(op, wanted[op], device_type, statuses) for op in OPS]
-    if isinstance(requested, str) and requested != AUTO:
+    if isinstance(requested, str) and requested not in (AUTO, TORCH):
         chosen = [_explain_missing(choice, requested) for choice in chosen]
     functions = {choice.op: getattr(_module(choice.backend, choice.op), choice.op) for choice in chosen}
     return Choice(chosen, functions)
@@ -220,9 +274,15 @@ def _wanted(requested: str | Mapping[str, str]) -> dict[str, str]:
     if faults:
         raise BadRequest("; ".join(faults))
     if not isinstance(requested, str):
-        return {op: requests.get(op, AUTO) for op in OPS}
+        return {op: _of_torch(op, requests.get(op, AUTO)) for op in OPS}
     has = {op for backend in BACKENDS if backend.name == requested for op in backend.modules}
     return {op: requested if requested == AUTO or op in has else REFERENCE for op in OPS}
+
+
+def _of_torch(op: str, name: str) -> str:
+    """Return the backend that has torch's own `op` if that is what `name` asks for."""
+    backend = next(backend for backend in BACKENDS if backend.name == TORCH)
+    return REFERENCE if name == TORCH and op not in backend.modules else name
 
 
 def _unknown(kind: str, name: object, known: Sequence[str]) -> str:

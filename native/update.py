@@ -31,8 +31,11 @@ class AdamWStep:
     betas: tuple[float, float]
     eps: float
     factor: float = 1.0
+    remainders: Sequence[Tensor | None] = ()
+    """For each tensor None, or an int16 tensor: then `held` has the bf16 weight, and both together are the master, as
+    `native.masters` says."""
 
     def rows(self) -> Iterator[Row]:
-        """Return for each tensor: master, gradient, average, square, lowered copy, decay."""
+        """Return for each tensor: master or bf16 weight, gradient, average, square, lowered copy, decay."""
         tensors = (self.held, self.gradients, self.averages, self.squares)
         return zip(*tensors, self.lowered, self.decays, strict=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import os
 import platform
 import struct
@@ -17,10 +19,13 @@ STEM = "_ops"
 NAMESPACE = "clusterctl_native"
 CODE = (
     "cpu/cross_entropy.cpp",
-    "cpu/attention.cpp",
+    "attention/plain.cpp",
+    "attention/avx2.cpp",
+    "attention/avx512.cpp",
+    "cpu/dropout.cpp",
     "cpu/gelu.cpp",
-    "cpu/layer_norm.cpp",
-    "cpu/rms_norm.cpp",
+    "cpu/norm.cpp",
+    "cpu/rotary.cpp",
     "cpu/swiglu.cpp",
     "cpu/adamw.cpp",
     "cpu/square_sum.cpp",
@@ -28,6 +33,7 @@ CODE = (
     "text/json_lines.cpp",
     "samples/sample_index.cpp",
     "hashes/sha256.cpp",
+    "hashes/sha256_avx512.cpp",
     "decode/packed.cpp",
     "decode/packed_avx512.cpp",
     "decode/paged.cpp",
@@ -35,8 +41,11 @@ CODE = (
 )
 HEADERS = (
     "compiled/native.h",
+    "attention/kernel.h",
     "decode/packed.h",
     "decode/paged.h",
+    "decode/team.h",
+    "hashes/sha256.h",
     "text/bpe_merges.h",
     "text/bpe_words.h",
     "text/unicode_classes.h",
@@ -47,6 +56,8 @@ BUILD_HINT = "build it with `python -m native build`"
 LEVELS = ("baseline", "AVX2", "AVX-512")
 # A variable with the name of a level: no higher one is used, for comparisons with another processor.
 LEVEL_VARIABLE = "CLUSTERCTL_NATIVE_LEVEL"
+# A variable: with the value `never`, a node without a fitting library does not compile one.
+BUILD_VARIABLE = "CLUSTERCTL_NATIVE_BUILD"
 
 # The ELF machine numbers of the processors that nodes may have.
 _MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
@@ -73,19 +84,33 @@ class Library:
 
 @functools.cache
 def load() -> Library:
-    """Return the library of this folder; LibraryMissing lists every refused file with its reason."""
-    return load_from(FOLDER)
+    """Return the library of this folder or of the user's cache; LibraryMissing lists every refused file and why."""
+    return load_from(FOLDER, cache_folder())
+
+
+def cache_folder() -> Path:
+    """Return the folder for libraries that nodes compile from these sources."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        with contextlib.suppress(OSError):
+            digest.update((FOLDER / name).read_bytes())
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(root, "clusterctl", "native", digest.hexdigest()[:16])
 
 
 @functools.cache
 def attention_level() -> int:
-    """Return what the attention kernels can compute on this processor: 0 nothing, 1 fp32, 2 fp32 and bf16."""
+    """Return which products attention's kernel has here: 0 those of AVX2 or less, 1 of AVX-512, 2 of bf16 too."""
     try:
         library = load()
     except LibraryMissing:
         return 0
-    # Its kernels need AVX-512.
     return int(library.functions.native_attention_level()) if library.level == len(LEVELS) - 1 else 0
+
+
+def may_build() -> bool:
+    """Return whether the environment lets a node compile a library."""
+    return os.environ.get(BUILD_VARIABLE) != "never"
 
 
 def highest_level() -> int:
@@ -105,9 +130,11 @@ def why_not() -> str:
     return ""
 
 
-def load_from(folder: Path) -> Library:
-    """Return the library of `folder`, which must be built from the sources in this folder."""
+def load_from(folder: Path, cache: Path | None = None) -> Library:
+    """Return a library in `folder` or in `cache`, built from the sources in `folder` and for this processor."""
     paths = sorted((folder / "compiled").glob(f"{STEM}*.so"))
+    if cache is not None and _is_own(cache):
+        paths += sorted(cache.glob(f"{STEM}*.so"))
     if not paths:
         raise LibraryMissing(f"it was not compiled here (no {folder / 'compiled' / STEM}*.so); {BUILD_HINT}")
     refused = []
@@ -137,11 +164,25 @@ def _open(path: Path, folder: Path) -> Library:
     return Library(path, functions, level, bool(functions.native_openmp()))
 
 
+def _is_own(folder: Path) -> bool:
+    """Return whether only this user can write to `folder`: code of others is not loaded."""
+    try:
+        facts = folder.stat()
+    except OSError:
+        return False
+    return facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+
+
+def elf_machine(data: bytes) -> str:
+    """Return the processor that an ELF file is for, as `uname -m` names it."""
+    return _MACHINES.get(struct.unpack_from("<H", data, 18)[0], "another processor")
+
+
 def elf_fault(data: bytes) -> str:
     """Return why `data` is not a shared library for this processor, or an empty string."""
     if len(data) < 64 or data[:4] != b"\x7fELF":
         return "is not a shared library"
-    machine = _MACHINES.get(struct.unpack_from("<H", data, 18)[0], "another processor")
+    machine = elf_machine(data)
     if machine != platform.machine():
         return f"is built for {machine}, and this node is {platform.machine()}"
     sections, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)

@@ -1,34 +1,30 @@
-"""Causal attention on a CPU: a kernel that never stores the scores, or matrix products over blocks of queries.
+"""Attention on a CPU by a kernel that never stores the scores, for every instruction set.
 
-torch's fused attention reaches 52 to 116 GFLOP/s on a processor whose matrix product reaches 400. The
-kernel needs AVX-512 (for bf16: AVX512-BF16). Elsewhere torch multiplies each block of queries only by the
-keys that it sees.
+torch's fused attention reaches 52 to 116 GFLOP/s on a processor whose matrix product reaches 400.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from native.compiled import library as compiled
-from native.compiled.library import NAMESPACE, load
+from native.compiled.library import attention_level, load, why_not
+from native.compiled.op import SUFFIX, register
+from native.fallback import report_fallback
+from native.masks import EVERY_KEY, Dropout, Mask
 from native.reference import attention as plain
-from native.reference import future
 
-# In queries. Of 64, 128, 256 and 512 this is the fastest or within 10 % of it, at 256 to 2,048 tokens in
-# bf16 and fp32.
-BLOCK = 128
-_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_LEVEL = {torch.float32: 1, torch.bfloat16: 2}
+__all__ = ["attention", "describe", "why_not"]
+
+# What hides and drops, as the ops take it: window, documents, source, chance, state, first head and heads.
+Rest = tuple[int, Tensor | None, Tensor | None, float, Tensor | None, int, int]
 
 
 class _Span(ctypes.Structure):
-    """The layout of `struct Span` in attention.cpp."""
+    """The layout of `struct Span` in kernel.h."""
 
     _fields_ = (
         ("at", ctypes.c_void_p),
@@ -43,91 +39,80 @@ class _Span(ctypes.Structure):
         return cls(x.data_ptr(), *x.stride()[:3])
 
 
+class _Hiding(ctypes.Structure):
+    """The layout of `struct Hiding` in kernel.h."""
+
+    _fields_ = (
+        ("documents", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("first_head", ctypes.c_int64),
+        ("all_heads", ctypes.c_int64),
+        ("threshold", ctypes.c_uint32),
+        ("grow", ctypes.c_float),
+    )
+
+
 class _Arguments(ctypes.Structure):
-    """The layout of `struct Arguments` in attention.cpp."""
+    """The layout of `struct AttentionArguments` in kernel.h."""
 
     _fields_ = (
         *((name, _Span) for name in ("q", "k", "v", "out", "out_gradient", "dq", "dk", "dv")),
         ("logs", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "dim", "scratch_size")),
+        ("hiding", _Hiding),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "heads", "groups", "queries", "keys", "dim", "scratch_size")
+        ),
         ("scale", ctypes.c_float),
-        ("causal", ctypes.c_int),
-        ("threads", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("causal", "threads", "chunks")),
     )
-
-
-def why_not() -> str:
-    """Return an empty string: only torch is needed."""
-    return ""
 
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    level = compiled.attention_level()
-    if level == 2:
-        return "a kernel that holds no scores (AVX-512 and its bf16 products)"
-    blocks = f"causal blocks of {BLOCK} queries as matrix products"
-    return f"in fp32 a kernel that holds no scores (AVX-512), in bf16 {blocks}" if level else blocks
+    products = ", products of bf16" if attention_level() == 2 else ""
+    return f"a kernel that holds no scores ({load().describe()}{products})"
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = True,
+    mask: Mask = EVERY_KEY,
+    dropout: Dropout | None = None,
+) -> Tensor:
     """Compute attention; the reference computes queries that see no key, and types without a kernel."""
     if torch.is_autocast_enabled("cpu"):
         # Cast here, where autograd records it: inside, autocast could give two operands different types.
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
     with torch.autocast("cpu", enabled=False):
-        return _attention(q, k, v, causal)
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    blind = causal and q.shape[-2] > k.shape[-2]
-    has_kernel = q.dtype in _LEVEL and compiled.attention_level() >= _LEVEL[q.dtype]
-    if has_kernel and not blind and q.dim() == 4 and v.shape == k.shape:
-        _register()
-        fused: Tensor = _Fused.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
-        return fused
-    if not causal or blind or q.shape[-2] <= BLOCK:
-        return plain(q, k, v, causal)
-    out: Tensor = _Causal.apply(q, k, v)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Fused(torch.autograd.Function):
-    """Keep the result and one number per query; the backward pass computes the scores again."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        out, logs = torch.ops.clusterctl_native.attention(q, k, v, causal)
-        ctx.save_for_backward(q, k, v, out, logs)
-        ctx.causal = causal
-        result: Tensor = out
+        blind = causal and q.shape[-2] > k.shape[-2]
+        if blind or q.dtype not in SUFFIX or q.dim() != 4 or v.shape != k.shape:
+            reason = "has no kernel for queries that see no key" if blind else f"has no kernel for {q.dtype}"
+            report_fallback("attention", "cpu", reason)
+            return plain(q, k, v, causal, mask, dropout)
+        fused, _ = _FORWARD(q, k, v, causal, *_rest(q, causal, mask, dropout))
+        result: Tensor = fused
         return result
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        dq, dk, dv = torch.ops.clusterctl_native.attention_backward(upstream, *ctx.saved_tensors, ctx.causal)
-        return dq, dk, dv, None
+
+def _rest(q: Tensor, causal: bool, mask: Mask, dropout: Dropout | None) -> Rest:
+    """Return the arguments of the ops that tell what is hidden and dropped."""
+    if not causal:
+        mask = EVERY_KEY
+    source = None if mask.source is None else mask.source.to(torch.int32).contiguous()
+    documents = None if mask.documents is None else mask.documents.to(torch.int32).contiguous()
+    if dropout is None:
+        return mask.window, documents, source, 0.0, None, 0, 0
+    heads = dropout.heads or q.shape[1]
+    return mask.window, documents, source, dropout.chance, dropout.state, dropout.first_head, heads
 
 
-@functools.cache
-def _register() -> torch.library.Library:
-    """Register the ops with torch, so that profilers show their names; keep the result as long as they are called."""
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    library.define("attention(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor, Tensor)")
-    library.define(
-        "attention_backward(Tensor upstream, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs, bool causal)"
-        " -> (Tensor, Tensor, Tensor)"
-    )
-    library.impl("attention", _forward, "CPU")
-    library.impl("attention", _results, "Meta")
-    library.impl("attention_backward", _backward, "CPU")
-    library.impl("attention_backward", _gradients, "Meta")
-    return library
-
-
-def _results(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     """Return empty tensors for the result, in memory (batch, queries, heads, dim), and for the logarithms."""
     batch, heads, queries, dim = q.shape
     out = q.new_empty(batch, queries, heads, dim).transpose(1, 2)
@@ -135,26 +120,33 @@ def _results(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Ten
 
 
 def _gradients(
-    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, causal: bool
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty tensors for the gradients, in memory (batch, rows, heads, dim)."""
     dq, dk, dv = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v))
     return dq, dk, dv
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, *rest: Any) -> tuple[Tensor, Tensor]:
     q, k, v = (_dense(x) for x in (q, k, v))
-    out, logs = _results(q, k, v, causal)
-    _run(q, k, v, out, logs, causal, None)
+    out, logs = _results(q)
+    _run((q, k, v, out), logs, causal, rest, None)
     return out, logs
 
 
 def _backward(
-    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, causal: bool
+    upstream: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logs: Tensor,
+    causal: bool,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     upstream, q, k, v = (_dense(x) for x in (upstream, q, k, v))
-    dq, dk, dv = _gradients(upstream, q, k, v, out, logs, causal)
-    _run(q, k, v, out, logs, causal, (upstream, dq, dk, dv))
+    dq, dk, dv = _gradients(upstream, q, k, v)
+    _run((q, k, v, out), logs, causal, rest, (upstream, dq, dk, dv))
     return dq, dk, dv
 
 
@@ -162,68 +154,79 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _hiding(
+    window: int,
+    documents: Tensor | None,
+    source: Tensor | None,
+    chance: float,
+    state: Tensor | None,
+    first_head: int,
+    heads: int,
+) -> _Hiding:
+    addresses = (None if x is None else x.data_ptr() for x in (documents, source))
+    if state is None:
+        return _Hiding(*addresses, window)
+    dropout = Dropout(chance, state)
+    seed = int(state.item()) & (2**64 - 1)
+    return _Hiding(*addresses, window, seed, first_head, heads, dropout.threshold, 1.0 / (1.0 - chance))
+
+
 def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
+    passed: tuple[Tensor, Tensor, Tensor, Tensor],
     logs: Tensor,
     causal: bool,
+    rest: Rest,
     gradients: tuple[Tensor, Tensor, Tensor, Tensor] | None,
 ) -> None:
-    batch, heads, queries, dim = q.shape
-    keys, functions = k.shape[2], load().functions
+    q, k, *_ = passed
+    (batch, heads, queries, dim), (groups, keys) = q.shape, k.shape[1:3]
+    library, backward = load(), gradients is not None
     if not q.numel() or not k.numel():
+        for x in gradients[1:] if gradients else passed[3:]:
+            x.zero_()
         return
-    threads = min(max(1, torch.get_num_threads()), batch * heads)
-    size_of = functions.native_attention_scratch
+    # Forward, parts of the queries are independent; backward, heads that share keys are not.
+    limit = max(1, torch.get_num_threads())
+    chunks = 1 if backward else min(-(-limit // (batch * heads)), -(-queries // 64))
+    threads = min(limit, batch * (groups if backward else heads * chunks))
+    size_of = library.functions.native_attention_scratch
     size_of.restype, size_of.argtypes = ctypes.c_int64, [*[ctypes.c_int64] * 3, ctypes.c_int]
-    size = int(size_of(queries, keys, dim, gradients is not None))
+    size = int(size_of(queries, keys, dim, backward))
     scratch = torch.empty(threads * size, dtype=torch.uint8)
-    spans = [_Span.of(x) for x in (q, k, v, out, *(gradients or (q, q, q, q)))]
-    numbers = (batch, heads, queries, keys, dim, size, dim**-0.5, causal, threads)
-    arguments = _Arguments(*spans, logs.data_ptr(), scratch.data_ptr(), *numbers)
-    functions[f"native_attention_{_SUFFIX[q.dtype]}"](ctypes.byref(arguments), int(gradients is not None))
+    spans = [_Span.of(x) for x in (*passed, *(gradients or (q, q, q, q)))]
+    numbers = (batch, heads, groups, queries, keys, dim, size, dim**-0.5, causal, threads, chunks)
+    arguments = _Arguments(*spans, logs.data_ptr(), scratch.data_ptr(), _hiding(*rest), *numbers)
+    bf16 = q.dtype == torch.bfloat16
+    library.functions.native_attention(ctypes.byref(arguments), int(backward), int(bf16), library.level)
 
 
-class _Causal(torch.autograd.Function):
-    """Attention in blocks of queries; forward keeps the probabilities of each block, half of the full square."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scaled = q * q.shape[-1] ** -0.5  # (batch, heads, queries, dim)
-        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype, device=v.device)
-        saved = []
-        for start, end, seen in _blocks(q.shape[-2], k.shape[-2]):
-            scores = scaled[..., start:end, :] @ k[..., :seen, :].transpose(-2, -1)
-            corner = scores[..., seen - (end - start) :]
-            corner.masked_fill_(future(end - start, end - start, q.device), float("-inf"))
-            probabilities = torch.softmax(scores, dim=-1)  # (batch, heads, block, seen)
-            out[..., start:end, :] = probabilities @ v[..., :seen, :]
-            saved.append(probabilities)
-        ctx.save_for_backward(scaled, k, v, *saved)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scaled, k, v, *saved = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(scaled), torch.zeros_like(k), torch.zeros_like(v)
-        blocks = _blocks(scaled.shape[-2], k.shape[-2])
-        for (start, end, seen), probabilities in zip(blocks, saved, strict=True):
-            above = upstream[..., start:end, :]
-            dv[..., :seen, :] += probabilities.transpose(-2, -1) @ above
-            through = above @ v[..., :seen, :].transpose(-2, -1)
-            scores = torch._softmax_backward_data(through, probabilities, -1, probabilities.dtype)
-            dq[..., start:end, :] = scores @ k[..., :seen, :]
-            dk[..., :seen, :] += scores.transpose(-2, -1) @ scaled[..., start:end, :]
-        return dq.mul_(scaled.shape[-1] ** -0.5), dk, dv
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep the result and one number per query; the backward pass computes the scores again."""
+    q, k, v, *ctx.rest = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output)
 
 
-def _blocks(queries: int, keys: int) -> list[tuple[int, int, int]]:
-    """Return per block: first query, end of the queries (exclusive), and how many keys the last query sees."""
-    past = keys - queries
-    return [
-        (start, min(start + BLOCK, queries), past + min(start + BLOCK, queries))
-        for start in range(0, queries, BLOCK)
-    ]
+def _gradient(ctx: Any, upstream: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    gradients = _BACKWARD(upstream, *ctx.saved_tensors, *ctx.rest)
+    return (*gradients, *(None for _ in ctx.rest))
+
+
+_REST = (
+    "bool causal, int window, Tensor? documents, Tensor? source, float chance, Tensor? state, int first_head,"
+    " int heads"
+)
+_BACKWARD = register(
+    f"attention_backward(Tensor upstream, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs, {_REST})"
+    " -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _gradients,
+)
+_FORWARD = register(
+    f"attention(Tensor q, Tensor k, Tensor v, {_REST}) -> (Tensor, Tensor)",
+    _forward,
+    _results,
+    _keep,
+    _gradient,
+)

@@ -7,18 +7,16 @@ of them.
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from native.compiled.library import NAMESPACE, load, why_not
+from native.compiled.library import load, why_not
+from native.compiled.op import SUFFIX, register
 
 __all__ = ["cross_entropy", "describe", "why_not"]
-
-_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class _Arguments(ctypes.Structure):
@@ -47,11 +45,13 @@ def describe() -> str:
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
     """Return the mean cross-entropy of fp32 or bf16 logits.
 
-    Logits that need a gradient are overwritten with it, unless they are a leaf.
+    Logits that need a gradient are overwritten with it, unless they are a leaf or torch.compile traces the call.
     """
-    _register()
     _check(logits, targets)
     targets = targets.to(torch.int64).contiguous()
+    if torch.compiler.is_compiling():
+        result: Tensor = _APART(logits, targets, ignore_index)[0]
+        return result
     if not (logits.requires_grad and torch.is_grad_enabled()):
         return _call(logits.detach().contiguous(), targets, ignore_index, False)
     # A leaf is a parameter of the caller: torch refuses to change one in place, so this code copies it.
@@ -83,7 +83,7 @@ class _InPlace(torch.autograd.Function):
 
 
 def _check(logits: Tensor, targets: Tensor) -> None:
-    if logits.dtype not in _SUFFIX or logits.device.type != "cpu":
+    if logits.dtype not in SUFFIX or logits.device.type != "cpu":
         raise TypeError(
             f"cross_entropy on the cpu backend takes float32 or bfloat16 logits on a CPU, "
             f"not {logits.dtype} on {logits.device}; the reference takes any"
@@ -96,20 +96,8 @@ def _check(logits: Tensor, targets: Tensor) -> None:
 
 
 def _call(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) -> Tensor:
-    loss: Tensor = torch.ops.clusterctl_native.cross_entropy_(logits, targets, ignore_index, gradient)
+    loss: Tensor = _OVER(logits, targets, ignore_index, gradient)
     return loss
-
-
-@functools.cache
-def _register() -> torch.library.Library:
-    """Register the op with torch, so that profilers show its name; keep the result as long as it is called."""
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    library.define(
-        "cross_entropy_(Tensor(a!) logits, Tensor targets, int ignore_index, bool gradient) -> Tensor"
-    )
-    library.impl("cross_entropy_", _on_cpu, "CPU")
-    library.impl("cross_entropy_", _on_meta, "Meta")
-    return library
 
 
 def _on_meta(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) -> Tensor:
@@ -118,6 +106,42 @@ def _on_meta(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool)
 
 def _on_cpu(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool) -> Tensor:
     return run(logits, targets, ignore_index, gradient, load().level)
+
+
+def _apart(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the loss, and its gradient in new memory."""
+    gradient = logits.clone(memory_format=torch.contiguous_format)
+    return run(gradient, targets, ignore_index, True, load().level), gradient
+
+
+def _apart_on_meta(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    return logits.new_empty((), dtype=torch.float32), gradient
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, gradient = output
+    ctx.mark_non_differentiable(gradient)
+    ctx.save_for_backward(gradient)
+
+
+def _scaled(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    (gradient,) = ctx.saved_tensors
+    return (gradient * upstream).to(gradient.dtype), None, None
+
+
+_OVER = register(
+    "cross_entropy_(Tensor(a!) logits, Tensor targets, int ignore_index, bool gradient) -> Tensor",
+    _on_cpu,
+    _on_meta,
+)
+_APART = register(
+    "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)",
+    _apart,
+    _apart_on_meta,
+    _keep,
+    _scaled,
+)
 
 
 def run(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool, level: int) -> Tensor:
@@ -174,7 +198,7 @@ def losses_of(
         threads,
         level,
     )
-    kernel = load().functions[f"native_cross_entropy_{_SUFFIX[logits.dtype]}"]
+    kernel = load().functions[f"native_cross_entropy_{SUFFIX[logits.dtype]}"]
     kernel.restype = None
     kernel(ctypes.c_void_p(logits.data_ptr()), ctypes.byref(arguments))
     return losses

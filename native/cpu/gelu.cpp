@@ -1,64 +1,126 @@
-// GELU by tanh, forward and backward: x s(z) with the logistic function s and z = 2 sqrt(2 / pi) (x + 0.044715 x^3),
-// which equals x (1 + tanh(z / 2)) / 2.
+// GELU, exact or by tanh, of a tensor or of its sum with a bias, forward and backward. By tanh it is x s(z) with the
+// logistic function s and z = 2 sqrt(2 / pi) (x + 0.044715 x^3), which equals x (1 + tanh(z / 2)) / 2. The bias's
+// gradient is computed per piece of rows and added in the order of the pieces, so that it is the same for any number of
+// threads.
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_gelu)
 
+struct Arguments {
+    const void *x, *above;  // (rows, width); `above`: the gradient of the result, or null
+    const float* bias;      // (width), or null
+    void* out;              // (rows, width): the value, or the gradient of x
+    float* sums;            // (pieces, width), zero: for the gradient of the bias
+    int64_t rows, width, piece;  // `piece`: rows per piece
+    int tanh, threads, level;
+};
+
 namespace {
 
-constexpr int64_t PIECE = 4096;  // numbers that a thread takes at a time
 constexpr float SLOPE = 1.5957691216f;  // 2 sqrt(2 / pi)
 constexpr float CUBE = 0.044715f;
 
-template <typename T>
-NATIVE_INLINE void forward(const T* x, const T*, T* out, int64_t n) {
+// The normal distribution's density at x and its integral up to x. The integral's smaller side is exp(-x^2 / 2) times a
+// polynomial in t = 1 / (1 + 0.35 |x| / sqrt(2)), fitted by least squares to a relative error of 1e-8.
+NATIVE_INLINE void normal(float x, float* density, float* integral) {
+    const float size = x < 0.0f ? -x : x;
+    const float e = exp_nonpositive(-0.5f * x * x);
+    const float t = 1.0f / (1.0f + 0.2474873734f * size);
+    float p = 4.13102401e-2f;
+    p = p * t - 1.750059050e-1f;
+    p = p * t + 2.199866485e-1f;
+    p = p * t - 8.01377177e-2f;
+    p = p * t + 1.315923752e-1f;
+    p = p * t + 1.215472613e-1f;
+    p = p * t + 1.598697586e-1f;
+    p = p * t + 1.859911419e-1f;
+    p = p * t + 1.973749662e-1f;
+    p = p * t + 1.974712401e-1f;
+    const float small = 0.5f * e * p * t;
+    *density = 0.3989422804f * e;
+    *integral = x < 0.0f ? small : 1.0f - small;
+}
+
+template <bool TANH>
+NATIVE_INLINE float value(float x) {
+    float part, rest;
+    if (TANH) logistic(SLOPE * x * (1.0f + CUBE * x * x), &part, &rest);
+    else normal(x, &rest, &part);
+    return x * part;
+}
+
+template <bool TANH>
+NATIVE_INLINE float slope(float x) {
+    float part, rest;
+    if (TANH) {
+        logistic(SLOPE * x * (1.0f + CUBE * x * x), &part, &rest);
+        return part + x * part * rest * SLOPE * (1.0f + 3.0f * CUBE * x * x);
+    }
+    normal(x, &rest, &part);
+    return part + x * rest;
+}
+
+template <typename T, bool TANH>
+NATIVE_INLINE void forward(const T* x, const float* bias, T* out, int64_t n) {
+    if (bias) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-        const float a = to_float(x[i]);
-        float s, rest;
-        logistic(SLOPE * a * (1.0f + CUBE * a * a), &s, &rest);
-        store(&out[i], a * s);
+        for (int64_t i = 0; i < n; ++i) store(&out[i], value<TANH>(to_float(x[i]) + bias[i]));
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) store(&out[i], value<TANH>(to_float(x[i])));
     }
 }
 
-template <typename T>
-NATIVE_INLINE void backward(const T* x, const T* above, T* out, int64_t n) {
+template <typename T, bool TANH>
+NATIVE_INLINE void backward(const T* x, const float* bias, const T* above, T* out, float* sums, int64_t n) {
+    if (bias) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-        const float a = to_float(x[i]);
-        float s, rest;
-        logistic(SLOPE * a * (1.0f + CUBE * a * a), &s, &rest);
-        store(&out[i], to_float(above[i]) * (s + a * s * rest * SLOPE * (1.0f + 3.0f * CUBE * a * a)));
+        for (int64_t i = 0; i < n; ++i) {
+            const float own = to_float(above[i]) * slope<TANH>(to_float(x[i]) + bias[i]);
+            sums[i] += own;
+            store(&out[i], own);
+        }
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) store(&out[i], to_float(above[i]) * slope<TANH>(to_float(x[i])));
     }
 }
 
-template <typename T, bool BACK>
+template <typename T, bool TANH, bool BACK>
 struct Piece {
-    NATIVE_INLINE void run(const T* x, const T* above, T* out, int64_t n) {
-        if (BACK) backward(x, above, out, n);
-        else forward(x, above, out, n);
+    NATIVE_INLINE void run(const Arguments& a, int64_t piece) {
+        const int64_t n = a.width, end = (piece + 1) * a.piece < a.rows ? (piece + 1) * a.piece : a.rows;
+        for (int64_t r = piece * a.piece; r < end; ++r) {
+            const T* x = static_cast<const T*>(a.x) + r * n;
+            T* out = static_cast<T*>(a.out) + r * n;
+            if (BACK) {
+                const T* above = static_cast<const T*>(a.above) + r * n;
+                backward<T, TANH>(x, a.bias, above, out, a.bias ? a.sums + piece * n : nullptr, n);
+            } else {
+                forward<T, TANH>(x, a.bias, out, n);
+            }
+        }
     }
 };
 
-template <typename T>
-void gelu(const T* x, const T* above, T* out, int64_t n, int threads, int level) {
-    const auto one = above ? for_level<Piece<T, true>, const T*, const T*, T*, int64_t>(level)
-                           : for_level<Piece<T, false>, const T*, const T*, T*, int64_t>(level);
-#pragma omp parallel for schedule(static) num_threads(threads) if (n > 4 * PIECE)
-    for (int64_t i = 0; i < n; i += PIECE) {
-        one(x + i, above ? above + i : nullptr, out + i, n - i < PIECE ? n - i : PIECE);
-    }
+template <typename T, bool TANH>
+void gelu(const Arguments& a) {
+    const auto one = a.above ? for_level<Piece<T, TANH, true>, const Arguments&, int64_t>(a.level)
+                             : for_level<Piece<T, TANH, false>, const Arguments&, int64_t>(a.level);
+    const int64_t pieces = (a.rows + a.piece - 1) / a.piece;
+#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.width > 16384)
+    for (int64_t piece = 0; piece < pieces; ++piece) one(a, piece);
 }
 
 }  // namespace
 
-// Compute the value if `above` is null, else the gradient; `out` may be `above`.
-NATIVE_EXPORT void native_gelu_f32(const float* x, const float* above, float* out, int64_t n, int threads, int level) {
-    gelu(x, above, out, n, threads, level);
+NATIVE_EXPORT void native_gelu_f32(const Arguments* a) {
+    if (a->tanh) gelu<float, true>(*a);
+    else gelu<float, false>(*a);
 }
-NATIVE_EXPORT void native_gelu_bf16(const uint16_t* x, const uint16_t* above, uint16_t* out, int64_t n, int threads,
-                                    int level) {
-    gelu(x, above, out, n, threads, level);
+NATIVE_EXPORT void native_gelu_bf16(const Arguments* a) {
+    if (a->tanh) gelu<uint16_t, true>(*a);
+    else gelu<uint16_t, false>(*a);
 }
 
 NATIVE_EXPORT const char* native_source_gelu() { return native_text_of_gelu; }

@@ -1,75 +1,115 @@
-"""GELU by tanh on a CPU, with one pass in each direction; torch computes the exact form."""
+"""GELU on a CPU, exact or by tanh, with one pass in each direction, which also adds a bias and sums its gradient."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from native.compiled.library import NAMESPACE, load, why_not
-from native.reference import gelu as plain
+from native import reference
+from native.compiled.library import load, why_not
+from native.compiled.op import POINTER, address, computes, kernel, register, structure
 
-__all__ = ["describe", "gelu", "why_not"]
+__all__ = ["bias_gelu", "describe", "gelu", "why_not"]
 
-_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+# The rows are divided into this many pieces; each has a separate sum of the bias's gradient.
+PIECES = 32
+# The numbers of a row where there is no bias.
+ROW = 4096
+
+
+class _Arguments(ctypes.Structure):
+    """The layout of `struct Arguments` in gelu.cpp."""
+
+    _fields_ = structure(
+        ("x", "above", "bias", "out", "sums"),
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("piece", ctypes.c_int64),
+        ("tanh", ctypes.c_int),
+        ("threads", ctypes.c_int),
+        ("level", ctypes.c_int),
+    )
 
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    return f"by tanh, one pass each way ({load().describe()})"
+    return f"one pass each way ({load().describe()})"
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """Return GELU of `x`; the reference computes the exact form and other types than fp32 and bf16."""
-    if approximate != "tanh" or x.dtype not in _SUFFIX:
-        return plain(x, approximate)
-    _register()
-    result: Tensor = _ByTanh.apply(x)  # type: ignore[no-untyped-call]
+    """Return GELU of `x`; the reference computes other types than fp32 and bf16."""
+    if not computes("gelu", x):
+        return reference.gelu(x, approximate)
+    result: Tensor = _FORWARD(x, None, approximate == "tanh")
     return result
 
 
-class _ByTanh(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        result: Tensor = torch.ops.clusterctl_native.gelu(x)
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        result: Tensor = torch.ops.clusterctl_native.gelu_backward(x, upstream)
-        return result
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """Return GELU of x + bias; the reference computes other types than fp32 and bf16."""
+    if not computes("bias_gelu", x):
+        return reference.bias_gelu(x, bias, approximate)
+    result: Tensor = _FORWARD(x, bias.float(), approximate == "tanh")
+    return result
 
 
-@functools.cache
-def _register() -> torch.library.Library:
-    """Register the ops with torch, so that profilers show their names; keep the result as long as they are called."""
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    library.define("gelu(Tensor x) -> Tensor")
-    library.define("gelu_backward(Tensor x, Tensor upstream) -> Tensor")
-    library.impl("gelu", lambda x: _run(x, None), "CPU")
-    library.impl("gelu", torch.empty_like, "Meta")
-    library.impl("gelu_backward", _run, "CPU")
-    library.impl("gelu_backward", lambda x, upstream: torch.empty_like(x), "Meta")
-    return library
+def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    return _run(x.contiguous(), bias, None, None, tanh)
 
 
-def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    above = None if upstream is None else upstream.contiguous()
-    load().functions[f"native_gelu_{_SUFFIX[x.dtype]}"](
-        ctypes.c_void_p(x.data_ptr()),
-        None if above is None else ctypes.c_void_p(above.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int64(x.numel()),
-        max(1, torch.get_num_threads()),
-        load().level,
-    )
+def _backward(upstream: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradient of `x`, and in fp32 that of the bias."""
+    sums = None if bias is None else x.new_zeros(PIECES, x.shape[-1], dtype=torch.float32)
+    own = _run(x.contiguous(), bias, upstream.contiguous(), sums, tanh)
+    return own, x.new_empty(0, dtype=torch.float32) if sums is None else sums.sum(0)
+
+
+def _run(x: Tensor, bias: Tensor | None, above: Tensor | None, sums: Tensor | None, tanh: bool) -> Tensor:
+    out, count = torch.empty_like(x), x.numel()
+    if not count:
+        return out
+    bias = None if bias is None else bias.contiguous()
+    addresses = [address(each) for each in (x, above, bias, out, sums)]
+    run = kernel("native_gelu", x.dtype, POINTER)
+    rest = (tanh, torch.get_num_threads(), load().level)
+    if bias is not None:
+        rows, width = count // x.shape[-1], x.shape[-1]
+        run(ctypes.byref(_Arguments(*addresses, rows, width, -(-rows // PIECES), *rest)))
+        return out
+    rows = count // ROW
+    run(ctypes.byref(_Arguments(*addresses, rows, ROW, 1, *rest)))
+    if count % ROW:
+        done = rows * ROW * x.element_size()
+        addresses = [None if each is None else each + done for each in addresses]
+        run(ctypes.byref(_Arguments(*addresses, 1, count % ROW, 1, *rest)))
     return out
+
+
+def _empty(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _gradients(upstream: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    width = 0 if bias is None else x.shape[-1]
+    return _empty(x, bias, tanh), x.new_empty(width, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor | None, bool], output: Tensor) -> None:
+    x, bias, ctx.tanh = inputs
+    ctx.save_for_backward(x, bias)
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    x, bias = ctx.saved_tensors
+    own, sums = _BACKWARD(upstream, x, bias, ctx.tanh)
+    return own, None if bias is None else sums, None
+
+
+_BACKWARD = register(
+    "gelu_backward(Tensor upstream, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
+    _backward,
+    _gradients,
+)
+_FORWARD = register("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor", _forward, _empty, _keep, _gradient)

@@ -1,9 +1,4 @@
-"""A model's last matrix and its cross-entropy on a CPU, without keeping the logits.
-
-The forward pass also computes both products of the backward pass, for some tokens at a time: the gradient
-is written over the logits, which are then freed. So at most about `PIECE` bytes of logits exist at a time,
-and the padding columns of the vocabulary are not cut off in a copy.
-"""
+"""A model's last matrix and its cross-entropy on a CPU, some tokens at a time, without keeping the logits."""
 
 from __future__ import annotations
 
@@ -11,17 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from native.chunked import TokenLoss, loss_in_pieces
 from native.compiled.library import load, why_not
+from native.compiled.op import SUFFIX, register
 from native.cpu.cross_entropy import checked, losses_of, mean_of
+from native.fallback import report_fallback
 from native.reference import linear_cross_entropy as plain
 
 __all__ = ["describe", "linear_cross_entropy", "why_not"]
-
-# In bytes. Each additional piece costs one pass over the gradient of the matrix.
-PIECE = 256 << 20
-_TYPES = (torch.float32, torch.bfloat16)
 
 
 def describe() -> str:
@@ -36,74 +29,81 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled("cpu"):
         x, weight = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, weight))
     with torch.autocast("cpu", enabled=False):
-        if x.dtype not in _TYPES or x.dtype != weight.dtype or x.device.type != "cpu":
+        if x.dtype not in SUFFIX or x.dtype != weight.dtype or x.device.type != "cpu":
+            report_fallback("linear_cross_entropy", "cpu", f"has no kernel for {x.dtype} and {weight.dtype}")
             return plain(x, weight, targets, vocabulary, ignore_index)
-        targets = checked(targets, vocabulary, ignore_index)
-        if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
-            return _loss(x.detach(), weight.detach(), targets, vocabulary, ignore_index)
-        loss: Tensor = _AtOnce.apply(x, weight, targets, vocabulary, ignore_index)  # type: ignore[no-untyped-call]
+        # The matrix of a model that learns adapters alone gets no gradient.
+        of_weight = torch.is_grad_enabled() and weight.requires_grad
+        of_x = of_weight or (torch.is_grad_enabled() and x.requires_grad)
+        loss: Tensor = _OP(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)[0]
         return loss
 
 
-class _AtOnce(torch.autograd.Function):
-    """The op for autograd: forward already computes the gradients; backward returns them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int
-    ) -> Tensor:
-        # The matrix of a model that learns adapters alone gets no gradient.
-        dw = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        dx = torch.empty_like(x)
-        ctx.gradients = dx, dw
-        return _loss(x, weight, targets, vocabulary, ignore_index, dx, dw)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.gradients is None:
-            raise RuntimeError("the gradients of linear_cross_entropy are spent")
-        dx, dw = ctx.gradients
-        ctx.gradients = None
-        if upstream.item() != 1.0:
-            dx.mul_(upstream)
-            if dw is not None:
-                dw.mul_(upstream)
-        return dx, dw, None, None, None
-
-
-def _loss(
+def _compute(
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
     vocabulary: int,
     ignore_index: int,
-    dx: Tensor | None = None,
-    dw: Tensor | None = None,
-) -> Tensor:
-    """Return the mean loss, and fill `dx` and `dw` with the gradients if they are given."""
+    of_x: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss and the gradients of `x` and `weight`, which are empty if nobody needs them."""
+    targets = checked(targets, vocabulary, ignore_index)
     count = int((targets != ignore_index).sum())
-    rows = max(1, min(len(x), PIECE // max(1, len(weight) * x.element_size())))
-    # Several bf16 gradients are added in fp32.
-    several = dw is not None and rows < len(x) and dw.dtype != torch.float32
-    sum_dw = torch.zeros_like(dw, dtype=torch.float32) if several and dw is not None else dw
-    losses = []
-    for start in range(0, len(x), rows):
-        own, logits = slice(start, start + rows), x[start : start + rows] @ weight.t()
-        made = losses_of(logits, targets[own], ignore_index, dx is not None, load().level, vocabulary, count)
-        losses.append(made)
-        if dx is None:
-            continue
-        torch.mm(logits, weight, out=dx[own])
-        if sum_dw is None:
-            continue
-        if several:
-            sum_dw.add_(logits.t() @ x[own])
-        elif start == 0:
-            torch.mm(logits.t(), x[own], out=sum_dw)
-        else:
-            sum_dw.addmm_(logits.t(), x[own])
-        del logits
-    if several and dw is not None and sum_dw is not None:
-        dw.copy_(sum_dw)
-    return mean_of(torch.cat(losses), count)
+
+    def losses(logits: Tensor, own: Tensor, gradient: bool) -> Tensor:
+        return losses_of(logits, own, ignore_index, gradient, load().level, vocabulary, count)
+
+    token_loss = TokenLoss(losses, lambda each: mean_of(each, count), _scale)
+    _, dx, dw = _results(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)
+    given = dx if of_x else None, dw if of_weight else None
+    return loss_in_pieces(x, weight, targets, token_loss, *given), dx, dw
+
+
+def _results(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    ignore_index: int,
+    of_x: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if of_x else x.new_empty(0)
+    dw = torch.empty_like(weight, memory_format=torch.contiguous_format) if of_weight else x.new_empty(0)
+    return x.new_empty((), dtype=torch.float32), dx, dw
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, dx, dw = output
+    ctx.mark_non_differentiable(dx, dw)
+    ctx.save_for_backward(dx, dw)
+    ctx.has = inputs[-2:]
+
+
+def _gradient(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = ctx.saved_tensors
+    if type(upstream) is not Tensor:
+        # torch.compile traces this, and refuses to look at a number.
+        gradients = tuple((gradient * upstream).to(gradient.dtype) for gradient in gradients)
+    else:
+        for gradient in gradients:
+            _scale(gradient, upstream)
+    dx, dw = (gradient if has else None for gradient, has in zip(gradients, ctx.has, strict=True))
+    return dx, dw, None, None, None, None, None
+
+
+def _scale(gradient: Tensor, upstream: Tensor) -> None:
+    if upstream.item() != 1.0:
+        gradient.mul_(upstream)
+
+
+_OP = register(
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, int vocabulary, int ignore_index, bool of_x,"
+    " bool of_weight) -> (Tensor, Tensor, Tensor)",
+    _compute,
+    _results,
+    _keep,
+    _gradient,
+)

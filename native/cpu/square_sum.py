@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from native.compiled.library import load, why_not
+from native.compiled.op import SUFFIX, register
+from native.fallback import report_fallback
 from native.reference import square_sum as plain
 
 __all__ = ["describe", "square_sum", "why_not"]
-
-_TYPES = (torch.float32, torch.bfloat16)
 
 
 class _Tensor(ctypes.Structure):
@@ -34,8 +34,17 @@ def describe() -> str:
 
 def square_sum(tensors: Sequence[Tensor]) -> Tensor:
     """Return the sum of all squares; the reference computes other types than fp32 and bf16."""
-    if not tensors or not all(x.dtype in _TYPES and x.device.type == "cpu" for x in tensors):
+    if not tensors:
         return plain(tensors)
+    if not all(x.dtype in SUFFIX and x.device.type == "cpu" for x in tensors):
+        types = sorted({str(x.dtype) for x in tensors})
+        report_fallback("square_sum", "cpu", f"has no kernel for one of {', '.join(types)}")
+        return plain(tensors)
+    total: Tensor = _OP(list(tensors))
+    return total
+
+
+def _compute(tensors: Sequence[Tensor]) -> Tensor:
     dense = [x.contiguous() for x in tensors]
     functions = load().functions
     functions.native_square_sum_piece.restype = ctypes.c_int64
@@ -50,3 +59,10 @@ def square_sum(tensors: Sequence[Tensor]) -> Tensor:
         (_Tensor * len(rows))(*rows), ctypes.c_int64(len(rows)), max(1, torch.get_num_threads()), load().level
     )
     return sums.sum().float()
+
+
+_OP = register(
+    "square_sum(Tensor[] tensors) -> Tensor",
+    _compute,
+    lambda tensors: tensors[0].new_empty((), dtype=torch.float32),
+)

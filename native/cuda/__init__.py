@@ -1,1 +1,1 @@
-"""The ops on CUDA: torch's fused attention; torch already has a single kernel for each of the other ops."""
+"""The ops on CUDA: Triton kernels, one file per op; attention is torch's own fused one."""

@@ -1,11 +1,10 @@
 // A whole step of a model in one call: a list of instructions that all threads work through together.
 //
-// Threads take the pieces of an instruction as they become free, and wait for one another behind it. Each result is
-// computed in the same order by any thread and in any batch.
-#include <atomic>
-
+// Threads take the pieces of an instruction as they become free (see team.h). Each result is computed in the same order by
+// any thread and in any batch.
 #include "packed.h"
 #include "paged.h"
+#include "team.h"
 
 NATIVE_TEXT(native_text_of_program)
 
@@ -29,7 +28,6 @@ struct Instruction {
     int64_t rotated;             // PLACE: numbers of a head that are rotated
     int64_t interleaved, activation;
     float eps, scale;
-    int64_t next;  // the first piece that no thread has taken
 };
 
 // The layout of `_Step` in program.py.
@@ -168,57 +166,63 @@ void row_plain(const Instruction& in, const Step& step, int64_t row) { compute_r
 NATIVE_AVX2 void row_avx2(const Instruction& in, const Step& step, int64_t row) { compute_row(in, step, row); }
 #endif
 
-int64_t taken(Instruction& in) { return __atomic_fetch_add(&in.next, 1, __ATOMIC_RELAXED); }
+struct Code {
+    const Instruction* code;
+    const Step& step;
+    Row row_of;
+};
 
-void multiply(Instruction& in, int64_t rows, int64_t threads) {
+int64_t rows_of(const Instruction& in, const Step& step) { return in.of_wanted ? step.wanted : step.tokens; }
+
+Batch batch_of(const Instruction& in, const Step& step) {
+    return {static_cast<const float*>(in.x), in.out, in.keys, in.values, step.tables, step.begins, step.first,
+            step.last, nullptr, in.x_stride, step.table_stride, step.room, step.sequences, in.heads, in.groups,
+            in.width, in.scale, 1, static_cast<int>(step.level), in.rounded};
+}
+
+int64_t pieces_of(const Instruction& in, const Step& step) {
+    const int64_t rows = rows_of(in, step);
+    if (in.op == PRODUCT) return Pieces(rows, in.product->n / WIDTH, step.threads).count;
+    if (in.op != ATTEND) return rows;
+    const Batch batch = batch_of(in, step);
+    return Tasks(batch).count;
+}
+
+void multiply(const Instruction& in, const Step& step, int64_t piece) {
     const Product& of = *in.product;
     const Rows own{in.x, in.x_stride, in.out, in.out_stride};
     const After after{static_cast<int>(in.activation), in.sum, in.sum_stride, in.rounded, in.rounded_stride};
-    const Pieces pieces(rows, of.n / WIDTH, threads);
-    const Panels run = panels_of(of);
-    for (int64_t i = taken(in); i < pieces.count; i = taken(in)) run_piece(run, of, own, after, rows, pieces, i);
+    const int64_t rows = rows_of(in, step);
+    const Pieces pieces(rows, of.n / WIDTH, step.threads);
+    run_piece(panels_of(of), of, own, after, rows, pieces, piece);
 }
 
-void attend(Instruction& in, const Step& step, int thread) {
-    const Batch batch{static_cast<const float*>(in.x), in.out, in.keys, in.values, step.tables, step.begins,
-                      step.first, step.last, nullptr, in.x_stride, step.table_stride, step.room,
-                      step.sequences, in.heads, in.groups, in.width, in.scale, 1,
-                      static_cast<int>(step.level), in.rounded};
-    const Tasks tasks(batch);
-    float* scratch = step.scratch + thread * TILE * step.room;
-    for (int64_t i = taken(in); i < tasks.count; i = taken(in)) tasks.compute(i, scratch);
+void compute(const void* context, int64_t task, int64_t piece, int thread) {
+    const Code& all = *static_cast<const Code*>(context);
+    const Instruction& in = all.code[task];
+    const Step& step = all.step;
+    if (in.op == PRODUCT) return multiply(in, step, piece);
+    if (in.op != ATTEND) return all.row_of(in, step, piece);
+    const Batch batch = batch_of(in, step);
+    Tasks(batch).compute(piece, step.scratch + thread * TILE * step.room);
 }
 
-void run_thread(Instruction* code, int64_t count, const Step& step, int thread) {
-    Row row_of = row_plain;
-#ifdef NATIVE_X86
-    if (step.level >= 1) row_of = row_avx2;
-#endif
-    for (int64_t i = 0; i < count; ++i) {
-        Instruction& in = code[i];
-        const int64_t rows = in.of_wanted ? step.wanted : step.tokens;
-        if (in.op == PRODUCT) multiply(in, rows, step.threads);
-        else if (in.op == ATTEND) attend(in, step, thread);
-        else
-            for (int64_t row = taken(in); row < rows; row = taken(in)) row_of(in, step, row);
-#pragma omp barrier
-        // No thread reads this counter any more before the next step.
-        if (thread == 0) in.next = 0;
-    }
+// Never destroyed: its threads run until the process ends.
+Team& team() {
+    static Team* own = new Team;
+    return *own;
 }
 
 }  // namespace
 
-// Work through `count` instructions, whose counters are 0 before and after.
-NATIVE_EXPORT void native_program_run(Instruction* code, int64_t count, const Step* step) {
-#pragma omp parallel num_threads(static_cast<int>(step->threads))
-    {
-#ifdef _OPENMP
-        run_thread(code, count, *step, omp_get_thread_num());
-#else
-        run_thread(code, count, *step, 0);
+// Work through `count` instructions; `pieces` has room for a number for each.
+NATIVE_EXPORT void native_program_run(const Instruction* code, int64_t count, const Step* step, uint32_t* pieces) {
+    Code all{code, *step, row_plain};
+#ifdef NATIVE_X86
+    if (step->level >= 1) all.row_of = row_avx2;
 #endif
-    }
+    for (int64_t i = 0; i < count; ++i) pieces[i] = static_cast<uint32_t>(pieces_of(code[i], *step));
+    team().run(&all, compute, pieces, count, static_cast<int>(step->threads));
 }
 
 // Return the index of the largest number, the first of several.

@@ -110,7 +110,6 @@ class _Instruction(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("width", "heads", "groups", "rotated")),
         *((name, ctypes.c_int64) for name in ("interleaved", "activation")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),
-        ("next", ctypes.c_int64),
     )
 
 
@@ -141,6 +140,7 @@ class Program:
         self.code = tuple(code)
         self._buffers = list(dict.fromkeys(_buffers_of(self.code)))
         self._native = (_Instruction * len(self.code))()
+        self._pieces = (ctypes.c_uint32 * len(self.code))()
         self._rows = 0
         self._scratch = torch.empty(0)
         packed = [
@@ -174,7 +174,7 @@ class Program:
             load().level,
         )
         first = ctypes.addressof(self._native) + begin * ctypes.sizeof(_Instruction)
-        _function()(first, end - begin, ctypes.addressof(step))
+        _function()(first, end - begin, ctypes.addressof(step), ctypes.addressof(self._pieces))
 
     def reserve(self, rows: int) -> None:
         """Give the buffers at least so many rows."""
@@ -240,6 +240,6 @@ def _largest() -> Any:
 @functools.cache
 def _function() -> Any:
     function = load().functions.native_program_run
-    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
     function.restype = None
     return function

@@ -1,30 +1,43 @@
-"""SHA-256 of neighbouring pieces of a block: several at a time where the processor has instructions for it."""
+"""SHA-256 of many blocks of memory: several at a time where the processor has instructions for it."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import hashlib
+from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
 from native.compiled.library import LibraryMissing, load
 
-__all__ = ["piece_hashes"]
+__all__ = ["block_hashes", "piece_hashes"]
 
 
 def piece_hashes(data: memoryview, piece: int) -> bytes:
     """Return the SHA-256 of each `piece` bytes of `data`, the last of which may be shorter: 32 bytes each."""
+    return block_hashes([data[start : start + piece] for start in range(0, len(data), piece)])
+
+
+def block_hashes(blocks: Sequence[memoryview]) -> bytes:
+    """Return the SHA-256 of each block, 32 bytes each; neighbours of the same size are computed together."""
     if not _is_compiled():
-        starts = range(0, len(data), piece)
-        return b"".join(hashlib.sha256(data[start : start + piece]).digest() for start in starts)
-    out = np.empty(32 * -(-len(data) // piece), np.uint8)
+        return b"".join(hashlib.sha256(block).digest() for block in blocks)
+    return b"".join(_hashes(list(equal), size) for size, equal in groupby(blocks, key=len))
+
+
+def _hashes(blocks: Sequence[memoryview], size: int) -> bytes:
     # frombuffer also takes memory that may not be written.
-    start = np.frombuffer(data, np.uint8).ctypes.data if len(data) else None
-    load().functions.native_sha256_pieces(
-        ctypes.c_void_p(start),
-        ctypes.c_int64(len(data)),
-        ctypes.c_int64(piece),
+    starts = np.array(
+        [np.frombuffer(block, np.uint8).ctypes.data if size else 0 for block in blocks], np.uint64
+    )
+    out, library = np.empty(32 * len(blocks), np.uint8), load()
+    library.functions.native_sha256_blocks(
+        ctypes.c_int(library.level),
+        ctypes.c_void_p(starts.ctypes.data),
+        ctypes.c_int64(len(blocks)),
+        ctypes.c_int64(size),
         ctypes.c_void_p(out.ctypes.data),
     )
     return out.tobytes()

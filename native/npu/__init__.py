@@ -1,1 +1,1 @@
-"""The ops on Ascend NPUs: CANN's fused attention and AdamW; the reference computes the rest."""
+"""The ops on Ascend NPUs: CANN's kernels through torch_npu; the reference computes what CANN does not have."""

@@ -1,15 +1,17 @@
-"""AdamW on Ascend NPUs by CANN's fused update, one call per tensor.
-
-Written after Ascend's documentation and tested only with a stand-in: it has not run on an NPU yet.
-"""
+"""AdamW on Ascend NPUs by CANN's fused update, one call per tensor."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from native.npu.attention import why_not as why_not
+from native.masters import joined_one_by_one
+from native.npu import library
 from native.update import AdamWStep
+
+
+def why_not() -> str:
+    """Return why the kernel cannot run here, or an empty string."""
+    return library.missing("npu_apply_adam_w")
 
 
 def describe() -> str:
@@ -22,7 +24,10 @@ def adamw(update: AdamWStep) -> None:
 
     The kernel takes the betas' powers of the previous step and multiplies them by the betas itself.
     """
-    kernel: Any = importlib.import_module("torch_npu").npu_apply_adam_w
+    if any(remainder is not None for remainder in update.remainders):
+        joined_one_by_one(update, adamw)
+        return
+    kernel: Any = library.kernel("npu_apply_adam_w")
     powers = [beta ** (update.step - 1) for beta in update.betas]
     for weight, gradient, average, square, low, decay in update.rows():
         wide = gradient.to(weight.dtype)

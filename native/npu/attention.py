@@ -1,51 +1,138 @@
-"""Attention on Ascend NPUs by CANN's fused kernel, which never writes the square of scores to memory.
+"""Attention on Ascend NPUs by CANN's npu_fusion_attention, which never writes the square of scores to memory.
 
-Written after Ascend's documentation and tested only with a stand-in: it has not run on an NPU yet.
+Each mask takes the form that the kernel knows best: causal and sliding window by one compressed mask for all lengths,
+documents as sequences of their own, GLM's source as a prefix. Only combinations of them take a mask as large as the
+scores.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from native.fallback import report_fallback
+from native.masks import EVERY_KEY, Dropout, Mask
+from native.npu import library
 from native.reference import attention as plain
+from native.reference import hidden
 
-# The size of the mask that sparse_mode 3 needs, for any sequence length.
+# Sparse modes: the whole mask; causal, the last query at the last key; a band; causal with a prefix.
+WHOLE, CAUSAL, BAND, PREFIX = 1, 3, 4, 6
+# The size of the mask that modes 3 and 4 take for any sequence length; mode 6 has 1,024 rows more.
 COMPRESSED = 2048
-# The sparse_mode "rightDownCausal", in which the last query sees every key.
-LAST_ALIGNED = 3
-TYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Limits of the kernel: width of a head, heads, batches with prefixes, sequences of mixed lengths, their tokens.
+MOST_DIM, MOST_HEADS, MOST_PREFIXES, MOST_SEQUENCES, MOST_TOKENS = 768, 256, 32, 1024, 1 << 20
+# Keys of `Mask.made`, which otherwise are sizes: numbers in the node's memory, read once per batch.
+_ENDS, _LENGTHS = (-1, -1), (-1, -2)
 
 
 def why_not() -> str:
-    """Return why there is no NPU here, or an empty string."""
-    if importlib.util.find_spec("torch_npu") is None:
-        return "torch_npu is not installed"
-    runtime = getattr(torch, "npu", None)
-    return "" if runtime is not None and runtime.is_available() else "torch sees no NPU"
+    """Return why the kernel cannot run here, or an empty string."""
+    return library.missing("npu_fusion_attention")
 
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    return "CANN's fused attention"
+    return "CANN's npu_fusion_attention"
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
-    """Return the attention; the reference computes what the kernel does not support (fp64, queries that see no key)."""
-    if q.dtype not in TYPES or (causal and q.shape[-2] > k.shape[-2]):
-        return plain(q, k, v, causal)
-    kernel = importlib.import_module("torch_npu").npu_fusion_attention
-    how = {"atten_mask": _future(q.device), "sparse_mode": LAST_ALIGNED} if causal else {}
-    found = kernel(q, k, v, q.shape[1], input_layout="BNSD", scale=q.shape[-1] ** -0.5, keep_prob=1.0, **how)
-    out: Tensor = found[0]
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = True,
+    mask: Mask = EVERY_KEY,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """Return the attention; heads of `k` and `v` that several heads share are not repeated."""
+    fault = _fault(q, k, causal, dropout)
+    if fault:
+        report_fallback("attention", "npu", fault)
+        return plain(q, k, v, causal, mask, dropout)
+    if causal and mask.documents is not None and not mask.window and mask.source is None:
+        ends = _ends(mask, q, k)
+        if ends:
+            return _documents(q, k, v, ends)
+    return _call(q, k, v, q.shape[1], input_layout="BNSD", **(_form(q, k, mask) if causal else {}))
+
+
+def _fault(q: Tensor, k: Tensor, causal: bool, dropout: Dropout | None) -> str:
+    if q.dtype not in library.TYPES:
+        return f"has no kernel for {q.dtype}"
+    if dropout is not None:
+        return "has no dropout that a recomputation repeats"
+    if q.shape[-1] > MOST_DIM or q.shape[1] > MOST_HEADS:
+        return f"takes at most {MOST_HEADS} heads of at most {MOST_DIM} numbers"
+    if not q.numel() or not k.numel() or (causal and q.shape[-2] > k.shape[-2]):
+        return "takes no queries without keys"
+    return ""
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, heads: int, **form: Any) -> Tensor:
+    kernel = library.kernel("npu_fusion_attention")
+    out: Tensor = kernel(q, k, v, heads, scale=q.shape[-1] ** -0.5, keep_prob=1.0, **form)[0]
     return out
+
+
+def _form(q: Tensor, k: Tensor, mask: Mask) -> Mapping[str, Any]:
+    """Return the arguments that describe a causal attention with `mask`."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    if mask.is_empty:
+        return {"atten_mask": _future(q.device), "sparse_mode": CAUSAL}
+    if mask.window and mask.documents is None and mask.source is None:
+        band = {"pre_tockens": mask.window - 1, "next_tockens": 0}
+        return {"atten_mask": _future(q.device), "sparse_mode": BAND, **band}
+    if mask.source is not None and mask.documents is None and len(q) <= MOST_PREFIXES:
+        if _LENGTHS not in mask.made:
+            mask.made[_LENGTHS] = mask.source.cpu()
+        # A prefix shorter than what the first query sees anyway has no effect, and is not allowed.
+        prefix = [min(max(length, keys - queries), keys) for length in mask.made[_LENGTHS].tolist()]
+        return {"atten_mask": _with_prefix(q.device), "sparse_mode": PREFIX, "prefix": prefix}
+    return {"atten_mask": hidden(mask, queries, keys, q.device), "sparse_mode": WHOLE}
+
+
+def _ends(mask: Mask, q: Tensor, k: Tensor) -> list[int]:
+    """Return where the documents of all samples end in one row of tokens; nothing if the kernel cannot take them so."""
+    if q.shape[-2] != k.shape[-2] or len(q) * q.shape[-2] > MOST_TOKENS or mask.documents is None:
+        return []
+    if _ENDS not in mask.made:
+        mask.made[_ENDS] = _runs(mask.documents.cpu())
+    ends: list[int] = mask.made[_ENDS].tolist()
+    return ends if len(ends) <= MOST_SEQUENCES else []
+
+
+def _runs(numbers: Tensor) -> Tensor:
+    """Return the ends of runs of equal numbers in each row, counted over all rows; none if a number has two runs."""
+    last = torch.ones_like(numbers, dtype=torch.bool)
+    last[:, :-1] = numbers[:, 1:] != numbers[:, :-1]
+    ends = last.flatten().nonzero().flatten() + 1
+    places = torch.arange(len(numbers)).unsqueeze(1).expand_as(numbers)
+    different = torch.stack((places, numbers.to(places.dtype)), -1).flatten(0, 1).unique(dim=0)
+    return ends if len(different) == len(ends) else ends[:0]
+
+
+def _documents(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
+    """Return the attention of every document to itself, all as sequences of one row of tokens."""
+    batch, heads, length, dim = q.shape
+    rows, keys, values = (x.transpose(1, 2).reshape(batch * length, x.shape[1], dim) for x in (q, k, v))
+    form: Mapping[str, Any] = {"atten_mask": _future(q.device), "sparse_mode": CAUSAL, "input_layout": "TND"}
+    out = _call(rows, keys, values, heads, actual_seq_qlen=ends, actual_seq_kvlen=ends, **form)
+    return out.view(batch, length, heads, dim).transpose(1, 2)
 
 
 @lru_cache(maxsize=8)
 def _future(device: torch.device) -> Tensor:
     """Return a mask that is True where a key comes after a query: 4 MB, created once per device."""
     return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu(1)
+
+
+@lru_cache(maxsize=8)
+def _with_prefix(device: torch.device) -> Tensor:
+    """Return the mask for prefixes: that of `_future` over 1,024 rows, of which the left half is False."""
+    below = torch.ones(COMPRESSED // 2, COMPRESSED, dtype=torch.bool, device=device)
+    below[:, : COMPRESSED // 2] = False
+    return torch.cat((_future(device), below))

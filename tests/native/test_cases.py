@@ -12,9 +12,12 @@ from torch import Tensor
 from native import cases, reference
 from native.registry import BACKENDS, OPS
 
-# CUDA's attention is torch's own and runs on a CPU too: there it is held to the same cases. Ascend's need kernels of
-# CANN's: test_npu.py holds them to these cases through stand-ins.
-BACKENDS_OF = {op: [one.name for one in BACKENDS if op in one.modules and one.name != "npu"] for op in OPS}
+# CUDA's attention is that of `torch`. Triton's kernels need its interpreter (tests/native/cuda), and Ascend's
+# need those of CANN: test_npu.py runs these cases through stand-ins.
+ELSEWHERE = {("npu", op) for op in OPS} | {("cuda", op) for op in OPS}
+BACKENDS_OF = {
+    op: [one.name for one in BACKENDS if op in one.modules and (one.name, op) not in ELSEWHERE] for op in OPS
+}
 ALL = [(case, name) for case in cases.cases() for name in BACKENDS_OF[case.op]]
 
 

@@ -14,10 +14,11 @@ import torch
 
 from native import cases, reference
 from native.compiled import library
+from native.registry import BACKENDS
 
-# Ops whose kernels exist at every level; attention's need AVX-512.
-OPS = ("layer_norm", "rms_norm", "gelu", "swiglu", "cross_entropy", "linear_cross_entropy")
+OPS = list(dict.fromkeys(case.op for case in cases.cases()))
 LOWER = (0, 1)
+CPU = next(backend for backend in BACKENDS if backend.name == "cpu")
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def level(request: pytest.FixtureRequest, compiled: object) -> Iterator[int]:
 @pytest.mark.parametrize("level", LOWER, indirect=True, ids=[library.LEVELS[number] for number in LOWER])
 @pytest.mark.parametrize("op", OPS)
 def test_every_level_gives_the_meaning_of_every_case(level: int, op: str) -> None:
-    function = getattr(importlib.import_module(f"native.cpu.{op}"), op)
+    function = getattr(importlib.import_module(CPU.modules[op]), op)
     for case in cases.cases(op):
         inputs = case.inputs()
         expected = cases.meaning(case, getattr(reference, op), inputs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,51 +13,200 @@ import torch
 from torch import Tensor
 
 from native import cases, reference
+from native.fallback import report_fallback
+from native.masks import Dropout, Mask
 from native.npu import adamw as npu_adamw
 from native.npu import attention as npu_attention
+from native.npu import layer_norm as npu_layer_norm
+from native.npu import library
 from native.update import AdamWStep
-
-
-def fusion(q: Tensor, k: Tensor, v: Tensor, heads: int, input_layout: str, **how: Any) -> tuple[Tensor, ...]:
-    """npu_fusion_attention as documented, for a mask compressed to 2048 x 2048 or none."""
-    assert (input_layout, heads, how.pop("keep_prob")) == ("BNSD", q.shape[1], 1.0)
-    scores = q @ k.transpose(2, 3) * how.pop("scale")
-    if how:
-        mask = how.pop("atten_mask")
-        assert (how.pop("sparse_mode"), mask.dtype, tuple(mask.shape)) == (3, torch.bool, (2048, 2048))
-        assert not how and not mask[5, 5] and mask[5, 6]
-        rows, columns = scores.shape[2:]
-        scores = scores.masked_fill(
-            torch.ones(rows, columns, dtype=torch.bool).triu(1 + columns - rows), -torch.inf
-        )
-    return scores.softmax(-1) @ v, *(torch.zeros(0),) * 3
-
-
-def apply_adam_w(*given: Any, out: tuple[Tensor, Tensor, Tensor]) -> None:
-    """npu_apply_adam_w as documented."""
-    power_1, power_2, rate, decay, beta_1, beta_2, eps, gradient, _, amsgrad, maximize = given
-    assert not (amsgrad or maximize)
-    weight, mean, square = out
-    mean.mul_(beta_1).add_(gradient, alpha=1 - beta_1)
-    square.mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
-    below = (square / (1 - power_2 * beta_2)).sqrt() + eps
-    weight.mul_(1 - rate * decay).sub_(rate * mean / (1 - power_1 * beta_1) / below)
+from tests.support.npu_node import documented_kernels as documented
 
 
 @pytest.fixture(autouse=True)
-def torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = SimpleNamespace(npu_fusion_attention=fusion, npu_apply_adam_w=apply_adam_w)
+def torch_npu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    kernels = {name: getattr(documented, name) for name in dir(documented) if name.startswith("npu_")}
+    library = SimpleNamespace(**kernels)
+    # torch_npu has this one only among torch's ops.
+    monkeypatch.setattr(torch.ops.npu, "npu_rms_norm_backward", library.npu_rms_norm_backward, raising=False)
+    del library.npu_rms_norm_backward
     monkeypatch.setitem(sys.modules, "torch_npu", library)
+    # On an NPU this is CANN's, with sums in fp32; the CPU's own sums the weight's gradient in bf16.
+    monkeypatch.setattr(npu_layer_norm, "F", SimpleNamespace(layer_norm=documented.layer_norm))
+    return library
 
 
-@pytest.mark.parametrize("case", list(cases.cases("attention")), ids=str)
-def test_attention_is_the_reference(case: cases.Case) -> None:
-    inputs = case.inputs()
-    expected = cases.meaning(case, reference.attention, inputs)
-    actual = cases.run(case, npu_attention.attention, inputs)
+OWN = (
+    "layer_norm",
+    "rms_norm",
+    "add_layer_norm",
+    "add_rms_norm",
+    "gelu",
+    "bias_gelu",
+    "swiglu",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "attention",
+)
+CASES = [case for op in OWN for case in cases.cases(op)]
+
+
+def function(op: str) -> Callable[..., Tensor]:
+    return getattr(importlib.import_module(f"native.npu.{op}"), op)
+
+
+def holds(case: cases.Case, inputs: tuple[Tensor, ...]) -> None:
+    expected = cases.meaning(case, getattr(reference, case.op), inputs)
+    actual = cases.run(case, function(case.op), inputs)
+    assert actual.value.dtype == (torch.float32 if case.op.endswith("cross_entropy") else case.dtype)
     assert cases.error(actual.value, expected.value) <= case.value_error
-    for one, other in zip(actual.gradients, expected.gradients, strict=True):
-        assert cases.error(one, other) <= case.gradient_error
+    assert len(actual.gradients) == len(expected.gradients) > 0
+    for ours, theirs in zip(actual.gradients, expected.gradients, strict=True):
+        assert ours.dtype == case.dtype and ours.shape == theirs.shape
+        assert cases.error(ours, theirs) <= case.gradient_error
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_through_kernels_that_check_their_arguments(case: cases.Case) -> None:
+    holds(case, case.inputs())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in ("odd", "exact", "padded")], ids=str)
+def test_inputs_in_other_orders_and_weights_in_fp32(case: cases.Case) -> None:
+    inputs = case.inputs()
+    holds(case, tuple(x.t().contiguous().t() if x.dim() == 2 else x for x in inputs))
+    if case.op in ("layer_norm", "rms_norm") and case.dtype == torch.bfloat16:
+        wide = tuple(x.float().requires_grad_() for x in inputs[1:])
+        expected = getattr(reference, case.op)(inputs[0], *wide, **case.arguments)
+        assert torch.equal(function(case.op)(inputs[0], *wide, **case.arguments), expected)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "gelu", "swiglu"])
+def test_no_empty_tensor_reaches_a_kernel(op: str) -> None:
+    x = torch.empty(0, 8, requires_grad=True)
+    weights = {"layer_norm": 2, "rms_norm": 1}.get(op, 0)
+    out = function(op)(x, *(torch.ones(8) for _ in range(weights)))
+    out.sum().backward()
+    assert out.numel() == 0 and x.grad.shape == (0, 8)
+
+
+def test_more_rows_than_the_kernel_takes_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("native.npu.cross_entropy.MOST_ROWS", 2)
+    for case in (case for case in CASES if case.name == "some ignored"):
+        holds(case, case.inputs())
+
+
+def test_a_type_without_a_kernel_is_computed_by_the_reference_and_reported_once() -> None:
+    report_fallback.cache_clear()
+    x = torch.randn(2, 8, dtype=torch.float64)
+    with pytest.warns(RuntimeWarning, match="backend 'npu' has no kernel for torch.float64") as seen:
+        for _ in range(2):
+            assert torch.equal(function("swiglu")(x), reference.swiglu(x))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cann, x: cann.npu_rms_norm(x[0], torch.ones(8), 1e-5),
+        lambda cann, x: cann.npu_rms_norm(x.bfloat16(), torch.ones(8, dtype=torch.float16), 1e-5),
+        lambda cann, x: cann.npu_add_rms_norm(x, x, torch.ones(8, dtype=torch.bfloat16)),
+        lambda cann, x: cann.npu_swiglu(x.t()),
+        lambda cann, x: cann.npu_swiglu(x[:0]),
+        lambda cann, x: cann.npu_gelu(x, approximate="fast"),
+        lambda cann, x: cann.npu_cross_entropy_loss(x, torch.tensor([0, -100, 1])),
+        lambda cann, x: cann.npu_cross_entropy_loss(
+            x.requires_grad_(), torch.tensor([0, 1, 1]), ignore_index=1
+        ),
+        lambda cann, x: cann.npu_fusion_attention(*[x.view(1, 1, 3, 8)] * 3, 2, "BNSD"),
+        lambda cann, x: cann.npu_fusion_attention(
+            *[x.view(1, 1, 3, 8)] * 3, 1, "BNSD", atten_mask=torch.ones(3, 3, dtype=torch.bool), sparse_mode=3
+        ),
+        lambda cann, x: cann.npu_apply_adam_w(*range(7), x, None, False, False, out=(x.bfloat16(), x, x)),
+    ],
+)
+def test_the_stand_ins_refuse_what_the_documentation_refuses(torch_npu: Any, call: Any) -> None:
+    with pytest.raises(RuntimeError, match="CANN"):
+        call(torch_npu, torch.rand(3, 8))
+
+
+def test_a_machine_without_torch_npu_or_without_an_npu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"torch_npu": None}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found.get(name))
+    assert library.missing("npu_gelu") == "torch_npu is not installed"
+    found["torch_npu"] = True
+    # A broken CANN: torch_npu is there, but torch could not load it.
+    assert library.missing("npu_gelu") == "torch sees no NPU"
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(is_available=lambda: True), raising=False)
+    assert library.missing("npu_gelu", "npu_swiglu") == ""
+    assert library.missing("npu_gelu", "npu_none") == "this torch_npu has no npu_none"
+
+
+def form_of(
+    torch_npu: Any, monkeypatch: pytest.MonkeyPatch, *tensors: Tensor, **named: Any
+) -> dict[str, Any]:
+    """Return the arguments by name of the kernel's one call."""
+    seen: list[dict[str, Any]] = []
+
+    def kernel(*given: Any, **form: Any) -> Any:
+        seen.append(form)
+        return documented.npu_fusion_attention(*given, **form)
+
+    monkeypatch.setattr(torch_npu, "npu_fusion_attention", kernel)
+    actual, expected = (op(*tensors, **named) for op in (npu_attention.attention, reference.attention))
+    assert cases.error(actual, expected) < 1e-6
+    (form,) = seen
+    return form
+
+
+NUMBERS = torch.tensor([[0, 0, 1, 1, 1, 4], [2, 2, 2, 2, 3, 3]])
+
+
+@pytest.mark.parametrize(
+    ("named", "form"),
+    [
+        ({}, {"sparse_mode": 3}),
+        ({"causal": False}, {"sparse_mode": 0}),
+        ({"mask": Mask(3)}, {"sparse_mode": 4, "pre_tockens": 2, "next_tockens": 0}),
+        ({"mask": Mask(source=torch.tensor([0, 4]))}, {"sparse_mode": 6, "prefix": [0, 4]}),
+        (
+            {"mask": Mask(documents=NUMBERS)},
+            {"sparse_mode": 3, "input_layout": "TND", "actual_seq_qlen": [2, 5, 6, 10, 12]},
+        ),
+        # A number that comes back, and a window inside documents, need the whole mask.
+        ({"mask": Mask(documents=torch.tensor([[0, 1, 0, 0, 0, 0]] * 2))}, {"sparse_mode": 1}),
+        ({"mask": Mask(2, NUMBERS)}, {"sparse_mode": 1}),
+    ],
+)
+def test_each_mask_takes_the_form_that_the_kernel_has_for_it(
+    named: dict[str, Any], form: dict[str, Any], torch_npu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (torch.randn(2, heads, 6, 8) for heads in (4, 2, 2))
+    called = form_of(torch_npu, monkeypatch, q, k, v, **named)
+    assert {"input_layout": "BNSD", "sparse_mode": 0, **called} == {**called, "keep_prob": 1.0, **form}
+    assert called["scale"] == 8**-0.5
+
+
+def test_prefixes_shorter_than_the_cache_and_too_many_of_them(
+    torch_npu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k = torch.randn(2, 1, 3, 8), torch.randn(2, 1, 7, 8)
+    form = form_of(torch_npu, monkeypatch, q, k, k, mask=Mask(source=torch.tensor([1, 6])))
+    assert form["prefix"] == [4, 6]
+    many = torch.randn(33, 1, 2, 4)
+    form = form_of(
+        torch_npu, monkeypatch, many, many, many, mask=Mask(source=torch.ones(33, dtype=torch.int64))
+    )
+    assert form["sparse_mode"] == 1
+
+
+def test_dropped_probabilities_are_those_of_every_device() -> None:
+    report_fallback.cache_clear()
+    q = torch.randn(1, 2, 8, 4)
+    dropout = Dropout(0.3, torch.tensor(5))
+    with pytest.warns(RuntimeWarning, match="has no dropout that a recomputation repeats"):
+        actual = npu_attention.attention(q, q, q, dropout=dropout)
+    assert torch.equal(actual, reference.attention(q, q, q, dropout=dropout))
 
 
 def test_an_update_is_the_reference_with_its_copy_in_bf16() -> None:

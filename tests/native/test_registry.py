@@ -67,7 +67,7 @@ def test_an_op_that_a_backend_does_not_have_cannot_be_asked_of_it(without_gelu: 
 
 
 def test_a_backend_of_another_device_is_refused() -> None:
-    with pytest.raises(native.BackendUnavailable, match="it has no attention for cpu"):
+    with pytest.raises(native.BackendUnavailable, match="it has no layer_norm for cpu"):
         native.choose("cpu", "cuda")
 
 
@@ -105,3 +105,12 @@ def test_the_ops_of_a_choice_run() -> None:
     assert ops.attention(ops.gelu(x, "tanh"), x, x).shape == x.shape
     assert ops.layer_norm(x, torch.ones(8), None).shape == x.shape
     assert ops.cross_entropy(x.view(8, 8), torch.zeros(8, dtype=torch.int64)).shape == ()
+
+
+def test_torch_is_its_own_attention_and_plain_torch_for_the_rest() -> None:
+    for requested in ("torch", dict.fromkeys(OPS, "torch")):
+        backends = chosen(native.choose("cpu", requested))
+        assert backends == {op: "torch" if op == "attention" else "reference" for op in OPS}
+    mixed = chosen(native.choose("npu", {"attention": "torch"}))
+    assert set(mixed.values()) == {"torch", "reference"} and mixed["attention"] == "torch"
+    assert chosen(native.choose("cpu"))["attention"] != "torch"

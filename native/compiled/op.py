@@ -1,0 +1,116 @@
+"""Register ops with torch: schema, kernel for CPUs, shapes of the results, and gradient.
+
+So torch.compile sees one node for each op and does not break its graph, and profilers show the names of the ops.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native.compiled.library import NAMESPACE, load
+from native.fallback import report_fallback
+
+# The endings of the names of kernels.
+SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
+
+_BELOW, _CPU = torch._C._after_autograd_keyset, torch._C.DispatchKey.CPU
+# torch forgets the ops with the library, so it lives as long as this module.
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def register(
+    schema: str,
+    kernel: Callable[..., Any],
+    results: Callable[..., Any],
+    keep: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Register the op that `schema` declares, and return it.
+
+    kernel: computes it on a CPU. results: returns empty tensors with the shapes of the results. keep(ctx, inputs,
+    output): saves for `backward(ctx, *gradients)`, which returns the gradients of the inputs; a gradient is None for a
+    result that the loss does not depend on. An op without `backward` has no gradient.
+    """
+    name = schema.partition("(")[0]
+    qualified = f"{NAMESPACE}::{name}"
+    _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    _LIBRARY.impl(name, kernel, "CPU")
+    torch.library.register_fake(qualified, results, lib=_LIBRARY)
+    op: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default
+    if keep is not None and backward is not None:
+        _LIBRARY.impl(name, _with_gradient(op, kernel, keep, backward), "Autograd", with_keyset=True)
+    return op
+
+
+def _with_gradient(
+    op: Any, kernel: Callable[..., Any], keep: Callable[..., None], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return what computes the op for autograd.
+
+    It does what `torch.library.register_autograd` does, which takes 4 us more of each call: this one does not go
+    through torch's dispatcher again to find the kernel of plain tensors on a CPU.
+    """
+
+    def compute(keyset: Any, arguments: tuple[Any, ...]) -> Any:
+        rest = keyset & _BELOW
+        if rest.highestPriorityTypeId() is _CPU:
+            return kernel(*arguments)
+        return op.redispatch(rest, *arguments)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *arguments: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = compute(keyset, arguments)
+            keep(ctx, arguments, output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+            if torch.is_grad_enabled():
+                raise RuntimeError(f"{op} has no second derivative")
+            found = backward(ctx, *gradients)
+            return (None, *found) if isinstance(found, tuple) else (None, found)
+
+    def run(keyset: Any, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return Function.apply(keyset, *arguments)  # type: ignore[no-untyped-call]
+        with torch._C._AutoDispatchBelowAutograd():
+            return compute(keyset, arguments)
+
+    return run
+
+
+def computes(op: str, *tensors: Tensor) -> bool:
+    """Return whether the kernels of `op` take these tensors; if not, report that the reference computes it."""
+    first = tensors[0]
+    types = {x.dtype for x in tensors}
+    if first.dtype in SUFFIX and len(types) == 1 and all(x.shape == first.shape for x in tensors):
+        return True
+    report_fallback(op, "cpu", f"has no kernel for {' and '.join(sorted(map(str, types)))}")
+    return False
+
+
+@functools.cache
+def kernel(name: str, dtype: torch.dtype | None, *types: Any) -> Callable[..., None]:
+    """Return the compiled function `name` for `dtype` (None: the only one) that takes arguments of `types`."""
+    function = load().functions[name if dtype is None else f"{name}_{SUFFIX[dtype]}"]
+    function.argtypes, function.restype = types, None
+    return function
+
+
+def address(x: Tensor | None) -> int | None:
+    """Return where the numbers of `x` begin, as kernels take it."""
+    return None if x is None else x.data_ptr()
+
+
+def structure(pointers: Sequence[str], *fields: tuple[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the `_fields_` of a ctypes.Structure that begins with pointers."""
+    return (*((name, POINTER) for name in pointers), *fields)

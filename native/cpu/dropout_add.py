@@ -1,0 +1,123 @@
+"""Bias, dropout and residual on a CPU, with one pass in each direction; the mask is computed again, never stored."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native import reference
+from native.compiled.library import load, why_not
+from native.compiled.op import POINTER, address, computes, kernel, register, structure
+from native.masks import threshold_of
+
+__all__ = ["describe", "dropout_add", "why_not"]
+
+# The rows are divided into this many pieces; each has a separate sum of the bias's gradient.
+PIECES = 32
+
+
+class _Arguments(ctypes.Structure):
+    """The layout of `struct Arguments` in dropout.cpp."""
+
+    _fields_ = structure(
+        ("x", "residual", "bias", "out", "sums"),
+        *((name, ctypes.c_int64) for name in ("rows", "width", "piece")),
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("threshold", ctypes.c_uint32),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int),
+        ("level", ctypes.c_int),
+    )
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return f"the mask from a counter, never stored ({load().describe()})"
+
+
+def dropout_add(
+    x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, probability: float
+) -> Tensor:
+    """Return residual + dropout(x + bias); the reference adds tensors of two types or shapes."""
+    if not computes("dropout_add", x, residual):
+        return reference.dropout_add(x, residual, bias, state, probability)
+    result: Tensor = _FORWARD(x, residual, None if bias is None else bias.float(), state, probability)
+    return result
+
+
+def _forward(x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, probability: float) -> Tensor:
+    bias = None if bias is None else bias.contiguous()
+    return _run(x.contiguous(), residual.contiguous(), bias, None, state, probability)
+
+
+def _backward(upstream: Tensor, state: Tensor, probability: float, biased: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradient of `x`, and in fp32 that of the bias."""
+    sums = upstream.new_zeros(PIECES, upstream.shape[-1], dtype=torch.float32) if biased else None
+    own = _run(upstream.contiguous(), None, None, sums, state, probability)
+    return own, upstream.new_empty(0, dtype=torch.float32) if sums is None else sums.sum(0)
+
+
+def _run(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    sums: Tensor | None,
+    state: Tensor,
+    probability: float,
+) -> Tensor:
+    out = torch.empty_like(x)
+    if not x.numel():
+        return out
+    rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    arguments = _Arguments(
+        *map(address, (x, residual, bias, out, sums)),
+        rows,
+        width,
+        -(-rows // PIECES),
+        *state.tolist(),
+        threshold_of(probability),
+        1.0 / (1.0 - probability),
+        torch.get_num_threads(),
+        load().level,
+    )
+    kernel("native_dropout", x.dtype, POINTER)(ctypes.byref(arguments))
+    return out
+
+
+def _empty(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _gradients(upstream: Tensor, state: Tensor, probability: float, biased: bool) -> tuple[Tensor, Tensor]:
+    width = upstream.shape[-1] if biased else 0
+    return _empty(upstream), upstream.new_empty(width, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, _, bias, state, ctx.probability = inputs
+    ctx.save_for_backward(state)
+    ctx.biased = bias is not None
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    (state,) = ctx.saved_tensors
+    own, sums = _BACKWARD(upstream, state, ctx.probability, ctx.biased)
+    return own, upstream, sums if ctx.biased else None, None, None
+
+
+_BACKWARD = register(
+    "dropout_add_backward(Tensor upstream, Tensor state, float probability, bool biased) -> (Tensor, Tensor)",
+    _backward,
+    _gradients,
+)
+_FORWARD = register(
+    "dropout_add(Tensor x, Tensor residual, Tensor? bias, Tensor state, float probability) -> Tensor",
+    _forward,
+    _empty,
+    _keep,
+    _gradient,
+)

@@ -1,0 +1,109 @@
+"""Rotary positions of queries and keys on a CPU, in one pass in each direction, computed in fp32."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native import reference
+from native.compiled.library import load, why_not
+from native.compiled.op import POINTER, SUFFIX, kernel, register, structure
+from native.fallback import report_fallback
+
+__all__ = ["describe", "rotary", "why_not"]
+
+
+class _Span(ctypes.Structure):
+    """The layout of `struct Span` in rotary.cpp."""
+
+    _fields_ = structure(("at",), *((name, ctypes.c_int64) for name in ("batch", "head", "row")))
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Span:
+        return cls(x.data_ptr(), *x.stride()[:3])
+
+
+class _Arguments(ctypes.Structure):
+    """The layout of `struct Arguments` in rotary.cpp."""
+
+    _fields_ = (
+        *((name, _Span) for name in ("q", "k", "q_out", "k_out")),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "groups", "rows", "dim", "half")),
+        ("angles_batch", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("interleaved", "back", "threads", "level")),
+    )
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return f"queries and keys in one pass ({load().describe()})"
+
+
+def rotary(
+    q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys that are turned; the reference computes other types than fp32 and bf16."""
+    if q.dtype not in SUFFIX or q.dtype != k.dtype:
+        report_fallback("rotary", "cpu", f"has no kernel for {q.dtype} and {k.dtype}")
+        return reference.rotary(q, k, cosines, sines, interleaved)
+    turned: tuple[Tensor, Tensor] = _OP(q, k, cosines.float(), sines.float(), interleaved, False)
+    return turned
+
+
+def _compute(
+    q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool, back: bool
+) -> tuple[Tensor, Tensor]:
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    out = _results(q, k)
+    batch, heads, rows, dim = q.shape
+    if not q.numel():
+        return out
+    cosines, sines = cosines.contiguous(), sines.contiguous()
+    half = cosines.shape[-1]
+    arguments = _Arguments(
+        *map(_Span.of, (q, k, *out)),
+        cosines.data_ptr(),
+        sines.data_ptr(),
+        batch,
+        heads,
+        k.shape[1],
+        rows,
+        dim,
+        half,
+        rows * half if len(cosines) > 1 else 0,
+        interleaved,
+        back,
+        torch.get_num_threads(),
+        load().level,
+    )
+    kernel("native_rotary", q.dtype, POINTER)(ctypes.byref(arguments))
+    return out
+
+
+def _results(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Return empty tensors, in memory (batch, rows, heads, dim)."""
+    first, second = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k))
+    return first, second
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, _, cosines, sines, ctx.interleaved, ctx.back = inputs
+    ctx.save_for_backward(cosines, sines)
+
+
+def _gradient(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Tensor | None, ...]:
+    return *_OP(of_q, of_k, *ctx.saved_tensors, ctx.interleaved, not ctx.back), None, None, None, None
+
+
+_OP = register(
+    "rotary(Tensor q, Tensor k, Tensor cosines, Tensor sines, bool interleaved, bool back) -> (Tensor, Tensor)",
+    _compute,
+    _results,
+    _keep,
+    _gradient,
+)

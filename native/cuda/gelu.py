@@ -1,0 +1,91 @@
+"""GELU on CUDA, with one pass in each direction; only its input is kept for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from native.cuda import language
+from native.cuda.blocks import blocks_for
+from native.cuda.language import jit, on_device, tl
+from native.cuda.language import why_not as why_not
+from native.reference import gelu as plain
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return language.describe("one pass each way")
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """Return GELU of `x`, exact or by tanh."""
+    if approximate not in ("none", "tanh") or not language.computes("gelu", x):
+        return plain(x, approximate)
+    result: Tensor = _GELU.apply(x, approximate == "tanh")  # type: ignore[no-untyped-call]
+    return result
+
+
+@jit
+def gelu_of(
+    x: tl.tensor, TANH: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return GELU of fp32 numbers; 1 + tanh(u) is 2 sigmoid(2 u)."""
+    if TANH:
+        return x * tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * x * x))
+    return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
+
+
+@jit
+def gelu_slope(
+    x: tl.tensor, TANH: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return the derivative of GELU at fp32 numbers."""
+    if TANH:
+        square = x * x
+        part = tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        # The other part, 1 - part, without cancellation.
+        rest = tl.sigmoid(-1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        return part + x * part * rest * 1.5957691216057308 * (1.0 + 0.134145 * square)
+    return 0.5 * (1.0 + tl.erf(0.7071067811865476 * x)) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+
+
+@jit
+def _gelu(
+    x_at: tl.tensor, upstream_at: tl.tensor, out_at: tl.tensor, count: tl.tensor, BACKWARD: tl.constexpr,
+    TANH: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_at + at, at < count, 0.0).to(tl.float32)
+    if BACKWARD:
+        out = tl.load(upstream_at + at, at < count, 0.0).to(tl.float32) * gelu_slope(x, TANH)
+    else:
+        out = gelu_of(x, TANH)
+    tl.store(out_at + at, out.to(out_at.dtype.element_ty), at < count)
+
+
+def _run(x: Tensor, upstream: Tensor | None, tanh: bool) -> Tensor:
+    x = x.contiguous()
+    above = x if upstream is None else upstream.contiguous()
+    out, count, blocks = torch.empty_like(x), x.numel(), blocks_for(x)
+    if count:
+        with on_device(x):
+            _gelu[(-(-count // blocks.flat),)](
+                x, above, out, count, BACKWARD=upstream is not None, TANH=tanh, BLOCK=blocks.flat
+            )
+    return out
+
+
+class _GELU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tanh: bool) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.tanh = tanh
+        return _run(x, None, tanh)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return _run(ctx.saved_tensors[0], upstream, ctx.tanh), None

@@ -1,0 +1,105 @@
+"""Import Triton if it is installed, and find out why its kernels cannot run here if they cannot.
+
+Kernels are functions that Triton compiles for the GPU. With TRITON_INTERPRET=1 its interpreter runs them in Python on
+tensors of any device: slow, but it shows without a GPU whether they compute the right numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native.fallback import report_fallback
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = None
+
+__all__ = ["TYPES", "computes", "interpreted", "jit", "on_device", "rows_of", "tl", "why_not", "width_of"]
+
+# The first version whose philox, interpreter and offline compiler are as these kernels use them.
+OLDEST = (3, 2)
+# Triton supports no older GPU, and none of them computes in bf16.
+CAPABILITY = (8, 0)
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Elements of the widest row that a program holds in registers.
+WIDEST = 16384
+
+
+def jit(kernel: Callable[..., Any]) -> Any:
+    """Return `kernel` for Triton's compiler; unchanged, and not callable, without Triton."""
+    return kernel if triton is None else triton.jit(kernel)
+
+
+def interpreted() -> bool:
+    """Return True if Triton's interpreter runs the kernels, on any device."""
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def why_not() -> str:
+    """Return why Triton's kernels cannot run here, or an empty string."""
+    if triton is None:
+        return "Triton is not installed; install the package triton"
+    if _version(triton.__version__) < OLDEST:
+        return f"Triton {triton.__version__} is too old; {'.'.join(map(str, OLDEST))} or newer is needed"
+    return "" if interpreted() else _device_fault()
+
+
+def _device_fault() -> str:
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if torch.version.hip:
+        return f"this torch is for ROCm {torch.version.hip}; the kernels are tuned and checked for CUDA alone"
+    capability = torch.cuda.get_device_capability()
+    if capability < CAPABILITY:
+        own, least = (".".join(map(str, version)) for version in (capability, CAPABILITY))
+        return f"{torch.cuda.get_device_name()} has compute capability {own}; Triton needs {least} or newer"
+    return ""
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())
+
+
+def describe(strength: str) -> str:
+    """Return a backend's description: its strength, and what runs the kernel."""
+    runner = "in Triton's interpreter, slowly" if interpreted() else f"Triton {triton.__version__}"
+    return f"{strength} ({runner})"
+
+
+def computes(op: str, x: Tensor, width: int = 0, types: Sequence[torch.dtype] = TYPES) -> bool:
+    """Return True if the kernels take tensors like `x`; otherwise report once that the reference computes `op`."""
+    if x.dtype not in types:
+        report_fallback(op, "cuda", f"has no kernel for {x.dtype}")
+    elif width > WIDEST:
+        report_fallback(op, "cuda", f"takes rows of at most {WIDEST:,} numbers, not {width:,}")
+    else:
+        return True
+    return False
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which kernels run on the device of `x`: Triton launches on the current one."""
+    return torch.cuda.device_of(x)
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """Return `x` as (rows, width) with neighbouring columns, copied only if its layout needs it.
+
+    Rows may be apart, as those of a half of a wider tensor are.
+    """
+    flat = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, x.shape[-1])
+    return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
+
+
+@functools.cache
+def width_of(width: int) -> int:
+    """Return the smallest power of two that is not less than `width`: the sizes of blocks that Triton takes."""
+    return 1 << max(0, width - 1).bit_length()

@@ -1,0 +1,40 @@
+"""A model's last matrix and its cross-entropy on CUDA, some tokens at a time, without keeping the logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from native.chunked import TokenLoss, chunked_loss
+from native.cuda import language
+from native.cuda.cross_entropy import TYPES, count_of, losses_of, mean_of, scale_
+from native.cuda.language import why_not as why_not
+from native.fallback import report_fallback
+from native.reference import linear_cross_entropy as plain
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return language.describe("no logits are kept, gradient in their place")
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int = -100
+) -> Tensor:
+    """Return the mean cross-entropy of x weight^T."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x, weight = (each.to(torch.get_autocast_dtype(device)) for each in (x, weight))
+    with torch.autocast(device, enabled=False):
+        if x.dtype != weight.dtype:
+            reason = f"needs input and matrix of one type, not {x.dtype} and {weight.dtype}"
+            report_fallback("linear_cross_entropy", "cuda", reason)
+            return plain(x, weight, targets, vocabulary, ignore_index)
+        if not language.computes("linear_cross_entropy", x, types=TYPES):
+            return plain(x, weight, targets, vocabulary, ignore_index)
+        count = count_of(targets, ignore_index)
+
+        def losses(logits: Tensor, own: Tensor, gradient: bool) -> Tensor:
+            return losses_of(logits, own, ignore_index, count, vocabulary, gradient)
+
+        return chunked_loss(x, weight, targets, TokenLoss(losses, lambda each: mean_of(each, count), scale_))

@@ -1,0 +1,226 @@
+"""The kernels of layer norm and RMS norm, with or without a residual that is added first.
+
+A program holds whole rows, so that each pass reads a row once. The gradients of weight and bias are summed in a fixed
+order: a program sums its rows, then the sums of the programs are added. Rows too wide to hold these sums in registers
+too are read once more for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from native.cuda.blocks import blocks_for
+from native.cuda.language import jit, on_device, rows_of, tl, width_of
+
+
+@dataclass(frozen=True)
+class Normal:
+    """The result of a norm, and for its backward pass the mean (of a layer norm) and inverse deviation of each row."""
+
+    out: Tensor
+    total: Tensor | None
+    """x plus residual, if there is one."""
+    means: Tensor | None
+    inverses: Tensor
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """The gradients of the input (and of the residual, which is the same), the weight and the bias."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+@jit
+def _normalise(
+    x_at: tl.tensor, residual_at: tl.tensor, weight_at: tl.tensor, bias_at: tl.tensor, out_at: tl.tensor,
+    total_at: tl.tensor, means_at: tl.tensor, inverses_at: tl.tensor, rows: tl.tensor, width: tl.tensor,
+    x_stride: tl.tensor, residual_stride: tl.tensor, eps: tl.tensor, CENTRE: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    at = row[:, None] * width + column[None, :]
+    x = tl.load(x_at + row[:, None] * x_stride + column[None, :], inside, 0.0)
+    if RESIDUAL:
+        residual = tl.load(residual_at + row[:, None] * residual_stride + column[None, :], inside, 0.0)
+        # Rounded before the norm, because the backward pass has the rounded sum.
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(total_at + at, x, inside)
+    x = x.to(tl.float32)
+    if CENTRE:
+        mean = tl.sum(x, 1) / width
+        tl.store(means_at + row, mean, row < rows)
+        x = tl.where(inside, x - mean[:, None], 0.0)
+    inverse = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1) / width + eps)
+    tl.store(inverses_at + row, inverse, row < rows)
+    weight = tl.load(weight_at + column, column < width, 0.0).to(tl.float32)
+    out = x * inverse[:, None] * weight[None, :]
+    if BIAS:
+        out += tl.load(bias_at + column, column < width, 0.0).to(tl.float32)[None, :]
+    tl.store(out_at + at, out.to(out_at.dtype.element_ty), inside)
+
+
+@jit
+def _derive(
+    upstream_at: tl.tensor, extra_at: tl.tensor, x_at: tl.tensor, weight_at: tl.tensor,
+    means_at: tl.tensor, inverses_at: tl.tensor, out_at: tl.tensor, weight_sums_at: tl.tensor,
+    bias_sums_at: tl.tensor, rows: tl.tensor, width: tl.tensor, upstream_stride: tl.tensor,
+    x_stride: tl.tensor, piece: tl.tensor, CENTRE: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
+    SUMS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    first = program * piece
+    last = tl.minimum(first + piece, rows)
+    column = tl.arange(0, WIDTH)
+    weight = tl.load(weight_at + column, column < width, 0.0).to(tl.float32)[None, :]
+    weight_sums = tl.zeros([ROWS, WIDTH], tl.float32)
+    bias_sums = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(first, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < last)[:, None] & (column < width)[None, :]
+        slope = tl.load(upstream_at + row[:, None] * upstream_stride + column[None, :], inside, 0.0).to(
+            tl.float32
+        )
+        x = tl.load(x_at + row[:, None] * x_stride + column[None, :], inside, 0.0).to(tl.float32)
+        inverse = tl.load(inverses_at + row, row < last, 0.0)[:, None]
+        if CENTRE:
+            x = tl.where(inside, x - tl.load(means_at + row, row < last, 0.0)[:, None], 0.0)
+        normal = x * inverse
+        if SUMS:
+            weight_sums += slope * normal
+            bias_sums += slope
+        slope *= weight
+        out = slope - normal * (tl.sum(slope * normal, 1)[:, None] / width)
+        if CENTRE:
+            out -= tl.sum(slope, 1)[:, None] / width
+        out *= inverse
+        at = row[:, None] * width + column[None, :]
+        if EXTRA:
+            out += tl.load(extra_at + at, inside, 0.0).to(tl.float32)
+        tl.store(out_at + at, out.to(out_at.dtype.element_ty), inside)
+    if SUMS:
+        tl.store(weight_sums_at + program * width + column, tl.sum(weight_sums, 0), column < width)
+        if BIAS:
+            tl.store(bias_sums_at + program * width + column, tl.sum(bias_sums, 0), column < width)
+
+
+@jit
+def _sum_columns(
+    upstream_at: tl.tensor, x_at: tl.tensor, means_at: tl.tensor, inverses_at: tl.tensor,
+    weight_sums_at: tl.tensor, bias_sums_at: tl.tensor, rows: tl.tensor, width: tl.tensor,
+    upstream_stride: tl.tensor, x_stride: tl.tensor, piece: tl.tensor, CENTRE: tl.constexpr,
+    BIAS: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = column < width
+    weight_sums = tl.zeros([WIDTH], tl.float32)
+    bias_sums = tl.zeros([WIDTH], tl.float32)
+    for row in range(program * piece, tl.minimum(program * piece + piece, rows)):
+        slope = tl.load(upstream_at + row * upstream_stride + column, inside, 0.0).to(tl.float32)
+        x = tl.load(x_at + row * x_stride + column, inside, 0.0).to(tl.float32)
+        if CENTRE:
+            x -= tl.load(means_at + row)
+        weight_sums += slope * (x * tl.load(inverses_at + row))
+        bias_sums += slope
+    tl.store(weight_sums_at + program * width + column, weight_sums, inside)
+    if BIAS:
+        tl.store(bias_sums_at + program * width + column, bias_sums, inside)
+
+
+def normalise(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *, centre: bool
+) -> Normal:
+    """Return the layer norm (`centre`) or RMS norm of x, or of x plus residual."""
+    flat = rows_of(x)
+    other = flat if residual is None else rows_of(residual)
+    rows, width = flat.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = None if residual is None else torch.empty_like(out)
+    means = torch.empty(rows if centre else 0, dtype=torch.float32, device=x.device)
+    inverses = torch.empty(rows, dtype=torch.float32, device=x.device)
+    wide, blocks = width_of(width), blocks_for(x)
+    held = blocks.rows(wide)
+    if rows and width:
+        with on_device(x):
+            _normalise[(-(-rows // held),)](
+                flat,
+                other,
+                weight.contiguous(),
+                weight if bias is None else bias.contiguous(),
+                out,
+                out if total is None else total,
+                means if centre else inverses,
+                inverses,
+                rows,
+                width,
+                flat.stride(0),
+                other.stride(0),
+                eps,
+                CENTRE=centre,
+                BIAS=bias is not None,
+                RESIDUAL=residual is not None,
+                ROWS=held,
+                WIDTH=wide,
+                num_warps=blocks.warps(held * wide),
+            )
+    return Normal(out, total, means if centre else None, inverses)
+
+
+def derive(
+    upstream: Tensor,
+    extra: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    means: Tensor | None,
+    inverses: Tensor,
+    *,
+    bias: bool,
+) -> Slopes:
+    """Return the gradients; `x` is what was normalised, `extra` is added to the gradient of `x`."""
+    flat, slopes = rows_of(x), rows_of(upstream)
+    rows, width = flat.shape
+    centre = means is not None
+    wide, blocks = width_of(width), blocks_for(x)
+    held = blocks.rows(wide)
+    piece = -(-max(1, rows) // blocks.pieces)
+    pieces = -(-rows // piece)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    sums = torch.zeros(2 if bias else 1, pieces, width, dtype=torch.float32, device=x.device)
+    at_once = wide <= blocks.widest_sums
+    shape = (rows, width, slopes.stride(0), flat.stride(0), piece)
+    first = inverses if means is None else means
+    if rows and width:
+        with on_device(x):
+            _derive[(pieces,)](
+                slopes,
+                out if extra is None else extra.contiguous(),
+                flat,
+                weight.contiguous(),
+                first,
+                inverses,
+                out,
+                sums[0],
+                sums[-1],
+                *shape,
+                CENTRE=centre,
+                BIAS=bias,
+                EXTRA=extra is not None,
+                SUMS=at_once,
+                ROWS=held,
+                WIDTH=wide,
+                num_warps=blocks.warps(held * wide),
+            )
+            if not at_once:
+                given = (slopes, flat, first, inverses, sums[0], sums[-1])
+                grid = (pieces, -(-width // blocks.flat))
+                _sum_columns[grid](*given, *shape, CENTRE=centre, BIAS=bias, WIDTH=blocks.flat)
+    added = sums.sum(1)
+    return Slopes(out, added[0].to(weight.dtype), added[1] if bias else None)

@@ -1,0 +1,75 @@
+"""SwiGLU on CUDA, with one pass in each direction; only its input is kept for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from native.cuda import language
+from native.cuda.blocks import blocks_for
+from native.cuda.language import jit, on_device, tl
+from native.cuda.language import why_not as why_not
+from native.reference import swiglu as plain
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return language.describe("one pass each way")
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """Return silu(gate) times up of the halves of `x`."""
+    if x.shape[-1] % 2 or not language.computes("swiglu", x):
+        return plain(x)
+    result: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+@jit
+def _swiglu(
+    x_at: tl.tensor, upstream_at: tl.tensor, out_at: tl.tensor, count: tl.tensor, inner: tl.tensor,
+    BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    # The gate of an output is as far into its row of x, which is twice as long.
+    gate_at = at + at // inner * inner
+    gate = tl.load(x_at + gate_at, inside, 0.0).to(tl.float32)
+    up = tl.load(x_at + gate_at + inner, inside, 0.0).to(tl.float32)
+    part = tl.sigmoid(gate)
+    if BACKWARD:
+        upstream = tl.load(upstream_at + at, inside, 0.0).to(tl.float32)
+        slope = part * (1.0 + gate * tl.sigmoid(-gate))
+        tl.store(out_at + gate_at, (upstream * up * slope).to(out_at.dtype.element_ty), inside)
+        tl.store(out_at + gate_at + inner, (upstream * gate * part).to(out_at.dtype.element_ty), inside)
+    else:
+        tl.store(out_at + at, (gate * part * up).to(out_at.dtype.element_ty), inside)
+
+
+def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
+    x = x.contiguous()
+    inner = x.shape[-1] // 2
+    out = x.new_empty(*x.shape[:-1], inner) if upstream is None else torch.empty_like(x)
+    above = out if upstream is None else upstream.contiguous()
+    count, blocks = x.numel() // 2, blocks_for(x)
+    if count:
+        with on_device(x):
+            _swiglu[(-(-count // blocks.flat),)](
+                x, above, out, count, inner, BACKWARD=upstream is not None, BLOCK=blocks.flat
+            )
+    return out
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return _run(x, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        return _run(ctx.saved_tensors[0], upstream)

@@ -1,0 +1,34 @@
+"""Residual and layer norm on Ascend NPUs in one pass by CANN's npu_add_layer_norm, which has a derivative."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from native.npu import library
+from native.reference import add_layer_norm as plain
+
+
+def why_not() -> str:
+    """Return why the kernel cannot run here, or an empty string."""
+    return library.missing("npu_add_layer_norm")
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "CANN's npu_add_layer_norm"
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """Return x + residual, rounded to their type, and its layer norm."""
+    if x.dtype != residual.dtype or not library.computes("add_layer_norm", x):
+        return plain(x, residual, weight, bias, eps)
+    beta = torch.zeros_like(weight) if bias is None else bias
+    # Weight and bias have one type, that of the input or fp32.
+    if weight.dtype not in (x.dtype, torch.float32) or beta.dtype != weight.dtype:
+        weight, beta = weight.float(), beta.float()
+    kernel = library.kernel("npu_add_layer_norm")
+    out, _, _, total = kernel(x, residual, weight, beta, eps, additional_output=True)
+    return total, out

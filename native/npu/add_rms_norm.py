@@ -1,0 +1,56 @@
+"""Residual and RMS norm on Ascend NPUs in one pass by CANN's npu_add_rms_norm.
+
+torch_npu has no derivative of it, so the backward pass is that of npu_rms_norm, called here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from native.fallback import report_fallback
+from native.npu import library
+from native.reference import add_rms_norm as plain
+
+
+def why_not() -> str:
+    """Return why the kernels cannot run here, or an empty string."""
+    return library.missing("npu_add_rms_norm", "npu_rms_norm_backward")
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "CANN's npu_add_rms_norm"
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    """Return x + residual, rounded to their type, and its RMS norm."""
+    if x.dtype != residual.dtype or not library.computes("add_rms_norm", x):
+        return plain(x, residual, weight, eps)
+    # The kernel takes the weight in the type of the input alone.
+    if weight.dtype != x.dtype:
+        report_fallback("add_rms_norm", "npu", f"needs a weight of {x.dtype}, not {weight.dtype}")
+        return plain(x, residual, weight, eps)
+    result: tuple[Tensor, Tensor] = _AddRMSNorm.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        flat, other = (each.reshape(-1, each.shape[-1]) for each in (x, residual))
+        out, inverse, total = library.kernel("npu_add_rms_norm")(flat, other, weight, eps)
+        ctx.save_for_backward(total, weight, inverse)
+        return total.view(x.shape), out.view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_total: Tensor, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight, inverse = ctx.saved_tensors
+        kernel = library.kernel("npu_rms_norm_backward")
+        own, of_weight = kernel(upstream.reshape(total.shape), total, weight, inverse)
+        own = of_total + own.view(of_total.shape)
+        return own, own, of_weight.to(weight.dtype), None

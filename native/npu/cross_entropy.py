@@ -1,0 +1,53 @@
+"""Cross-entropy on Ascend NPUs by CANN's npu_cross_entropy_loss.
+
+The kernel returns loss and logarithms in the type of the logits, so these are passed in fp32. A negative ignore_index
+means none to it, and with a gradient its mean takes no other: so ignored tokens get target 0, and their losses are left
+out of the sum here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from native.npu import library
+from native.reference import cross_entropy as plain
+
+# Rows that the kernel takes at a time.
+MOST_ROWS = 200_000
+
+
+def why_not() -> str:
+    """Return why the kernel cannot run here, or an empty string."""
+    return library.missing("npu_cross_entropy_loss")
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "CANN's npu_cross_entropy_loss"
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    """Return the mean cross-entropy in fp32 over the targets that are not `ignore_index`."""
+    if not library.computes("cross_entropy", logits):
+        return plain(logits, targets, ignore_index)
+    counted = targets != ignore_index
+    losses, _ = losses_of(logits.float(), targets, counted)
+    return mean_of(losses, counted.sum())
+
+
+def losses_of(logits: Tensor, targets: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each token, 0 where it is not counted, and the logarithms of all probabilities, in fp32."""
+    kernel = library.kernel("npu_cross_entropy_loss")
+    known = torch.where(counted, targets, 0).to(torch.int64)
+    pieces = zip(logits.contiguous().split(MOST_ROWS), known.split(MOST_ROWS), strict=True)
+    made = [kernel(rows, own, reduction="none")[:2] for rows, own in pieces]
+    losses, logarithms = (
+        made[0] if len(made) == 1 else (torch.cat(parts) for parts in zip(*made, strict=True))
+    )
+    return torch.where(counted, losses, 0.0), logarithms
+
+
+def mean_of(losses: Tensor, count: Tensor) -> Tensor:
+    """Return the sum of the fp32 losses over `count`; NaN without any."""
+    return losses.sum() / count

@@ -1,0 +1,26 @@
+"""GELU on Ascend NPUs by CANN's npu_gelu: torch's own function ignores `approximate` there and always takes tanh."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from native.npu import library
+from native.reference import gelu as plain
+
+
+def why_not() -> str:
+    """Return why the kernel cannot run here, or an empty string."""
+    return library.missing("npu_gelu")
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "CANN's npu_gelu, exact or by tanh"
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """Return GELU of `x`, exact or by tanh."""
+    if not library.computes("gelu", x):
+        return plain(x, approximate)
+    out: Tensor = library.kernel("npu_gelu")(x, approximate=approximate)
+    return out

@@ -1,0 +1,53 @@
+"""Find CANN's kernels: torch_npu's functions, or why they cannot be called here.
+
+Written after the pages of Ascend/op-plugin (docs/zh/custom_APIs/torch_npu, commit 517f2e7) and tested with stand-ins
+that check every argument as these pages say; nothing here has run on an NPU yet.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native.fallback import report_fallback
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def missing(*names: str) -> str:
+    """Return why these functions of torch_npu cannot be called here, or an empty string."""
+    if importlib.util.find_spec("torch_npu") is None:
+        return "torch_npu is not installed"
+    runtime = getattr(torch, "npu", None)
+    if runtime is None or not runtime.is_available():
+        return "torch sees no NPU"
+    absent = [name for name in names if _found(name) is None]
+    return f"this torch_npu has no {', '.join(absent)}" if absent else ""
+
+
+def kernel(name: str) -> Callable[..., Any]:
+    """Return a function of torch_npu; `missing` has said that it is there."""
+    function = _found(name)
+    assert function is not None, name
+    return function
+
+
+def _found(name: str) -> Callable[..., Any] | None:
+    # The module has most of them; backward functions are only among torch's ops.
+    own = getattr(importlib.import_module("torch_npu"), name, None)
+    found: Callable[..., Any] | None = own if own is not None else getattr(torch.ops.npu, name, None)
+    return found
+
+
+def computes(op: str, x: Tensor) -> bool:
+    """Return True if CANN's kernels take tensors like `x`; otherwise report once that the reference computes `op`."""
+    if x.dtype not in TYPES:
+        report_fallback(op, "npu", f"has no kernel for {x.dtype}")
+        return False
+    # CANN refuses empty tensors in several kernels, and there is nothing to compute.
+    return x.numel() > 0

@@ -1,0 +1,30 @@
+"""RMS norm on Ascend NPUs by CANN's npu_rms_norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from native.npu import library
+from native.reference import rms_norm as plain
+
+
+def why_not() -> str:
+    """Return why the kernel cannot run here, or an empty string."""
+    return library.missing("npu_rms_norm")
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "CANN's npu_rms_norm"
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """Return the RMS norm of `x`."""
+    if not library.computes("rms_norm", x):
+        return plain(x, weight, eps)
+    # The kernel takes the weight in the type of the input or in fp32, and 2 to 8 dimensions.
+    if weight.dtype not in (x.dtype, torch.float32):
+        weight = weight.float()
+    out: Tensor = library.kernel("npu_rms_norm")(x.reshape(-1, x.shape[-1]), weight, eps)[0]
+    return out.view(x.shape)

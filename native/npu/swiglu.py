@@ -1,0 +1,26 @@
+"""SwiGLU on Ascend NPUs by CANN's npu_swiglu."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from native.npu import library
+from native.reference import swiglu as plain
+
+
+def why_not() -> str:
+    """Return why the kernel cannot run here, or an empty string."""
+    return library.missing("npu_swiglu")
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "CANN's npu_swiglu"
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """Return silu(gate) times up of the halves of `x`; the kernel takes no tensor with gaps."""
+    if not library.computes("swiglu", x):
+        return plain(x)
+    out: Tensor = library.kernel("npu_swiglu")(x.contiguous(), dim=-1)
+    return out

@@ -1,0 +1,66 @@
+"""Random words from a key and a counter by Philox 4x32-10: the same wherever and whenever they are computed.
+
+A number in a tensor has the word `number % 4` of the counter `number // 4`. Nothing of the order of computation, the
+threads or the device enters, so a backward pass or a recomputation makes the same words again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from native.masks import Dropout, threshold_of
+
+ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+
+
+def words(seed: int | Tensor, counters: Tensor) -> Tensor:
+    """Return four words of 32 bits for each int64 counter, (..., 4) in int64."""
+    c0, c1 = counters & _WORD, (counters >> 32) & _WORD
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
+    for _ in range(ROUNDS):
+        # The product of two words has 64 bits; its sign in int64 does not matter.
+        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = ((second >> 32) & _WORD) ^ c1 ^ k0, second & _WORD
+        c2, c3 = ((first >> 32) & _WORD) ^ c3 ^ k1, first & _WORD
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return torch.stack((c0, c1, c2, c3), -1)
+
+
+def draws_itself(device: torch.device) -> bool:
+    """Return whether a device's own generator draws: arithmetic on int64 is slow there. A state repeats its numbers."""
+    return device.type != "cpu"
+
+
+def factors(dropout: Dropout, probabilities: Tensor) -> Tensor:
+    """Return what each of `probabilities` (batch, heads, queries, keys) is multiplied by: 0, or 1 / (1 - chance).
+
+    A row of keys is counted as if rounded up to a multiple of four.
+    """
+    if draws_itself(probabilities.device):
+        generator = torch.Generator(probabilities.device)
+        generator.manual_seed(int(dropout.state) + dropout.first_head)
+        drawn = torch.empty_like(probabilities).bernoulli_(1.0 - dropout.chance, generator=generator)
+        return drawn.div_(1.0 - dropout.chance)
+    batch, heads, queries, keys = probabilities.shape
+    device = probabilities.device
+    every, row = dropout.heads or heads, -(-keys // 4)
+    rows = torch.arange(batch, device=device).view(-1, 1) * every + dropout.first_head
+    rows = rows + torch.arange(heads, device=device)  # (batch, heads)
+    rows = rows.unsqueeze(-1) * queries + torch.arange(queries, device=device)
+    counters = rows.unsqueeze(-1) * row + torch.arange(row, device=device)
+    random = words(dropout.state, counters).flatten(-2)[..., :keys]
+    return ((random >= dropout.threshold).float() / (1.0 - dropout.chance)).to(probabilities.dtype)
+
+
+def kept_numbers(shape: torch.Size, state: Tensor, probability: float) -> Tensor:
+    """Return the mask of dropout, True where a number is kept; `state` has the seed and the first counter."""
+    seed, offset = state[0], state[1]
+    count = shape.numel()
+    counters = offset + torch.arange(-(-count // 4), device=state.device)
+    random = words(seed, counters).view(-1)[:count]
+    return (random >= threshold_of(probability)).view(shape)

@@ -1,0 +1,46 @@
+"""Attention by torch's fused kernels, which never write the square of scores to memory."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from native.fallback import report_fallback
+from native.masks import EVERY_KEY, Dropout, Mask
+from native.reference import attention as plain
+from native.reference import hidden
+
+
+def why_not() -> str:
+    """Return an empty string: torch's attention runs wherever torch runs."""
+    return ""
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "torch's fused attention"
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = True,
+    mask: Mask = EVERY_KEY,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """Return the attention; the reference computes it with dropout, which a recomputation repeats.
+
+    It passes a mask for what torch cannot be told otherwise; torch aligns the first query with the first key.
+    """
+    if dropout is not None:
+        reason = "has no dropout that a recomputation repeats"
+        report_fallback("attention", "torch", reason)
+        return plain(q, k, v, causal, mask, dropout)
+    queries, keys = q.shape[-2], k.shape[-2]
+    masked = causal and (queries != keys or not mask.is_empty)
+    seen = ~hidden(mask, queries, keys, q.device) if masked else None
+    shared = k.shape[1] != q.shape[1]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, is_causal=causal and not masked, enable_gqa=shared
+    )

@@ -1,0 +1,52 @@
+"""Calls of every op at the sizes of a training, whose launches are compiled without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from native.cuda.adamw import adamw
+from native.cuda.add_layer_norm import add_layer_norm
+from native.cuda.add_rms_norm import add_rms_norm
+from native.cuda.bias_gelu import bias_gelu
+from native.cuda.cross_entropy import cross_entropy
+from native.cuda.gelu import gelu
+from native.cuda.layer_norm import layer_norm
+from native.cuda.rms_norm import rms_norm
+from native.cuda.square_sum import square_sum
+from native.cuda.swiglu import swiglu
+from native.update import AdamWStep
+
+TYPES = (torch.bfloat16, torch.float32)
+# Hidden sizes of a small GPT and of the largest models.
+WIDTHS = (768, 4096, 16384)
+
+
+def calls(types: Sequence[torch.dtype] = TYPES, widths: Sequence[int] = WIDTHS) -> None:
+    """Run each op forward and backward."""
+    for dtype in types:
+        for width in widths:
+            x = torch.randn(32, width, dtype=dtype, requires_grad=True)
+            weight, bias = torch.ones(2, width, requires_grad=True).unbind()
+            layer_norm(x, weight, bias).sum().backward()
+            rms_norm(x, weight).sum().backward()
+            sum(each.sum() for each in add_layer_norm(x, x, weight, bias)).backward()
+            sum(each.sum() for each in add_rms_norm(x, x, weight)).backward()
+            bias_gelu(x, bias, "tanh").sum().backward()
+        x = torch.randn(32, 768, dtype=dtype, requires_grad=True)
+        gelu(x, "tanh").sum().backward()
+        gelu(x).sum().backward()
+        bias_gelu(x, bias[:768]).sum().backward()
+        swiglu(x).sum().backward()
+        targets = torch.zeros(8, dtype=torch.int64)
+        cross_entropy(torch.randn(8, 50304, dtype=dtype, requires_grad=True), targets).backward()
+        square_sum([x.detach()])
+        held, average, square = torch.ones(3, 4096).unbind()
+        low = torch.ones(4096, dtype=dtype) if dtype != torch.float32 else None
+        gradient = held.to(dtype)
+        numbers = ([0.1], 1, 1e-3, (0.9, 0.95), 1e-8)
+        adamw(AdamWStep([held], [gradient], [average], [square], [low], *numbers))
+        rest = torch.zeros(4096, dtype=torch.int16)
+        whole = ([held.bfloat16()], [gradient], [average], [square], [None])
+        adamw(AdamWStep(*whole, *numbers, remainders=[rest]))

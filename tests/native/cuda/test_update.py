@@ -1,0 +1,92 @@
+"""The update of weights and the sum of squares by Triton's kernels, run by its interpreter."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import native
+from native import masters
+from native.cuda.adamw import adamw
+from native.cuda.square_sum import square_sum
+from native.update import AdamWStep
+from tests.native.test_adamw import by_hand, tensors
+from tests.native.test_masters import boundaries, divided, same_bits, step
+
+DECAYS = (0.1, 0.0, 0.0, 0.1)
+
+
+@pytest.mark.parametrize("gradient_type", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_step_is_what_the_formula_says_and_the_copy_is_rounded(gradient_type: torch.dtype) -> None:
+    warnings.simplefilter("error")
+    given = tensors(gradient_type)
+    expected = [[x.double() for x in part] for part in given]
+    by_hand(*expected)
+    held, gradients, averages, squares = given
+    lowered = [torch.empty_like(x, dtype=torch.bfloat16) if x.dim() > 1 else None for x in held]
+    adamw(
+        AdamWStep(
+            held,
+            gradients,
+            averages,
+            squares,
+            lowered,
+            DECAYS,
+            3,
+            0.01,
+            betas=(0.9, 0.95),
+            eps=1e-8,
+            factor=0.5,
+        )
+    )
+    for ours, right in zip((held, averages, squares), (expected[0], *expected[2:]), strict=True):
+        for mine, other in zip(ours, right, strict=True):
+            assert torch.allclose(mine.double(), other, rtol=2e-6, atol=1e-6)
+    for mine, low in zip(held, lowered, strict=True):
+        assert low is None or torch.equal(low, mine.bfloat16())
+
+
+def test_squares_are_summed_in_any_type_and_what_is_not_finite_shows() -> None:
+    held, gradients, *_ = tensors(torch.bfloat16)
+    given = [*held, *gradients, torch.zeros(0), torch.randn(6, 7).t()]
+    right = sum(float(x.double().square().sum()) for x in given)
+    assert float(square_sum(given)) == pytest.approx(right, rel=1e-6)
+    assert torch.equal(square_sum(given), square_sum(given))
+    assert float(square_sum([])) == 0
+    held[1][39_999] = float("inf")
+    assert float(square_sum(given)) == float("inf")
+    gradients[0][0, 0] = float("nan")
+    assert math.isnan(float(square_sum(given)))
+
+
+def state(gradient_type: torch.dtype) -> tuple[list[Tensor], ...]:
+    """Masters around every place where rounding to bf16 changes, some without a gradient: their ties must survive."""
+    master = [torch.randn(5001), boundaries()[::13].clone(), torch.zeros(0)]
+    gradients = [torch.randn(x.shape).mul_(0.01).to(gradient_type) for x in master]
+    gradients[1].zero_()
+    averages = [torch.randn(x.shape) for x in master]
+    averages[1].zero_()
+    return master, gradients, averages, [average.square() for average in averages]
+
+
+@pytest.mark.parametrize("gradient_type", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_updates_of_weights_and_remainders_are_those_of_fp32_masters_to_the_last_bit(
+    gradient_type: torch.dtype,
+) -> None:
+    ops = native.choose("cuda", {"adamw": "cuda"})
+    master, gradients, averages, squares = state(gradient_type)
+    whole = [[x.clone() for x in part] for part in (master, averages, squares)]
+    lowered = [x.bfloat16() for x in master]
+    pairs = [divided(x, square) for x, square in zip(master, squares, strict=True)]
+    weights, remainders = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    for number in (1, 2):
+        step(ops, number, whole[0], gradients, whole[1], whole[2], lowered)
+        step(ops, number, weights, gradients, averages, squares, [None] * 3, remainders=remainders)
+    joined = [masters.join(*row) for row in zip(weights, remainders, squares, strict=True)]
+    for own, other in zip([*joined, *averages, *squares], [x for part in whole for x in part], strict=True):
+        assert same_bits(own, other)
+    assert all(same_bits(x.float(), low.float()) for x, low in zip(weights, lowered, strict=True))
