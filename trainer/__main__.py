@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from trainer.corpus.commands import add_verbs
 from trainer.env import Env
-from trainer.errors import InputError, TrainerError
+from trainer.errors import ConfigFaults, InputError, TrainerError
 from trainer.evaluate import command as evaluation
 from trainer.generate import command as generation
 from trainer.serve import command as serving
@@ -36,7 +36,6 @@ def _check(_: argparse.Namespace) -> int:
 
 def _rehearse(_: argparse.Namespace) -> int:
     from trainer.device import prepare_import
-    from trainer.errors import ConfigFaults
     from trainer.plan.resolve import plan_config
 
     document = json.load(sys.stdin)
@@ -138,9 +137,17 @@ def _show(answer: object) -> None:
     sys.stdout.write(json.dumps(answer, indent=2) + "\n")
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors have the form of all others."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"error: {message.removeprefix('argument ')}\n  try: {self.prog} --help\n")
+        sys.exit(InputError.exit_code)
+
+
 def _parser(called: str) -> argparse.ArgumentParser:
     """Return the parser; `called` is the command that the user typed, if it was not this program."""
-    parser = argparse.ArgumentParser(prog="python -m trainer", description="The embedded trainer.")
+    parser = _Parser(prog="python -m trainer", description="The embedded trainer.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, does: Any, text: str) -> argparse.ArgumentParser:
@@ -190,6 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.does(arguments))
     except TrainerError as error:
         sys.stderr.write("".join(f"error: {line}\n" for line in error.message.splitlines()))
+        if called and isinstance(error, InputError) and not isinstance(error, ConfigFaults):
+            error.hint = error.hint or f"{called} --help"
         if error.hint:
             sys.stderr.write(f"  try: {error.hint}\n")
         return error.exit_code

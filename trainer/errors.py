@@ -19,11 +19,13 @@ class TrainerError(Exception):
     """A failure with a message, and a `hint` that says what the user can try."""
 
     exit_code = 1
+    usual_hint = ""
+    """What to try if nothing more is known."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.usual_hint
 
 
 class InputError(TrainerError):
@@ -69,6 +71,8 @@ class DataError(InputError):
 
 class CheckpointError(InputError):
     """A checkpoint that is damaged, absent, or made of another model or other data."""
+
+    usual_hint = "copy it again from where it was written, or name another checkpoint"
 
 
 class DataFailed(TrainerError):

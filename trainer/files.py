@@ -1,4 +1,4 @@
-"""Replace, sync and hash files, and read a text from each line of a JSON-lines file.
+"""Replace, extend, sync and hash files, and read a text from each line of a JSON-lines file.
 
 Compiled code reads the lines that it understands completely. Python's json reads all others, so that the same lines
 are refused with the same messages without compiled code.
@@ -24,6 +24,25 @@ def replace_file(path: Path, content: bytes) -> None:
     finally:
         aside.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def open_lines(path: Path) -> int:
+    """Open a file of lines to append to it; end a half line, which a full disk or a kill leaves behind.
+
+    Without that, the first line that is written next would be a part of the half one, and lost with it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    size = os.fstat(handle).st_size
+    if size and os.pread(handle, 1, size - 1) != b"\n":
+        write_whole(handle, b"\n")
+    return handle
+
+
+def write_whole(handle: int, data: bytes) -> None:
+    """Write all bytes; a disk that takes only some of them raises OSError at the next ones."""
+    while data:
+        data = data[os.write(handle, data) :]
 
 
 def sync(path: Path) -> None:

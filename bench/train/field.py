@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.field import ROOT
 from bench.train.spec import ModelWork, Spec, StepFigures
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.indexed import Writer
@@ -24,7 +25,6 @@ from trainer.plan.resolve import read_config
 from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share
 
-ROOT = Path(__file__).resolve().parents[2]
 # The first step builds and compiles, the second fills the allocator's memory.
 WARM_STEPS = 2
 # More steps than any subject takes.

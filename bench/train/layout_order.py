@@ -29,8 +29,6 @@ from trainer.plan.hardware import hardware_of
 from trainer.plan.resolve import plan_config
 from trainer.plan.time import Cost, cost
 
-ROOT = Path(__file__).resolve().parents[2]
-
 STEPS, WARM = 4, 1
 # Layouts whose predicted times differ by less than this share may be in either order.
 ALIKE = 0.10

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.field import ROOT
 from bench.train.field import (
     MODEL_KEYS,
     Field,
@@ -26,7 +27,6 @@ from clusterctl.sandbox import demo
 from trainer.env import CHECKPOINT_DIR
 from trainer.plan.resolve import read_config
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, EVERY, BATCH = 200, 50, 4
 MODEL = {"layers": 4, "hidden": 256, "heads": 4, "sequence": 128, "vocab": demo.VOCABULARY}
 OPTIMIZER = {"lr": 1e-3, "min_lr": 1e-3, "schedule": "constant"}

@@ -25,8 +25,6 @@ from trainer.env import Env
 from trainer.plan.memory import stages
 from trainer.plan.resolve import read_config
 
-ROOT = Path(__file__).resolve().parents[2]
-
 STEPS = 2
 ALLOWED = 0.10
 GPT2 = {"model": "gpt2-124M", "micro_batch": 1}

@@ -1,11 +1,13 @@
 """Measure how much faster each backend is here than plain torch: forward and backward.
 
-    python -m bench.train.ops [--repeat 15] [--threads 1] [--json]
+    python -m bench.train.ops [--repeat 15] [--threads 1] [--compile] [--only OP] [--json]
+    python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention at each instruction set, in turn
 
-Both run in turn in one process, with the allocator settings that the launcher gives every rank; a row shows
-the ratio of the medians. Copying the inputs is not measured. With one thread, as a rank among many has, the
-time is processor time, which is reliable on a busy machine. With more threads it is wall time, which is
-not, because threads wait for each other.
+All run in turn in one process, with the allocator settings that the launcher gives every rank; a row shows the medians.
+The last column is our time over the time that the bytes which must be read and written need at the rate at which this
+machine copies; products have none. Copying the inputs is not measured. With one thread, as a rank among many has, the
+time is processor time, which is reliable on a busy machine. With more threads it is wall time, which is not, because
+threads wait for each other.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ WEIGHTS = 32
 
 @dataclass(frozen=True)
 class Row:
-    """One op, case and backend, with the milliseconds of plain torch and of the backend."""
+    """One op, case and backend, with the milliseconds of plain torch, of torch.compile and of the backend."""
 
     op: str
     backend: str
@@ -37,38 +39,125 @@ class Row:
     eager_ms: float
     native_ms: float
     ratio: float
+    compiled_ms: float | None = None
+    over_least: float | None = None
+    """Our time over the time of the bytes that must be read and written; None for products."""
 
 
-def measure(repeat: int, threads: int) -> list[Row]:
+@dataclass(frozen=True)
+class Request:
+    """What to measure, and how."""
+
+    repeat: int
+    threads: int
+    compiled: bool
+    only: str
+
+
+def measure(request: Request) -> list[Row]:
     """Return a row for every backend that runs here, except the reference."""
     import torch
 
     import native
     from native import cases
 
-    if threads:
-        torch.set_num_threads(threads)
+    if request.threads:
+        torch.set_num_threads(request.threads)
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    rate = copy_rate(clock)
     reference = native.choose("cpu", "reference")
     rows = []
     for status in native.survey("cpu"):
-        if status.backend == "reference" or not status.available:
+        if status.backend == "reference" or not status.available or request.only not in ("", status.op):
             continue
         chosen = native.choose("cpu", {status.op: status.backend})
-        for case in cases.large_cases():
-            if case.op == status.op:
-                both = [getattr(reference, case.op), getattr(chosen, case.op)]
-                both = [partial(op, **case.arguments) for op in both]
-                eager, own = medians(both, case.inputs(), repeat, clock)
-                dtype = str(case.dtype).removeprefix("torch.")
-                rows.append(Row(case.op, status.backend, case.name, dtype, eager, own, eager / own))
-        rows += of_weights(status.op, status.backend, [reference, chosen], repeat, clock)
+        for case in (case for case in cases.large_cases() if case.op == status.op):
+            ops = [getattr(reference, case.op), getattr(chosen, case.op)]
+            ops = [partial(op, **case.arguments) for op in ops]
+            if request.compiled:
+                ops.append(torch.compile(ops[0], dynamic=False))
+            eager, own, *compiled = medians(ops, case.inputs(), request.repeat, clock)
+            least = least_bytes(case.op, ops[1], case.inputs()) / rate * 1e3
+            rows.append(
+                Row(
+                    case.op,
+                    status.backend,
+                    case.name,
+                    str(case.dtype).removeprefix("torch."),
+                    eager,
+                    own,
+                    eager / own,
+                    *(compiled or [None]),
+                    own / least if least else None,
+                )
+            )
+        rows += of_weights(status.op, status.backend, [reference, chosen], request.repeat, clock, rate)
     return rows
 
 
-def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[], float]) -> list[Row]:
+def copy_rate(clock: Callable[[], float]) -> float:
+    """Return the bytes per second that this machine reads and writes when it copies 256 MB."""
+    import torch
+
+    source, target = torch.ones(2, 1 << 26)
+    times = []
+    for _ in range(7):
+        start = clock()
+        target.copy_(source)
+        times.append(clock() - start)
+    return 2 * source.nbytes / statistics.median(times[2:])
+
+
+def least_bytes(op: str, run: Callable, inputs: tuple) -> int:
+    """Return the bytes that both passes must read and write; 0 for products, which are not bound by memory.
+
+    Forward: inputs and results. Backward: inputs, the results' gradients, and the inputs' gradients.
+    """
+    if op in ("attention", "linear_cross_entropy"):
+        return 0
+    value = run(*(x.clone() for x in inputs))
+    results = sum(each.nbytes for each in (value if isinstance(value, tuple) else (value,)))
+    floats = [x.nbytes for x in inputs if x.is_floating_point()]
+    # These only pass gradients on: they need no input again, and the residual's gradient is the result's.
+    again = () if op in ("dropout_add", "rotary") else floats
+    gradients = floats[:1] if op == "dropout_add" else floats
+    return sum((*floats, *again, *gradients)) + 2 * results
+
+
+def print_levels(repeat: int, threads: int) -> None:
+    """Print the milliseconds of attention, forward and backward, at each instruction set of this processor."""
+    import torch
+
+    from native import cases
+    from native.compiled import library
+    from native.cpu import attention
+
+    if threads:
+        torch.set_num_threads(threads)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    loaded = library.load()
+    levels = range(loaded.level, -1, -1)
+
+    def at(level: int) -> Callable:
+        def run(*inputs: torch.Tensor) -> torch.Tensor:
+            object.__setattr__(loaded, "level", level)
+            return attention.attention(*inputs)
+
+        return run
+
+    for case in (case for case in cases.large_cases() if case.op == "attention"):
+        times = medians([at(level) for level in levels], case.inputs(), repeat, clock)
+        named = (f"{library.LEVELS[level]} {ms:.2f}" for level, ms in zip(levels, times, strict=True))
+        print(f"{case.name:<22}{str(case.dtype).removeprefix('torch.'):<10}{', '.join(named)} ms")
+
+
+def of_weights(
+    op: str, backend: str, both: list, repeat: int, clock: Callable[[], float], rate: float
+) -> list[Row]:
     """Return rows for the ops that process all weights once per step and have no backward pass."""
     import torch
+
+    from native.update import AdamWStep
 
     if op not in ("adamw", "square_sum"):
         return []
@@ -85,11 +174,16 @@ def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[
         for _ in range(repeat + 2):
             for choice, own in zip(both, times, strict=True):
                 start = clock()
-                getattr(choice, op)(*given)
+                getattr(choice, op)(*given if op == "square_sum" else (AdamWStep(*given),))
                 own.append(clock() - start)
         eager, ours = (statistics.median(own[2:]) * 1e3 for own in times)
         name = str(dtype).removeprefix("torch.")
-        rows.append(Row(op, backend, f"{WEIGHTS} x 1,048,576", name, eager, ours, eager / ours))
+        # AdamW reads weight, gradient and two averages, and writes all but the gradient, and a bf16 copy.
+        each = 12 + gradients[0].element_size() + 12 + (2 if dtype == torch.bfloat16 else 0)
+        each = gradients[0].element_size() if op == "square_sum" else each
+        least = each * WEIGHTS * (1 << 20) / rate * 1e3
+        case = f"{WEIGHTS} x 1,048,576"
+        rows.append(Row(op, backend, case, name, eager, ours, eager / ours, None, ours / least))
     return rows
 
 
@@ -104,12 +198,15 @@ def medians(ops: list[Callable], inputs: tuple, repeat: int, clock: Callable[[],
 
 def once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
     """Return the seconds by `clock` of one forward and backward pass on copies of the inputs."""
+    import torch
+
     leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
     # In a model the inputs of an op are not leaves; a view costs nothing.
     given = [x.view_as(x) if x.requires_grad else x for x in leaves]
     start = clock()
     value = op(*given)
-    value.backward(value.detach() if value.dim() else None)
+    values = value if isinstance(value, tuple) else (value,)
+    torch.autograd.backward(values, [each.detach() if each.dim() else None for each in values])
     return clock() - start
 
 
@@ -118,20 +215,28 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--compile", action="store_true", help="measure torch.compile too, which takes minutes"
+    )
+    parser.add_argument("--only", default="", metavar="OP", help="measure one op")
+    parser.add_argument("--levels", action="store_true", help="measure attention at each instruction set")
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in MALLOC_TUNING.items()):
         # glibc reads them before main(), so this process restarts itself with them.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC_TUNING})
-    rows = measure(options.repeat, options.threads)
+    if options.levels:
+        print_levels(options.repeat, options.threads)
+        return
+    rows = measure(Request(options.repeat, options.threads, options.compile, options.only))
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    print(f"{'op':<21}{'backend':<9}{'case':<22}{'type':<10}{'eager ms':>9}{'native ms':>11}{'ratio':>7}")
+    heads = ("eager ms", "compiled", "native ms", "ratio", "over least")
+    print(f"{'op':<21}{'backend':<9}{'case':<22}{'type':<10}{''.join(f'{head:>11}' for head in heads)}")
     for row in rows:
-        print(
-            f"{row.op:<21}{row.backend:<9}{row.case:<22}{row.dtype:<10}"
-            f"{row.eager_ms:>9.2f}{row.native_ms:>11.2f}{row.ratio:>7.2f}"
-        )
+        values = (row.eager_ms, row.compiled_ms, row.native_ms, row.ratio, row.over_least)
+        columns = "".join(f"{'-' if value is None else f'{value:.2f}':>11}" for value in values)
+        print(f"{row.op:<21}{row.backend:<9}{row.case:<22}{row.dtype:<10}{columns}")
 
 
 if __name__ == "__main__":

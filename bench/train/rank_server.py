@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.field import ROOT
+
 SERVER = ROOT / "tests" / "support" / "rank_server.py"
 # In seconds, the limit for a training that normally takes a few.
 PATIENCE = 300.0

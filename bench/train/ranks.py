@@ -12,10 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.field import ROOT
 from trainer.corpus.indexed import Writer
 from trainer.env import MALLOC_TUNING
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Failed(Exception):

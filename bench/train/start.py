@@ -30,34 +30,34 @@ def start_row(turns: int, tell: Any) -> dict[str, Any]:
     ours: list[float] = []
     theirs: list[float] = []
     parts: dict[str, list[dict[str, float]]] = {"clusterctl": [], "torchrun": []}
-    with ground() as laid:
-        job = laid.job(restarts=0, save=0)
+    with ground() as site:
+        job = site.job(restarts=0, save=0)
         # From here on code and data are on the nodes and in the disk's cache.
-        laid.stop(laid.launch(str(job)))
+        site.stop(site.launch(str(job)))
         for number in range(turns):
             tell(f"turn {number + 1} of {turns}")
-            seconds, part = launched(laid, job)
+            seconds, part = launched(site, job)
             ours.append(seconds)
             parts["clusterctl"].append(part)
-            seconds, part = torchrun(laid, f"start-{number}")
+            seconds, part = torchrun(site, f"start-{number}")
             theirs.append(seconds)
             parts["torchrun"].append(part)
     return {"row": "start", "clusterctl": ours, "torchrun": theirs, "parts": parts}
 
 
-def launched(laid: Ground, job: Path) -> tuple[float, dict[str, float]]:
+def launched(site: Ground, job: Path) -> tuple[float, dict[str, float]]:
     began = time.time()
-    run = laid.launch(str(job))
+    run = site.launch(str(job))
     found = first(on_node(run, "node1") / "metrics.jsonl")
-    laid.stop(run)
+    site.stop(run)
     return found[0] - began, found[1]
 
 
-def torchrun(laid: Ground, name: str) -> tuple[float, dict[str, float]]:
-    folder = laid.folder / name
+def torchrun(site: Ground, name: str) -> tuple[float, dict[str, float]]:
+    folder = site.folder / name
     folder.mkdir()
     began = time.time()
-    with agents(laid, folder, name, OWN_STORE):
+    with agents(site, folder, name, OWN_STORE):
         found = first(folder / "metrics.jsonl")
     return found[0] - began, found[1]
 

@@ -30,18 +30,25 @@ from trainer.weights.convert import export_weights, import_weights
 
 MODEL = replace(GPT, dropout=0.0, attention_dropout=0.0)
 PROGRAM = Path(__file__).with_name("deepspeed_states.py")
+PIPELINE = Path(__file__).with_name("deepspeed_pipeline.py")
 pytestmark = pytest.mark.slow
 
 
 def with_deepspeed(task: str, stage: int, *arguments: object) -> None:
-    """Run both ranks of the program."""
+    """Run both ranks of the program with a model of transformers."""
     if any(importlib.util.find_spec(name) is None for name in ("deepspeed", "transformers")):
         pytest.skip("deepspeed or transformers is not installed (pip install -e '.[train,judges]')")
+    run_both(PROGRAM, task, stage, *arguments)
+
+
+def run_both(program: Path, *arguments: object) -> None:
+    """Run two ranks of a program."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    argv = [sys.executable, str(PROGRAM), task, str(stage), *map(str, arguments)]
+    argv = [sys.executable, str(program), *map(str, arguments)]
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    shared |= {"PYTHONPATH": str(Path(__file__).parents[2])}
     ranks = [
         subprocess.Popen(
             argv,
@@ -110,7 +117,7 @@ def test_ten_steps_there_and_ten_here_are_twenty_here(tmp_path: Path, stage: int
     export_weights(source, tmp_path / "hf", "hf", ExportRequest())
     with_deepspeed("save", stage, tmp_path / "hf", tmp_path / "theirs")
     (tmp_path / "theirs" / "config.json").write_bytes((tmp_path / "hf" / "config.json").read_bytes())
-    done = import_weights(tmp_path / "theirs", tmp_path / "there", asked=ImportRequest(state=True))
+    done = import_weights(tmp_path / "theirs", tmp_path / "there", request=ImportRequest(state=True))
     assert done["from"] == "deepspeed" and done["step"] == STEPS
     expected = train_here(source, 0, 2 * STEPS, decay)
     found = train_here(tmp_path / "there", STEPS, 2 * STEPS, decay)
@@ -128,9 +135,9 @@ def test_ten_steps_here_and_ten_there_are_twenty_here(tmp_path: Path, stage: int
     # DeepSpeed's own first ten steps, as a checkpoint of ours.
     with_deepspeed("save", stage, tmp_path / "hf", tmp_path / "theirs")
     (tmp_path / "theirs" / "config.json").write_bytes((tmp_path / "hf" / "config.json").read_bytes())
-    import_weights(tmp_path / "theirs", tmp_path / "there", asked=ImportRequest(state=True))
+    import_weights(tmp_path / "theirs", tmp_path / "there", request=ImportRequest(state=True))
     export_weights(tmp_path / "there", tmp_path / "universal", "deepspeed", ExportRequest(state=True))
-    import_weights(tmp_path / "universal", tmp_path / "back", asked=ImportRequest(state=True))
+    import_weights(tmp_path / "universal", tmp_path / "back", request=ImportRequest(state=True))
     assert_equal(state_of(tmp_path / "back"), state_of(tmp_path / "there"))
     with_deepspeed("load", stage, tmp_path / "hf", tmp_path / "universal", tmp_path / "weights.pt")
     state = torch.load(tmp_path / "weights.pt", weights_only=True)
@@ -138,3 +145,24 @@ def test_ten_steps_here_and_ten_there_are_twenty_here(tmp_path: Path, stage: int
     assert float((state["transformer.wte.weight"] - expected["tokens.weight"]).abs().max()) < 1e-5
     up = expected["blocks.3.feed_forward.up.weight"].t()
     assert float((state["transformer.h.3.mlp.c_fc.weight"] - up).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(("zero", "topology"), [(1, "plain"), (1, "model")])
+def test_ten_steps_in_its_pipeline_and_ten_here_are_twenty_here(
+    tmp_path: Path, zero: int, topology: str
+) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed (pip install -e '.[train]')")
+    source = checkpoint(tmp_path / "ours", MODEL, random_state(MODEL))
+    export_weights(source, tmp_path / "megatron", "megatron", ExportRequest())
+    file = next((tmp_path / "megatron").glob("release/*/model_optim_rng.pt"))
+    language = torch.load(file, weights_only=False)["model"]["language_model"]
+    tables = {f"embedding.{table}.weight": own["weight"] for table, own in language["embedding"].items()}
+    torch.save({**tables, **language["encoder"]}, tmp_path / "weights.pt")
+    run_both(PIPELINE, zero, topology, tmp_path / "weights.pt", tmp_path / "theirs")
+    names = {path.name for path in (tmp_path / "theirs").glob("*/layer_*")}
+    assert f"layer_00{'-model_00' if topology == 'model' else ''}-model_states.pt" in names
+    done = import_weights(tmp_path / "theirs", tmp_path / "there", request=ImportRequest(state=True))
+    assert done["from"] == "deepspeed" and done["step"] == STEPS
+    expected = train_here(source, 0, 2 * STEPS, 0.1)
+    assert largest_difference(train_here(tmp_path / "there", STEPS, 2 * STEPS, 0.1), expected) < 1e-5

@@ -66,5 +66,5 @@ def test_mindspore_reads_our_export_and_writes_what_we_import(tmp_path: Path, fo
     assert (found["adam_v.backbone.layernorm.gamma"] == state["exp_avg_sq.norm.weight"].numpy()).all()
     again = tmp_path / f"again{file.suffix}"
     judge("mindspore", "mindspore_files.py", "save", again, tmp_path / "numbers.npz")
-    import_weights(again, tmp_path / "back", asked=ImportRequest(state=True, heads=4))
+    import_weights(again, tmp_path / "back", request=ImportRequest(state=True, heads=4))
     assert_equal(state_of(tmp_path / "back"), state)

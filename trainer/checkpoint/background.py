@@ -1,9 +1,8 @@
-"""Saves next to a training that continues: a reused copy of this rank's parts, written by a thread of low priority."""
+"""Save while training continues: a low-priority thread writes a copy of this rank's parts, whose memory is reused."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -78,7 +77,3 @@ class BackgroundSave:
             raise self._failure
         assert self._result is not None, "a save ends with a result or a failure"
         return self._result
-
-
-def seconds_since(began: float) -> float:
-    return time.monotonic() - began

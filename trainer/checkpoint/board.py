@@ -10,7 +10,7 @@ from typing import Any
 from trainer.errors import TrainingFailed
 from trainer.parallel.group import Group
 
-# Seconds between two looks at the board: a share of the wait so far, more for many ranks, whose looks add up.
+# Seconds between two reads of the board: a share of the wait so far, longer with many ranks, whose reads add up.
 SOONEST, LATEST, SHARE = 0.002, 0.2, 0.05
 
 

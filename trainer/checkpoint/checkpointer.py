@@ -25,6 +25,7 @@ from trainer.checkpoint.store import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG,
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.files import sha256
+from trainer.json_types import JsonObject
 from trainer.parallel.group import Group
 
 # Bytes of one rank above which a copy in memory is worth its stall.
@@ -68,11 +69,18 @@ class Checkpointer:
     """Saves and resumes one training in `folder`. Every method is for all ranks together."""
 
     def __init__(
-        self, config: TrainConfig, engine: SavedEngine, group: Group, folder: Path, data: Mapping[str, Any]
+        self,
+        config: TrainConfig,
+        engine: SavedEngine,
+        group: Group,
+        folder: Path,
+        data: Mapping[str, Any],
+        tokenizer: Path | None = None,
     ) -> None:
-        """`data`: what tells these corpora, and the order of their samples, from others."""
+        """`data` identifies these corpora and the order of their samples; `tokenizer` is a tokenizer.json."""
         self.config, self.engine, self.group = config, engine, group
         self.data = dict(data)
+        self.tokenizer = tokenizer
         # What a user should know of the resume; on every rank.
         self.notes: list[str] = []
         self.resumed_from = ""
@@ -152,29 +160,30 @@ class Checkpointer:
 
     def _order(self, progress: Progress, read_back: bool) -> SaveOrder:
         self._count += 1
-        tokenizer = Path(self.config.data.tokenizer) if self.config.data.tokenizer else None
         token = f"{self._token}-{self._count}"
         return SaveOrder(
             progress.step,
             token,
             self.table,
             self._facts(progress),
-            tokenizer,
+            self.tokenizer,
             self.config.save.keep,
-            self._more_files(tokenizer),
+            self._more_files(),
             read_back,
         )
 
-    def _more_files(self, tokenizer: Path | None) -> dict[str, Path]:
+    def _more_files(self) -> dict[str, Path]:
         """Return what lies next to the tokenizer and `serve` needs to render messages."""
-        if tokenizer is None:
+        if self.tokenizer is None:
             return {}
-        found = {name: tokenizer.with_name(name) for name in (TOKENIZER_CONFIG, CHAT_TEMPLATE)}
+        given = Path(self.config.data.tokenizer)
+        folder = given if given.is_dir() else given.parent
+        found = {name: folder / name for name in (TOKENIZER_CONFIG, CHAT_TEMPLATE)}
         if self.config.tune.template:
             found[CHAT_TEMPLATE] = Path(self.config.tune.template)
         return {name: file for name, file in found.items() if file.is_file()}
 
-    def _facts(self, progress: Progress) -> dict[str, Any]:
+    def _facts(self, progress: Progress) -> JsonObject:
         config, world = self.config, self.group.world
         consumed = config.batches.consumed(progress.step)
         layout = {
@@ -250,13 +259,10 @@ class Checkpointer:
         if found.manifest["data"].get("corpora") != self.data["corpora"]:
             prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))
             faults.append(f"data: {prefixes}: not what it was trained on (the .idx files are others)")
-        tokenizer = self.config.data.tokenizer
-        if (
-            tokenizer
-            and TOKENIZER in found.files
-            and sha256(Path(tokenizer)) != found.files[TOKENIZER]["sha256"]
-        ):
-            faults.append(f"data.tokenizer: {tokenizer}: not the one that it was trained with")
+        own = self.tokenizer
+        if own is not None and TOKENIZER in found.files and sha256(own) != found.files[TOKENIZER]["sha256"]:
+            name = self.config.data.tokenizer
+            faults.append(f"data.tokenizer: {name}: not the one that it was trained with")
         if faults:
             faults.append("resume_other_data: true allows that")
         return faults
@@ -264,6 +270,8 @@ class Checkpointer:
     def _changes(self, found: Checkpoint) -> list[str]:
         """Return a note for each setting that changes the course of the training without making it wrong."""
         then, now = _with_defaults(found), self.config.as_json()
+        # The results are the same however masters are stored.
+        now["optimizer"]["masters"] = then["optimizer"]["masters"]
         pairs = {key: (then.get(key), now[key]) for key in ("steps", "optimizer", "seed")}
         pairs["order of samples"] = (found.manifest["data"].get("order"), self.data["order"])
         return [
@@ -273,7 +281,7 @@ class Checkpointer:
         ]
 
 
-def _with_defaults(found: Checkpoint) -> dict[str, Any]:
+def _with_defaults(found: Checkpoint) -> JsonObject:
     """Return the config of a checkpoint; keys that its version did not know have their defaults."""
     then, plain = dict(found.manifest["config"]), TrainConfig().as_json()
     return then | {key: {**plain[key], **then[key]} for key in ("model", "optimizer")}

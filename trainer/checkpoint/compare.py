@@ -18,6 +18,7 @@ from trainer.checkpoint.part import Box, intersection, whole_box
 from trainer.checkpoint.read import BLOCK, TYPES, VerifiedFile, Window, view_as
 from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import CheckpointError
+from trainer.json_types import JsonObject
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Difference:
         self.squares += float(gap.square().sum())
 
 
-def compare(first: Path, second: Path, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
+def compare(first: Path, second: Path, pairs: Iterable[Sequence[str]]) -> JsonObject:
     """Return the difference of each tensor over pairs of files, the first of which belongs to the first checkpoint."""
     digests = open_checkpoint(first), open_checkpoint(second)
     found: dict[str, Difference] = {}

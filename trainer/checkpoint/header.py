@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read strictly: nothing is allocated on the word of a file."""
+"""The header of a safetensors file, read strictly: sizes are checked before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import CheckpointError
+from trainer.json_types import JsonObject
 
 # The library's own limit.
 MOST_BYTES = 100_000_000
@@ -74,7 +75,7 @@ def decode_header(content: bytes, size: int, file: Path) -> Header:
 
 
 def _entry(name: str, raw: Any, begin: int, size: int, file: Path) -> Entry:
-    given: dict[str, Any] = raw if isinstance(raw, dict) else {}
+    given: JsonObject = raw if isinstance(raw, dict) else {}
     dtype, shape, ends = given.get("dtype", ""), given.get("shape", 0), given.get("data_offsets", 0)
     known = isinstance(dtype, str) and dtype in WIDTHS
     if not (known and _are_counts(shape, MOST_DIMENSIONS) and _are_counts(ends, 2) and len(ends) == 2):

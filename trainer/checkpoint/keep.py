@@ -51,7 +51,7 @@ def _marked(path: Path) -> Iterator[None]:
     try:
         file.touch()
     except OSError:
-        # A folder that this user may only read is not this user's to remove either.
+        # A user who may only read a folder cannot remove it either.
         yield
         return
     renewal = threading.Thread(target=_renew, args=(file, over), daemon=True, name="mark checkpoint")
@@ -97,7 +97,7 @@ def prune(folder: Path, keep: KeepConfig, complete: str) -> list[Path]:
 
 
 def _rank(path: Path) -> tuple[float, float] | None:
-    """Return what sorts checkpoints from the best: by accuracy where it is what a task is about, then by loss."""
+    """Return the sort key that puts the best checkpoint first: by accuracy if the task has one, then by loss."""
     try:
         manifest = read_manifest(path)
     except CheckpointError:
@@ -122,7 +122,7 @@ def _remove_unused(path: Path) -> bool:
         return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Out of sight first: a reader must not choose what is half removed.
+        # Rename it first: a reader must not choose a checkpoint that is half removed.
         gone = path.with_name(f"{UNFINISHED}{path.name}-removed")
         os.rename(path, gone)
         shutil.rmtree(gone, ignore_errors=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from trainer.checkpoint.names import HeldCheck
 from trainer.errors import CheckpointError
+from trainer.json_types import JsonObject
 
 FORMAT = 2
 OLD_FORMAT = 1
@@ -55,7 +56,7 @@ def _lines(value: object) -> str:
     )
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> JsonObject:
     """Return the manifest of a checkpoint's folder; a CheckpointError names the file and what is wrong."""
     file = folder / MANIFEST
     check_access(folder)
@@ -70,7 +71,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return decode_manifest(content, file)
 
 
-def decode_manifest(content: bytes, file: Path) -> dict[str, Any]:
+def decode_manifest(content: bytes, file: Path) -> JsonObject:
     """Return the manifest in the bytes of `file`, with its hash and its entries checked."""
     tail = _TAIL.search(content)
     if tail and hashlib.sha256(content[: tail.start(1)]).hexdigest().encode() != tail[1]:
@@ -118,7 +119,7 @@ def _check_format(number: object, hashed: bool, file: Path) -> None:
         raise CheckpointError(f"{file}: damaged: format {number!r} {'with' if hashed else 'without'} a hash")
 
 
-def _files_of(manifest: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _files_of(manifest: Mapping[str, Any], key: str) -> JsonObject:
     value = manifest.get(key)
     return value if isinstance(value, dict) else {}
 

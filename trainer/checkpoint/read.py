@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from native.hashes.sha256 import piece_hashes
+from native.hashes.sha256 import block_hashes
 from trainer.checkpoint.header import WIDTHS, Entry, Header, decode_header
 from trainer.checkpoint.names import Shape, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume
@@ -26,12 +28,14 @@ TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MOST_PIECE_BYTES = 64 << 20
 # Bytes of a tensor that are copied at a time.
 BLOCK = 2 << 20
-# Bytes that are read and verified at a time: they stay in the processor's cache, and are hashed three pieces at a time.
+# Bytes of a window that are read and verified at a time: they stay in the processor's cache.
 WINDOW = 6 << 20
+# Pieces that are read into their targets at a time, and which AVX-512 hashes together.
+BATCH = 16
 # Bytes that one thread reads at a time.
 RUN = 96 << 20
-# Bytes of whole pieces that one request reads into their target.
-DIRECT = 24 << 20
+# Bytes of one request at most, so that threads can share a large tensor.
+LARGEST = 32 << 20
 Pieces = Mapping[str, Sequence[tuple[str, Box]]]
 """Of each tensor, the files that hold it and which box of it each holds."""
 
@@ -45,11 +49,11 @@ class Request:
     stop: int
     dtype: torch.dtype
     rows: tuple[int, ...]
-    """Shape of what the bytes [start, stop) are."""
+    """The shape of the numbers in the bytes [start, stop)."""
     source: tuple[slice, ...]
     target: Tensor
-    direct: bool = False
-    """Whether the bytes are whole pieces, and the target takes them as they are: they need no copy."""
+    plain: bool = False
+    """Whether the target takes the bytes as they are, in one row: whole pieces of them need no copy."""
 
 
 class VerifiedFile:
@@ -108,15 +112,23 @@ class VerifiedFile:
 
     def read_pieces(self, first: int, target: memoryview) -> None:
         """Fill `target` with whole pieces, from piece `first` on."""
-        begin, done = self.place_of(first), 0
-        while done < len(target):
-            count = os.preadv(self._handle, [target[done:]], begin + done)
+        each = self.piece_bytes
+        self.read_blocks(first, [target[start : start + each] for start in range(0, len(target), each)])
+
+    def read_blocks(self, first: int, targets: Sequence[memoryview]) -> None:
+        """Fill each target with a whole piece, from piece `first` on."""
+        begin, left = self.place_of(first), list(targets)
+        while left:
+            count = os.preadv(self._handle, left, begin)
             if not count:
                 raise CheckpointError(f"{self.file}: became shorter while it was read")
-            done += count
+            begin += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            left[:1] = [block[count:] for block in left[:1]]
         if not self.hashes:
             return
-        found = piece_hashes(target, self.piece_bytes)
+        found = block_hashes(targets)
         if found == self.hashes[32 * first : 32 * first + len(found)]:
             return
         at = next(at for at in range(0, len(found), 32) if found[at : at + 32] != self._hash(first, at))
@@ -198,18 +210,23 @@ def read_parts(
 
 def _fill(file: VerifiedFile, wanted: Sequence[tuple[Part, Box]], threads: int) -> None:
     found = [request for part, box in wanted for request in _requests(file, part, box)]
-    runs = list(_runs(file, sorted(found, key=lambda request: (request.start, request.stop))))
-    if threads == 1 or len(runs) == 1:
-        for run in runs:
-            _fill_run(file, run)
+    found.sort(key=lambda request: (request.start, request.stop))
+    plain = list(_runs(file, [request for request in found if request.plain]))
+    others = list(_runs(file, [request for request in found if not request.plain]))
+    work = [partial(_fill_plain, file, run) for run in plain] + [
+        partial(_fill_run, file, run) for run in others
+    ]
+    if threads == 1 or len(work) == 1:
+        for fill in work:
+            fill()
         return
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(lambda run: _fill_run(file, run), runs):
+        for _ in pool.map(lambda fill: fill(), work):
             pass
 
 
 def _runs(file: VerifiedFile, requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """Yield neighbouring requests together, up to RUN bytes: no piece between them is without use."""
+    """Yield neighbouring requests together, up to RUN bytes: every piece in between is needed."""
     run: list[Request] = []
     for request in requests:
         far = run and file.piece_at(request.start) > file.piece_at(run[-1].stop - 1) + 1
@@ -223,29 +240,54 @@ def _runs(file: VerifiedFile, requests: Sequence[Request]) -> Iterator[list[Requ
 
 @torch.no_grad()
 def _fill_run(file: VerifiedFile, run: Sequence[Request]) -> None:
-    window = Window(file)
-    for direct, group in groupby(run, key=lambda request: request.direct):
-        requests = list(group)
-        limit = max(request.stop for request in requests)
-        for request in requests:
-            if direct:
-                _read_direct(file, request)
-                continue
-            room = torch.from_numpy(window.bytes_of(request.start, request.stop, limit))
-            numbers = view_as(room, request.dtype).view(request.rows)[request.source]
-            _check_finite(file, request, numbers)
-            request.target.copy_(numbers)
+    window, limit = Window(file), max(request.stop for request in run)
+    for request in run:
+        room = torch.from_numpy(window.bytes_of(request.start, request.stop, limit))
+        numbers = view_as(room, request.dtype).view(request.rows)[request.source]
+        _check_finite(file, request, numbers)
+        request.target.copy_(numbers)
 
 
-def _read_direct(file: VerifiedFile, request: Request) -> None:
-    """Read pieces into their target and verify them there, a window at a time."""
-    memory = request.target.view(torch.uint8).numpy().data
-    first, each = file.piece_at(request.start), max(1, WINDOW // file.piece_bytes) * file.piece_bytes
-    for start in range(0, len(memory), each):
-        stop = min(start + each, len(memory))
-        file.read_pieces(first + start // file.piece_bytes, memory[start:stop])
-        width = request.dtype.itemsize
-        _check_finite(file, request, request.target[start // width : stop // width])
+@torch.no_grad()
+def _fill_plain(file: VerifiedFile, run: Sequence[Request]) -> None:
+    """Read whole pieces into their targets and verify them there; others, with two tensors, pass through a copy."""
+    first, last = file.piece_at(run[0].start), file.piece_at(run[-1].stop - 1) + 1
+    rooms = np.empty((min(BATCH, last - first), file.piece_bytes), np.uint8)
+    waiting = deque((request, request.target.view(torch.uint8).numpy()) for request in run)
+    for begin in range(first, last, BATCH):
+        end = min(begin + BATCH, last)
+        while waiting and waiting[0][0].stop <= file.place_of(begin):
+            waiting.popleft()
+        _read_batch(file, range(begin, end), rooms, waiting)
+    for request in run:
+        _check_finite(file, request, request.target)
+
+
+def _read_batch(
+    file: VerifiedFile,
+    pieces: range,
+    rooms: NDArray[np.uint8],
+    waiting: Iterable[tuple[Request, NDArray[np.uint8]]],
+) -> None:
+    """Read and verify neighbouring pieces, and give their bytes to all requests for them."""
+    places = [file.place_of(piece) for piece in (*pieces, pieces.stop)]
+    blocks = [room[: stop - start] for room, (start, stop) in zip(rooms, pairwise(places), strict=False)]
+    read_there = set[int]()
+    copies: list[tuple[NDArray[np.uint8], int, int]] = []
+    for request, target in waiting:
+        if request.start >= places[-1]:
+            break
+        for at, (place, after) in enumerate(pairwise(places)):
+            start, stop = max(place, request.start), min(after, request.stop)
+            own = target[start - request.start : stop - request.start]
+            if stop - start == after - place and at not in read_there:
+                blocks[at] = own
+                read_there.add(at)
+            elif start < stop:
+                copies.append((own, at, start - place))
+    file.read_blocks(pieces.start, [block.data for block in blocks])
+    for own, at, offset in copies:
+        own[:] = blocks[at][offset : offset + len(own)]
 
 
 def _check_finite(file: VerifiedFile, request: Request, numbers: Tensor) -> None:
@@ -254,12 +296,12 @@ def _check_finite(file: VerifiedFile, request: Request, numbers: Tensor) -> None
 
 
 def view_as(room: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return bytes as numbers; those of a file of others may begin anywhere."""
+    """Return bytes as numbers; in files of other programs they may begin at any byte."""
     return (room if room.data_ptr() % dtype.itemsize == 0 else room.clone()).view(dtype)
 
 
 def _is_finite(numbers: Tensor) -> bool:
-    """Return whether all are finite; the sum, which is 30 times as fast to test, mostly tells."""
+    """Return whether all numbers are finite; mostly a test of their sum suffices, which is 30 times as fast."""
     return bool(torch.isfinite(numbers.sum()) or torch.isfinite(numbers).all())
 
 
@@ -275,8 +317,12 @@ def _requests(file: VerifiedFile, part: Part, box: Box) -> Iterator[Request]:
     each = (entry.stop - entry.start) // entry.shape[0]
     first, last = source[0].start, source[0].stop
     if shared[1:] == box[1:] and _takes_bytes(file, entry, target):
-        flat = target.view(-1)
-        yield from _direct(file, part.key, entry.start + first * each, TYPES[entry.dtype], flat)
+        flat, width = target.view(-1), TYPES[entry.dtype].itemsize
+        for at in range(0, flat.numel(), LARGEST // width):
+            numbers = flat[at : at + LARGEST // width]
+            start = entry.start + first * each + at * width
+            stop = start + numbers.numel() * width
+            yield Request(part.key, start, stop, TYPES[entry.dtype], (), (), numbers, plain=True)
         return
     for row in range(first, last, max(1, BLOCK // each)):
         end = min(last, row + max(1, BLOCK // each))
@@ -296,23 +342,6 @@ def _takes_bytes(file: VerifiedFile, entry: Entry, target: Tensor) -> bool:
     dtype = TYPES[entry.dtype]
     whole = not (entry.start - file.header.data) % dtype.itemsize and not file.piece_bytes % dtype.itemsize
     return whole and target.dtype == dtype and target.device.type == "cpu" and target.is_contiguous()
-
-
-def _direct(file: VerifiedFile, key: str, start: int, dtype: torch.dtype, flat: Tensor) -> Iterator[Request]:
-    """Yield the whole pieces of neighbouring numbers, and what is before and after them."""
-    stop, width = start + flat.numel() * dtype.itemsize, dtype.itemsize
-    first = file.place_of(-(-(start - file.header.data) // file.piece_bytes))
-    last = stop if stop == file.size else file.place_of(file.piece_at(stop))
-    each = max(1, DIRECT // file.piece_bytes) * file.piece_bytes
-    cuts = [start, *range(first, last, each), last, stop] if first < last else [start, stop]
-    for begin, end in pairwise(cuts):
-        target = flat[(begin - start) // width : (end - start) // width]
-        direct = first <= begin < end <= last
-        step = end - begin if direct else BLOCK
-        for at in range(begin, end, step) if begin < end else ():
-            to = min(at + step, end)
-            rows = target[(at - begin) // width : (to - begin) // width]
-            yield Request(key, at, to, dtype, tuple(rows.shape), (slice(None),), rows, direct)
 
 
 def _entry_of(file: VerifiedFile, part: Part, box: Box) -> Entry:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.disk import disk_failures
@@ -22,6 +21,7 @@ from trainer.checkpoint.part import HasParts, Part
 from trainer.checkpoint.store import OLD, Checkpoint, check_size, found, open_checkpoint, verify, verify_file
 from trainer.errors import CheckpointError
 from trainer.files import replace_file
+from trainer.json_types import JsonObject
 from trainer.parallel.group import Group
 
 Fits = Callable[[Checkpoint], None]
@@ -58,7 +58,7 @@ class Loader:
         self.notes = [f"passed over a checkpoint: {fault}" for fault in answer["weights"]]
         return None
 
-    def _try(self, key: str, path: Path, entry: dict[str, Any], engine: HasParts, fits: Fits) -> str:
+    def _try(self, key: str, path: Path, entry: JsonObject, engine: HasParts, fits: Fits) -> str:
         """Load a checkpoint; return why it is damaged, or "". A CheckpointError where it does not fit."""
         self._share_manifest(key, path, entry)
         with ExitStack() as stack:
@@ -79,7 +79,7 @@ class Loader:
                 fault = _fault_of(lambda: engine.load_parts(checkpoint.fill, steps))
             return str(self.board.agree(f"{key}/loaded", fault, _first))
 
-    def _share_manifest(self, key: str, path: Path, entry: dict[str, Any]) -> None:
+    def _share_manifest(self, key: str, path: Path, entry: JsonObject) -> None:
         """Give the manifest to nodes that lack it, before their ranks read it."""
         if not entry["lacking"]:
             return
@@ -125,7 +125,7 @@ def _first(faults: Sequence[str]) -> str:
     return next(filter(None, faults), "")
 
 
-def _report(path: Path) -> dict[str, Any]:
+def _report(path: Path) -> JsonObject:
     """Return what this folder holds of a checkpoint, without reading its tensors."""
     try:
         checkpoint = open_checkpoint(path)
@@ -154,16 +154,14 @@ def _report(path: Path) -> dict[str, Any]:
     }
 
 
-def _order(
-    reports: Sequence[Sequence[dict[str, Any]]], leaders: Sequence[int], named: bool
-) -> dict[str, Any]:
+def _order(reports: Sequence[Sequence[JsonObject]], leaders: Sequence[int], named: bool) -> JsonObject:
     """Return the complete checkpoints, newest first, and what is wrong with the others."""
     faults = [entry["fault"] for own in reports for entry in own if "fault" in entry]
     found = [(rank, entry) for rank, own in enumerate(reports) for entry in own if "fault" not in entry]
     candidates, weights = [], []
     found.sort(key=lambda item: (-item[1]["step"], OLD in item[1]["name"], item[1]["digest"]))
     # A step that was being saved again when a run was killed may have its older name on some nodes.
-    groups: dict[tuple[int, str], list[tuple[int, dict[str, Any]]]] = {}
+    groups: dict[tuple[int, str], list[tuple[int, JsonObject]]] = {}
     for rank, entry in found:
         groups.setdefault((entry["step"], entry["digest"]), []).append((rank, entry))
     for (step, _), members in groups.items():
@@ -190,7 +188,7 @@ def _order(
     return {"candidates": candidates, "faults": faults, "weights": weights}
 
 
-def _moves(values: Sequence[dict[str, Any]], leaders: Sequence[int]) -> dict[str, Any]:
+def _moves(values: Sequence[JsonObject], leaders: Sequence[int]) -> JsonObject:
     """Return which file goes from which leader to which."""
     fault = _first([value["fault"] for value in values])
     have = {leader: set(values[leader]["have"]) for leader in set(leaders)}

@@ -106,7 +106,7 @@ def _attempt(work: Any) -> dict[str, object]:
     try:
         result: dict[str, object] = work()
     except CheckpointError as error:
-        # What was just written is not what the disk returns.
+        # The disk returned other bytes than were written.
         return {"error": f"not saved: {error.message}", "hint": DISK_FAULT}
     except TrainerError as error:
         return {"error": error.message, "hint": error.hint}

@@ -45,7 +45,7 @@ OLD_FILES = ("model.safetensors", "optimizer.safetensors")
 UNFINISHED = ".tmp-"
 # A step that is saved again: the older ones, until the new one is complete on all nodes.
 OLD = ".old"
-# More read no faster from the disks of a node, whose ranks read at the same time.
+# More threads do not read faster, because all ranks of a node read its disks at the same time.
 MOST_THREADS = 8
 _NAME = re.compile(rf"(step-(\d{{8,}}))({re.escape(OLD)}\d*)?")
 

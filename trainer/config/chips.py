@@ -97,10 +97,13 @@ _CUDA = "cuda"
 # fmt: off
 # In the order in which a kind's default is chosen: the first that computes with the job's precision.
 CHIPS = (
-    Chip("cpu", "cpu", "one core of a server", 0, 0.219, 0.095, 0.8, 1.5, 1.0, 15, 15, 3e-4, ALL, (), (), _CPU),
+    Chip(
+        "cpu", "cpu", "one core of a server", 0, 0.219, 0.095, 0.8, 1.5, 1.0, 15, 15, 3e-4, ALL,
+        ("fp32", "bf16"), (), _CPU,
+    ),
     Chip(
         "cpu-avx512", "cpu", "one core of a server with AVX-512", 0, 0.219, 0.095, 0.8, 1.5, 1.0, 15, 15, 3e-4,
-        ALL, ("fp32",), (), _CPU,
+        ALL, ("fp32", "bf16"), (), _CPU,
     ),
     Chip(
         "cpu-avx512-bf16", "cpu", "one core of a server with AVX-512 and its bf16 products", 0, 0.219, 0.095, 0.8,

@@ -118,6 +118,10 @@ def data_faults(data: DataConfig, raw: object, evaluates: bool) -> list[Fault]:
     if data.needs_eod and data.eod is None and not data.tokenizer:
         problem = "missing: mask_eod_loss, reset_positions and reset_attention need to know it"
         faults.append(Fault("train.data.eod", problem, "add `eod:`, or `tokenizer:`, which says it"))
+    for key, prefix in data.prefixes().items():
+        if "://" in prefix:
+            remedy = "name the folder of the store as the job's `data:`, and this as {data}/NAME"
+            faults.append(Fault(key, f"{prefix!r} is a URL, and a corpus is read from files", remedy))
     for key in ("blend", "train", "valid"):
         faults += _weight_faults(f"train.data.{key}", getattr(data, key))
     try:

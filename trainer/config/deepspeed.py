@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.config.reader import closest_match
 from trainer.errors import Fault
+from trainer.json_types import JsonObject
 
 KEY = "train.engine.deepspeed"
 # Hugging Face's word for "as the job says".
@@ -97,7 +98,7 @@ def settings_of(text: str) -> Settings:
     return found
 
 
-def with_settings(raw: Mapping[str, Any], faults: list[Fault]) -> dict[str, Any]:
+def with_settings(raw: Mapping[str, Any], faults: list[Fault]) -> JsonObject:
     """Return a `train:` mapping whose `engine: {deepspeed: SETTINGS}` is merged with its other keys.
 
     A setting that contradicts a key of the job is a fault; one whose key is left out becomes this key.
@@ -136,7 +137,7 @@ def _get(settings: Settings, path: str) -> Any:
     return value
 
 
-def _adopt(merged: dict[str, Any], path: str, key: str, value: object, faults: list[Fault]) -> None:
+def _adopt(merged: JsonObject, path: str, key: str, value: object, faults: list[Fault]) -> None:
     """Set a key of the job that is left out; note a contradiction with one that is given."""
     section, _, name = key.rpartition(".")
     place = merged
@@ -156,7 +157,7 @@ def _adopt(merged: dict[str, Any], path: str, key: str, value: object, faults: l
         faults.append(Fault(f"{KEY}.{path}", problem, "make them equal, or leave one of them out"))
 
 
-def _precision(given: Settings, merged: dict[str, Any], faults: list[Fault]) -> None:
+def _precision(given: Settings, merged: JsonObject, faults: list[Fault]) -> None:
     bf16 = "bfloat16" if "bfloat16" in given else "bf16"
     enabled = [
         name for name, key in (("fp16", "fp16"), ("bf16", bf16)) if _get(given, f"{key}.enabled") is True
@@ -180,7 +181,7 @@ def _precision(given: Settings, merged: dict[str, Any], faults: list[Fault]) -> 
         merged["loss_scale"] = fixed
 
 
-def _offload(given: Settings, merged: dict[str, Any], faults: list[Fault]) -> None:
+def _offload(given: Settings, merged: JsonObject, faults: list[Fault]) -> None:
     for part in ("offload_optimizer", "offload_param"):
         path = f"zero_optimization.{part}"
         device = _get(given, f"{path}.device")

@@ -86,6 +86,11 @@ class OptimizerConfig:
     """Length of the schedule, warm-up included; min_lr after it. The whole training if left out."""
     wsd_decay: float = setting(0.1, above=0.0, below=1.0)
     """With wsd: the part of the schedule, its last, in which the rate falls."""
+    masters: str = setting("auto", choices=("auto", "remainder", "fp32"))
+    """How the fp32 values of bf16 weights are stored: `fp32` keeps a copy of 4 bytes a parameter; `remainder` keeps the
+    2 bytes that the weight lacks, with the same results to the last bit. `auto` is remainder on a CPU with the torch
+    engine, else fp32. Checkpoints have fp32 values with both. ZeRO 2 and 3 have no bf16 weights between steps, and
+    their fp32 ones take the same 4 bytes."""
     power: float = setting(1.0, above=0.0)
     """With polynomial: the power of the part of the schedule that is left; 1 is linear."""
 

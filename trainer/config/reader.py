@@ -34,7 +34,7 @@ def setting(
     read: Callable[[object], Any] | None = None,
 ) -> Any:
     """A dataclass field with the bounds that its value must keep; `read` makes the value, or raises ValueError."""
-    bounds: dict[str, Any] = {"least": least, "above": above, "below": below, "choices": tuple(choices)}
+    bounds: dict[str, object] = {"least": least, "above": above, "below": below, "choices": tuple(choices)}
     bounds |= {"required": required, "read": read}
     return field(default=default, metadata=bounds)
 

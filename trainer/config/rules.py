@@ -58,6 +58,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         ),
         (_recompute_faults(config), "model parallel recompute"),
         (_engine_faults(config, layout), "engine parallel zero offload"),
+        (_master_faults(config), "engine precision offload optimizer.masters"),
         (_profile_faults(config, layout), "steps profile"),
         (_chip_faults(config), "precision hardware.chip hardware.kind"),
         (_precision_faults(config), "precision loss_scale"),
@@ -145,6 +146,22 @@ def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         yield Fault("train.engine", "deepspeed does not train models with experts here", "use engine: torch")
     if config.offload and config.zero == 0 and config.engine == "deepspeed":
         yield Fault("train.offload", "DeepSpeed moves only a divided optimizer off the device", "use zero: 1")
+
+
+def _master_faults(config: TrainConfig) -> Iterator[Fault]:
+    """Refuse remainders where there are no bf16 weights next to which they would be stored."""
+    reasons = {
+        f"precision is {config.precision}: only bf16 weights are the upper half of an fp32 value": (
+            config.precision != "bf16"
+        ),
+        "DeepSpeed keeps its own masters": config.engine == "deepspeed",
+        "the optimizer's state moves to the node and the weights stay on the device": config.offload,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        if config.optimizer.masters == "remainder":
+            yield Fault(
+                "train.optimizer.masters", f"remainder cannot be used: {reason}", "use fp32, or leave it out"
+            )
 
 
 def _tensor_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:

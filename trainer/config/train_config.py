@@ -31,6 +31,7 @@ from trainer.config.parts import (
 from trainer.config.reader import closest_match, read_section, setting
 from trainer.config.tune import TuneConfig
 from trainer.errors import Fault
+from trainer.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,18 @@ class TrainConfig:
     resume_other_data: bool = setting(False)
     """Resume although the checkpoint was trained on other data or with another tokenizer."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         document = asdict(self)
         document["optimizer"]["betas"] = list(self.optimizer.betas)
         document["parallel"]["layers"] = list(self.parallel.layers)
         document["profile"]["ranks"] = list(self.profile.ranks)
         return document
+
+    def stores_remainders(self, kind: str) -> bool:
+        """Return whether masters of bf16 weights on a device of this kind are stored as remainders."""
+        suits = self.precision == "bf16" and self.engine == "torch" and not (self.offload and kind != "cpu")
+        wanted = self.optimizer.masters
+        return suits and (wanted == "remainder" or (wanted == "auto" and kind == "cpu"))
 
     @cached_property
     def batches(self) -> BatchSizes:
@@ -144,7 +151,7 @@ class TrainConfig:
         ]
 
 
-def read_train(raw: Mapping[str, Any], faults: list[Fault]) -> tuple[TrainConfig, dict[str, Any]]:
+def read_train(raw: Mapping[str, Any], faults: list[Fault]) -> tuple[TrainConfig, JsonObject]:
     """Return the config of a `train:` mapping and the mapping with short forms written out; adds to `faults`."""
     model = _read_model(raw.get("model"), faults)
     rest = {key: value for key, value in raw.items() if key != "model"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,7 +234,7 @@ def _rows(piece: Piece, key: str) -> Iterator[tuple[str, Any]]:
             yield f"row group {piece.row_group}, row {number}", value
 
 
-RECORDS: dict[str, Any] = {
+RECORDS: dict[str, Callable[..., Iterator[tuple[str, Any]]]] = {
     "jsonl": _lines,
     "text": _text,
     "wikiextractor": _wikiextracted,

@@ -77,7 +77,7 @@ class Manifest:
 # Keys that are written even if their value is null.
 _NULLABLE = ("eod", "eod_token", "glm")
 _NUMBERS = ("format", "documents", "empty_documents", "sequences", "tokens", "characters", "bytes", "vocab")
-_KINDS: dict[str, Any] = {
+_KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys((*_NUMBERS, "largest_id", "eod"), int),
     **dict.fromkeys(("token_type", "unit", "eod_token", "split_from"), str),
     **dict.fromkeys(("glm", "dropped", "filters"), dict),

@@ -123,6 +123,16 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
     return {**dict(zip(names, files, strict=True)), **more}
 
 
+def single_file(path: Path, folder: Path) -> Path:
+    """Return the tokenizer.json that a path names; a vocabulary with merges becomes one in `folder`."""
+    files = _files(path)
+    if len(files) == 1:
+        return files[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / FILE, json.dumps(Tokenizer.load(path).definition(), ensure_ascii=False).encode())
+    return folder / FILE
+
+
 def _files(path: Path) -> list[Path]:
     """Return the one or two files that a path names."""
     if path.is_dir():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ from trainer.engine.deepspeed_shards import Moments, Shares
 from trainer.engine.optimizer import MOMENTS, LossScale, adamw, owners
 from trainer.engine.parts import Place
 from trainer.engine.passes import Batch, Model, loss_weights, tokens_of
-from trainer.engine.rank_state import clip_factor, norm_of, saves_copy, shapes_of
+from trainer.engine.rank_state import clip_factor, learned, norm_of, saves_copy, shapes_of
 from trainer.engine.torch_engine import StepResult
 from trainer.errors import InputError
+from trainer.model.adapter import AdaptedColumns, AdaptedRows
 from trainer.model.cuts import cuts_of
 from trainer.parallel.group import Groups
 
@@ -49,16 +50,17 @@ class DeepSpeedEngine:
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
         self.model, self.cuts, self.shapes = model, cuts_of(model), shapes or shapes_of(model)
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
-        self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
-        for name, parameter in self.parameters.items():
+        everything = dict(model.named_parameters())
+        self.parameters: Mapping[str, nn.Parameter] = learned(everything)
+        self.fixed = {name: each for name, each in everything.items() if name not in self.parameters}
+        for name, parameter in everything.items():
             parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
-            if self.cuts[name].partial and self.parallel.divides_sequence:
+            if name in self.parameters and self.cuts[name].partial and self.parallel.divides_sequence:
                 # Runs before DeepSpeed uses the gradient.
                 parameter.register_hook(self._sum_of_parts)
         self.deepspeed = import_deepspeed(device)
-        # The loss uses the table too, outside of the table's own forward pass.
         if config.zero == 3:
-            self.deepspeed.zero.register_external_parameter(model, model.head.weight)
+            self._register_external()
         self.runner: DeepSpeedRunner
         if self.pipeline.stages > 1:
             self.runner = PipelineRunner(self.deepspeed, model, device, config.precision, groups)
@@ -69,11 +71,21 @@ class DeepSpeedEngine:
         self.moments = Moments(self.adamw, self.shares.rows)
         self.norm = 0.0
 
+    def _register_external(self) -> None:
+        """Name the parameters that a module uses without being their owner, so that they are gathered for it."""
+        register = self.deepspeed.zero.register_external_parameter
+        # The loss uses the table too, outside of the table's own forward pass.
+        register(self.model, self.model.head.weight)
+        for module in self.model.modules():
+            if isinstance(module, (AdaptedColumns, AdaptedRows)):
+                for parameter in module.adapter.parameters():
+                    register(module, parameter)
+
     def _initialize(self) -> tuple[Any, Any, torch.optim.Optimizer]:
         """Return DeepSpeed's engine, its optimizer, and the torch optimizer inside."""
         config = self.config
         micros = accumulation(config.global_batch or 0, config.micro_batch, self.data.world)
-        numbers = sum(parameter.numel() for parameter in self.parameters.values())
+        numbers = sum(each.numel() for each in (*self.parameters.values(), *self.fixed.values()))
         own = adamw(self.parameters, config.optimizer, fused=self.device.kind in ("cpu", "cuda"))
         options = settings(config, micros, numbers, self.device)
         groups = ParallelGroups(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
@@ -176,7 +188,23 @@ class DeepSpeedEngine:
         return found
 
     def fixed_parts(self) -> list[Part]:
-        return []
+        found = list[Part]()
+        for name, parameter in self.fixed.items():
+            if self.config.zero < 3:
+                place = Place(parameter.shape, self.cuts[name], self.parallel)
+                found += place.part(name, parameter.detach(), owned=False)
+                continue
+            # Each rank has an equal part of the flattened parameter; the last parts may be short or empty.
+            shard: Tensor = parameter.ds_tensor.detach().view(-1)  # type: ignore[attr-defined]
+            start, whole = shard.numel() * self.data.rank, int(parameter.ds_numel)  # type: ignore[attr-defined]
+            place = Place(parameter.ds_shape, self.cuts[name], self.parallel)  # type: ignore[attr-defined]
+            found += place.flat(name, min(start, whole), shard[: max(0, whole - start)], owned=False)
+        return found
+
+    def replicate(self, names: Collection[str]) -> None:
+        if not self.config.zero:
+            everything = {**self.parameters, **self.fixed}
+            self.data.broadcast(everything[name].data for name in sorted(names))
 
     @torch.no_grad()
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:

@@ -104,9 +104,13 @@ class PipelineRunner:
         self.data = groups.data
         own = (model, device, precision, line.is_first)
         middle = [pipe.LayerSpec(_Stage, *own) for _ in range(line.stages - 2)]
+        # Both ends sum the gradient of a table that they share, unless it is not learned.
+        shares = model.config.tied and any(
+            name == TIED and parameter.requires_grad for name, parameter in model.named_parameters()
+        )
         first, last = (
             pipe.TiedLayerSpec("ends", _Stage, *own, tied_weight_attr=f"model.{TIED}")
-            if model.config.tied
+            if shares
             else pipe.LayerSpec(_Stage, *own)
             for _ in range(2)
         )
@@ -117,8 +121,8 @@ class PipelineRunner:
                 [first, *middle, last],
                 topology=topology(num_pp=line.stages, num_mp=groups.tensor.size, num_dp=groups.data.world),
                 partition_method="uniform",
-                # GLM's micro-batches differ in length.
-                dynamic_shape=model.config.kind == "glm",
+                # GLM's micro-batches and rows of examples differ in length.
+                dynamic_shape=model.config.kind == "glm" or model.joins_samples,
             )
         for name, parameter in model.named_parameters():
             # Parameters that the norm leaves out on this stage.

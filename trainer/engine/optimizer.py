@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import native
+from native.masters import join, split
 from trainer.config.amounts import BatchSizes, in_samples
 from trainer.config.parts import LossScaleConfig, OptimizerConfig
 from trainer.parallel.group import Group
@@ -61,11 +62,15 @@ class ShardedAdamW:
         zero: int,
         ops: native.Choice | None = None,
         host: bool = False,
+        remainders: bool = False,
     ) -> None:
         """Make zero moments. `ops` chooses the AdamW kernel; by default the best for the device.
 
         With `host`, moments and masters stay in the node's memory and its processors update them. Once per step,
         gradients are copied to the node and new weights to the device.
+
+        With `remainders`, the masters of bf16 weights are these weights and 16 more bits between steps; see
+        native.masters. The results are the same.
         """
         self.host = host
         self.ops = native.choose("cpu") if host else ops or native.choose(group.device.kind)
@@ -85,6 +90,9 @@ class ShardedAdamW:
             self.masters = {
                 name: parameter.detach().to("cpu", copy=True) for name, parameter in self.mine.items()
             }
+        self.divides = remainders
+        self.remainders: dict[str, Tensor] = {}
+        """For bf16 weights that have no entry in `masters`: what is missing of their fp32 values."""
         self.taken = 0
 
     def _is_mine(self, name: str) -> bool:
@@ -98,6 +106,21 @@ class ShardedAdamW:
                 self.masters.setdefault(name, parameter.data)
             parameter.data = parameter.data.to(dtype)
 
+    def join(self) -> None:
+        """Make all masters fp32 tensors, which `masters` has, until the next step: to save or load them."""
+        for name in list(self.remainders):
+            square, parameter = self.moments[f"exp_avg_sq.{name}"], self.mine[name]
+            self.masters[name] = join(parameter.data, self.remainders.pop(name), square)
+
+    def divide(self) -> None:
+        """Store the masters of bf16 weights as remainders, if this optimizer does so."""
+        if not self.divides:
+            return
+        for name in [name for name in self.masters if self.mine[name].dtype == torch.bfloat16]:
+            parameter, square = self.mine[name].data, self.moments[f"exp_avg_sq.{name}"]
+            self.remainders[name] = torch.empty_like(parameter, dtype=torch.int16)
+            split(self.masters.pop(name), parameter, self.remainders[name], square)
+
     @torch.no_grad()
     def step(self, rate: float, gradients: Mapping[str, Tensor] | None = None, factor: float = 1.0) -> None:
         """Update from the gradients times `factor`; afterwards every rank has all new values.
@@ -108,10 +131,11 @@ class ShardedAdamW:
         if gradients is None:
             grads = {name: parameter.grad for name, parameter in self.mine.items()}
             gradients = {name: gradient for name, gradient in grads.items() if gradient is not None}
+        self.divide()
         names = list(self.mine)
         lower = [self.mine[name] if name in self.masters and not self.host else None for name in names]
         update = native.AdamWStep(
-            held=[self.masters.get(name, self.mine[name]) for name in names],
+            held=[self.masters.get(name, self.mine[name].data) for name in names],
             gradients=[gradients[name].cpu() if self.host else gradients[name] for name in names],
             averages=[self.moments[f"exp_avg.{name}"] for name in names],
             squares=[self.moments[f"exp_avg_sq.{name}"] for name in names],
@@ -122,6 +146,7 @@ class ShardedAdamW:
             betas=self.config.betas,
             eps=self.config.eps,
             factor=factor,
+            remainders=[self.remainders.get(name) for name in names],
         )
         self.ops.adamw(update)
         self.taken += 1

@@ -64,12 +64,15 @@ class RankState(Protocol):
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         """Have `fill` write all parts, then continue after so many updates. No collective."""
 
+    def replicate(self, names: Collection[str]) -> None:
+        """Give the ranks that have the same weights those of the first of them, of the named parameters."""
+
 
 class ReplicatedState:
     """ZeRO 0 and 1: every rank has all weights and gradients; with ZeRO 1 the optimizer's state is divided.
 
-    In bf16 and fp16 the weights have that type, except those of layer norms, and the optimizer keeps fp32 masters.
-    A forward pass then casts no weights.
+    In bf16 and fp16 the weights have that type, except those of layer norms, and the optimizer keeps fp32 masters:
+    whole, or for bf16 as 16 more bits. A forward pass then casts no weights.
     """
 
     def __init__(
@@ -79,11 +82,13 @@ class ReplicatedState:
         everything = dict(model.named_parameters())
         self.parameters: Mapping[str, nn.Parameter] = learned(everything)
         self.fixed = {name: each for name, each in everything.items() if name not in self.parameters}
-        data.broadcast(parameter.data for parameter in everything.values())
         self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel, pipeline)
         self.ops = native.choose(data.device.kind, config.native)
         host = moves_optimizer(config, data)
-        self.optimizer = ShardedAdamW(self.parameters, config.optimizer, data, config.zero, self.ops, host)
+        compact = config.stores_remainders(data.device.kind)
+        self.optimizer = ShardedAdamW(
+            self.parameters, config.optimizer, data, config.zero, self.ops, host, compact
+        )
         if config.precision != "fp32":
             names = lowered(model)
             self.optimizer.lower(
@@ -95,6 +100,8 @@ class ReplicatedState:
 
     def clear(self) -> None:
         self.gradients.clear()
+        # Before the passes: whole masters next to activations would be the highest memory of the first step.
+        self.optimizer.divide()
 
     def last_backward(self, names: Collection[str] = ()) -> None:
         self.gradients.sum_on_next_backward(names)
@@ -113,6 +120,7 @@ class ReplicatedState:
 
     def parts(self) -> list[Part]:
         data, parallel, pipeline = self.optimizer.group, self.parallel, self.gradients.pipeline
+        self.optimizer.join()
         # With ZeRO 0 every rank could save all; each saves the parameters that it would own.
         owner = self.optimizer.owner or owners(self.parameters, data.world)
         found = list[Part]()
@@ -133,6 +141,10 @@ class ReplicatedState:
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
         fill(self.parts())
         self.optimizer.taken = optimizer_steps
+
+    def replicate(self, names: Collection[str]) -> None:
+        everything = {**self.parameters, **self.fixed}
+        self.optimizer.group.broadcast(everything[name].data for name in sorted(names))
 
 
 def learned(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -52,13 +52,12 @@ class ShardedState:
         for norm in norms:
             norm.data = norm.data.to(data.device.name)
         whole = {name: parameter for name, parameter in model.named_parameters() if parameter in norms}
-        data.broadcast(parameter.data for parameter in whole.values())
         self.whole = learned(whole)
         self.modules = _shard(model, config, data, norms)
         if data.device.kind == "cpu":
             give_back_freed_memory()
-        everything: dict[str, Any] = dict(model.named_parameters())
-        self.shards: dict[str, Any] = {
+        everything: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.shards: dict[str, nn.Parameter] = {
             name: shard for name, shard in everything.items() if name not in whole and shard.requires_grad
         }
         self.names = [name for name in self.cuts if name in self.whole or name in self.shards]
@@ -168,6 +167,9 @@ class ShardedState:
         self._reshard()
         fill(self.parts())
         self.optimizer.taken = optimizer_steps
+
+    def replicate(self, names: Collection[str]) -> None:
+        """Do nothing: each rank has rows of its own, and norms, which are whole, are not drawn."""
 
 
 def _norms_of(model: nn.Module) -> set[nn.Parameter]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +79,9 @@ class Engine(Protocol):
     def fixed_parts(self) -> list[Part]:
         """Return the parts of the weights that are not learned, which are never saved. No collective."""
 
+    def replicate(self, names: Collection[str]) -> None:
+        """Give the ranks that have the same weights those of the first of them, of the named parameters."""
+
     def finish(self) -> None:
         """Write what the engine recorded of the training to the log. No collective."""
 
@@ -146,6 +149,9 @@ class TorchEngine:
 
     def fixed_parts(self) -> list[Part]:
         return self.rank_state.fixed_parts()
+
+    def replicate(self, names: Collection[str]) -> None:
+        self.rank_state.replicate(names)
 
 
 def _rank_state(model: Model, config: TrainConfig, groups: Groups) -> RankState:

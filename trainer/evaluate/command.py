@@ -21,6 +21,7 @@ def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser = add("evaluate", run, "evaluate a checkpoint on local files")
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
+    parser.add_argument("--base", type=Path, metavar="DIR", help="the weights that the adapters belong to")
     parser.add_argument("--task", action="append", required=True, metavar="TASK[=FILE]")
     parser.add_argument("--data", type=Path, metavar="FILE")
     parser.add_argument("--output", type=Path, default=Path("evaluations"), metavar="DIR")
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     own = Env.read()
     device = open_device(arguments.device, own.local_rank, own.local_world_size, None, deterministic=False)
     group = Group.join(own, device)
-    subject = Subject.load(arguments.checkpoint, arguments.tokenizer, device)
+    subject = Subject.load(arguments.checkpoint, arguments.tokenizer, device, arguments.base)
     options = Options(
         arguments.convention, arguments.stride, arguments.pattern, arguments.split, arguments.limit
     )

@@ -16,10 +16,12 @@ from trainer.corpus.tokenizer import Tokenizer
 from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.errors import DataError, InputError
+from trainer.evaluate import packed_scorer
 from trainer.evaluate.choice import Choices
 from trainer.evaluate.copa import Copa
 from trainer.evaluate.corpus import Perplexity, prefix_of
 from trainer.evaluate.lambada import Lambada
+from trainer.evaluate.packed_scorer import PackedScorer
 from trainer.evaluate.request import Request, Score
 from trainer.evaluate.results import Progress, Result, Source, write_result
 from trainer.evaluate.scorer import BATCH_TOKENS, Scorer
@@ -75,13 +77,16 @@ class Subject:
     reader: Reader
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Path | None, device: Device) -> Subject:
-        """Load a checkpoint and its tokenizer; refuse a tokenizer with more ids than the model."""
+    def load(cls, folder: Path, tokenizer: Path | None, device: Device, base: Path | None = None) -> Subject:
+        """Load a checkpoint and its tokenizer; refuse a tokenizer with more ids than the model.
+
+        `base`: the weights that adapters belong to, if they have moved.
+        """
         checkpoint = open_checkpoint(folder)
         if tokenizer is None and TOKENIZER not in checkpoint.files:
             raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
         loaded = Tokenizer.load(tokenizer or folder / TOKENIZER)
-        model = load_model(checkpoint).to(device.name)
+        model = load_model(checkpoint, base, device.kind).to(device.name)
         if loaded.vocab > model.config.vocab:
             problem = f"the tokenizer has {loaded.vocab:,} ids, and the model {model.config.vocab:,}"
             raise InputError(problem, "use the tokenizer that made the training data")
@@ -172,7 +177,9 @@ def _score(
     report: Report,
 ) -> list[Score]:
     """Return the score of every request; each rank computes every so-many-th batch of those that are missing."""
-    scorer = Scorer(subject.model, subject.reader.glm, order.batch_tokens)
+    scorer: Scorer | PackedScorer = Scorer(subject.model, subject.reader.glm, order.batch_tokens)
+    if not packed_scorer.why_not(subject.model):
+        scorer = PackedScorer(subject.model, order.batch_tokens)
     done = group.share(progress.read(len(requests)))
     missing = [index for index in range(len(requests)) if index not in done]
     own, tokens = dict[int, Score](), 0

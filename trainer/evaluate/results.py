@@ -92,7 +92,7 @@ class Progress:
                     index, likelihood, greedy = json.loads(line)
                     if 0 <= index < requests:
                         scores[int(index)] = Score(float(likelihood), bool(greedy))
-                except (ValueError, TypeError):
+                except (ValueError, TypeError, OverflowError, RecursionError):
                     continue
         return scores
 

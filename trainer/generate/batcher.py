@@ -62,7 +62,7 @@ class Batcher:
         self.reused_tokens = self.prompt_tokens = self.generated_tokens = self.steps = 0
 
     def need(self, request: Request) -> int:
-        """Return the pages that a request may come to use; refuse one that never fits."""
+        """Return the most pages that a request can use; refuse a request that never fits."""
         need = -(-request.course.most() // PAGE) * request.sampling.beams
         if need > self.pages.count:
             raise InputError(

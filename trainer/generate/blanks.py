@@ -18,6 +18,7 @@ from trainer.corpus.tokenizer import GLM_TOKENS, Tokenizer
 from trainer.errors import InputError
 from trainer.generate.request import End, Fed, Taken
 from trainer.generate.sampling import Sampling
+from trainer.json_types import JsonObject
 from trainer.model.glm import GLM
 from trainer.samples.glm_batches import tokens_of
 from trainer.samples.glm_windows import GlmTokens
@@ -112,7 +113,7 @@ class Filling:
             whole += [*blank.ids, *piece]
         return self._words.decode(whole)
 
-    def as_json(self) -> list[dict[str, Any]]:
+    def as_json(self) -> list[JsonObject]:
         """Return the mask, text, number of tokens and end of each blank."""
         return [
             {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     from trainer.generate.decoder import Decoder
@@ -52,6 +55,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say which model is loaded and how."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
+    parser.add_argument("--base", type=Path, metavar="DIR", help="the weights that the adapters belong to")
     parser.add_argument("--weights", default="fp32", choices=("fp32", "bf16", "int8"))
     parser.add_argument("--cache", metavar="SIZE", help="memory for keys and values, as in 4GiB")
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
@@ -85,19 +89,37 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
     ranks = Ranks.join(own, device)
     division = Division(arguments.tensor, arguments.pipeline)
     decoder = Decoder.load(
-        arguments.checkpoint, arguments.tokenizer, arguments.weights, cache, most_running, ranks, division
+        arguments.checkpoint,
+        arguments.tokenizer,
+        arguments.weights,
+        cache,
+        most_running,
+        ranks,
+        division,
+        arguments.base,
     )
     if not ranks.leads:
-        follow(decoder.network, ranks)
+        if not follow(decoder.network, ranks):
+            os._exit(0)
         leave(ranks.group, 0)
     return decoder
 
 
-def close(decoder: Decoder) -> None:
-    """Let the other ranks end, and end this process if there are any."""
+@contextmanager
+def closing(decoder: Decoder) -> Iterator[None]:
+    """At the end, let the other ranks end, and end this process if there are any.
+
+    After an error of this rank's input the others end without an error, so that no lost connection of theirs is taken
+    for the cause.
+    """
     from trainer.generate.ranks import Leader
     from trainer.parallel.group import leave
 
+    try:
+        yield
+    except InputError:
+        decoder.close(well=False)
+        raise
     decoder.close()
     if isinstance(decoder.network, Leader):
         leave(decoder.network.ranks.group, 0)
@@ -114,16 +136,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--samples is {arguments.samples}; 1 to 1000 are needed")
     prompts = _prompts(arguments)
     decoder = load_decoder(arguments)
+    with closing(decoder):
+        _generate(decoder, prompts, sampling, arguments)
+    return 0
+
+
+def _generate(
+    decoder: Decoder, prompts: Iterator[str], sampling: Sampling, arguments: argparse.Namespace
+) -> None:
+    """Write the text of each prompt."""
     many = arguments.prompts is not None or arguments.prompt_line
     single = not many and len(arguments.prompt or [""]) == 1 and arguments.samples == 1
     if single and sys.stdout.isatty() and not arguments.json:
         _stream(decoder, next(prompts), sampling, arguments.truncate)
-    else:
-        for line in _texts(decoder, prompts, sampling, arguments):
-            sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
-            sys.stdout.flush()
-    close(decoder)
-    return 0
+        return
+    for line in _texts(decoder, prompts, sampling, arguments):
+        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
 
 
 def _sampling(arguments: argparse.Namespace) -> Sampling:
@@ -211,7 +240,7 @@ def _escaped(char: str) -> str:
 class _Pending:
     """A prompt whose text is not complete."""
 
-    line: Callable[[], dict[str, Any]]
+    line: Callable[[], JsonObject]
     done: bool = False
 
     def finish(self) -> None:
@@ -220,7 +249,7 @@ class _Pending:
 
 def _texts(
     decoder: Decoder, prompts: Iterator[str], sampling: Sampling, arguments: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Yield a JSON document for each text, in the order of the prompts."""
     waiting: list[_Pending] = []
     exhausted = False
@@ -251,7 +280,7 @@ def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: arg
     if decoder.glm is not None:
         request, course = decoder.filling(prompt, sampling, sink)
 
-        def line() -> dict[str, Any]:
+        def line() -> JsonObject:
             blanks = course.as_json()
             total = sum(blank["tokens"] for blank in blanks)
             return {"prompt": prompt, "text": course.text(), "tokens": total, "blanks": blanks, **facts}
@@ -259,7 +288,7 @@ def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: arg
         ids = decoder.ids_of(prompt, arguments.truncate)
         request = decoder.continuation(ids, sampling, sink)
 
-        def line() -> dict[str, Any]:
+        def line() -> JsonObject:
             ended = sink.reason.value if sink.reason else ""
             made = {"prompt": prompt, "text": prompt + sink.text, "completion": sink.text}
             made |= {"tokens": len(sink.tokens), "ended": ended, **facts}  # type: ignore[dict-item]
@@ -273,7 +302,7 @@ def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: arg
     return pending
 
 
-def _logprob(decoder: Decoder, token: Any) -> dict[str, Any]:
+def _logprob(decoder: Decoder, token: Any) -> JsonObject:
     text = decoder.tokenizer.decode
     top = [{"id": number, "text": text([number]), "logprob": value} for number, value in token.top]
     return {"id": token.id, "text": text([token.id]), "logprob": token.logprob, "top": top}

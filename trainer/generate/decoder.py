@@ -86,16 +86,17 @@ class Decoder:
         most_running: int = 64,
         ranks: Ranks | None = None,
         division: Division = Division(),
+        base: Path | None = None,
     ) -> Decoder:
         """Load a checkpoint; refuse a tokenizer that does not fit, and a model that does not fit in memory.
 
-        ranks: those that divide the model, all of which call this.
+        ranks: those that divide the model, all of which call this. base: the weights of adapters, if they have moved.
         """
         named = tokenizer or folder / TOKENIZER
         if tokenizer is None and not named.is_file():
             raise InputError(f"{folder}: holds no tokenizer", "name one with --tokenizer")
         loaded = Tokenizer.load(named)
-        net, found, pages = load_network(folder, kind, cache, ranks, division)
+        net, found, pages = load_network(folder, kind, cache, ranks, division, base)
         config = net.config
         if not net.is_glm and loaded.vocab > config.vocab:
             raise InputError(
@@ -150,10 +151,10 @@ class Decoder:
         course = Filling(self.network.config, self.tokenizer, self.glm, prompt, sampling)
         return Request(course, sampling, sink), course
 
-    def close(self) -> None:
-        """Let the ranks that share the model end."""
+    def close(self, *, well: bool = True) -> None:
+        """Let the ranks that share the model end; not `well`: this one ends with an error."""
         if isinstance(self.network, Leader):
-            self.network.end()
+            self.network.end(well=well)
 
     def run(self) -> None:
         """Compute until every request has ended."""

@@ -41,7 +41,7 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class Ends:
-    """What comes before and behind the blocks, where this rank has it."""
+    """The layers before and after the blocks, if this rank has them."""
 
     table: Packed | None = None
     positions: Tensor | None = None

@@ -114,17 +114,18 @@ def load_network(
     cache: int | None = None,
     ranks: Ranks | None = None,
     division: Division = Division(),
+    base: Path | None = None,
 ) -> tuple[Network, Checkpoint, int]:
     """Return the network of a checkpoint, the checkpoint, and the pages of its cache.
 
     Every file is verified while it is read. cache: bytes for the pages; None: as much as is usual. ranks: those that
-    divide the model; None: this process has all of it.
+    divide the model; None: this process has all of it. base: the weights that adapters belong to, if they have moved.
     """
     ranks = ranks or alone()
     if kind not in KINDS:
         raise InputError(f"--weights: {kind!r} is not a type", f"use {', '.join(KINDS)}")
     found = open_checkpoint(folder)
-    found = whole(verify(folder) if found.is_old else found)
+    found = whole(verify(folder) if found.is_old else found, base)
     config = _config_of(found)
     ranks.divide(config, division)
     memory = plan_memory(config, kind, free_memory() // ranks.neighbours, ranks.place)
@@ -136,11 +137,14 @@ def load_network(
     return on_ranks(network(config, read, kind, pages, place=ranks.place), ranks), found, pages
 
 
-def load_model(found: Checkpoint) -> Model:
-    """Return the model of a checkpoint, on the CPU and in evaluation mode."""
-    found = whole(found)
+def load_model(found: Checkpoint, base: Path | None = None, kind: str = "cpu") -> Model:
+    """Return the model of a checkpoint in evaluation mode, in memory of the CPU, with the ops of a kind of device.
+
+    `base` as in `load_network`.
+    """
+    found = whole(found, base)
     config = _config_of(found)
-    model: Model = (GLM if config.kind == "glm" else GPT)(config, native.choose("cpu"))
+    model: Model = (GLM if config.kind == "glm" else GPT)(config, native.choose(kind), None)
     tensors = found.read(list(found.weights))
     load_parameters(model, tensors.items())
     return model.eval()

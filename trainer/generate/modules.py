@@ -1,4 +1,4 @@
-"""Modules in the places of a model's own: packed matrices and tables, and attention over the cache."""
+"""Modules that replace a model's own: packed matrices and tables, and attention over the cache."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from trainer.generate.modules import (
     Step,
     exchange,
 )
+from trainer.json_types import JsonObject
 from trainer.model.attention import Attention, Sight
 from trainer.model.cuts import WHOLE, cuts_of
 from trainer.model.feed_forward import FeedForward
@@ -94,7 +95,7 @@ class Network:
         self.cache.step = step
         x = self._embedded(step) if pipeline.is_first else self._received(len(step.ids))
         for block in model.blocks.values():
-            x = block(x, Sight(None, rotated))
+            x = block(x, Sight(turns=rotated))
         if not pipeline.is_last:
             self._send(x)
             return None
@@ -222,7 +223,7 @@ def _fused(model: Model, config: ModelConfig, cache: Cache, place: Place) -> Fus
     blocks = [
         _block_weights(block, pages) for block, pages in zip(model.blocks.values(), cache.layers, strict=True)
     ]
-    ends: dict[str, Any] = {}
+    ends: JsonObject = {}
     if pipeline.is_first and not divided:
         tables = [getattr(model, name, None) for name in ("positions", "block_positions")]
         first, second = (None if table is None else table.weight.detach() for table in tables)

@@ -107,6 +107,8 @@ class Task(IntEnum):
     END = 0
     STEP = 1
     COPY_PAGE = 2
+    ABANDON = 3
+    """Rank 0 ends with an error."""
 
 
 # The task, the number of further numbers, and the sizes that say how they are divided.
@@ -134,9 +136,9 @@ class Leader(Network):
         self._tell(Task.COPY_PAGE, torch.tensor([source, target]))
         super().copy_page(source, target)
 
-    def end(self) -> None:
-        """Let the other ranks end."""
-        self._tell(Task.END, torch.empty(0, dtype=torch.int64))
+    def end(self, *, well: bool = True) -> None:
+        """Let the other ranks end; not `well`: without waiting for this one, whose error is the only one then."""
+        self._tell(Task.END if well else Task.ABANDON, torch.empty(0, dtype=torch.int64))
 
     def _tell(self, task: Task, numbers: Tensor, sizes: tuple[int, ...] = ()) -> None:
         head = torch.tensor([task, len(numbers), *sizes, *[0] * (_HEAD - 2 - len(sizes))])
@@ -146,8 +148,8 @@ class Leader(Network):
 
 
 @torch.inference_mode()
-def follow(network: Network, ranks: Ranks) -> None:
-    """Compute this rank's parts of rank 0's steps until rank 0 ends."""
+def follow(network: Network, ranks: Ranks) -> bool:
+    """Compute this rank's parts of rank 0's steps until rank 0 ends; return whether it ended well."""
     pipeline, tensor = network.place.pipeline, network.place.tensor
     while True:
         head = torch.empty(_HEAD, dtype=torch.int64)
@@ -156,8 +158,8 @@ def follow(network: Network, ranks: Ranks) -> None:
         numbers = torch.empty(count, dtype=torch.int64)
         if count:
             dist.broadcast(numbers, 0, group=ranks.control)
-        if task == Task.END:
-            return
+        if task in (Task.END, Task.ABANDON):
+            return bool(task == Task.END)
         if task == Task.COPY_PAGE:
             network.copy_page(*numbers.tolist())
             continue

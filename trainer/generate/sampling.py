@@ -30,7 +30,7 @@ class Sampling:
     top_p: float = 1.0
     """Choose among the most likely ids whose probabilities sum up to this."""
     min_p: float = 0.0
-    """Leave out ids less likely than this part of the most likely one."""
+    """Leave out ids whose probability is below this share of the most likely one's."""
     repetition_penalty: float = 1.0
     """Divide positive logits, and multiply negative ones, of ids in the prompt or the text."""
     presence_penalty: float = 0.0

@@ -35,7 +35,7 @@ class Detokenizer:
         return self._tokenizer.decode(self._ids)[self._done :]
 
     def _shorten(self, text: str) -> None:
-        """Drop old ids where a character begins with the first of the rest."""
+        """Drop old ids, up to one at which a character begins."""
         for begin in range(len(self._ids) - _RECENT, len(self._ids) - 1):
             rest = self._tokenizer.decode(self._ids[begin:])
             if rest and text.endswith(rest) and not rest.startswith(UNFINISHED):

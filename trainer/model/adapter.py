@@ -19,8 +19,11 @@ from trainer.config.lora import LoraConfig, adapted, sections_of
 from trainer.config.model import ModelConfig
 from trainer.model.cuts import Cut, cuts_of
 from trainer.model.layers import generator_of
-from trainer.model.linear import ColumnLinear, RowLinear
+from trainer.model.linear import Activate, ColumnLinear, RowLinear
 from trainer.parallel.tensor import Parallel, column_linear
+
+# In the names of an adapter's matrices.
+MARK = ".adapter."
 
 
 class Adapter(nn.Module):
@@ -80,7 +83,8 @@ class AdaptedRows(RowLinear):
 
     adapter: Adapters
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, activation: Activate | None = None) -> Tensor:
+        x = x if activation is None else activation(x)
         if self.adapter.is_plain(x):
             return _at_once(x, self.weight, self.bias, self.adapter)
         return self.adapter.added(x, super().forward(x))
@@ -137,10 +141,11 @@ class _AtOnce(torch.autograd.Function):
         return whole, None, None, None, None, *of_pairs
 
 
-def adapt(model: Any, config: ModelConfig, lora: LoraConfig, seed: int) -> None:
+def adapt(model: Any, config: ModelConfig, lora: LoraConfig, seed: int | None) -> None:
     """Add adapters to a model and stop its own weights from changing. In every layout they begin with the same numbers.
 
-    A is drawn as PEFT draws it, B is 0: the adapted model computes at first what the model does.
+    A is drawn as PEFT draws it, B is 0: the adapted model computes at first what the model does. With the seed None, A
+    is 0 until it is drawn or loaded.
     """
     model.requires_grad_(False)
     for block in model.blocks.values():
@@ -151,7 +156,8 @@ def adapt(model: Any, config: ModelConfig, lora: LoraConfig, seed: int) -> None:
                 _made(module, config, lora, path, chosen), lora, model.parallel, by_rows
             )
             module.__class__ = AdaptedRows if by_rows else AdaptedColumns
-    _draw(model, seed)
+    if seed is not None:
+        _draw(model, seed)
 
 
 def _made(
@@ -179,7 +185,11 @@ def _draw(model: Any, seed: int) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or not name.endswith(".a") or parameter.is_meta:
             continue
-        whole = torch.empty(cuts[name].whole_shape(parameter.shape, model.parallel.size))
-        bound = 1 / math.sqrt(whole.shape[1])
-        whole.uniform_(-bound, bound, generator=generator_of(seed, name))
+        whole = drawn_adapter(name, cuts[name].whole_shape(parameter.shape, model.parallel.size), seed)
         parameter.copy_(cuts[name].take(whole, parameter.shape[0], model.parallel))
+
+
+def drawn_adapter(name: str, shape: Sequence[int], seed: int) -> Tensor:
+    """Return the numbers that a whole matrix A begins with, as PEFT draws them."""
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator_of(seed, name))

@@ -75,7 +75,7 @@ class Experts(nn.Module):
             mixed = _apply(
                 _Attached, mixed, self._imbalance(chances, chosen), aux_weight * self.config.aux_loss
             )
-        return F.dropout(mixed, self.config.dropout, self.training)
+        return mixed
 
     def _within_capacity(self, chosen: Tensor, batch: int) -> Tensor | float:
         """Return 1 for each (token, choice) that its expert has room for, else 0; earlier tokens come first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 import native
@@ -35,8 +35,10 @@ class FeedForward(nn.Module):
         self.up = ColumnLinear(config.hidden, sections, parallel, bias)
         self.down = RowLinear(inner, config.hidden, parallel, bias)
         self.activation = Activation(config, ops)
-        # Where it is added to experts, dropout follows the sum.
-        self.dropout = 0.0 if config.experts else config.dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.down(self.activation(self.up(x))), self.dropout, self.training)
+        """Return what is added to the residual stream before its dropout."""
+        inner = self.up(x)
+        graph = torch.is_grad_enabled()
+        widened: Tensor = self.down(inner, self.activation) if graph else self.down(self.activation(inner))
+        return widened

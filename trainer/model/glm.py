@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from trainer.model.layers import (
     initialize,
     residual_deviation,
 )
-from trainer.model.masks import UNCOUNTED, future, loss_over_counted
+from trainer.model.masks import UNCOUNTED, loss_over_counted
 from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.model.token_ids import check_token_ids
@@ -41,12 +40,15 @@ class GLM(nn.Module):
         self,
         config: ModelConfig,
         ops: native.Choice,
-        seed: int = 1234,
+        seed: int | None = 1234,
         parallel: Parallel = ALONE,
         recompute: Recompute = NOTHING,
         pieces: Sequence[Piece] = (),
     ) -> None:
-        """`pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created."""
+        """`pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created.
+
+        `seed`: of the initial weights; None: matrices are 0 until they are drawn or loaded.
+        """
         super().__init__()
         # Set before each pass whose gradients are wanted.
         self.aux_weight = 0.0
@@ -65,7 +67,8 @@ class GLM(nn.Module):
             self.norm = Norm(config, ops)
             if not config.tied:
                 self.output = TokenTable(config, ops, parallel)
-        initialize(self, config.init_std, residual_deviation(config), seed, parallel)
+        if seed is not None:
+            initialize(self, config.init_std, residual_deviation(config), seed, parallel)
 
     def forward(
         self,
@@ -83,7 +86,7 @@ class GLM(nn.Module):
         """
         own = self.pieces[piece]
         x = self._embedded(tokens, positions) if x is None else x  # (batch, length, hidden)
-        x = self._through(x, separators, tokens.shape[1], own)
+        x = self._through(x, separators, own)
         if not own.last:
             return x
         x = self.norm(x)
@@ -93,13 +96,13 @@ class GLM(nn.Module):
 
     def hidden(self, tokens: Tensor, positions: Tensor, separators: Tensor) -> Tensor:
         """Return what the output layer reads (batch, length, hidden): the logits of chosen positions cost less."""
-        x = self._through(self._embedded(tokens, positions), separators, tokens.shape[1], self.pieces[0])
+        x = self._through(self._embedded(tokens, positions), separators, self.pieces[0])
         states: Tensor = self.norm(x)
         return states
 
-    def _through(self, x: Tensor, separators: Tensor, length: int, piece: Piece) -> Tensor:
+    def _through(self, x: Tensor, separators: Tensor, piece: Piece) -> Tensor:
         """Return the result of a piece's layers (batch, length, hidden)."""
-        sight = Sight(unseen(separators, length), aux_weight=self.aux_weight)
+        sight = Sight(native.Mask(source=separators), aux_weight=self.aux_weight)
         return self.recompute.through([self.blocks[str(i)] for i in piece.layers], x, sight)
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -142,10 +145,3 @@ class GLM(nn.Module):
         """Return the number of targets of a micro-batch that the loss counts."""
         _, _, loss_mask, _, _ = micro
         return int((loss_mask != 0).sum().item())
-
-
-def unseen(separators: Tensor, length: int) -> Tensor:
-    """Return (batch, 1, length, length), True where a column's token is later than a row's and not in the source."""
-    later = future(length, separators.device)
-    behind = torch.arange(length, device=separators.device) >= separators.unsqueeze(-1)  # (batch, length)
-    return later & behind[:, None, None, :]

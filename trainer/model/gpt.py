@@ -39,7 +39,7 @@ class GPT(nn.Module):
         self,
         config: ModelConfig,
         ops: native.Choice,
-        seed: int = 1234,
+        seed: int | None = 1234,
         ends: Ends | None = None,
         parallel: Parallel = ALONE,
         recompute: Recompute = NOTHING,
@@ -51,6 +51,8 @@ class GPT(nn.Module):
         `context`: the ranks that have other stretches of the same samples; `arguments` takes this rank's.
 
         `pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created.
+
+        `seed`: of the initial weights; None: matrices are 0 until they are drawn or loaded.
         """
         super().__init__()
         self.context = context
@@ -69,7 +71,8 @@ class GPT(nn.Module):
             self.norm = Norm(config, ops)
             if not config.tied:
                 self.output = TokenTable(config, ops, parallel)
-        initialize(self, config.init_std, residual_deviation(config), seed, parallel)
+        if seed is not None:
+            initialize(self, config.init_std, residual_deviation(config), seed, parallel)
 
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, x: Tensor | None = None, piece: int = 0
@@ -111,13 +114,11 @@ class GPT(nn.Module):
 
     def _sight(self, tokens: Tensor, at: Tensor) -> Sight:
         apart = self.ends is not None and self.ends.attention
-        hidden = masks.hidden(tokens, self.ends.eod) if apart and self.ends else None
-        length, window = tokens.shape[1], self.config.window
-        if 0 < window < length:
-            far = masks.outside(length, window, tokens.device)
-            hidden = far if hidden is None else hidden | far
-        turning = turns(at, self.config, length * self.context.size) if self.config.rotary else None
-        return Sight(hidden, turning, self.context, self.aux_weight)
+        documents = masks.documents(tokens, self.ends.eod) if apart and self.ends else None
+        length = tokens.shape[1] * self.context.size
+        turning = turns(at, self.config, length) if self.config.rotary else None
+        mask = native.Mask(self.config.window if self.config.window < length else 0, documents)
+        return Sight(mask, turning, self.context, self.aux_weight)
 
     def _loss_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """Return what computes the loss of targets; labels are smoothed in training only."""

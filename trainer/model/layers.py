@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ import native
 from trainer.config.model import ModelConfig
 from trainer.model.attention import PLAIN, Attention, Sight
 from trainer.model.cuts import Cut, cuts_of
+from trainer.model.dropout import dropout_add
 from trainer.model.experts import Experts
 from trainer.model.feed_forward import FeedForward
 from trainer.model.masks import UNCOUNTED
@@ -124,21 +126,29 @@ class Block(nn.Module):
             Norm(config, ops) if config.sandwich_norms else None for _ in range(2)
         )
         self.parallel_residual = config.parallel_residual
+        self.dropout, self.ops = config.dropout, ops
 
     def forward(self, x: Tensor, sight: Sight = PLAIN) -> Tensor:
         return self.rest(x, self.attention(self.norm_1(x), sight), sight.aux_weight)
 
     def rest(self, x: Tensor, mixed: Tensor, aux_weight: float = 0.0) -> Tensor:
         """Return the block's result from its input and the result of attention; `aux_weight` as in Sight."""
-        if self.post_norm_1 is not None:
-            mixed = self.post_norm_1(mixed)
-        added = x + mixed
-        normal = self.norm_2(x if self.parallel_residual else added)
+        drops = self.training and self.dropout > 0
+        if drops or self.post_norm_1 is not None or self.parallel_residual:
+            added = self._added(x, mixed, self.post_norm_1)
+            normal = self.norm_2(x if self.parallel_residual else added)
+        else:
+            added, normal = self.norm_2(mixed, x)
         more = (aux_weight,) if isinstance(self.feed_forward, Experts) else ()
-        widened: Tensor = self.feed_forward(normal, *more)
-        if self.post_norm_2 is not None:
-            widened = self.post_norm_2(widened)
-        return added + widened
+        return self._added(added, self.feed_forward(normal, *more), self.post_norm_2)
+
+    def _added(self, x: Tensor, part: Tensor, post_norm: Norm | None) -> Tensor:
+        """Return the residual stream with the result of attention or of the feed-forward part."""
+        if post_norm is not None:
+            normal: Tensor = post_norm(F.dropout(part, self.dropout, self.training))
+            return x + normal
+        drops = self.training and self.dropout > 0
+        return dropout_add(self.ops, part, x, self.dropout) if drops else x + part
 
 
 def residual_deviation(config: ModelConfig) -> float:
@@ -154,13 +164,17 @@ def initialize(model: nn.Module, std: float, into_residual: float, seed: int, pa
     """
     cuts = cuts_of(model)
     for name, parameter in model.named_parameters():
-        if parameter.dim() < 2 or parameter.is_meta:
-            # Biases and layer norms are already 0 and 1.
-            continue
-        whole = torch.empty(cuts[name].whole_shape(parameter.shape, parallel.size))
-        deviation = into_residual if name.endswith(INTO_RESIDUAL) else std
-        whole.normal_(0.0, deviation, generator=generator_of(seed, name))
-        parameter.copy_(cuts[name].take(whole, parameter.shape[0], parallel))
+        # Biases and layer norms are already 0 and 1.
+        if parameter.dim() >= 2 and not parameter.is_meta:
+            shape = cuts[name].whole_shape(parameter.shape, parallel.size)
+            whole = drawn_matrix(name, shape, std, into_residual, seed)
+            parameter.copy_(cuts[name].take(whole, parameter.shape[0], parallel))
+
+
+def drawn_matrix(name: str, shape: Sequence[int], std: float, into_residual: float, seed: int) -> Tensor:
+    """Return the numbers that a whole matrix begins with, which depend on its name and the seed alone."""
+    deviation = into_residual if name.endswith(INTO_RESIDUAL) else std
+    return torch.empty(tuple(shape)).normal_(0.0, deviation, generator=generator_of(seed, name))
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from trainer.model.cuts import Cut
 from trainer.parallel.tensor import Parallel, column_linear
+
+# What comes before a matrix: a function of each number, or of pairs of numbers.
+Activate = Callable[[Tensor], Tensor]
 
 
 class ColumnLinear(nn.Module):
@@ -35,8 +42,39 @@ class RowLinear(nn.Module):
         self.cuts = {"weight": Cut(1), "bias": Cut(partial=True)}
         self.parallel = parallel
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, activation: Activate | None = None) -> Tensor:
+        """Return the product with `x`, or with `activation(x)`, which the backward pass computes again."""
+        bias = self.bias if self.parallel.size == 1 else None
+        if activation is None:
+            own = F.linear(x, self.weight, bias)
+        elif x.dtype == self.weight.dtype:
+            own = _ActivatedLinear.apply(x, self.weight, bias, activation)  # type: ignore[no-untyped-call]
+        else:
+            # Autocast makes a copy of the weight, which the graph keeps.
+            own = F.linear(activation(x), self.weight, bias)
         if self.parallel.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        whole = self.parallel.leave(F.linear(x, self.weight))
+            return own
+        whole = self.parallel.leave(own)
         return whole if self.bias is None else whole + self.bias
+
+
+class _ActivatedLinear(torch.autograd.Function):
+    """A linear layer of activations, which are not kept: their input is kept for their own gradient anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activate) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.activation, ctx.has_bias = activation, bias is not None
+        return F.linear(activation(x), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = upstream.flatten(0, -2)
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            active = ctx.activation(leaf)
+        of_weight = rows.t() @ active.detach().flatten(0, -2) if ctx.needs_input_grad[1] else None
+        (of_input,) = torch.autograd.grad(active, leaf, upstream @ weight)
+        return of_input, of_weight, rows.sum(0) if ctx.has_bias else None, None

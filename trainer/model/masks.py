@@ -1,4 +1,4 @@
-"""Loss masks, positions and attention masks from end-of-document tokens, as Megatron-core makes them.
+"""Loss masks, positions and numbers of documents from end-of-document tokens, as Megatron-core makes them.
 
 All take the inputs of a batch, (batch, sequence).
 """
@@ -26,17 +26,6 @@ class Ends:
     """Restart positions after one."""
     attention: bool = False
     """Hide tokens before one from those after it."""
-
-
-def future(length: int, device: torch.device) -> Tensor:
-    """Return (length, length), True where a column's token comes after a row's."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
-
-
-def outside(length: int, window: int, device: torch.device) -> Tensor:
-    """Return (1, 1, length, length), True where a column's token is later than a row's or `window` or more before."""
-    at = torch.arange(length, device=device)
-    return (future(length, device) | (at.unsqueeze(-1) - at >= window)).view(1, 1, length, length)
 
 
 def counted(inputs: Tensor, targets: Tensor, eod: int) -> Tensor:
@@ -76,17 +65,3 @@ def places(numbers: Tensor) -> Tensor:
     begin = torch.zeros_like(at)
     begin[..., 1:] = torch.where(numbers[..., 1:] != numbers[..., :-1], at[..., 1:], 0)
     return at - begin.cummax(-1).values
-
-
-def apart(numbers: Tensor, window: int = 0) -> Tensor:
-    """Return (batch, 1, sequence, sequence), True where a column's token is later, too far, or in another document."""
-    length = numbers.shape[-1]
-    other = (numbers.unsqueeze(-1) != numbers.unsqueeze(-2)).unsqueeze(-3)
-    return other | (outside(length, window or length, numbers.device))
-
-
-def hidden(inputs: Tensor, eod: int) -> Tensor:
-    """Return (batch, 1, sequence, sequence), True where a column's token is later or in another document."""
-    number = documents(inputs, eod).unsqueeze(-2)
-    later = future(inputs.shape[-1], inputs.device)
-    return (number.transpose(-1, -2) != number).unsqueeze(-3) | later

@@ -30,8 +30,17 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.hidden)) if has_bias else None
         self.eps, self.ops, self.heads_of = config.eps, ops, heads_of
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the norm of `x`; with a residual stream x + residual, and the norm of this sum."""
         weight = self.heads_of.enter(self.weight)
+        if residual is not None and x.dtype == residual.dtype:
+            if self.bias is None:
+                return self.ops.add_rms_norm(x, residual, weight, self.eps)
+            return self.ops.add_layer_norm(x, residual, weight, self.bias, self.eps)
+        # Under autocast the residual stream stays fp32.
+        added = x if residual is None else x + residual
         if self.bias is None:
-            return self.ops.rms_norm(x, weight, self.eps)
-        return self.ops.layer_norm(x, weight, self.bias, self.eps)
+            normal = self.ops.rms_norm(added, weight, self.eps)
+        else:
+            normal = self.ops.layer_norm(added, weight, self.bias, self.eps)
+        return normal if residual is None else (added, normal)

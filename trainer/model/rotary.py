@@ -65,21 +65,3 @@ def _unscaled_part(rope: RopeConfig, size: int, original: int, device: torch.dev
     width = last - first if last != first else 0.001
     ramp = (torch.arange(size // 2, device=device, dtype=torch.float32) - first) / width
     return 1.0 - ramp.clamp(0.0, 1.0)
-
-
-def turned(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False) -> Tensor:
-    """Return `x` with rotary positions: each pair of a head's rotated numbers turns by an angle of its position.
-
-    Pairs are (i, i + half), or with `interleaved` neighbours. Numbers beyond the rotated ones stay as they are.
-    """
-    size = 2 * cosines.shape[-1]
-    rotated, rest = x[..., :size], x[..., size:]
-    cosines, sines = cosines.to(x.dtype), sines.to(x.dtype)
-    if interleaved:
-        first, second = rotated[..., 0::2], rotated[..., 1::2]
-        pairs = torch.stack([first * cosines - second * sines, second * cosines + first * sines], -1)
-        parts = [pairs.flatten(-2)]
-    else:
-        first, second = rotated.chunk(2, -1)
-        parts = [first * cosines - second * sines, second * cosines + first * sines]
-    return torch.cat([*parts, rest] if rest.shape[-1] else parts, -1)

@@ -12,8 +12,6 @@ from trainer.config.model import ModelConfig
 
 # Bytes of an fp32 number.
 WIDE = 4
-# Queries of a block, as native.cpu.attention has it.
-BLOCK = 128
 
 
 class AttentionCore(enum.Enum):
@@ -21,8 +19,6 @@ class AttentionCore(enum.Enum):
 
     KERNEL = "kernel"
     """A kernel that makes the scores again in the backward pass and keeps none."""
-    BLOCKS = "blocks"
-    """Products over blocks of queries (native.cpu.attention): half of all probabilities are kept."""
     PRODUCTS = "products"
     """Two products over all queries: all probabilities are kept."""
 
@@ -44,6 +40,8 @@ class MicroBatch:
     """Whether autocast makes copies of fp32 weights; else weights and the residual stream are as wide as matrices."""
     context: int = 1
     """Ranks that share each sample; the model's sequence is this rank's stretch, and keys are of all."""
+    adapted: bool = False
+    """Whether matrices have adapters."""
 
     @property
     def tokens(self) -> int:
@@ -81,14 +79,22 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
     norms = block_norms(micro)
     # Only the rank's own part of a gathered input is kept.
     into_matrices = 2 * micro.width * micro.own_tokens * model.hidden
-    feed_forward = experts(micro) if model.experts else inner(micro, model.inner)
+    feed_forward = experts(micro) if model.experts else feed_forward_inner(micro, model.inner)
     saved = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
-    return saved + 2 * dropout(micro)
+    # The CPU's kernel, which adds to a residual stream of its type, keeps no mask.
+    masks = 0 if micro.kind == "cpu" and not micro.cast and not model.sandwich_norms else 2 * dropout(micro)
+    return saved + masks
 
 
 def inner(micro: MicroBatch, width: int) -> int:
     """Return the bytes inside of a feed-forward part: with a gate gate, up and product; else two."""
     return (3 if micro.model.swiglu else 2) * micro.width * micro.tokens * width // micro.tensor
+
+
+def feed_forward_inner(micro: MicroBatch, width: int) -> int:
+    """Return the same of a part whose activation is computed again: where its weight has the type of the matrices."""
+    again = 0 if micro.cast or micro.adapted else micro.width * micro.tokens * width // micro.tensor
+    return inner(micro, width) - again
 
 
 def experts(micro: MicroBatch) -> int:
@@ -99,7 +105,11 @@ def experts(micro: MicroBatch) -> int:
     # Under autocast the rows are wide, and each has a narrow copy.
     wide = chosen * (WIDE - micro.width) // micro.width if micro.cast else 0
     return (
-        3 * chosen + wide + model.top_k * inner(micro, model.inner) + inner(micro, model.shared_ffn) + router
+        3 * chosen
+        + wide
+        + model.top_k * inner(micro, model.inner)
+        + feed_forward_inner(micro, model.shared_ffn)
+        + router
     )
 
 
@@ -150,15 +160,16 @@ def _core(micro: MicroBatch, selective: bool) -> int:
     keys = micro.width * micro.tokens * model.groups * model.head_size // micro.tensor
     if selective:
         return _handed(micro, qkv, keys)
-    if model.attention_dropout:
+    own_kernel = micro.core is AttentionCore.KERNEL and micro.kind == "cpu"
+    if model.attention_dropout and not own_kernel:
         return (
             micro.heads_share + _handed_to_products(micro, qkv, keys) + dropped_scores(micro) + _masks(micro)
         )
-    if micro.core is AttentionCore.KERNEL or micro.is_masked:
+    if micro.core is AttentionCore.KERNEL:
         sums = WIDE * micro.samples * model.heads // micro.tensor * model.sequence
-        return _handed(micro, qkv, keys) + sums + (micro.width * _masks(micro) if micro.is_masked else 0)
-    if micro.core is AttentionCore.BLOCKS and model.sequence > BLOCK:
-        return micro.heads_share + _handed(micro, qkv, keys, queries=False) + block_scores(micro)
+        # Other kernels than a CPU's need a mask of all scores.
+        dense = micro.width * _masks(micro) if micro.is_masked and not own_kernel else 0
+        return _handed(micro, qkv, keys) + sums + dense
     # Scaled queries, keys and values, mask.
     return micro.heads_share + _handed_to_products(micro, qkv, keys) + scores(micro) + _masks(micro)
 
@@ -177,28 +188,14 @@ def _masks(micro: MicroBatch) -> int:
 
 
 def dropped_scores(micro: MicroBatch) -> int:
-    """Return the bytes of attention's probabilities before and after their dropout, and of its mask."""
-    mask = 1 if micro.kind == "cuda" else micro.width
-    return scores(micro) * (2 * micro.width + mask) // micro.width
+    """Return the bytes of attention's probabilities before and after their dropout, and of the factors."""
+    return 3 * scores(micro)
 
 
 def _handed(micro: MicroBatch, qkv: int, keys: int, queries: bool = True) -> int:
-    """Return the bytes of the core's inputs: views of the projection, or copies with rotary positions or groups."""
-    model, own = micro.model, micro.heads_share if queries else 0
-    moved = model.rotary or model.qk_norm
-    if model.groups != model.heads:
-        # The norms of queries and keys keep the projection.
-        projection = qkv if model.qk_norm or (queries and not moved) else 0
-        return 2 * micro.heads_share + projection + (own if moved else 0)
-    return qkv + keys + own if moved else qkv
-
-
-def block_scores(micro: MicroBatch) -> int:
-    """Return the bytes of the probabilities that products over blocks of queries keep."""
-    length = micro.model.sequence
-    ends = [min(start + BLOCK, length) for start in range(0, length, BLOCK)]
-    seen = sum((end - start) * end for start, end in zip([0, *ends], ends, strict=False))
-    return micro.context * micro.width * micro.samples * (micro.model.heads // micro.tensor) * seen
+    """Return the bytes of the core's inputs: views of the projection, or copies with rotary positions or norms."""
+    own = micro.heads_share if queries else 0
+    return qkv + keys + own if micro.model.rotary or micro.model.qk_norm else qkv
 
 
 def scores(micro: MicroBatch) -> int:

@@ -193,16 +193,14 @@ def micro_batch_of(config: TrainConfig, layout: Layout) -> MicroBatch:
     cast = kept_width(config) > width
     core = attention_core(chip_of(config), config.precision)
     model = replace(config.model, sequence=config.model.sequence // layout.context)
-    own = (layout.tensor, parallel.sequence, cast, layout.context)
+    own = (layout.tensor, parallel.sequence, cast, layout.context, bool(config.tune.lora.rank))
     rows = config.micro_batch * config.tune.rows
     return MicroBatch(model, rows, width, kind, core, *own)
 
 
 def attention_core(chip: Chip, precision: str) -> AttentionCore:
     """Return what computes attention on a chip."""
-    if precision in chip.kernels:
-        return AttentionCore.KERNEL
-    return AttentionCore.BLOCKS if chip.kind == "cpu" else AttentionCore.PRODUCTS
+    return AttentionCore.KERNEL if precision in chip.kernels else AttentionCore.PRODUCTS
 
 
 def _messages(micro: MicroBatch) -> int:
@@ -259,6 +257,7 @@ def _moments(
     yield Moment("layer", state.coming, through // max(1, sizes.layers), 0, working + waiting)
     yield Moment("embedding", state.coming, 0, 0, casts + waiting + table + state.gathered)
     yield Moment("update", state.coming, 0, 0, state.update)
+    yield Moment("save", 0, 0, 0, state.joined)
 
 
 def _at_once(micro: MicroBatch, sizes: Sizes) -> tuple[int, int]:
@@ -314,7 +313,7 @@ class Held:
 
     weights: int
     optimizer: int
-    """Moments, and fp32 copies of 16-bit weights."""
+    """Moments, and fp32 copies of 16-bit weights or what these lack of fp32."""
     gradients: int
     """A permanent buffer in which they are added up."""
     coming: int = 0
@@ -323,6 +322,8 @@ class Held:
     """Weights of other ranks that a pass holds at one time."""
     update: int = 0
     """Temporary memory of the update."""
+    joined: int = 0
+    """What whole masters take more than remainders; they exist while a checkpoint is saved."""
     node: int = 0
     """The node's memory, with `offload`."""
 
@@ -332,6 +333,8 @@ def held(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     own = learned_sizes(config, layout, sizes)
     divided = config.zero >= 2 and layout.data > 1
     if config.engine == "deepspeed":
+        # Its ZeRO 2 divides no weights.
+        divided = config.zero == 3 and layout.data > 1
         state = _deepspeed(config, layout, own)
     else:
         state = (_sharded if divided else _buffered)(config, layout, own)
@@ -366,14 +369,17 @@ def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     width, divided = kept_width(config), config.zero >= 1 and layout.data > 1
     # ZeRO 1 divides by whole parameters.
     own = max(sizes.all // layout.data, sizes.table) if divided else sizes.all
-    state = MOMENTS + (WIDE if width < WIDE else 0)
+    master = WIDE - width if config.stores_remainders(config.hardware.kind or "cpu") else WIDE
+    state = MOMENTS + (master if width < WIDE else 0)
+    joined = (MOMENTS + WIDE - state) * own if width < WIDE else 0
     sent = width * own if divided else 0
     if micros_of(config, layout) > 1 or layout.data > 1 or (config.parallel.sequence and layout.tensor > 1):
-        return Held(width * sizes.all, state * own, WIDE * sizes.all, update=sent)
+        return Held(width * sizes.all, state * own, WIDE * sizes.all, update=sent, joined=joined)
     # A CPU's AdamW takes gradients in bf16.
     fused = (config.hardware.kind or "cpu") == "cpu"
     widened = WIDE * own if width < WIDE and not fused else 0
-    return Held(width * sizes.all, state * own, 0, coming=width * sizes.all, update=sent + widened)
+    coming = width * sizes.all
+    return Held(width * sizes.all, state * own, 0, coming=coming, update=sent + widened, joined=joined)
 
 
 def _sharded(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault
+from trainer.json_types import JsonObject
 from trainer.plan.checkpoints import checkpoint_cost, disk_faults
 from trainer.plan.checks import lint, name_notes
 from trainer.plan.hardware import hardware_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.plan.checks import CorpusUse
 
 
-def check(document: object) -> dict[str, Any]:
+def check(document: object) -> JsonObject:
     """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults together.
 
     `reported` is the name of the devices that a driver's tool shows on the nodes.
@@ -70,7 +71,7 @@ def check(document: object) -> dict[str, Any]:
     }
 
 
-def _answer(faults: list[Fault]) -> dict[str, Any]:
+def _answer(faults: list[Fault]) -> JsonObject:
     return {
         "ok": not faults,
         "faults": [fault.as_json() for fault in faults],
@@ -81,7 +82,7 @@ def _answer(faults: list[Fault]) -> dict[str, Any]:
 
 def summary(
     config: TrainConfig, world: int, uses: Sequence[CorpusUse] = (), choice: Choice | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the figures of a checked config; `epochs` is None where the data is not known."""
     assert config.global_batch is not None
     layout = config.layout(world)
@@ -134,7 +135,7 @@ def summary(
     }
 
 
-def _stage_json(stage: Stage, layout: Layout) -> dict[str, Any]:
+def _stage_json(stage: Stage, layout: Layout) -> JsonObject:
     size = layout.tensor * layout.data
     return {
         "ranks": [stage.stage * size, (stage.stage + 1) * size],

@@ -77,8 +77,8 @@ def tune_faults(config: TrainConfig) -> Iterator[Fault]:
         yield Fault("train.tune.labels", f"is {list(tune.labels)}", "name two labels or more, each once")
     if tune.task == "dpo" and tune.too_long == "leave_out":
         yield Fault("train.tune.too_long", "is leave_out, and a pair is never divided", "use refuse or cut")
-    if tune.task in ("dpo", "classify") and config.engine == "deepspeed":
-        yield Fault("train.engine", f"deepspeed does not learn {tune.task} here", "use engine: torch")
+    if tune.task == "classify" and config.engine == "deepspeed":
+        yield Fault("train.engine", "deepspeed does not learn classify here", "use engine: torch")
     if not config.data.tokenizer:
         yield Fault("train.data.tokenizer", "missing: the examples are texts", "name the model's tokenizer")
     if config.parallel.sequence and tune.task != "chat":
@@ -94,8 +94,6 @@ def tune_faults(config: TrainConfig) -> Iterator[Fault]:
     if tune.lora.rank and config.init.extend_vocabulary:
         problem = "adapters leave the token table as it is, and its new rows would never be learned"
         yield Fault("train.init.extend_vocabulary", problem, "leave it out")
-    if tune.lora.rank and config.engine == "deepspeed":
-        yield Fault("train.engine", "deepspeed does not learn adapters here", "use engine: torch")
     for key, tasks in OF_TASKS.items():
         if tune.task not in tasks and getattr(tune, key) != getattr(TuneConfig(), key):
             yield Fault(

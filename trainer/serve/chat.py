@@ -1,4 +1,4 @@
-"""OpenAI's /v1/chat/completions: a template makes a prompt of the messages."""
+"""OpenAI's /v1/chat/completions: a template turns the messages into a prompt."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
-from trainer.generate.command import add_model_arguments, close, load_decoder
+from trainer.generate.command import add_model_arguments, closing, load_decoder
+from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     from trainer.generate.decoder import Decoder
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 MOST_TEMPLATE = 1 << 20
+KEY_HINT = "write a key into a file: openssl rand -hex 16 > key.txt"
 
 
 def add_verb(verb: ADD) -> None:
@@ -57,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     prepare_threads()
     started = time.monotonic()
     decoder = load_decoder(arguments, arguments.batch)
-    service = _service(arguments, decoder, key)
-    sys.stdout.write(f"loaded {service.name} in {time.monotonic() - started:.1f} s\n")
-    code = asyncio.run(_serve(service, arguments))
-    close(decoder)
+    with closing(decoder):
+        service = _service(arguments, decoder, key)
+        sys.stdout.write(f"loaded {service.name} in {time.monotonic() - started:.1f} s\n")
+        code = asyncio.run(_serve(service, arguments))
     return code
 
 
@@ -94,9 +96,12 @@ def _key(arguments: argparse.Namespace) -> str:
     try:
         key = str(arguments.api_key_file.read_text(encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{arguments.api_key_file}: {error}") from None
+        problem = getattr(error, "strerror", None) or error
+        raise InputError(f"--api-key-file {arguments.api_key_file}: {problem}", KEY_HINT) from None
     if len(key) < 8 or not key.isascii() or not key.isprintable():
-        raise InputError(f"{arguments.api_key_file}: the key needs 8 or more printable ASCII characters")
+        raise InputError(
+            f"{arguments.api_key_file}: the key needs 8 or more printable ASCII characters", KEY_HINT
+        )
     return key
 
 
@@ -139,7 +144,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     )
 
 
-def _tokenizer_config(arguments: argparse.Namespace) -> dict[str, Any]:
+def _tokenizer_config(arguments: argparse.Namespace) -> JsonObject:
     """Return tokenizer_config.json next to the tokenizer, or {}."""
     path = arguments.tokenizer or arguments.checkpoint
     file = (path if path.is_dir() else path.parent) / "tokenizer_config.json"

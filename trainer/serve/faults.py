@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer.generate.sampling import Sampling
+from trainer.json_types import JsonObject
 
-Json = dict[str, Any]
+Json = JsonObject
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -10,14 +10,17 @@ _PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>$name</title>
 <style nonce="$nonce">
+:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 textarea { width: 100%; box-sizing: border-box; font: inherit; height: 7rem; }
 label { display: inline-block; margin: .5rem 1rem .5rem 0; }
 input { font: inherit; width: 5rem; }
 #key { width: 14rem; }
+button { font: inherit; padding: .2rem 1rem; margin: .5rem .3rem .5rem 0; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f4; padding: 1rem; min-height: 4rem; }
 #state { color: #666; }
-@media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd; } pre { background: #222; } }
+@media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd; }
+  pre { background: #222; } #state { color: #aaa; } }
 </style></head><body>
 <h1>$name</h1>
 <label for="prompt">$ask</label>

@@ -79,8 +79,8 @@ def _bias(fields: Fields, vocab: int) -> dict[int, float]:
 
 def check_model(fields: Fields, name: str) -> None:
     """Refuse a model that is not the served one."""
-    asked = fields.text("model", name)
-    if asked != name:
+    model = fields.text("model", name)
+    if model != name:
         raise ApiError(
-            404, f"the model {asked[:100]!r} does not exist; {name!r} does", "model", "model_not_found"
+            404, f"the model {model[:100]!r} does not exist; {name!r} does", "model", "model_not_found"
         )

@@ -11,12 +11,13 @@ from typing import Any, cast
 import torch
 
 import native
+from native.compiled import build
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.manifest import check_access
 from trainer.config.data import DataConfig
 from trainer.config.glm import SPECIAL_TOKENS
 from trainer.config.train_config import TrainConfig
-from trainer.corpus.tokenizer import Tokenizer
+from trainer.corpus.tokenizer import Tokenizer, single_file
 from trainer.device import Device, open_device
 from trainer.engine.passes import Model
 from trainer.engine.rank_state import shapes_of
@@ -36,6 +37,7 @@ from trainer.samples.dataset import (
     Readable,
     Share,
 )
+from trainer.train.draw import draw
 from trainer.train.events import Ended, Event
 from trainer.train.loop import Training, train
 from trainer.train.not_finite import NonFiniteSearch
@@ -68,9 +70,12 @@ def run_training(
     stop: Callable[[], bool],
     startup: Startup | None = None,
 ) -> tuple[Ended, Group]:
-    """Train as this rank of a run, with files below `run_dir`; return how it ended, and the group, to be left."""
+    """Train as this rank of a run, with files below `run_dir`; return how it ended, and the group, which the caller
+    leaves."""
     startup = startup or Startup()
     startup.done("libraries")
+    # The library that came with the code may be for another processor than this node's.
+    compiled = build.ensure()
     device = _open_device(config, environment)
     before = device.memory_before()
     data = _open_data(config, environment.cache_dir or run_dir / "indices")
@@ -81,19 +86,20 @@ def run_training(
     layout = config.layout(group.world)
     groups = Groups.of(group, layout, config.parallel.sequence, config.parallel.interleave, config.model.tied)
     startup.done("group")
-    model = build_model(config, ops, groups)
+    # The weights are drawn when no checkpoint has them.
+    model = build_model(config, ops, groups, drawn=False)
     if config.engine != "deepspeed" and (config.zero < 2 or groups.data.world == 1):
         # ZeRO 2 and 3, and DeepSpeed, move the model themselves, part by part.
         model.to(device.name)
     engine = _engine(model, config, groups, device, ops)
     startup.done("model")
     folder = _checkpoint_folder(config, environment, run_dir)
-    checkpointer = Checkpointer(config, engine, group, folder, data.identity())
+    checkpointer = Checkpointer(config, engine, group, folder, data.identity(), _tokenizer(config, run_dir))
     checkpointer.require_shared(config.save.dir)
     share = _share(config, groups)
     prefer = partial(fill_references, config, engine, model, orders, share, group, run_dir)
     step = _begin(config, checkpointer, engine, group, run_dir, prefer)
-    checkpointer.notes += [*data.notes, *_notes(config, device)]
+    checkpointer.notes += [*filter(None, [compiled]), *data.notes, *_notes(config, device)]
     startup.done("checkpoint")
     start = started(config, environment, group, device, ops, checkpointer, step, startup)
     watchers = observers(config, environment, run_dir, device, start)
@@ -128,6 +134,12 @@ def _tasks(
     return TaskEvaluations(config, model, groups, device)
 
 
+def _tokenizer(config: TrainConfig, run_dir: Path) -> Path | None:
+    """Return the tokenizer.json that checkpoints get; a vocabulary with merges becomes one in `run_dir`."""
+    named = config.data.tokenizer
+    return single_file(Path(named), run_dir) if named else None
+
+
 def _begin(
     config: TrainConfig,
     checkpointer: Checkpointer,
@@ -138,21 +150,31 @@ def _begin(
 ) -> int:
     """Load the weights that the training begins or continues with; return its finished steps.
 
-    `prefer` computes what the weights at the beginning think of preference pairs.
+    `prefer` computes the log probabilities that the weights at the beginning give preference pairs.
     """
-    from trainer.train.initial import base_of, load_initial
+
+    def begin() -> None:
+        draw(config, engine)
+        if config.init.source:
+            # The import of all formats takes 0.15 s.
+            from trainer.train.initial import load_initial
+
+            checkpointer.notes.append(load_initial(config, engine, group, run_dir))
 
     # Checkpoints of adapters hold these alone; and a reference is the model at the beginning.
-    adapts, first = config.tune.lora.rank > 0, config.tune.lora.rank > 0 or config.tune.task == "dpo"
-    if first and config.init.source:
-        checkpointer.notes.append(load_initial(config, engine, group, run_dir))
+    adapts = config.tune.lora.rank > 0
+    at_once = adapts or config.tune.task == "dpo"
+    if at_once:
+        begin()
     if adapts:
+        from trainer.train.initial import base_of
+
         checkpointer.base = base_of(config, group, run_dir)
     if config.tune.task == "dpo":
         prefer(checkpointer.data)
     step = checkpointer.resume()
-    if config.init.source and not checkpointer.resumed_from and not first:
-        checkpointer.notes.append(load_initial(config, engine, group, run_dir))
+    if not checkpointer.resumed_from and not at_once:
+        begin()
     return step
 
 
@@ -168,11 +190,13 @@ def _open_device(config: TrainConfig, environment: Env) -> Device:
 
 def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
     """Yield notes about settings that have another effect than a user might expect."""
-    if config.data.reset_attention:
-        yield "note: train.data.reset_attention uses torch's attention with a mask, not the fused op"
-    if 0 < config.model.window < config.model.sequence:
-        yield "note: train.model.window uses torch's attention with a mask, not the fused op"
-    if config.model.attention_dropout:
+    masked = {
+        "train.data.reset_attention": config.data.reset_attention,
+        "train.model.window": 0 < config.model.window < config.model.sequence,
+    }
+    for key in (key for key, given in masked.items() if given and device.kind != "cpu"):
+        yield f"note: {key} uses torch's attention with a mask, not the fused op"
+    if config.model.attention_dropout and device.kind != "cpu":
         yield "note: train.model.attention_dropout needs all scores: training uses torch's products, not the fused op"
     if config.offload and device.kind == "cpu":
         yield "note: train.offload has no effect on a CPU"
@@ -270,17 +294,21 @@ def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
         raise InputError(f"train.native: {error}", "use native: auto") from None
 
 
-def build_model(config: TrainConfig, ops: native.Choice, groups: Groups) -> Model:
-    """Return this rank's part of the model; the initial weights are the same in every layout."""
+def build_model(config: TrainConfig, ops: native.Choice, groups: Groups, drawn: bool = True) -> Model:
+    """Return this rank's part of the model; the initial weights are the same in every layout.
+
+    Without `drawn`, matrices are 0 until they are drawn or loaded.
+    """
+    seed = config.seed if drawn else None
     wanted = config.recompute
     recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
     pieces = config.stages[groups.pipeline.stage] if groups.pipeline.stages > 1 else ()
     if config.tune.task:
-        return tuned_model(config, ops, groups.tensor, recompute, pieces, groups.context)
+        return tuned_model(config, ops, groups.tensor, recompute, pieces, groups.context, drawn)
     if config.model.kind == "glm":
-        return GLM(config.model, ops, config.seed, groups.tensor, recompute, pieces)
+        return GLM(config.model, ops, seed, groups.tensor, recompute, pieces)
     ends = _ends(config.data)
-    return GPT(config.model, ops, config.seed, ends, groups.tensor, recompute, pieces, groups.context)
+    return GPT(config.model, ops, seed, ends, groups.tensor, recompute, pieces, groups.context)
 
 
 def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> dict[str, tuple[int, ...]]:

@@ -19,12 +19,10 @@ from trainer.config.same_model import init_faults
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError, ConfigFaults
 from trainer.parallel.group import Group
+from trainer.train.draw import TABLES
 from trainer.weights.adapters.merge import base_at
 from trainer.weights.initial import checkpoints_in, open_source
 from trainer.weights.lazy import Lazy
-
-# Tensors with a row for each token.
-TABLES = ("tokens.weight", "output.weight")
 
 
 class HasFixedParts(HasParts, Protocol):
@@ -35,7 +33,7 @@ class HasFixedParts(HasParts, Protocol):
 
 
 class _Fixed:
-    """The weights that adapters are added to: what a source fills in place of what is learned."""
+    """The weights that adapters are added to: a source fills these, and not the adapters that are learned."""
 
     optimizer_steps = 0
 

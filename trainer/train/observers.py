@@ -22,6 +22,7 @@ from trainer.checkpoint.saved import Saved, SaveSkipped
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.env import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DIR, Drill, Env
+from trainer.files import open_lines, write_whole
 from trainer.parallel.group import Group
 from trainer.plan.time import CONVENTIONS
 from trainer.train.events import (
@@ -52,8 +53,7 @@ class Metrics:
         views: Sequence[Callable[[Mapping[str, Any]], None]] = (),
     ) -> None:
         """`views` receive every line too."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._handle = open_lines(path)
         self._rates, self._views = rates, tuple(views)
 
     def __call__(self, event: Event) -> None:
@@ -81,7 +81,7 @@ class Metrics:
 
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
         line = {"event": name, **{key: _plain(value) for key, value in values.items()}, "time": time.time()}
-        os.write(self._handle, json.dumps(line).encode() + b"\n")
+        write_whole(self._handle, json.dumps(line).encode() + b"\n")
         for view in self._views:
             view(line)
 

@@ -1,4 +1,4 @@
-"""What the model at the beginning of a training thinks of preference pairs: computed once, kept in the run's folder."""
+"""Log probabilities of preference pairs by the weights at the beginning: computed once, kept in the run's folder."""
 
 from __future__ import annotations
 

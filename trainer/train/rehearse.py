@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import native
+import native.reference
 from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.config.tune import TuneConfig
@@ -115,7 +116,11 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, object]:
     planned = max(stages(rehearsed, layout), key=lambda stage: stage.memory.total)
     rank = layout.rank(planned.stage, 0, 0)
     _join(rank, world)
-    with FakeTensorMode(), Counting() as counting, counting.resizing():
+    # Drawn as other devices than a CPU do, without the words of Philox.
+    drawn = patch.object(
+        native.reference, "factors", lambda _, probabilities: torch.empty_like(probabilities)
+    )
+    with drawn, FakeTensorMode(), Counting() as counting, counting.resizing():
         built = _step(rehearsed, layout, rank)
     dist.destroy_process_group()
     counting.counts.exchanges = dict(counting.calls)

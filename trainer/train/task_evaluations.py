@@ -89,7 +89,7 @@ class TaskEvaluations:
         return _Opened(name, data, sha256(idx_path(prefix) if prefix else data), task)
 
     def _scores(self, task: Task) -> list[Score]:
-        """Return the score of every request; data parallel ranks compute every so-many-th batch."""
+        """Return the score of every request; of N data parallel ranks, each computes every N-th batch."""
         model, data = self._model, self._groups.data
         requests = [request for example in task.examples for request in example.requests]
         scorer, own = Scorer(model, self._reader.glm), dict[int, Score]()

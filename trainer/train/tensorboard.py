@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.json_types import JsonObject
+
 # The keys of each event in metrics.jsonl, and their TensorBoard tags.
 TAGS = {
     "step": {
@@ -139,7 +141,7 @@ def convert(metrics: Path, folder: Path) -> int:
     return count
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[JsonObject]:
     """Yield the complete lines; the last one may be unfinished."""
     for text in path.read_bytes().split(b"\n")[:-1]:
         try:

@@ -13,6 +13,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
 from trainer.files import sha256
+from trainer.json_types import JsonObject
 from trainer.tune.conversations import FORMS, ChatReader, Marked, read_rows
 from trainer.tune.examples import Adjust, Examples, JoinedExamples, Limits, PackedExamples, examples_of
 
@@ -80,10 +81,10 @@ class ChatData:
         """Return the number of samples of a file: examples, or packed rows."""
         return len(self.order(name, None))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Return what a checkpoint records about its data."""
         tune = self.config.tune
-        order: dict[str, Any] = {"task": tune.task, "packing": tune.packing, "too_long": tune.too_long}
+        order: JsonObject = {"task": tune.task, "packing": tune.packing, "too_long": tune.too_long}
         for key in ("fields", "labels"):
             order |= {key: list(getattr(tune, key))} if tune.task == "classify" else {}
         template = self.template.source if self.template else ""

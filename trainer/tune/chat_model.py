@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import native
 from trainer.model import masks
 from trainer.model.attention import Sight
 from trainer.model.gpt import GPT
@@ -42,19 +43,13 @@ class ExamplesModel(GPT):
     def _sight_of(self, documents: Tensor, at: Tensor) -> Sight:
         config = self.config
         turning = turns(at, config, config.sequence) if config.rotary else None
-        if self.context.size > 1:
-            last = at.shape[1] * (self.context.rank + 1)
-            hidden = masks.apart(documents, config.window)[:, :, last - at.shape[1] : last, :last]
-            return Sight(hidden, turning, self.context, self.aux_weight)
-        if documents.device.type != "cpu":
-            return Sight(masks.apart(documents, config.window), turning, aux_weight=self.aux_weight)
-        lengths = tuple(
-            tuple(torch.unique_consecutive(row, return_counts=True)[1].tolist()) for row in documents
-        )
-        return Sight(None, turning, apart=lengths, window=config.window, aux_weight=self.aux_weight)
+        # Up to the last one of this rank's queries.
+        seen = documents[:, : at.shape[1] * (self.context.rank + 1)]
+        window = config.window if config.window < documents.shape[1] else 0
+        return Sight(native.Mask(window, seen), turning, self.context, self.aux_weight)
 
     def take_accuracy(self) -> tuple[int, int]:
-        """Return the right and all answers of this rank's evaluations so far, and count anew."""
+        """Return how many answers of this rank's evaluations were right, of how many; then reset both counts."""
         counts = self.right, self.seen
         self.right = self.seen = 0
         return counts

@@ -22,7 +22,7 @@ class LabelledSamples:
     """The texts of a file with the numbers of their labels."""
 
     def __init__(self, examples: Examples, seed: int | None, glm: GlmTokens | None) -> None:
-        """The number of a label is what `examples` has in place of what is learned. `seed`: as in JoinedExamples."""
+        """In `examples`, the range that other tasks learn is the number of the label. `seed`: as in JoinedExamples."""
         self.examples, self.seed, self.glm = examples, seed, glm
 
     def __len__(self) -> int:

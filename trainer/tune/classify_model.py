@@ -21,7 +21,7 @@ HEAD = "classifier"
 class Classifier(nn.Module):
     """Scores of labels: one matrix for a GPT; for a GLM a tanh layer before it, and biases."""
 
-    def __init__(self, config: ModelConfig, labels: int, seed: int) -> None:
+    def __init__(self, config: ModelConfig, labels: int, seed: int | None) -> None:
         super().__init__()
         with_bias = config.kind == "glm"
         self.dense = nn.Linear(config.hidden, config.hidden) if with_bias else None
@@ -29,7 +29,7 @@ class Classifier(nn.Module):
         self.dropout = config.dropout
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                if parameter.is_meta or parameter.dim() < 2:
+                if parameter.is_meta or parameter.dim() < 2 or seed is None:
                     nn.init.zeros_(parameter)
                     continue
                 parameter.normal_(0.0, config.init_std, generator=generator_of(seed, f"{HEAD}.{name}"))
@@ -106,13 +106,13 @@ class LabelGLM(_Counting, GLM):
         if labels is None:
             return super().forward(tokens, positions, separators, None, x, piece)
         x = self._embedded(tokens, positions) if x is None else x
-        x = self._through(x, separators, tokens.shape[1], self.pieces[piece])
+        x = self._through(x, separators, self.pieces[piece])
         if not self.pieces[piece].last:
             return x
         return self._loss(self.classifier(self.norm(x[:, 0])), labels, self.training)
 
     def take_accuracy(self) -> tuple[int, int]:
-        """Return the right and all labels of this rank's evaluations so far, and count anew."""
+        """Return how many labels of this rank's evaluations were right, of how many; then reset both counts."""
         counts = self.right, self.seen
         self.right = self.seen = 0
         return counts
@@ -130,7 +130,7 @@ class LabelGLM(_Counting, GLM):
         return int((micro[3] != UNCOUNTED).sum().item())
 
 
-def add_classifier(model: LabelGPT | LabelGLM, config: ModelConfig, labels: int, seed: int) -> None:
+def add_classifier(model: LabelGPT | LabelGLM, config: ModelConfig, labels: int, seed: int | None) -> None:
     """Give the last stage of a model its head."""
     if model.pieces[-1].last:
         model.classifier = Classifier(config, labels, seed)

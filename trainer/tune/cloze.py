@@ -18,6 +18,7 @@ from trainer.evaluate.choice import around_mask, read_choices
 from trainer.evaluate.copa import Question, cloze_texts, read_questions
 from trainer.evaluate.text import Reader
 from trainer.files import sha256
+from trainer.json_types import JsonObject
 from trainer.samples.glm_batches import glm_tokens
 from trainer.samples.glm_windows import GlmTokens
 
@@ -40,7 +41,7 @@ class Cloze:
 
 
 class ClozeSamples:
-    """The questions of a file in the order of the training: shuffled anew in each epoch, or as they stand."""
+    """The questions of a file: shuffled again in each epoch, or in the order of the file."""
 
     def __init__(self, questions: Sequence[Cloze], tokens: GlmTokens, seed: int | None) -> None:
         """`seed`: None reads the questions in their order once; numbers behind the last one do not count."""
@@ -104,7 +105,7 @@ class TuneData:
             orders["valid"] = ClozeSamples(self._questions(Path(tune.valid)), self.tokens, None)
         return orders
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Return what a checkpoint records about its data."""
         tune = self.config.tune
         order = {

@@ -11,11 +11,12 @@ from typing import Any
 from trainer.chat_template import ChatTemplate, Spans, TemplateError
 from trainer.errors import DataError
 from trainer.evaluate.rows import check_faults, read_text
+from trainer.json_types import JsonObject
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 COMPLETION = '{"prompt": "...", "completion": "..."}'
 FORMS = f"each line has the form {EXAMPLE} or {COMPLETION}"
-Messages = list[dict[str, Any]]
+Messages = list[JsonObject]
 
 
 class RowFault(Exception):
@@ -104,7 +105,7 @@ class _Rendering:
 
     template: ChatTemplate
     messages: Messages
-    tools: Sequence[dict[str, Any]] | None
+    tools: Sequence[JsonObject] | None
     more: Mapping[str, object]
 
     def _text(self, count: int, prompt: bool = False) -> str:

@@ -37,7 +37,7 @@ class ClozeModel(GLM):
         if targets is None or labels is None or not self.pieces[piece].last:
             return super().forward(tokens, positions, separators, None, x, piece)
         x = self._embedded(tokens, positions) if x is None else x
-        x = self.norm(self._through(x, separators, tokens.shape[1], self.pieces[piece]))
+        x = self.norm(self._through(x, separators, self.pieces[piece]))
         scores = torch.stack([self._score(row, wanted) for row, wanted in zip(x, targets, strict=True)])
         scores = scores.view(len(labels), -1)
         if not self.training:
@@ -60,7 +60,7 @@ class ClozeModel(GLM):
         self.seen += int(counted.sum().item())
 
     def take_accuracy(self) -> tuple[int, int]:
-        """Return the right and all questions of this rank's evaluations so far, and count anew."""
+        """Return how many questions of this rank's evaluations were right, of how many; then reset both counts."""
         counts = self.right, self.seen
         self.right = self.seen = 0
         return counts

@@ -1,4 +1,5 @@
-"""Preference pairs as samples: a prompt with a better and a worse answer, and what a reference model thinks of both."""
+"""Preference pairs as samples: a prompt with a better and a worse answer, and the log probabilities of both by a
+reference model."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.train_config import TrainConfig
 from trainer.tune.chat import ChatData
 from trainer.tune.conversations import Marked, RowFault
 from trainer.tune.examples import Examples, joined, shuffled
@@ -81,8 +81,3 @@ def _common(chosen: object, rejected: object) -> tuple[object, object, object]:
     if not same or same == min(len(chosen), len(rejected)):
         raise RowFault("has no prompt, and its conversations do not begin alike and end differently")
     return chosen[:same], chosen[same:], rejected[same:]
-
-
-def is_pairs(config: TrainConfig) -> bool:
-    """Return whether a config learns preferences, which needs a reference."""
-    return config.tune.task == "dpo"

@@ -11,7 +11,7 @@ class CountsAnswers(Protocol):
     """A model that counts right answers in evaluations."""
 
     def take_accuracy(self) -> tuple[int, int]:
-        """Return the right and all answers of this rank's evaluations so far, and count anew."""
+        """Return how many answers of this rank's evaluations were right, of how many; then reset both counts."""
 
 
 def accuracy_of(model: CountsAnswers, group: Group) -> float:

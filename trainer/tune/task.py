@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import native
 from trainer.config.layout import Piece
 from trainer.config.train_config import TrainConfig
 from trainer.config.tune import CLOZE
+from trainer.json_types import JsonObject
 from trainer.model.adapter import adapt
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
@@ -33,7 +34,7 @@ class TaskData(Protocol):
     def orders(self) -> Mapping[str, Readable]:
         """Return the samples to learn from and those to measure on."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Return what a checkpoint records about its data."""
 
 
@@ -49,10 +50,15 @@ def tuned_model(
     recompute: Recompute,
     pieces: Sequence[Piece],
     context: Parallel = ALONE,
+    drawn: bool = True,
 ) -> GLM | GPT:
-    """Return this rank's part of the model that computes the loss of the config's task, with its adapters."""
+    """Return this rank's part of the model that computes the loss of the config's task, with its adapters.
+
+    `drawn`: with its initial weights; otherwise matrices are 0 until they are drawn or loaded.
+    """
+    seed = config.seed if drawn else None
     task, is_glm = config.tune.task, config.model.kind == "glm"
-    kinds: dict[str, Any] = {
+    kinds: JsonObject = {
         "chat": ChatModel,
         "dpo": PreferenceModel,
         "classify": LabelGLM if is_glm else LabelGPT,
@@ -60,13 +66,13 @@ def tuned_model(
     kind = kinds.get(task, ClozeModel)
     stretch = {"context": context} if context.size > 1 else {}
     model: GLM | GPT = kind(
-        config.model, ops, config.seed, parallel=parallel, recompute=recompute, pieces=pieces, **stretch
+        config.model, ops, seed, parallel=parallel, recompute=recompute, pieces=pieces, **stretch
     )
     if isinstance(model, PreferenceModel):
         model.beta = config.tune.beta
     if config.tune.lora.rank:
-        adapt(model, config.model, config.tune.lora, config.seed)
+        adapt(model, config.model, config.tune.lora, seed)
     if isinstance(model, (LabelGPT, LabelGLM)):
         # Behind the adapters: the head is learned whole.
-        add_classifier(model, config.model, len(config.tune.labels), config.seed)
+        add_classifier(model, config.model, len(config.tune.labels), seed)
     return model

@@ -46,9 +46,9 @@ def _import(arguments: argparse.Namespace) -> int:
     from trainer.weights.convert import import_weights, readable
 
     _check_format(arguments.form, ["", *readable(), "peft"], "--from")
-    asked = ImportRequest(arguments.state, arguments.heads, arguments.vocab, arguments.base)
+    request = ImportRequest(arguments.state, arguments.heads, arguments.vocab, arguments.base)
     source, output = arguments.source, arguments.output
-    done = import_weights(source, output, arguments.form, asked, arguments.dry_run, ALL_FORMATS)
+    done = import_weights(source, output, arguments.form, request, arguments.dry_run, ALL_FORMATS)
     _show(done, arguments, f"from {done['from']}")
     return 0
 

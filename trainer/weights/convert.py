@@ -12,6 +12,7 @@ from typing import Any
 from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.glm import is_glm, read_glm
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface
@@ -59,21 +60,21 @@ def import_weights(
     source: Path,
     output: Path,
     name: str = "",
-    asked: ImportRequest = ImportRequest(),
+    request: ImportRequest = ImportRequest(),
     dry_run: bool = False,
     formats: Mapping[str, Format] = FORMATS,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write another program's checkpoint as one of ours; return what was done."""
     began = time.monotonic()
     name = name or detected(source, formats)
     read = formats[name].read
     if read is None:
         raise InputError(f"{formats[name].title} cannot be imported", "name another format with --from")
-    contents = read(source, asked)
+    contents = read(source, request)
     answer = _answer(contents, output, {"from": name})
     if dry_run:
         return answer
-    identity = identity_of(source, {"format": name, **asdict(asked), "version": 1})
+    identity = identity_of(source, {"format": name, **asdict(request), "version": 1})
     with open_target(output, identity, answer["bytes"]) as target:
         write_ours(contents, target, _shown("import"))
         target.publish()
@@ -88,7 +89,7 @@ def export_weights(
     dry_run: bool = False,
     form: Format | None = None,
     read: Callable[[Path, bool], Contents] = read_ours,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write a checkpoint of ours in another format; return what was done. `read` returns its contents."""
     began = time.monotonic()
     form = form or FORMATS[name]
@@ -132,7 +133,7 @@ def detected(source: Path, formats: Mapping[str, Format] = FORMATS) -> str:
     return found[0]
 
 
-def _answer(contents: Contents, output: Path, more: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(contents: Contents, output: Path, more: Mapping[str, Any]) -> JsonObject:
     """Return what is known before anything is written."""
     return {
         "output": str(output),

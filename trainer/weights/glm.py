@@ -36,9 +36,9 @@ def is_glm(folder: Path) -> bool:
         return False
 
 
-def read_glm(folder: Path, asked: ImportRequest) -> Contents:
+def read_glm(folder: Path, request: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
-    if asked.state:
+    if request.state:
         problem = f"{folder}: the state of GLM's optimizer is divided by ZeRO, and is not read"
         raise InputError(problem, "leave out --state")
     check_access(folder)
@@ -49,7 +49,7 @@ def read_glm(folder: Path, asked: ImportRequest) -> Contents:
     names = set(ranks[0])
     if any(set(held) != names for held in ranks) or BLOCK_POSITIONS not in names:
         raise CheckpointError(f"{folder}: the ranks' files hold different tensors, or not those of a GLM")
-    model, notes = _model(folder, ranks[0], len(ranks), asked, read_torch(files[0]))
+    model, notes = _model(folder, ranks[0], len(ranks), request, read_torch(files[0]))
     shapes, cuts = shapes_for(model), cuts_for(model)
     refuse_unknown(str(folder), [core_of(name) for name in shapes], names, IGNORED)
     tensors = {}
@@ -95,15 +95,15 @@ def _tensors(file: Path) -> dict[str, Lazy]:
 
 
 def _model(
-    folder: Path, held: Mapping[str, Lazy], ranks: int, asked: ImportRequest, document: Any
+    folder: Path, held: Mapping[str, Lazy], ranks: int, request: ImportRequest, document: Any
 ) -> tuple[ModelConfig, list[str]]:
     table, positions = held["embedding.word_embeddings.weight"], held[BLOCK_POSITIONS].rows - 1
     layers = 1 + max((layer_of(name) or 0 for name in held), default=0)
     hidden = table.shape[1]
     recorded = attributes(document.get("args")).get("num_attention_heads")
-    given = asked.heads or (recorded if type(recorded) is int and recorded > 0 else 0)
+    given = request.heads or (recorded if type(recorded) is int and recorded > 0 else 0)
     heads, notes = heads_for(str(folder), "glm", layers, hidden, given)
-    vocab, more = vocab_for("glm", table.rows * ranks, asked.vocab)
+    vocab, more = vocab_for("glm", table.rows * ranks, request.vocab)
     if hidden % heads:
         raise CheckpointError(f"{folder}: hidden {hidden} does not divide by {heads} heads")
     inner = ranks * held["decoder.layers.0.mlp.linear_fc1.weight"].rows

@@ -17,6 +17,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import CONFIG, Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
+from trainer.json_types import JsonObject
 from trainer.weights.card import model_card
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Report
 from trainer.weights.families.family import Family
@@ -52,9 +53,9 @@ def is_huggingface(folder: Path) -> bool:
 # -- read ---------------------------------------------------------------------------------------------------
 
 
-def read_huggingface(folder: Path, asked: ImportRequest) -> Contents:
+def read_huggingface(folder: Path, request: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
-    if asked.state:
+    if request.state:
         problem = f"{folder}: Hugging Face's folders hold no state of an optimizer"
         raise InputError(problem, "leave out --state")
     check_access(folder)
@@ -96,7 +97,7 @@ def _mapped(
     return tensors
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> JsonObject:
     """Return the object in a JSON file."""
     try:
         if file.stat().st_size > MOST_JSON:
@@ -300,7 +301,7 @@ def write_rest(contents: Contents, family: Family, target: Target, wanted: Expor
     target.write_bytes(CARD, model_card(contents, wanted.dtype).encode())
 
 
-def _ends(contents: Contents) -> dict[str, Any]:
+def _ends(contents: Contents) -> JsonObject:
     """Return the token that ends a document and its id; nothing without a tokenizer that has it."""
     file = contents.files.get(TOKENIZER)
     if not isinstance(file, Path):
@@ -312,7 +313,7 @@ def _ends(contents: Contents) -> dict[str, Any]:
     return {"id": tokenizer.eod, "token": tokenizer.token_of(tokenizer.eod)}
 
 
-def _ids(contents: Contents, ends: Mapping[str, Any]) -> dict[str, Any]:
+def _ids(contents: Contents, ends: Mapping[str, Any]) -> JsonObject:
     """Return the ids of the special tokens: those of the import, else the tokenizer's; null leaves no default."""
     given = contents.files.get(GENERATION)
     known = read_json(given) if isinstance(given, Path) else {}
@@ -321,7 +322,7 @@ def _ids(contents: Contents, ends: Mapping[str, Any]) -> dict[str, Any]:
     return {name: known.get(name, usual.get(name)) for name in names}
 
 
-def _tokenizer_config(contents: Contents, ends: Mapping[str, Any]) -> dict[str, Any]:
+def _tokenizer_config(contents: Contents, ends: Mapping[str, Any]) -> JsonObject:
     named = {key: ends["token"] for key in ("bos_token", "eos_token") if ends}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

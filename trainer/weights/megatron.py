@@ -13,6 +13,7 @@ from trainer.checkpoint.manifest import check_access
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
+from trainer.json_types import JsonObject
 from trainer.model.cuts import Cut
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.torch_read import attributes, read_torch
@@ -67,7 +68,7 @@ def is_megatron(folder: Path) -> bool:
     return any((path / FILE).is_file() for path in found.glob("mp_rank_*"))
 
 
-def read_megatron(folder: Path, asked: ImportRequest) -> Contents:
+def read_megatron(folder: Path, request: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
     check_access(folder)
     found = iteration_folder(folder)
@@ -75,7 +76,7 @@ def read_megatron(folder: Path, asked: ImportRequest) -> Contents:
     if not files:
         raise CheckpointError(f"{found}: holds no mp_rank_XX/{FILE}")
     states = read_ranks(found, files)
-    return contents_of(states, "megatron", asked)
+    return contents_of(states, "megatron", request)
 
 
 def iteration_folder(folder: Path) -> Path:
@@ -111,21 +112,21 @@ def read_ranks(folder: Path, files: Mapping[str, Path]) -> RankStates:
     return RankStates(folder, documents, tensor, pipeline)
 
 
-def contents_of(states: RankStates, form: str, asked: ImportRequest, key: str = "model") -> Contents:
+def contents_of(states: RankStates, form: str, request: ImportRequest, key: str = "model") -> Contents:
     """Return the contents of all ranks; `key` names the state dict of the model in their documents.
 
     With state the documents also have `exp_avg` and `exp_avg_sq`, by the names of the model.
     """
-    if asked.state and MOMENTS[0] not in states.first:
+    if request.state and MOMENTS[0] not in states.first:
         problem = f"{states.folder}: the state of Megatron's optimizer is not read"
         raise InputError(problem, "leave out --state")
     arguments = attributes(states.first.get("args"))
     found = _by_name(states, key)
-    model, notes = model_of(str(states.folder), arguments, found, asked)
+    model, notes = model_of(str(states.folder), arguments, found, request)
     if model.heads % states.tensor or model.groups % states.tensor:
         raise CheckpointError(f"{states.folder}: {states.tensor} ranks do not divide {model.heads} heads")
     tensors = _mapped(states, model, found)
-    for moment in MOMENTS if asked.state else ():
+    for moment in MOMENTS if request.state else ():
         averages = _mapped(states, model, _by_name(states, moment))
         tensors |= {f"{moment}.{name}": tensor for name, tensor in averages.items()}
     iteration = states.first.get("iteration")
@@ -301,10 +302,10 @@ def rank_part(whole: Lazy, name: str, cut: Cut, model: ModelConfig, rank: int, r
     return in_groups(part, Heads.of(model, ranks)) if ".attention.qkv." in name else part
 
 
-def nested(held: Mapping[str, Lazy]) -> dict[str, Any]:
+def nested(held: Mapping[str, Lazy]) -> JsonObject:
     """Return the state dict of a rank as the older generation nests it."""
-    language: dict[str, Any] = {}
-    document: dict[str, Any] = {"language_model": language}
+    language: JsonObject = {}
+    document: JsonObject = {"language_model": language}
     for core, tensor in held.items():
         if core.startswith("word_embeddings_for_head"):
             document["word_embeddings_for_head"] = {"weight": tensor}

@@ -19,7 +19,7 @@ from trainer.weights.megatron_names import OUTPUT, layer_of
 
 
 def model_of(
-    source: str, arguments: Mapping[str, Any], found: Mapping[str, Sequence[Lazy]], asked: ImportRequest
+    source: str, arguments: Mapping[str, Any], found: Mapping[str, Sequence[Lazy]], request: ImportRequest
 ) -> tuple[ModelConfig, list[str]]:
     """Return the config of the model from the arguments of the training, or from the shapes alone."""
     keys = Keys(f"{source}: args", arguments)
@@ -30,10 +30,10 @@ def model_of(
     layers = 1 + max((layer_of(name) or 0 for name in found), default=0)
     hidden = tables[0][0].shape[1]
     notes: list[str] = []
-    heads = asked.heads or (keys.number("num_attention_heads") if arguments else 0)
+    heads = request.heads or (keys.number("num_attention_heads") if arguments else 0)
     if not heads:
         heads, notes = heads_for(source, "gpt", layers, hidden, 0)
-    real = asked.vocab or keys.number("vocab_size", default=0, least=0)
+    real = request.vocab or keys.number("vocab_size", default=0, least=0)
     vocab, more = vocab_for("gpt", padded_rows, real if real <= padded_rows else 0)
     positions = tables[1][0].rows if tables[1] else keys.number("max_position_embeddings", default=1024)
     model = from_arguments(keys, layers, hidden, heads, vocab, positions, found)

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer.checkpoint.manifest import check_access
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
-from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_distcp
+from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import DTYPES, as_json, read_json
@@ -28,7 +28,6 @@ from trainer.weights.target import Target
 
 DESCRIPTION = "metadata.json"
 COMMON = "common.pt"
-DATA = "__0_0.distcp"
 BACKEND = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
@@ -55,9 +54,9 @@ def is_megatron_core(folder: Path) -> bool:
     return (found / DESCRIPTION).is_file() and (found / METADATA).is_file()
 
 
-def read_megatron_core(folder: Path, asked: ImportRequest) -> Contents:
+def read_megatron_core(folder: Path, request: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
-    if asked.state:
+    if request.state:
         problem = f"{folder}: the state of Megatron-core's optimizer is not read"
         raise InputError(problem, "leave out --state")
     check_access(folder)
@@ -69,7 +68,7 @@ def read_megatron_core(folder: Path, asked: ImportRequest) -> Contents:
     found = dict(_by_layer(read_distcp(path)))
     common = attributes(read_torch(path / COMMON)) if (path / COMMON).is_file() else {}
     arguments = attributes(common.get("args"))
-    model, notes = model_of(str(path), arguments, {name: [tensor] for name, tensor in found.items()}, asked)
+    model, notes = model_of(str(path), arguments, {name: [tensor] for name, tensor in found.items()}, request)
     if not arguments:
         notes.append(f"{COMMON} records no arguments: GELU's tanh form and an eps of 1e-5 are assumed")
     shapes = shapes_for(model)
@@ -112,24 +111,7 @@ def write_megatron_core(contents: Contents, target: Target, wanted: ExportReques
     """Write a folder that Megatron-core loads into any layout."""
     check_fits(contents.model)
     items = list(_items(contents, DTYPES[wanted.dtype], wanted.tensor))
-    total = sum(chunk.tensor.bytes for item in items for chunk in item.chunks)
-    done = 0
-
-    def wrote(size: int) -> None:
-        nonlocal done
-        done += size
-        report(done, total)
-
-    def write(file: Path) -> Mapping[str, Any]:
-        entry, metadata = write_distcp(file, items, wrote)
-        # Together: the metadata hold where in the file each tensor is.
-        target.write_bytes(f"release/{METADATA}", metadata)
-        return entry
-
-    if f"release/{METADATA}" not in target.entries or f"release/{DATA}" not in target.entries:
-        target.forget(f"release/{METADATA}", f"release/{DATA}")
-    target.write(f"release/{DATA}", write)
-    target.verify(f"release/{DATA}")
+    write_folder(target, "release/", items, report)
     common = {"args": namespace(arguments_for(contents, wanted)), "checkpoint_version": 3.0, "iteration": 0}
     target.write(f"release/{COMMON}", partial(_write_common, common))
     target.write_bytes(f"release/{DESCRIPTION}", as_json(BACKEND))

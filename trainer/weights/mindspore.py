@@ -68,7 +68,7 @@ def is_mindspore(source: Path) -> bool:
         return False
 
 
-def read_mindformers(source: Path, asked: ImportRequest) -> Contents:
+def read_mindformers(source: Path, request: ImportRequest) -> Contents:
     """Return the contents of a file; nothing of its tensors is read yet."""
     file = _file(source)
     found = _tensors(file)
@@ -77,7 +77,7 @@ def read_mindformers(source: Path, asked: ImportRequest) -> Contents:
     numbers = [int(match[1]) for name in found if (match := re.match(r"backbone\.blocks\.(\d+)\.", name))]
     vocab, hidden = found[_TABLE].rows, found[_TABLE].shape[-1]
     layers = 1 + max(numbers, default=0)
-    heads, notes = heads_for(str(file), "gpt", layers, hidden, asked.heads)
+    heads, notes = heads_for(str(file), "gpt", layers, hidden, request.heads)
     if hidden % heads:
         raise CheckpointError(f"{file}: hidden {hidden} does not divide by {heads} heads")
     up = found.get("backbone.blocks.0.output.mapping.bias")
@@ -87,10 +87,10 @@ def read_mindformers(source: Path, asked: ImportRequest) -> Contents:
         hidden=hidden,
         heads=heads,
         sequence=found[_POSITIONS].rows,
-        vocab=asked.vocab or vocab,
+        vocab=request.vocab or vocab,
         ffn=0 if inner == 4 * hidden else inner,
     )
-    tensors = _ours(file, model, found, asked.state)
+    tensors = _ours(file, model, found, request.state)
     origin = {"format": "mindspore", "path": str(file)}
     return Contents(model, tensors, origin, notes=tuple(notes))
 

@@ -58,7 +58,7 @@ def is_oneflow(folder: Path) -> bool:
         return False
 
 
-def read_oneflow(folder: Path, asked: ImportRequest) -> Contents:
+def read_oneflow(folder: Path, request: ImportRequest) -> Contents:
     """Return the contents of a snapshot; the newest where the folder holds several."""
     check_access(folder)
     snapshot = _snapshot(folder)
@@ -68,8 +68,8 @@ def read_oneflow(folder: Path, asked: ImportRequest) -> Contents:
     numbers = [int(match[1]) for name in found if (match := re.match(r"model-h(\d+)-", name))]
     table, positions = found["model-wte"], found["model-wpe"].rows
     layers, hidden = 1 + max(numbers, default=0), table.shape[-1]
-    heads, notes = heads_for(str(snapshot), "gpt", layers, hidden, asked.heads)
-    vocab, more = vocab_for("gpt", table.rows, asked.vocab)
+    heads, notes = heads_for(str(snapshot), "gpt", layers, hidden, request.heads)
+    vocab, more = vocab_for("gpt", table.rows, request.vocab)
     inner = found["model-h0-mlp-c_fc-bias"].rows if "model-h0-mlp-c_fc-bias" in found else 4 * hidden
     if hidden % heads:
         raise CheckpointError(f"{snapshot}: hidden {hidden} does not divide by {heads} heads")
@@ -82,8 +82,8 @@ def read_oneflow(folder: Path, asked: ImportRequest) -> Contents:
         ffn=0 if inner == 4 * hidden else inner,
     )
     match = _SNAPSHOT.fullmatch(snapshot.name)
-    step = int(match[1]) if match and asked.state else 0
-    tensors = _tensors(snapshot, model, found, asked.state)
+    step = int(match[1]) if match and request.state else 0
+    tensors = _tensors(snapshot, model, found, request.state)
     origin = {"format": "oneflow", "path": str(snapshot)}
     return Contents(model, tensors, origin, progress=Progress(step, step), notes=(*notes, *more))
 

@@ -15,6 +15,7 @@ from typing import Any
 from trainer.checkpoint.disk import disk_failures
 from trainer.errors import InputError, TrainingFailed
 from trainer.files import sha256, sync
+from trainer.json_types import JsonObject
 
 UNFINISHED = ".unfinished-"
 JOURNAL = ".journal"
@@ -23,7 +24,7 @@ JOURNAL = ".journal"
 class Target:
     """Files of a folder that appears whole. A file that the journal names is not written again."""
 
-    def __init__(self, path: Path, aside: Path, journal: int, done: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, path: Path, aside: Path, journal: int, done: dict[str, JsonObject]) -> None:
         self.path, self.aside = path, aside
         self._journal, self._done = journal, done
         self.resumed = len(done)
@@ -55,7 +56,7 @@ class Target:
     def write_bytes(self, name: str, content: bytes) -> Mapping[str, Any]:
         """Write a small file."""
 
-        def write(file: Path) -> dict[str, Any]:
+        def write(file: Path) -> JsonObject:
             file.write_bytes(content)
             sync(file)
             return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -107,7 +108,19 @@ def _lock(journal: int, path: Path) -> None:
         raise InputError(f"{path} is being written by another conversion", "wait for it") from None
 
 
-def _finished(journal: int, identity: Mapping[str, Any], aside: Path) -> dict[str, dict[str, Any]]:
+def _entry_of(line: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a file's name and what the journal says of it; "" for a damaged line: its file is written again."""
+    try:
+        entry = json.loads(line)
+        name = entry.pop("name")
+        sound = isinstance(name, str) and type(entry["bytes"]) is int and isinstance(entry["sha256"], str)
+        inside = sound and "\0" not in name and ".." not in name.split("/") and not name.startswith("/")
+        return (name, entry) if inside else ("", {})
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return "", {}
+
+
+def _finished(journal: int, identity: Mapping[str, Any], aside: Path) -> dict[str, JsonObject]:
     """Return the entries of files that the same conversion has finished; of another one, remove everything."""
     first = json.dumps(identity, sort_keys=True)
     content = os.pread(journal, os.fstat(journal).st_size, 0).decode(errors="replace")
@@ -116,11 +129,10 @@ def _finished(journal: int, identity: Mapping[str, Any], aside: Path) -> dict[st
     if lines[0] == first:
         # The last line may be half written.
         for line in lines[1:-1]:
-            entry = json.loads(line)
-            name = entry.pop("name")
+            name, entry = _entry_of(line)
             file = aside / name
-            if file.is_file() and file.stat().st_size == entry["bytes"]:
-                done[name] = entry
+            if name and file.is_file() and file.stat().st_size == entry["bytes"]:
+                done[name] = dict(entry)
         os.ftruncate(journal, len("\n".join(lines[:-1]).encode()) + 1)
     else:
         for found in aside.iterdir():
@@ -141,7 +153,7 @@ def _check_room(path: Path, need: int) -> None:
         raise InputError(problem, "make room, or name another folder with -o")
 
 
-def identity_of(folder: Path, more: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(folder: Path, more: Mapping[str, Any]) -> JsonObject:
     """Return what tells a source from others: its path, and the size and time of each file."""
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else [folder]
     listing = [

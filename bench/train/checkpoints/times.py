@@ -38,7 +38,7 @@ from trainer.plan.resolve import read_config
 from trainer.train.assemble import build_model
 
 RANKS = 2
-ROUNDS = 3
+ROUNDS = 5
 
 
 def config_of(size: str, background: str) -> TrainConfig:

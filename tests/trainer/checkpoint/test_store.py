@@ -466,7 +466,7 @@ def test_another_tokenizer_is_refused_by_its_path_unless_a_flag_allows_it(tmp_pa
     for file, expected in zip(tokenizers, (0, 2), strict=True):
         raw = {"model": "gpt-tiny", "steps": 1, "data": {"prefix": "none", "tokenizer": str(file)}}
         saver = Checkpointer.__new__(Checkpointer)
-        saver.config, saver.data = read_config(raw, 1), {"corpora": None}
+        saver.config, saver.data, saver.tokenizer = read_config(raw, 1), {"corpora": None}, file
         faults = saver._other_data(checkpoint)
         assert len(faults) == expected
     assert f"{tokenizers[1]}: not the one that it was trained with" in faults[0]

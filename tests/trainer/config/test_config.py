@@ -64,6 +64,14 @@ def test_every_fault_is_told_at_once(raw_config: Make) -> None:
     assert "did you mean 'torch'?" in found["train.engine"]
 
 
+def test_remainders_need_bf16_weights_next_to_them(raw_config: Make) -> None:
+    wanted = {"masters": "remainder"}
+    assert not faults_of(raw_config(optimizer=wanted, precision="bf16", offload=False))
+    for changes in ({"precision": "fp16"}, {"engine": "deepspeed"}, {"offload": True}):
+        raw = raw_config(**{"optimizer": wanted, "precision": "bf16", **changes})
+        assert "use fp32" in faults_of(raw)["train.optimizer.masters"]
+
+
 def test_a_batch_that_does_not_divide_names_the_nearest_that_do(raw_config: Make) -> None:
     found = faults_of(raw_config(micro_batch=4, global_batch=30), world=2)
     assert "use 24 or 32" in found["train.global_batch"]

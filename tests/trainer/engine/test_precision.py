@@ -44,6 +44,51 @@ def test_a_bf16_training_keeps_fp32_masters_and_goes_on_in_any_precision(
     assert wide == [(pytest.approx(one, rel=1e-2), pytest.approx(two, rel=5e-2)) for one, two in whole[4:]]
 
 
+def test_masters_as_remainders_give_the_same_losses_and_checkpoints(
+    tmp_path: Path, train_here: Callable[..., Any], metrics: Read, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for masters in ("fp32", "remainder"):
+        train_here(tmp_path / masters, precision="bf16", optimizer={"lr": 1e-2, "masters": masters})
+    # Each continues what the other began.
+    for first, second in (("fp32", "remainder"), ("remainder", "fp32")):
+        train_here(
+            tmp_path / first / "then",
+            precision="bf16",
+            optimizer={"lr": 1e-2, "masters": first},
+            stop_after=4,
+        )
+        train_here(tmp_path / first / "then", precision="bf16", optimizer={"lr": 1e-2, "masters": second})
+    folders = [tmp_path / name for name in ("fp32", "remainder", "fp32/then", "remainder/then")]
+    whole = losses(metrics(folders[0], "step"))
+    assert len(whole) == 8
+    saved = [open_checkpoint(folder / "checkpoints" / "step-00000008") for folder in folders]
+    state = [checkpoint.read(list(checkpoint.table)) for checkpoint in saved]
+    for folder, own in zip(folders[1:], state[1:], strict=True):
+        assert losses(metrics(folder, "step")) == whole
+        for name, tensor in state[0].items():
+            assert torch.equal(own[name].view(torch.int32), tensor.view(torch.int32))
+    assert "not the course" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("masters", ["auto", "fp32"])
+def test_a_cpu_stores_remainders_of_bf16_weights_between_steps(raw_config: Make, masters: str) -> None:
+    import native
+    from trainer.model.gpt import GPT
+
+    config = read_config(raw_config(precision="bf16", optimizer={"masters": masters}))
+    model = GPT(config.model, native.choose("cpu"), seed=3)
+    state = ReplicatedState(model, config, Group(0, 1, Device("cpu")))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.wait()
+    state.update(1e-3)
+    low = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.bfloat16}
+    split = masters == "auto"
+    assert state.optimizer.remainders.keys() == (low if split else set())
+    assert state.optimizer.masters.keys() == (set() if split else low)
+    assert {part.tensor.dtype for part in state.parts() if part.owned} == {torch.float32}
+
+
 def test_layer_norms_stay_fp32_and_the_optimizer_holds_the_rest_in_fp32(raw_config: Make) -> None:
     import native
     from trainer.model.gpt import GPT

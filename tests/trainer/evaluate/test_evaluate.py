@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+import native
 from tests.support.building import SAYINGS, built, small_tokenizer, verb, write_lines
 from trainer.checkpoint.store import open_checkpoint
 from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens
-from trainer.device import open_device
+from trainer.device import Device, open_device
 from trainer.errors import DataError, InputError
-from trainer.evaluate import detokenize
+from trainer.evaluate import detokenize, packed_scorer
 from trainer.evaluate.evaluate import Options, Order, Subject, evaluate
-from trainer.evaluate.request import Request
+from trainer.evaluate.request import Request, Score
 from trainer.evaluate.results import Progress
 from trainer.evaluate.scorer import Scorer
 from trainer.evaluate.statistics import mean, ratio_perplexity
@@ -168,6 +169,53 @@ def test_batches_do_not_change_scores(gpt: Path) -> None:
             assert score.log_likelihood == pytest.approx(likelihood, abs=1e-4) and score.greedy == greedy
 
 
+def test_packed_scores_share_contexts_and_steps(gpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, random = subject_of(gpt), torch.Generator().manual_seed(2)
+    if reason := packed_scorer.why_not(subject.model):
+        pytest.skip(reason)
+    ids = [torch.randint(0, 300, (24,), generator=random).tolist() for _ in range(3)]
+    contexts = [
+        tuple(ids[0][:20]),
+        tuple(ids[0][:20]),
+        tuple(ids[1][:1]),
+        tuple(ids[2][:17]),
+        tuple(ids[0][:20]),
+    ]
+    targets = [(5, 6), (7,), tuple(ids[1]), (9, 10, 11, 12), (5, 6)]
+    requests = [Request(*pair) for pair in zip(contexts, targets, strict=True)]
+    # The same request twice.
+    requests.append(requests[0])
+    # Steps end in the middle of a request, and hold parts of several.
+    monkeypatch.setattr(packed_scorer, "STEP_TOKENS", 13)
+    scorer, found = packed_scorer.PackedScorer(subject.model), dict[int, Score]()
+    batches = list(scorer.batches(requests))
+    for batch in batches:
+        found |= zip(batch, scorer.score([requests[index] for index in batch]), strict=True)
+    assert sorted(found) == list(range(6)) and found[0] == found[4] == found[5]
+    for index, request in enumerate(requests):
+        likelihood, greedy = directly(subject, request.context, request.target)
+        assert found[index].log_likelihood == pytest.approx(likelihood, abs=1e-4)
+        assert found[index].greedy == greedy
+        # Alone, a request has the same score to the last bit.
+        assert scorer.score([request]) == [found[index]]
+
+
+def test_on_another_device_no_op_of_the_cpu_is_chosen(gpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's device without memory stands in for CUDA and NPUs."""
+    asked = list[str]()
+    choose = native.choose
+
+    def recorded(kind: str, *rest: Any) -> Any:
+        asked.append(kind)
+        return choose(kind, *rest)
+
+    monkeypatch.setattr(native, "choose", recorded)
+    subject = Subject.load(gpt, None, Device("meta"))
+    logits = subject.model(torch.zeros(1, 4, dtype=torch.long, device="meta"))
+    assert asked[-1] == "meta" and logits.device.type == "meta" and logits.shape[:2] == (1, 4)
+    assert packed_scorer.why_not(subject.model) == "it is not on the CPU"
+
+
 def test_wikitext_by_articles_counts_words_of_the_original(gpt: Path, tmp_path: Path) -> None:
     pages = [" = Title = \n the cat sat @-@ on the mat , one . " * 3, "One ( Two ) Three"]
     data = write_lines(tmp_path / "wiki.jsonl", pages, key="page")
@@ -276,21 +324,29 @@ def test_perplexity_of_the_test_split_is_the_loss_of_its_tokens(
     assert value(result, "perplexity") == pytest.approx(math.exp(-total / (len(ids) - 1)), rel=1e-4)
 
 
+@pytest.mark.parametrize("packed", [True, False])
 def test_an_interrupted_evaluation_continues_and_leaves_one_result(
-    gpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
+    if packed and (reason := packed_scorer.why_not(subject_of(gpt).model)):
+        pytest.skip(reason)
+    if not packed:
+        monkeypatch.setattr(packed_scorer, "why_not", lambda _: "not wanted")
+    kind: Any = packed_scorer.PackedScorer if packed else Scorer
     data = write_lines(tmp_path / "lambada.jsonl", SAYINGS * 3)
-    whole = run(gpt, "lambada", data, tmp_path / "whole", batch_tokens=24)
-    batches = []
-    score = Scorer.score
+    batches, stop = list[int](), [0]
+    score = kind.score
 
-    def broken(self: Scorer, requests: Sequence[Request]) -> Any:
+    def broken(self: object, requests: Sequence[Request]) -> Any:
         batches.append(len(requests))
-        if len(batches) == 4:
+        if len(batches) == stop[0]:
             raise KeyboardInterrupt
         return score(self, requests)
 
-    monkeypatch.setattr(Scorer, "score", broken)
+    monkeypatch.setattr(kind, "score", broken)
+    whole = run(gpt, "lambada", data, tmp_path / "whole", batch_tokens=24)
+    wanted = len(batches)
+    stop[0] = wanted + 4
     with pytest.raises(KeyboardInterrupt):
         run(gpt, "lambada", data, tmp_path / "out", batch_tokens=24)
     (unfinished,) = (tmp_path / "out").glob(".unfinished-*")
@@ -298,7 +354,7 @@ def test_an_interrupted_evaluation_continues_and_leaves_one_result(
     unfinished.write_text(unfinished.read_text() + "[3, -1.")
     before = len(batches)
     again = run(gpt, "lambada", data, tmp_path / "out", batch_tokens=24)
-    assert len(batches) - before == 9 - 3
+    assert len(batches) - before == wanted - 3 > 3
     assert again["metrics"] == whole["metrics"]
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert len(files) == 1 and files[0].startswith("lambada-step-00000003-")

@@ -63,6 +63,19 @@ def test_experts_are_divided_too(run_ranks: Callable[..., Any], tmp_path: Path) 
     assert texts(run_ranks, 2, folder, tmp_path) == alone
 
 
+def test_an_error_of_rank_0_is_the_only_one(
+    run_ranks: Callable[..., Any], folder: Path, tmp_path: Path
+) -> None:
+    """The second prompt does not fit, after the first has been computed by both ranks."""
+    argv = ["generate", "--checkpoint", str(folder), *GREEDY]
+    lines = ["--prompt-line=one two", "--prompt-line=" + "one " * 200]
+    first, second = run_ranks(2, {}, tmp_path, [*argv, *lines])
+    assert first.returncode == 2 and "error: " in first.stderr and "the model sees 64" in first.stderr, (
+        first.stderr
+    )
+    assert second.returncode == 0 and "error" not in second.stderr.lower(), second.stderr
+
+
 def test_a_division_that_does_not_fit_is_refused() -> None:
     assert Division().layout(4, MODEL).tensor == 2
     assert Division().layout(4, MODEL).pipeline == 2

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import native
+from native.reference import hidden
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
 from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
 from trainer.errors import DataError, InputError
 from trainer.generate.decoder import Decoder
-from trainer.model.glm import GLM, unseen
+from trainer.model.glm import GLM
 from trainer.plan.resolve import read_config, try_config
 from trainer.samples.dataset import Data
 from trainer.samples.glm_batches import GlmMix, glm_batches, tokens_of
@@ -63,7 +64,8 @@ def test_the_parameters_are_as_many_as_the_arithmetic_says(model: GLM) -> None:
 
 def test_what_is_unseen_is_later_and_not_of_the_source() -> None:
     expected = [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
-    assert unseen(torch.tensor([2]), 4)[0, 0].int().tolist() == expected
+    mask = native.Mask(source=torch.tensor([2]))
+    assert hidden(mask, 4, 4, torch.device("cpu"))[0, 0].int().tolist() == expected
 
 
 def test_the_source_sees_all_of_itself_and_nothing_of_the_blanks(model: GLM) -> None:

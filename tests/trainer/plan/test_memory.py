@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -19,9 +21,9 @@ from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
 from trainer.config.rope import RopeConfig
 from trainer.config.train_config import TrainConfig
+from trainer.model import layers
 from trainer.model.attention import Sight
 from trainer.model.layers import Block
-from trainer.model.masks import outside
 from trainer.model.recompute import Recompute
 from trainer.model.rotary import turns
 from trainer.parallel.tensor import Parallel
@@ -86,16 +88,6 @@ def test_a_blocks_activations_are_counted_as_torch_keeps_them(
     check_a_block(shape, samples, sequence, precision, mode, kind, core)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "plain")
-@pytest.mark.parametrize(("samples", "sequence"), [(1, 256), (3, 300), (2, 100)])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_blocks_of_queries_are_counted_on_every_processor(
-    shape: dict[str, Any], samples: int, sequence: int, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(library, "attention_level", lambda: 0)
-    check_a_block(shape, samples, sequence, precision, "none", "cpu", AttentionCore.BLOCKS)
-
-
 @pytest.fixture
 def four_ranks() -> Iterator[dist.ProcessGroup]:
     """A group of four ranks of which only this one exists: exchanges have shapes and no meaning."""
@@ -141,6 +133,10 @@ def test_sequence_parallel_keeps_a_fourth_of_what_tensor_parallel_leaves_whole(
     assert whole - divided == pytest.approx(inputs * 3 / 4, rel=0.02)
 
 
+def torch_dropout_add(ops: native.Choice, x: Tensor, residual: Tensor, probability: float) -> Tensor:
+    return residual + F.dropout(x, probability)
+
+
 def check_a_block(
     shape: dict[str, Any],
     samples: int,
@@ -160,17 +156,17 @@ def check_a_block(
         for name, parameter in block.named_parameters():
             parameter.data = parameter.data.to(torch.float32 if "norm" in name else torch.bfloat16)
     turning = turns(torch.arange(sequence), model) if model.rotary else None
-    far = outside(sequence, model.window, x.device) if 0 < model.window < sequence else None
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
-        found = kept_by(lambda: block(x * 1.0, Sight(far, turning)), list(block.parameters()))
+    mask = native.Mask(model.window if model.window < sequence else 0)
+    # No device but a CPU has a kernel for it.
+    dropout = layers.dropout_add if kind == "cpu" else torch_dropout_add
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32")
+    with autocast, patch.object(layers, "dropout_add", dropout):
+        found = kept_by(lambda: block(x * 1.0, Sight(mask, turning)), list(block.parameters()))
     cast = precision == "bf16, cast"
     one = kept.MicroBatch(model, samples, 4 if precision == "fp32" else 2, kind, core, cast=cast)
     # Too little to be counted; in bf16 each use has its copy.
     angles = 0 if turning is None else 8 * sequence * (model.rotary_size // 2)
     counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
-    if far is not None and mode == "selective":
-        # All blocks share it.
-        counted += far.nbytes
     assert counted == pytest.approx(found - angles, rel=0.01)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,27 @@ def test_metrics_are_whole_lines_of_json_that_go_on_after_a_resume(tmp_path: Pat
     assert lines[1]["loss"] is None and lines[1]["lr"] == 1e-3
     assert lines[2]["perplexity"] == pytest.approx(2.71828, rel=1e-4)
     assert all(line["time"] > 1e9 for line in lines)
+
+
+def test_metrics_after_a_line_that_a_full_disk_cut_off_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    first = Metrics(path)
+    first(step(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Takes a part of the next line and refuses the rest, as a full disk does.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 40, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            first(step(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not path.read_text().endswith("\n")
+    again = Metrics(path)
+    again(START)
+    again(step(2))
+    lines = path.read_text().splitlines()
+    assert len(lines) == 4 and lines[1].startswith('{"event": "step"')
+    assert [json.loads(line)["event"] for line in (lines[0], *lines[2:])] == ["step", "start", "step"]
 
 
 def test_a_stop_is_told_apart_from_an_end(tmp_path: Path) -> None:

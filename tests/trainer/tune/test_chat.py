@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import native
+from native.reference import hidden
 from tests.support.tuning import CHATML, completion, config_for, conversation, learn, lines, losses_of
 from trainer.chat_template import ChatTemplate, TemplateError, read_template
 from trainer.errors import DataError
@@ -93,9 +94,9 @@ def test_attention_by_a_mask_equals_attention_of_each_example(material: Path) ->
 
     documents = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
     assert masks.places(documents).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]]
-    hidden = masks.apart(documents)[0, 0]
-    assert hidden[4].tolist() == [True, True, True, False, False, True]
-    assert masks.apart(documents, 2)[1, 0][4].tolist() == [True, True, True, False, False, True]
+    far = [hidden(native.Mask(window, documents), 6, 6, documents.device) for window in (0, 2)]
+    assert far[0][0, 0][4].tolist() == [True, True, True, False, False, True]
+    assert far[1][1, 0][4].tolist() == [True, True, True, False, False, True]
 
 
 def test_packed_rows_hold_every_example_once_and_no_more_than_fits() -> None:

@@ -12,6 +12,7 @@ import torch
 
 import native
 from tests.support.tuning import config_for, learn, losses_of
+from trainer.__main__ import main
 from trainer.checkpoint.store import found, open_checkpoint
 from trainer.config.lora import LoraConfig, adapted, adapter_parameters
 from trainer.config.model import ModelConfig
@@ -124,7 +125,6 @@ def test_targets_follow_the_family_and_have_the_names_of_hugging_face() -> None:
         ({"lora": {"targets": ["qkv", "q"]}}, "train.tune.lora.targets"),
         ({"lora": {"rank": 0}}, "train.tune.lora.rank"),
         ({"init": {}}, "train.init.source"),
-        ({"engine": "deepspeed"}, "train.engine"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(
@@ -190,14 +190,14 @@ def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
     settings = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"]) == (4, 8) and "q_proj" in settings["target_modules"]
     asked = ImportRequest(base=str(base))
-    import_weights(tmp_path / "peft", tmp_path / "again", asked=asked, formats=ALL_FORMATS)
+    import_weights(tmp_path / "peft", tmp_path / "again", request=asked, formats=ALL_FORMATS)
     again, before = open_checkpoint(tmp_path / "again"), open_checkpoint(checkpoint)
     assert again.weights == before.weights and again.manifest["base"] == before.manifest["base"]
     for name, tensor in again.read(list(again.weights)).items():
         assert torch.equal(tensor, before.read([name])[name]), name
     with pytest.raises(InputError, match="the weights of its base are not at"):
         import_weights(
-            tmp_path / "peft", tmp_path / "x", asked=ImportRequest(base="/no"), formats=ALL_FORMATS
+            tmp_path / "peft", tmp_path / "x", request=ImportRequest(base="/no"), formats=ALL_FORMATS
         )
     with pytest.raises(InputError, match="the optimizer's state is that of adapters"):
         read_whole(checkpoint, True)
@@ -209,7 +209,9 @@ def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
         assert torch.equal(tensor, last[1].read([name])[name]), name
 
 
-def test_another_base_is_refused(material: Path, base: Path, tmp_path: Path) -> None:
+def test_another_base_is_refused_and_one_that_moved_is_named(
+    material: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     raw = lora_config(material, base, steps=1, save={"every": 1})
     learn(tmp_path / "run", raw)
     learn(tmp_path / "other", config_for(material, model=LLAMA4, steps=1, seed=5))
@@ -226,6 +228,22 @@ def test_another_base_is_refused(material: Path, base: Path, tmp_path: Path) -> 
             open_whole(checkpoint)
         assert "--base" in caught.value.hint
         assert open_whole(checkpoint, moved).weights
+        generate = ["generate", f"--checkpoint={checkpoint}", "--prompt=red", "--max-tokens=3", "--json"]
+        (tmp_path / "text.txt").write_text("say red\n" * 40)
+        score = [
+            "evaluate",
+            f"--checkpoint={checkpoint}",
+            f"--task=wikitext={tmp_path / 'text.txt'}",
+            "--json",
+        ]
+        score.append(f"--output={tmp_path / 'results'}")
+        for argv, mark in ((generate, '"text"'), (score, '"task": "wikitext"')):
+            assert (
+                main(argv) != 0
+                and "try: copy them there, or name them with --base DIR" in capsys.readouterr().err
+            )
+            assert main([*argv, f"--base={other}"]) != 0 and "belong to weights" in capsys.readouterr().err
+            assert main([*argv, f"--base={moved}"]) == 0 and mark in capsys.readouterr().out
     finally:
         moved.rename(base)
 
@@ -238,6 +256,12 @@ def test_another_base_is_refused(material: Path, base: Path, tmp_path: Path) -> 
         {"parallel": {"tensor": 2, "sequence": True}},
         {"parallel": {"tensor": 2}, "lora": {"targets": ["qkv", "gate_up"]}},
         {"parallel": {"pipeline": 2}},
+        {"engine": "deepspeed", "zero": 0, "lora": {"dropout": 0.0}},
+        {"engine": "deepspeed", "zero": 1},
+        {"engine": "deepspeed", "zero": 2},
+        {"engine": "deepspeed", "zero": 3},
+        {"engine": "deepspeed", "parallel": {"pipeline": 2}},
+        {"engine": "deepspeed", "parallel": {"tensor": 2}, "zero": 1},
     ],
 )
 def test_two_ranks_learn_the_adapters_that_one_learns(
@@ -248,7 +272,10 @@ def test_two_ranks_learn_the_adapters_that_one_learns(
     layout: dict[str, Any],
 ) -> None:
     config = lora_config(material, base, **layout)
-    learn(tmp_path / "one", {key: value for key, value in config.items() if key not in ("zero", "parallel")})
+    learn(
+        tmp_path / "one",
+        {key: value for key, value in config.items() if key not in ("zero", "parallel", "engine")},
+    )
     done = run_ranks(2, config, tmp_path / "two")
     assert all(rank.returncode == 0 for rank in done), done[0].stderr
     close = 3e-3 if layout.get("precision") else 1e-5

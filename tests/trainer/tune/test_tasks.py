@@ -185,6 +185,11 @@ def test_what_does_not_fit_is_refused(
     [
         ("dpo", {"parallel": {"tensor": 2}}),
         ("dpo", {"parallel": {"pipeline": 2}}),
+        ("dpo", {"engine": "deepspeed", "zero": 0}),
+        ("dpo", {"engine": "deepspeed", "zero": 1}),
+        ("dpo", {"engine": "deepspeed", "zero": 2}),
+        ("dpo", {"engine": "deepspeed", "zero": 3}),
+        ("dpo", {"engine": "deepspeed", "parallel": {"pipeline": 2}}),
         ("classify", {"zero": 2}),
         ("classify", {"parallel": {"tensor": 2}}),
         ("classify", {"parallel": {"pipeline": 2}}),

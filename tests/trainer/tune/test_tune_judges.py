@@ -275,7 +275,7 @@ def test_adapters_are_those_of_peft(
                 parameter.normal_(0, 0.1)
     theirs.save_pretrained(tmp_path / "peft")
     asked = ImportRequest(base=str(tmp_path / "hf"))
-    import_weights(tmp_path / "peft", tmp_path / "ours", asked=asked, formats=ALL_FORMATS)
+    import_weights(tmp_path / "peft", tmp_path / "ours", request=asked, formats=ALL_FORMATS)
     found = read_whole(tmp_path / "ours", state=False)
     adapters = found.adapters
     assert adapters is not None and isinstance(adapters.lora, LoraConfig)

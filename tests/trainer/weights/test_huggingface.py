@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.building import small_tokenizer
+from tests.support.weights import kill_during_import
 from trainer.checkpoint.store import open_checkpoint, verify
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import CheckpointError, InputError
@@ -175,29 +175,15 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
         import_weights(source, tmp_path / "ours")
     assert (tmp_path / "ours" / "mine.txt").read_text() == "mine"
     with pytest.raises(InputError, match="hold no state"):
-        import_weights(source, tmp_path / "other", asked=ImportRequest(state=True))
+        import_weights(source, tmp_path / "other", request=ImportRequest(state=True))
 
 
 def test_a_conversion_that_was_killed_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kill an import after its second file: the next one writes only the others, and the result is the same."""
+    """Kill an import in its third file: the next one writes only the others, and the result is the same."""
     source = write_folder(tmp_path / "hf", gpt2_tensors())
     monkeypatch.setattr(ours, "LEAST_FILE", 8000)
     import_weights(source, tmp_path / "whole")
-    code = (
-        "import sys, time; from pathlib import Path\n"
-        "from trainer.weights import convert, ours, target\n"
-        "ours.LEAST_FILE = 8000\n"
-        "real = target.Target.write\n"
-        "def write(self, name, work):\n"
-        "    if len(self.entries) == 2: print('two', flush=True); time.sleep(60)\n"
-        "    return real(self, name, work)\n"
-        "target.Target.write = write\n"
-        f"convert.import_weights(Path({str(source)!r}), Path({str(tmp_path / 'ours')!r}))\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"two\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill_during_import(source, tmp_path / "ours", 8000)
     assert not (tmp_path / "ours").exists()
     done = import_weights(source, tmp_path / "ours")
     assert done["resumed_files"] == 2

@@ -208,7 +208,7 @@ def test_what_the_file_does_not_record_can_be_named(tmp_path: Path) -> None:
     torch.save(document, file)
     with pytest.raises(InputError, match="number of attention heads"):
         import_weights(tmp_path / "megatron", tmp_path / "ours")
-    import_weights(tmp_path / "megatron", tmp_path / "ours", asked=ImportRequest(heads=4, vocab=300))
+    import_weights(tmp_path / "megatron", tmp_path / "ours", request=ImportRequest(heads=4, vocab=300))
     assert_equal(state_of(tmp_path / "ours"), state)
 
 

@@ -16,10 +16,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from tests.support.weights import GPT, assert_equal, checkpoint, random_state, state_of
+from tests.support.weights import (
+    GPT,
+    assert_equal,
+    checkpoint,
+    kill_during_import,
+    random_state,
+    state_of,
+)
 from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import CheckpointError, InputError
+from trainer.weights import ours
 from trainer.weights.contents import ExportRequest, ImportRequest, Progress
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.safetensors import read_safetensors
@@ -93,7 +101,7 @@ def test_torch_loads_an_export_bit_for_bit(
         assert float(wanted["optim"]["state"][name]["step"]) == 7.0
     assert torch.equal(wanted["model"]["lm_head.weight"], wanted["model"]["transformer.wte.weight"])
     assert wanted["optim"]["param_groups"][0]["params"] == names
-    done = import_weights(tmp_path / "dcp", tmp_path / "again", asked=ImportRequest(state=True))
+    done = import_weights(tmp_path / "dcp", tmp_path / "again", request=ImportRequest(state=True))
     assert done["from"] == "dcp" and done["step"] == 7
     assert_equal(state_of(tmp_path / "again"), state)
 
@@ -110,7 +118,7 @@ def test_what_torch_saves_is_imported_with_its_state(
         saved[f"{optimizer}state.{name}.step"] = torch.tensor(7.0)
     dcp.save(saved, checkpoint_id=str(tmp_path / "dcp"))
     described(tmp_path / "dcp", tmp_path)
-    import_weights(tmp_path / "dcp", tmp_path / "again", asked=ImportRequest(state=True))
+    import_weights(tmp_path / "dcp", tmp_path / "again", request=ImportRequest(state=True))
     assert_equal(state_of(tmp_path / "again"), state)
     import_weights(tmp_path / "dcp", tmp_path / "weights")
     assert set(state_of(tmp_path / "weights")) == {name for name in state if not name.startswith(MOMENTS)}
@@ -183,11 +191,38 @@ def test_masters_and_averages_of_zero_are_imported(
     write_zero(tmp_path / "ds" / "global_step7", theirs, stage, world)
     (tmp_path / "ds" / "latest").write_text("global_step7")
     described(tmp_path / "ds", tmp_path)
-    done = import_weights(tmp_path / "ds", tmp_path / "again", asked=ImportRequest(state=True))
+    done = import_weights(tmp_path / "ds", tmp_path / "again", request=ImportRequest(state=True))
     assert done["from"] == "deepspeed" and done["step"] == 7
     assert_equal(state_of(tmp_path / "again"), state)
     manifest = open_checkpoint(tmp_path / "again").manifest
     assert manifest["optimizer_steps"] == 7 and manifest["consumed_samples"] == 56
+
+
+@pytest.mark.parametrize("form", ["deepspeed", "dcp"])
+def test_an_import_with_state_that_was_killed_continues(
+    tmp_path: Path,
+    source: Path,
+    theirs: dict[str, dict[str, Tensor]],
+    state: dict[str, Tensor],
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "theirs"
+    if form == "dcp":
+        export_weights(source, folder, "dcp", ExportRequest(state=True))
+    else:
+        write_zero(folder / "global_step7", theirs, 1, 3)
+        (folder / "latest").write_text("global_step7")
+        described(folder, tmp_path)
+    kill_during_import(folder, tmp_path / "again", 100_000, state=True)
+    assert not (tmp_path / "again").exists()
+    monkeypatch.setattr(ours, "LEAST_FILE", 100_000)
+    done = import_weights(folder, tmp_path / "again", request=ImportRequest(state=True))
+    assert done["from"] == form and done["resumed_files"] == 2
+    assert len(list((tmp_path / "again").glob("part-*.safetensors"))) > 4
+    # state_of verifies every byte.
+    assert_equal(state_of(tmp_path / "again"), state)
+    assert open_checkpoint(tmp_path / "again").manifest["optimizer_steps"] == 7
 
 
 def test_a_missing_rank_is_named(tmp_path: Path, theirs: dict[str, dict[str, Tensor]]) -> None:
@@ -232,7 +267,7 @@ def test_weights_of_a_pipeline_are_imported_from_the_files_of_its_layers(
     assert done["from"] == "deepspeed"
     assert_equal(state_of(tmp_path / "again"), own)
     with pytest.raises(InputError, match="holds no state of an optimizer"):
-        import_weights(folder, tmp_path / "state", asked=ImportRequest(state=True))
+        import_weights(folder, tmp_path / "state", request=ImportRequest(state=True))
 
 
 def test_a_universal_checkpoint_goes_both_ways(
@@ -243,6 +278,6 @@ def test_a_universal_checkpoint_goes_both_ways(
     file = tmp_path / "universal/global_step7_universal/zero/transformer.wte.weight/exp_avg.pt"
     found = torch.load(file, weights_only=True)
     assert torch.equal(found["param"], state["exp_avg.tokens.weight"])
-    done = import_weights(tmp_path / "universal", tmp_path / "again", asked=ImportRequest(state=True))
+    done = import_weights(tmp_path / "universal", tmp_path / "again", request=ImportRequest(state=True))
     assert done["from"] == "deepspeed" and done["step"] == 7
     assert_equal(state_of(tmp_path / "again"), state)

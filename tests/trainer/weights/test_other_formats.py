@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of
+from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of, write_glm
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
@@ -18,50 +18,13 @@ from trainer.weights.files.protobuf import read_mindspore
 
 # -- GLM ------------------------------------------------------------------------------------------------------
 
-GLM_NAMES = {
-    "norm_1": "input_layernorm",
-    "attention.qkv": "attention.query_key_value",
-    "attention.out": "attention.dense",
-    "norm_2": "post_attention_layernorm",
-    "feed_forward.up": "mlp.dense_h_to_4h",
-    "feed_forward.down": "mlp.dense_4h_to_h",
-}
-
-
-def write_glm(folder: Path, state: dict[str, Tensor], ranks: int) -> Path:
-    """Write the files of THUDM's GLM with so many model parallel ranks."""
-    folder.mkdir(parents=True)
-    table = torch.zeros(512, GLM.hidden)
-    table[: GLM.vocab] = state["tokens.weight"]
-    for rank in range(ranks):
-        module = {
-            "word_embeddings.weight": table.chunk(ranks)[rank].clone(),
-            "transformer.position_embeddings.weight": state["positions.weight"],
-            "transformer.block_position_embeddings.weight": state["block_positions.weight"],
-        }
-        for leaf in ("weight", "bias"):
-            module[f"transformer.final_layernorm.{leaf}"] = state[f"norm.{leaf}"]
-            for number in range(GLM.layers):
-                for ours, theirs in GLM_NAMES.items():
-                    part = state[f"blocks.{number}.{ours}.{leaf}"]
-                    if ours == "attention.qkv":
-                        part = torch.cat([each.chunk(ranks)[rank] for each in part.chunk(3)])
-                    elif ours == "feed_forward.up":
-                        part = part.chunk(ranks)[rank].clone()
-                    elif leaf == "weight" and "norm" not in ours:
-                        part = part.chunk(ranks, 1)[rank].clone()
-                    module[f"transformer.layers.{number}.{theirs}.{leaf}"] = part
-        document = {"module": module, "optimizer": None, "global_steps": 7, "mp_world_size": ranks}
-        torch.save(document, folder / f"mp_rank_{rank:02d}_model_states.pt")
-    return folder
-
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_glm_of_any_model_parallel_size_is_imported(tmp_path: Path, ranks: int) -> None:
     state = random_state(GLM)
     write_glm(tmp_path / "glm" / "200", state, ranks)
     (tmp_path / "glm" / "latest").write_text("200")
-    done = import_weights(tmp_path / "glm", tmp_path / "ours", asked=ImportRequest(heads=4, vocab=300))
+    done = import_weights(tmp_path / "glm", tmp_path / "ours", request=ImportRequest(heads=4, vocab=300))
     assert done["from"] == "glm" and done["model"]["kind"] == "glm" and done["model"]["positions"] == 24
     assert_equal(state_of(tmp_path / "ours"), state)
 
@@ -123,11 +86,11 @@ def test_the_newest_snapshot_of_oneflow_is_imported_with_its_state(tmp_path: Pat
     state = random_state(GPT, moments=True)
     write_oneflow(tmp_path / "save" / "iter_000100_snapshot", random_state(GPT, moments=True, seed=2))
     write_oneflow(tmp_path / "save" / "iter_000200_snapshot", state)
-    done = import_weights(tmp_path / "save", tmp_path / "ours", asked=ImportRequest(state=True, heads=4))
+    done = import_weights(tmp_path / "save", tmp_path / "ours", request=ImportRequest(state=True, heads=4))
     assert done["from"] == "oneflow" and done["step"] == 200
     assert_equal(state_of(tmp_path / "ours"), state)
     import_weights(
-        tmp_path / "save" / "iter_000200_snapshot", tmp_path / "weights", asked=ImportRequest(heads=4)
+        tmp_path / "save" / "iter_000200_snapshot", tmp_path / "weights", request=ImportRequest(heads=4)
     )
     assert_equal(
         state_of(tmp_path / "weights"),
@@ -139,7 +102,7 @@ def test_a_snapshot_whose_sizes_are_wrong_is_refused(tmp_path: Path) -> None:
     folder = write_oneflow(tmp_path / "iter_1_snapshot", random_state(GPT))
     (folder / "model-wpe" / "out").write_bytes(b"12345678")
     with pytest.raises(CheckpointError, match="model-wpe/out: has 8 bytes"):
-        import_weights(folder, tmp_path / "ours", asked=ImportRequest(heads=4))
+        import_weights(folder, tmp_path / "ours", request=ImportRequest(heads=4))
 
 
 # -- MindSpore ------------------------------------------------------------------------------------------------
@@ -175,11 +138,11 @@ def test_mindspore_both_ways_with_state(tmp_path: Path, form: str, monkeypatch: 
     state = random_state(GPT, moments=True)
     source = checkpoint(tmp_path / "ours", GPT, state)
     export_weights(source, tmp_path / "ms", form, ExportRequest(state=True))
-    done = import_weights(tmp_path / "ms", tmp_path / "again", asked=ImportRequest(state=True, heads=4))
+    done = import_weights(tmp_path / "ms", tmp_path / "again", request=ImportRequest(state=True, heads=4))
     assert done["from"] == "mindspore"
     assert_equal(state_of(tmp_path / "again"), state)
     (file,) = (tmp_path / "ms").glob("gpt2.*")
-    import_weights(file, tmp_path / "weights", asked=ImportRequest(heads=4))
+    import_weights(file, tmp_path / "weights", request=ImportRequest(heads=4))
     assert_equal(
         state_of(tmp_path / "weights"),
         {name: one for name, one in state.items() if not name.startswith("exp")},

@@ -17,12 +17,12 @@ from trainer.config.lora import LoraConfig, sections_of
 from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.errors import CheckpointError, Fault, InputError
+from trainer.model.adapter import MARK
 from trainer.weights.contents import AdapterContents, Contents, Progress
 from trainer.weights.initial import open_source
 from trainer.weights.lazy import Lazy
 from trainer.weights.ours import SIDE_FILES, read_ours, shapes_for
 
-MARK = ".adapter."
 # Numbers at both ends of a tensor that a fingerprint covers.
 COVERED = 1024
 
@@ -99,7 +99,7 @@ def _base_of(found: Checkpoint, named: Path | None) -> Contents:
     path = named or Path(str(wanted["source"]))
     if not path.exists():
         problem = f"{found.path}: holds adapters alone, and the weights that they adapt are not at {path}"
-        raise CheckpointError(problem, "copy them there, or name them: checkpoint export --base DIR")
+        raise CheckpointError(problem, "copy them there, or name them with --base DIR")
     contents = contents_at(path)
     if (other := fingerprint(contents.parameters)) != wanted["fingerprint"]:
         problem = (

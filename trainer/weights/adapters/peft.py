@@ -16,7 +16,9 @@ from trainer.checkpoint.manifest import check_access
 from trainer.config.lora import TARGETS, LoraConfig, lora_faults, sections_of
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.adapters.merge import MARK, base_at, contents_at
+from trainer.json_types import JsonObject
+from trainer.model.adapter import MARK
+from trainer.weights.adapters.merge import base_at, contents_at
 from trainer.weights.contents import AdapterContents, Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.convert import FORMATS, Format
 from trainer.weights.families.family import Family
@@ -122,7 +124,7 @@ def _stacked(
 
 def _config(
     adapters: AdapterContents, ranks: Mapping[str, int], family: Family, every: list[str]
-) -> dict[str, Any]:
+) -> JsonObject:
     lora = adapters.lora
     rank = lora.rank if lora.rank in ranks.values() else next(iter(ranks.values()))
     others = {name: own for name, own in ranks.items() if own != rank}
@@ -163,11 +165,11 @@ def _suffixes(adapted: Mapping[str, int], every: list[str]) -> set[str]:
 # -- read ---------------------------------------------------------------------------------------------------
 
 
-def read_peft(folder: Path, asked: ImportRequest) -> Contents:
-    """Return the adapters of a folder; `asked.base` is where the weights are that they belong to."""
+def read_peft(folder: Path, request: ImportRequest) -> Contents:
+    """Return the adapters of a folder; `request.base` is where the weights are that they belong to."""
     check_access(folder)
     keys = Keys(f"{folder / CONFIG_FILE}", read_json(folder / CONFIG_FILE))
-    base = asked.base or str(keys.get("base_model_name_or_path", default=""))
+    base = request.base or str(keys.get("base_model_name_or_path", default=""))
     if not base or not Path(base).exists():
         problem = f"{folder}: the weights of its base are not at {base!r}"
         raise InputError(problem, "name them with --base: a checkpoint, a run, or a folder of Hugging Face")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from trainer.config.model import ModelConfig
+from trainer.json_types import JsonObject
 from trainer.weights.families.family import ACTIVATIONS, Family, pairs
 from trainer.weights.families.rope import read_rope, write_rope
 from trainer.weights.keys import Keys
@@ -101,7 +101,7 @@ def _window(kind: Kind, keys: Keys) -> int:
     return keys.number("sliding_window", default=0, least=0)
 
 
-def write_decoder(kind: Kind, model: ModelConfig) -> dict[str, Any]:
+def write_decoder(kind: Kind, model: ModelConfig) -> JsonObject:
     found = {
         "attention_dropout": model.attention_dropout,
         "hidden_act": "silu" if kind.gated else _gelu(model),
@@ -263,7 +263,7 @@ def _read_neox(keys: Keys) -> ModelConfig:
     )
 
 
-def _write_neox(model: ModelConfig) -> dict[str, Any]:
+def _write_neox(model: ModelConfig) -> JsonObject:
     return {
         "attention_bias": True,
         "attention_dropout": model.attention_dropout,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainer.config.model import ModelConfig
+from trainer.json_types import JsonObject
 from trainer.weights.keys import Keys
 from trainer.weights.rules import Rule, rule
 
@@ -29,7 +29,7 @@ class Family:
     architecture: str
     rules: Sequence[Rule]
     read: Callable[[Keys], ModelConfig]
-    write: Callable[[ModelConfig], dict[str, Any]]
+    write: Callable[[ModelConfig], JsonObject]
     fits: Callable[[ModelConfig], bool]
     """Whether a model of ours can be written as one of this family."""
     prefixes: Sequence[str] = ()

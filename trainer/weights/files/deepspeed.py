@@ -26,7 +26,7 @@ POINTERS = ("latest_universal", "latest")
 UNIVERSAL = "zero"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-_LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
+_LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 MASTERS = "fp32"
 Flat = dict[str, Lazy]
 """Tensors of one group of parameters in a row: masters and averages."""
@@ -149,8 +149,8 @@ def _with_shards(
         for kind, tensor in flat.items():
             held[kind][name] = tensor
     # ZeRO 3 leaves empty tensors in the module.
-    kept = {name: tensor for name, tensor in state.weights.items() if tensor.rows}
-    weights = {**kept, **held.pop(MASTERS)}
+    filled = {name: tensor for name, tensor in state.weights.items() if tensor.rows}
+    weights = {**filled, **held.pop(MASTERS)}
     moments = {kind: named for kind, named in held.items() if named}
     return NamedState(weights, moments), _steps(documents[0])
 

@@ -15,22 +15,17 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from trainer.errors import CheckpointError
+from trainer.json_types import JsonObject
+from trainer.weights.contents import Report
 from trainer.weights.files.torch_read import attributes, read_pickle, read_torch_part
 from trainer.weights.files.torch_write import Hashed, Scalar, write_archive
 from trainer.weights.lazy import Lazy, Shape
+from trainer.weights.target import Target
 
 METADATA = ".metadata"
+DATA = "__0_0.distcp"
 
 
 @dataclass(frozen=True)
@@ -149,38 +144,71 @@ class Item:
     value: object = None
 
 
-_SCALAR = TensorStorageMetadata(
-    TensorProperties(dtype=torch.float32), torch.Size(), [ChunkStorageMetadata(torch.Size(), torch.Size())]
-)
+def write_folder(target: Target, folder: str, items: Sequence[Item], report: Report) -> None:
+    """Write all items to a data file and its metadata below a folder of the target, unless it has both, verified."""
+    data, metadata = f"{folder}{DATA}", f"{folder}{METADATA}"
+    total = sum(chunk.tensor.bytes for item in items for chunk in item.chunks)
+    done = 0
+
+    def wrote(size: int) -> None:
+        nonlocal done
+        done += size
+        report(done, total)
+
+    def write(file: Path) -> Mapping[str, Any]:
+        entry, description = write_distcp(file, items, wrote)
+        # Together: the metadata hold where in the file each tensor is.
+        target.write_bytes(metadata, description)
+        return entry
+
+    if metadata not in target.entries or data not in target.entries:
+        target.forget(metadata, data)
+    target.write(data, write)
+    target.verify(data)
 
 
 def write_distcp(
     file: Path, items: Sequence[Item], wrote: Callable[[int], None]
 ) -> tuple[dict[str, int | str], bytes]:
     """Write all items to one file; return its size and hash, and the content of `.metadata`."""
-    described: dict[str, Any] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
+    # The import loads 900 modules, torch's compiler and sympy among them, in 1.3 s: every start would wait for it.
+    from torch.distributed.checkpoint import filesystem, metadata
+
+    described: JsonObject = {}
+    places: dict[metadata.MetadataIndex, Any] = {}
     with file.open("wb") as stream:
         hashed = Hashed(stream)
         for item in items:
-            if not item.chunks:
-                start, length = write_archive(hashed, item.value, wrote)
-                described[item.key] = _SCALAR if isinstance(item.value, Scalar) else BytesStorageMetadata()
-                place = torch.Size() if isinstance(item.value, Scalar) else None
-                places[MetadataIndex(item.key, place)] = _StorageInfo(file.name, start, length)
-                continue
-            for chunk in item.chunks:
-                start, length = write_archive(hashed, chunk.tensor, wrote)
-                index = MetadataIndex(item.key, torch.Size(chunk.offsets))
-                places[index] = _StorageInfo(file.name, start, length)
-            described[item.key] = TensorStorageMetadata(
-                TensorProperties(dtype=item.chunks[0].tensor.dtype),
-                torch.Size(item.shape),
-                [
-                    ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.tensor.shape))
-                    for chunk in item.chunks
-                ],
-            )
+            if item.chunks:
+                described[item.key] = _described(item.chunks[0].tensor.dtype, item.shape, item.chunks)
+            elif isinstance(item.value, Scalar):
+                described[item.key] = _described(torch.float32, (), [None])
+            else:
+                described[item.key] = metadata.BytesStorageMetadata()
+            chunks: Sequence[Chunk | None] = item.chunks or [None]
+            for chunk in chunks:
+                value = item.value if chunk is None else chunk.tensor
+                offsets = None if chunk is None else torch.Size(chunk.offsets)
+                if isinstance(value, Scalar):
+                    offsets = torch.Size()
+                start, length = write_archive(hashed, value, wrote)
+                place = filesystem._StorageInfo(file.name, start, length)
+                places[metadata.MetadataIndex(item.key, offsets)] = place
         entry = hashed.finish()
-    metadata = Metadata(state_dict_metadata=described, storage_data=places)
-    return entry, pickle.dumps(metadata)
+    return entry, pickle.dumps(metadata.Metadata(state_dict_metadata=described, storage_data=places))
+
+
+def _described(dtype: torch.dtype, shape: Shape, chunks: Sequence[Chunk | None]) -> Any:
+    """Return what the metadata say of a tensor; None stands for the whole of one without dimensions."""
+    from torch.distributed.checkpoint import metadata
+
+    return metadata.TensorStorageMetadata(
+        metadata.TensorProperties(dtype=dtype),
+        torch.Size(shape),
+        [
+            metadata.ChunkStorageMetadata(
+                torch.Size(chunk.offsets if chunk else ()), torch.Size(chunk.tensor.shape if chunk else ())
+            )
+            for chunk in chunks
+        ],
+    )

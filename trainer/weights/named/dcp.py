@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from trainer.checkpoint.manifest import check_access
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Progress, Report
-from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_distcp
+from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_write import Scalar
 from trainer.weights.huggingface import DTYPES, family_for, named_by, write_rest
 from trainer.weights.lazy import Lazy, cast
@@ -21,7 +20,6 @@ from trainer.weights.named.mapping import contents_by_name
 from trainer.weights.named.optimizer import group_of
 from trainer.weights.target import Target
 
-DATA = "__0_0.distcp"
 _STATE = re.compile(rf"(?:.*\.)?state\.(?P<name>.+)\.(?P<entry>{'|'.join(MOMENTS)}|step)")
 # What programs put before the names of the whole model.
 WRAPPERS = ("app.", "model.", "module.", "state_dict.", "_orig_mod.")
@@ -67,24 +65,7 @@ def write_dcp(contents: Contents, target: Target, request: ExportRequest, report
     """Write a folder that `torch.distributed.checkpoint.load` reads into a model of transformers, on any ranks."""
     family = family_for(contents)
     items = list(_items(contents, DTYPES[request.dtype]))
-    total = sum(chunk.tensor.bytes for item in items for chunk in item.chunks)
-    done = 0
-
-    def wrote(size: int) -> None:
-        nonlocal done
-        done += size
-        report(done, total)
-
-    def write(file: Path) -> Mapping[str, Any]:
-        entry, metadata = write_distcp(file, items, wrote)
-        # Together: the metadata hold where in the file each tensor is.
-        target.write_bytes(METADATA, metadata)
-        return entry
-
-    if METADATA not in target.entries or DATA not in target.entries:
-        target.forget(METADATA, DATA)
-    target.write(DATA, write)
-    target.verify(DATA)
+    write_folder(target, "", items, report)
     write_rest(contents, family, target, request)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.checkpoint.manifest import check_access
 from trainer.errors import CheckpointError
+from trainer.json_types import JsonObject
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Progress, Report
 from trainer.weights.files.deepspeed import (
     MASTERS,
@@ -89,9 +90,10 @@ def _merged(ranks: Iterable[NamedState]) -> NamedState:
     weights: dict[str, Lazy] = {}
     moments: dict[str, dict[str, Lazy]] = {}
     for state in ranks:
-        weights |= state.weights
+        # The first stage has the right one: the last has a copy of the tied module, and learns only its table.
+        weights = {**state.weights, **weights}
         for kind, named in state.moments.items():
-            moments.setdefault(kind, {}).update(named)
+            moments[kind] = {**named, **moments.get(kind, {})}
     return NamedState(weights, moments)
 
 
@@ -152,7 +154,7 @@ def _write(document: object, wrote: Callable[[int], None], file: Path) -> Mappin
     return write_torch(file, document, wrote)
 
 
-def _facts(contents: Contents) -> Iterator[tuple[str, dict[str, Any]]]:
+def _facts(contents: Contents) -> Iterator[tuple[str, JsonObject]]:
     """Yield the files of what DeepSpeed records beside the parameters."""
     group = group_of(contents.config)
     groups = [{**group, "params": []}, {**group, "weight_decay": 0.0, "params": []}]
@@ -166,7 +168,7 @@ def _facts(contents: Contents) -> Iterator[tuple[str, dict[str, Any]]]:
             "optimizer_state_dict": {"state": {0: {"step": steps}}, "param_groups": groups},
         },
     )
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "module": {},
         "buffer_names": [],
         "optimizer": None,

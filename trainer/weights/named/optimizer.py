@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.train_config import TrainConfig
+from trainer.json_types import JsonObject
 
 
-def group_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def group_of(config: Mapping[str, Any]) -> JsonObject:
     """Return a parameter group of torch's AdamW from the config of a training of ours; its defaults without one."""
     given = {**TrainConfig().as_json()["optimizer"], **(config.get("optimizer") or {})}
     return {

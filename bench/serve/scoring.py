@@ -1,0 +1,127 @@
+"""`python -m bench.serve.scoring`: scores of texts by `eval` and by lm-eval's `hf` model, on the same weights.
+
+Needs transformers and lm-eval. Both score the same requests in turn: short texts with one last word (as LAMBADA has
+them), and whole windows of 1,024 tokens (as WikiText has them). Prints one JSON line for each; the scores must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import native
+from trainer.config.model_sizes import SIZES
+from trainer.evaluate.packed_scorer import PackedScorer, why_not
+from trainer.evaluate.request import Request
+from trainer.evaluate.scorer import Scorer
+from trainer.model.gpt import GPT
+from trainer.weights.families.registry import FAMILIES
+from trainer.weights.lazy import in_memory
+from trainer.weights.rules import rules_of, to_ours
+
+CONFIG = SIZES["gpt2-124M"]
+ROUNDS = 3
+
+
+def requests(texts: int, windows: int) -> dict[str, list[Request]]:
+    """Return requests by the kind of task; lengths of short texts are those of LAMBADA, about 60 to 110 tokens."""
+    draw = random.Random(1)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(CONFIG.vocab) for _ in range(count))
+
+    short = [Request(ids(draw.randrange(55, 110)), ids(draw.randrange(1, 4))) for _ in range(texts)]
+    return {"lambada": short, "wikitext": [Request(ids(1), ids(1024)) for _ in range(windows)]}
+
+
+def ours(peer: Any) -> GPT:
+    """Return our model with the weights of a model of transformers."""
+    model, prefix = GPT(CONFIG, native.choose("cpu")).eval(), FAMILIES["gpt2"].prefixes[0]
+    held = {
+        name.removeprefix(prefix): in_memory(tensor.detach().clone())
+        for name, tensor in peer.named_parameters()
+    }
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for rule in rules_of(FAMILIES["gpt2"].rules, CONFIG.layers, parameters):
+            whole = to_ours(rule, CONFIG, held).whole()
+            parameters[rule.ours][: len(whole)].copy_(whole)
+    return model
+
+
+def scored(scorer: Scorer | PackedScorer, wanted: list[Request]) -> list[float]:
+    """Return our log likelihood of each request."""
+    found = [0.0] * len(wanted)
+    for batch in scorer.batches(wanted):
+        scores = scorer.score([wanted[at] for at in batch])
+        for at, score in zip(batch, scores, strict=True):
+            found[at] = score.log_likelihood
+    return found
+
+
+def judge(peer: Any) -> Callable[[list[Request]], list[float]]:
+    """Return lm-eval's way to score, with its usual batches of one."""
+    from lm_eval.models.huggingface import HFLM
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {f"t{number}": number for number in range(CONFIG.vocab)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token="t0")), eos_token="t0"
+    )
+    model = HFLM(pretrained=peer, tokenizer=tokenizer, batch_size=1, max_length=1024, device="cpu")
+
+    def score(wanted: list[Request]) -> list[float]:
+        rows = [(("", str(at)), list(entry.context), list(entry.target)) for at, entry in enumerate(wanted)]
+        return [likelihood for likelihood, _ in model._loglikelihood_tokens(rows, disable_tqdm=True)]
+
+    return score
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.serve.scoring", description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu", action="store_true", help="seconds of processor time, for a busy machine")
+    parser.add_argument("--texts", type=int, default=48)
+    parser.add_argument("--windows", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    peer = GPT2LMHeadModel(GPT2Config()).eval()
+    clock = time.process_time if arguments.cpu else time.perf_counter
+    model, theirs = ours(peer), judge(peer)
+    reason = why_not(model)
+    scorer: Scorer | PackedScorer = Scorer(model) if reason else PackedScorer(model)
+    for task, wanted in requests(arguments.texts, arguments.windows).items():
+        tokens, seconds = sum(entry.length for entry in wanted), (list[float](), list[float]())
+        answers: list[list[float]] = [[], []]
+        for _ in range(ROUNDS):
+            for at, score in enumerate((lambda rows: scored(scorer, rows), theirs)):
+                began = clock()
+                answers[at] = score(wanted)
+                seconds[at].append(clock() - began)
+        rates = [tokens / statistics.median(entry) for entry in seconds]
+        worst = max(abs(own - other) / abs(other) for own, other in zip(*answers, strict=True))
+        line = {
+            "task": task,
+            "threads": arguments.threads,
+            "cpu_seconds": arguments.cpu,
+            "tokens_per_second": rates[0],
+            "lm_eval": rates[1],
+            "ratio": rates[0] / rates[1],
+            "largest_difference": worst,
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

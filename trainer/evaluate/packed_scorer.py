@@ -1,0 +1,164 @@
+"""Score requests with packed matrices over a paged cache: no padding, and a context that texts share is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from native.compiled import library
+from native.decode.paged import PAGE
+from trainer.engine.passes import Model
+from trainer.evaluate.request import Request, Score
+from trainer.evaluate.scorer import BATCH_TOKENS
+from trainer.generate.loading import free_memory
+from trainer.generate.modules import Step, page_bytes
+from trainer.generate.network import of_model, spans_of
+from trainer.model.gpt import GPT
+
+# New tokens of a step: their logits take 100 MB with 50,257 columns of fp32.
+STEP_TOKENS = 512
+# The cache has pages for at least so many tokens, so that short texts fill a step.
+CACHED_TOKENS = 1024
+# Logits whose logarithms are computed at a time.
+LOGIT_ROWS = 64
+
+
+def why_not(model: Model) -> str:
+    """Return why a model cannot be scored this way; "" if it can."""
+    parameters = list(model.parameters())
+    if parameters[0].device.type != "cpu":
+        return "it is not on the CPU"
+    if not isinstance(model, GPT) or model.config.experts:
+        return "it is a GLM, or has experts"
+    if model.config.rope.scaling == "dynamic":
+        return "its angles depend on the length of the text"
+    size = sum(parameter.numel() * 4 for parameter in parameters) + _pages(model) * page_bytes(model.config)
+    if size > free_memory() // 2:
+        return "there is no memory for a packed copy"
+    return library.why_not()
+
+
+def _pages(model: GPT) -> int:
+    return -(-max(model.config.sequence, CACHED_TOKENS) // PAGE)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Tokens [begin, end) of a request of a batch, and the pages of the request."""
+
+    index: int
+    request: Request
+    table: list[int]
+    begin: int
+    end: int
+
+
+class PackedScorer:
+    """Scores requests with a model; the result of a request does not depend on the others in its batch."""
+
+    def __init__(self, model: Model, batch_tokens: int = BATCH_TOKENS) -> None:
+        assert isinstance(model, GPT)
+        self.batch_tokens = batch_tokens
+        self._pages = _pages(model)
+        self._network = of_model(model, self._pages)
+
+    def batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
+        """Yield indices of requests in batches that the cache has pages for; equal contexts are neighbours."""
+        order = sorted(
+            range(len(requests)),
+            key=lambda index: (-len(requests[index].context), requests[index].context, index),
+        )
+        batch, pages, tokens = list[int](), 0, 0
+        for index in order:
+            length = requests[index].length
+            needed = -(-length // PAGE)
+            if batch and (pages + needed > self._pages or tokens + length > self.batch_tokens):
+                yield batch
+                batch, pages, tokens = [], 0, 0
+            batch.append(index)
+            pages += needed
+            tokens += length
+        if batch:
+            yield batch
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Return the score of each request of one batch."""
+        totals, greedy = [0.0] * len(requests), [True] * len(requests)
+        for parts in _steps(_placed(requests)):
+            for index, likelihood, is_best in self._computed(parts):
+                totals[index] += likelihood
+                greedy[index] &= is_best
+        return [Score(total, best) for total, best in zip(totals, greedy, strict=True)]
+
+    def _computed(self, parts: Sequence[_Part]) -> Iterator[tuple[int, float, bool]]:
+        """Compute a step; yield for each token of a target the index of its request, its log probability, and whether
+        it is the most likely one."""
+        ids, positions = list[int](), list[int]()
+        wanted, targets, owners = list[int](), list[int](), list[int]()
+        for part in parts:
+            request, start = part.request, len(part.request.context) - 1
+            inputs = (*request.context, *request.target[:-1])
+            for at in range(max(part.begin, start), part.end):
+                wanted.append(len(ids) + at - part.begin)
+                targets.append(request.target[at - start])
+                owners.append(part.index)
+            ids += inputs[part.begin : part.end]
+            positions += range(part.begin, part.end)
+        spans = spans_of(
+            [part.table for part in parts],
+            [(part.begin, part.end) for part in parts],
+            [0] * len(parts),
+            self._network.config.window,
+        )
+        step = Step(
+            torch.tensor(ids), torch.tensor(positions), spans, torch.tensor(wanted, dtype=torch.int64)
+        )
+        logits = self._network.logits(step)
+        likelihoods, best = _log_likelihoods(logits, torch.tensor(targets, dtype=torch.int64))
+        yield from zip(owners, likelihoods.double().tolist(), best.tolist(), strict=True)
+
+
+def _placed(requests: Sequence[Request]) -> Iterator[_Part]:
+    """Yield each request with its pages; full pages of a context that it shares with the one before are used again."""
+    table, taken = list[int](), 0
+    for index, request in enumerate(requests):
+        shared = 0
+        if index and request.context == requests[index - 1].context:
+            # The last token of the context is computed again, for its logits.
+            shared = (len(request.context) - 1) // PAGE
+        new = -(-request.length // PAGE) - shared
+        table = table[:shared] + list(range(taken, taken + new))
+        taken += new
+        yield _Part(index, request, table, shared * PAGE, request.length)
+
+
+def _steps(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+    """Yield the parts of each step; a part that does not fit into a step is continued in the next."""
+    step, room = list[_Part](), STEP_TOKENS
+    for part in parts:
+        begin = part.begin
+        while begin < part.end:
+            end = min(part.end, begin + room)
+            step.append(replace(part, begin=begin, end=end))
+            room -= end - begin
+            begin = end
+            if not room:
+                yield step
+                step, room = [], STEP_TOKENS
+    if step:
+        yield step
+
+
+def _log_likelihoods(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log probability of each row's target, and whether no other token is more likely."""
+    likelihoods, best = [], []
+    if not len(targets):
+        return torch.empty(0), torch.empty(0, dtype=torch.bool)
+    for rows, wanted in zip(logits.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
+        chosen = rows.gather(1, wanted[:, None])[:, 0]
+        likelihoods.append(chosen - rows.logsumexp(1))
+        best.append(rows.argmax(1) == wanted)
+    return torch.cat(likelihoods), torch.cat(best)
