@@ -150,14 +150,14 @@ def _become_supervisor(
         os._exit(code)
 
 
-def _release_files(kept: int, nothing: int) -> None:
-    """Let go of every file but the standard streams and `kept`: others wait for the end of the agent's.
+def _release_files(needed: int, nothing: int) -> None:
+    """Let go of every file but the standard streams and `needed`: others wait for the end of the agent's.
 
     Their numbers stay in use, for `nothing`: an object of the agent that is collected later closes its own number,
     which must not be a file of the supervisor.
     """
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in (kept, nothing):
+        if int(name) > 2 and int(name) not in (needed, nothing):
             os.dup2(nothing, int(name), inheritable=False)
 
 

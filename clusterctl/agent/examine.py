@@ -28,6 +28,8 @@ MOST_SAID = 64 << 10
 MOST_READ = 4096
 # Seconds for one command; a hung driver never answers.
 TIMEOUT = 15.0
+# Instruction sets of x86-64 that change how numbers are computed; the kernel's names.
+INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 # Part of an agent's command line, and of nothing else.
 AGENT_WORDS = b"exec(sys.stdin.buffer.read("
 
@@ -55,6 +57,7 @@ def examine(request: Request) -> Dict[str, Any]:
         },
         "workdir": workdir,
         "memory": _memory(),
+        "processor": _processor(text_of("/proc/cpuinfo")),
         "limits": {name: list(resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))) for name in LIMITS},
         "interfaces": interfaces(),
         "place": place_of(str(request.params.get("address") or "")),
@@ -96,6 +99,13 @@ def _memory() -> Dict[str, int]:
     if limit is not None and used is not None and limit < total:
         total, available = limit, max(min(available, limit - used), 0)
     return {"total": total, "available": available}
+
+
+def _processor(cpuinfo: str) -> Dict[str, Any]:
+    """Return the processor's kind, and which of INSTRUCTIONS it has."""
+    line = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
+    flags = set(line.split())
+    return {"machine": os.uname().machine, "instructions": [name for name in INSTRUCTIONS if name in flags]}
 
 
 def _group_number(name: str) -> Optional[int]:

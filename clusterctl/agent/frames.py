@@ -31,8 +31,15 @@ CHUNK = 128 << 10
 WINDOW = 1 << 20
 # Bytes that even an empty piece counts in its window: a flood of them takes memory too.
 LEAST = 256
-# Seconds of silence after which a side sends a beat.
+# Seconds of silence after which a launcher that reads with a thread per node sends a beat.
 BEAT = 3.0
+# Seconds between two beats of a launcher that reads all nodes in one thread.
+ALL_BEAT = 4.0
+# Seconds without sending after which an agent sends a beat that was not asked for: usually it answers the launcher's,
+# so that one wake-up of the launcher reads the answers of many nodes.
+AGENT_BEAT = 6.0
+# Seconds after the last frame in which an agent leaves a beat unanswered.
+FRESH = 1.0
 # Seconds without a byte after which the launcher gives up a node.
 SILENCE = 10.0
 # The same for the node: it must end what the launcher has given up.

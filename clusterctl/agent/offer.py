@@ -7,8 +7,7 @@ import os
 import threading
 
 from clusterctl.agent import lean, tree
-from clusterctl.agent.frames import CHUNK
-from clusterctl.agent.pieces import read_answer
+from clusterctl.agent.pieces import read_answer, send_manifest
 from clusterctl.agent.relay import Giver, prepared
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import BadTree, Pieces
@@ -55,15 +54,7 @@ def offer(request: Request) -> Dict[str, Any]:
     missing = names - {entry.path for entry in scanned.entries if entry.kind == "f"}
     if missing:
         raise Refused("not-found", f"{folder}: has no file {', '.join(sorted(missing)[:5])}")
-    manifest = tree.to_bytes(scanned.entries)
-    sizes = {"manifest": len(manifest), "table": len(scanned.table)}
-    content = manifest + scanned.table
-    for begin in range(0, len(content), CHUNK):
-        request.send(content[begin : begin + CHUNK], **sizes)
-    request.send(b"", ready=True)
-    whole = WholeTree(
-        folder, Pieces([entry for entry in scanned.entries if entry.kind == "f"], scanned.table)
-    )
+    whole = WholeTree(folder, send_manifest(request, scanned))
     with contextlib.ExitStack() as serving:
         while _serve(request, whole, read_answer(request), serving):
             continue

@@ -5,7 +5,8 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-from clusterctl.agent import lean
+from clusterctl.agent import lean, tree
+from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import PIECE, Range
 from clusterctl.agent.tree_build import Builder
@@ -14,6 +15,17 @@ from clusterctl.agent.tree_build import Builder
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Sequence
+
+
+def send_manifest(request: Request, scanned: tree.Scanned) -> tree.Pieces:
+    """Send the manifest of scanned files and the hashes of their pieces; return the pieces."""
+    manifest = tree.to_bytes(scanned.entries)
+    sizes = {"manifest": len(manifest), "table": len(scanned.table)}
+    content = manifest + scanned.table
+    for begin in range(0, len(content), CHUNK):
+        request.send(content[begin : begin + CHUNK], **sizes)
+    request.send(b"", ready=True)
+    return tree.Pieces([entry for entry in scanned.entries if entry.kind == "f"], scanned.table)
 
 
 def take_pieces(request: Request, builder: Builder, wanted: Sequence[Range]) -> None:

@@ -13,8 +13,9 @@ import threading
 import time
 
 from clusterctl.agent.frames import (
+    AGENT_BEAT,
     AGENT_SILENCE,
-    BEAT,
+    FRESH,
     BadFrame,
     Frame,
     StreamEnded,
@@ -48,7 +49,10 @@ class Agent:
         self._threads: List[threading.Thread] = []
         self._change = threading.Lock()
         self._last_received = self._last_sent = time.monotonic()
-        self._ending = threading.Event()
+        self._is_ending = False
+        self._must_answer = False
+        # Wakes the thread of `serve`: the agent ends, or a beat must be answered.
+        self._wake = threading.Event()
         self.watcher = Watcher()
 
     def send(self, frame: Frame) -> None:
@@ -59,7 +63,7 @@ class Agent:
                 while data:
                     data = data[os.write(self._output, data) :]
             except OSError as problem:
-                self._ending.set()
+                self.stop()
                 raise StreamEnded("the launcher is gone") from problem
             self._last_sent = time.monotonic()
 
@@ -69,10 +73,17 @@ class Agent:
         `read(n)` returns what is available, at most n bytes, and nothing at the end.
         """
         threading.Thread(target=self._listen, args=(read,), daemon=True).start()
-        while not self._ending.wait(BEAT):
-            if time.monotonic() - self._last_received > AGENT_SILENCE:
+        while not self._is_ending:
+            silent_at, beat_at = self._last_received + AGENT_SILENCE, self._last_sent + AGENT_BEAT
+            # At least half a second: a thread in the middle of a long write sends nothing new.
+            self._wake.wait(max(0.5, min(silent_at, beat_at) - time.monotonic()))
+            self._wake.clear()
+            now = time.monotonic()
+            if self._is_ending or now - self._last_received > AGENT_SILENCE:
                 break
-            if time.monotonic() - self._last_sent >= BEAT and self._sending.acquire(blocking=False):
+            must_answer, self._must_answer = self._must_answer, False
+            is_due = must_answer or now - self._last_sent >= AGENT_BEAT
+            if is_due and self._sending.acquire(blocking=False):
                 # No thread is in the middle of a long write.
                 self._sending.release()
                 try:
@@ -82,7 +93,8 @@ class Agent:
         self._end_all()
 
     def stop(self, *_: object) -> None:
-        self._ending.set()
+        self._is_ending = True
+        self._wake.set()
 
     def _end_all(self) -> None:
         with self._change:
@@ -114,16 +126,22 @@ class Agent:
                 self._take(frame)
         except (BadFrame, StreamEnded, OSError, ValueError) as problem:
             sys.stderr.write(f"the link broke: {problem}\n")
-        self._ending.set()
+        self.stop()
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == "open":
             self._open(frame)
             return
+        if frame.kind == "beat":
+            if time.monotonic() - self._last_sent > FRESH:
+                # Not sent here: a write that waits for the launcher must not keep this thread from reading.
+                self._must_answer = True
+                self._wake.set()
+            return
         with self._change:
             request = self._requests.get(frame.id)
         if request is None:
-            # A beat, or a frame that was on its way when the request ended.
+            # A frame that was on its way when the request ended.
             return
         if frame.kind == "data":
             request.inbox.put(frame)

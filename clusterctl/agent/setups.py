@@ -73,9 +73,9 @@ def changes(request: Request, fresh: bool = False, spec: Optional[Dict[str, Any]
         raise Refused("usage", "setup: steps must be a list of {label, text, folder}")
     folder = os.path.join(request.workdir, "cache", "setups")
     path = os.path.join(folder, f"{_key(steps, files)}.json")
-    kept = None if fresh else read_json(path)
-    if kept is not None and _fits(kept):
-        return {**kept, "kept": True}
+    earlier = None if fresh else read_json(path)
+    if earlier is not None and fits(earlier):
+        return {**earlier, "kept": True}
     began = time.monotonic()
     result = _run(request, steps)
     result["seconds"] = round(time.monotonic() - began, 3)
@@ -103,15 +103,20 @@ def _key(steps: List[Dict[str, str]], files: List[Any]) -> str:
     return hashlib.sha256(json.dumps([steps, stamps, boot_id()]).encode()).hexdigest()[:32]
 
 
-def _fits(kept: Dict[str, Any]) -> bool:
-    """Return whether the login's environment still has the values that a kept result was made from."""
-    if not all(isinstance(kept.get(name), dict) for name in ("set", "before")):
+def fits(earlier: Dict[str, Any]) -> bool:
+    """Return whether the login's environment still has the values that an earlier result was made from."""
+    if not all(isinstance(earlier.get(name), dict) for name in ("set", "before")):
         return False
-    if not isinstance(kept.get("unset"), list) or not isinstance(kept.get("seconds"), (int, float)):
+    if not isinstance(earlier.get("unset"), list) or not isinstance(earlier.get("seconds"), (int, float)):
         return False
     now = environment({})
-    names = [*kept["set"], *kept["unset"]]
-    return all(_text(now.get(raw(name))) == kept["before"].get(name) for name in names)
+    names = [*earlier["set"], *earlier["unset"]]
+    if not all(isinstance(value, str) and "\0" not in value for value in (*names, *earlier["set"].values())):
+        return False
+    try:
+        return all(_text(now.get(raw(name))) == earlier["before"].get(name) for name in names)
+    except UnicodeEncodeError:
+        return False
 
 
 def _text(value: Optional[bytes]) -> Optional[str]:

@@ -14,9 +14,8 @@ from clusterctl.agent import (
     tree_state,
 )
 from clusterctl.agent.file_calls import matches_entry
-from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.lean import NamedTuple
-from clusterctl.agent.pieces import MAX_ANSWER, read_answer, take_pieces
+from clusterctl.agent.pieces import MAX_ANSWER, read_answer, send_manifest, take_pieces
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.tree import BadTree, Entry
@@ -301,13 +300,7 @@ def send_tree(request: Request) -> Dict[str, Any]:
         root, scanned = path, tree.scan(path, lambda name, is_dir: names is not None and name not in names)
     else:
         root, scanned = os.path.dirname(path), _one_file(path)
-    manifest = tree.to_bytes(scanned.entries)
-    sizes = {"manifest": len(manifest), "table": len(scanned.table)}
-    whole = manifest + scanned.table
-    for begin in range(0, len(whole), CHUNK):
-        request.send(whole[begin : begin + CHUNK], **sizes)
-    request.send(b"", ready=True)
-    pieces = tree.Pieces([entry for entry in scanned.entries if entry.kind == "f"], scanned.table)
+    pieces = send_manifest(request, scanned)
     wanted = pieces.checked(read_answer(request))
     try:
         tree.send_pieces(lambda entry: os.path.join(root, entry.path), pieces, wanted, request.send)

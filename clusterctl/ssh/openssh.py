@@ -48,7 +48,7 @@ from clusterctl.transport.open_files import raise_limit
 from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.inventory.cluster import Node
 
 
 CONNECT_TIMEOUT = 10.0
@@ -342,11 +342,6 @@ def _keys_in(path: Path) -> list[HostKey]:
     """Return the keys that ssh wrote into a new file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [host_keys.host_key(*line.split()[1:3]) for line in lines if len(line.split()) >= 3]
-
-
-def transport_of(cluster: Cluster) -> OpenSshTransport:
-    """Return the transport that records new host keys in the cluster's known_hosts file."""
-    return OpenSshTransport(known_hosts=Path(cluster.known_hosts) if cluster.known_hosts else None)
 
 
 # Simultaneous handshakes; sshd by default starts to drop connections at 10.

@@ -37,7 +37,7 @@ from clusterctl.transport.pipe import StreamPipe
 if TYPE_CHECKING:
     import paramiko
 
-    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.inventory.cluster import Node
     from clusterctl.ssh.login import AskSecret, Keys
     from clusterctl.ssh.program import ProgramStream
 
@@ -88,6 +88,7 @@ class SshTransport:
         except BaseException:
             login.close()
             raise
+        login.session.forget_login()
         return ProgramStream(node.name, login.session, program, login.close)
 
     def log_in(self, node: Node) -> Login:
@@ -227,8 +228,3 @@ def _launcher_error(node: str, problem: BaseException) -> BaseException:
     if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
         return Dropped(node, str(problem) or "the connection ended during the handshake")
     return Dropped(node, f"its answer is invalid ({type(problem).__name__}: {problem})")
-
-
-def transport_of(cluster: Cluster) -> SshTransport:
-    """Return the transport that records new keys in the cluster's own file."""
-    return SshTransport(known_hosts=Path(cluster.known_hosts) if cluster.known_hosts else None)

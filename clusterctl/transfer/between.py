@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent import tree
 from clusterctl.agent.tree import Range
+from clusterctl.json_types import JsonObject
 from clusterctl.transfer.manifest import Manifest
 from clusterctl.transfer.push import Progress, PushResult, Source, launcher_error, push_apart
 from clusterctl.transfer.relay import Relay
@@ -74,13 +75,13 @@ class Offer(Source):
                 return
             send(bytes(frame.payload))
 
-    def listen(self, terms: dict[str, Any]) -> int:
+    def listen(self, terms: JsonObject) -> int:
         """Let the target fetch the files from the node; return its port, 0 if it cannot listen."""
         self.say({"terms": terms})
         frame = next(self._frames, None)
         return int(frame.fields.get("listening", 0)) if frame is not None else 0
 
-    def say(self, message: dict[str, Any]) -> None:
+    def say(self, message: JsonObject) -> None:
         text = json.dumps(message).encode()
         self._request.send(b"%d\n" % len(text) + text)
 
