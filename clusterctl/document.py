@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.json_types import JsonObject
 
 # The largest hand-written inventory that is known has 100 KB.
 MAX_BYTES = 4 << 20
@@ -172,8 +173,8 @@ class _Builder:
             return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
         return self.mapping(node, path)
 
-    def mapping(self, node: Any, path: Key) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+    def mapping(self, node: Any, path: Key) -> JsonObject:
+        result: JsonObject = {}
         for key_node, value_node in node.value:
             if key_node.id != "scalar":
                 self.refuse(key_node, "a key must be a word")
@@ -249,7 +250,7 @@ class Section:
         if value is not None and not isinstance(value, dict):
             self.fault("", f"must be a mapping, not {_describe(value)}", _EXAMPLES[dict])
             value = {}
-        self.value: dict[str, Any] = value or {}
+        self.value: JsonObject = value or {}
 
     def fault(self, key: str, problem: str, remedy: str = "") -> None:
         self.faults.append(self.document.fault((*self.path, key) if key else self.path, problem, remedy))

@@ -1,4 +1,4 @@
-"""Write local files atomically."""
+"""Write local files: replace them atomically, or add whole lines to them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,20 @@ def open_private(path: Path, mode: str) -> IO[Any]:
     """Open a file as `open` does; a file that this creates can be read by its owner only."""
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def add_lines(path: Path, lines: bytes) -> int:
+    """Append whole lines to a private file of lines; return its size.
+
+    A half line at its end, which a full disk or a kill leaves behind, is ended first: the new line would be lost in it.
+    """
+    with open_private(path, "a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        broken = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * broken + lines)
+        file.flush()
+        return file.tell()
 
 
 def save_new(path: Path, text: str, *, force: bool = False, dry_run: bool = False) -> bool:

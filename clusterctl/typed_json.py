@@ -6,6 +6,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -50,7 +51,7 @@ def _decode(kind: Any, value: Any, key: str) -> Any:
         items = _expect(value, list, key)
         inner = typing.get_args(kind)[0]
         return tuple(_decode(inner, item, f"{key}[{index}]") for index, item in enumerate(items))
-    if origin is dict:
+    if origin in (dict, Mapping):
         name_kind, inner = typing.get_args(kind)
         return {
             _decode_name(name_kind, name, key): _decode(inner, item, f"{key}.{name}")

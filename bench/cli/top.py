@@ -6,6 +6,7 @@ A thread gives the board new steps of all ranks every S seconds (default 2, as t
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import resource
 import signal
@@ -45,15 +46,20 @@ def states(step: int) -> RunState:
 
 
 def feed(board: Board, every: float, closed: threading.Event) -> None:
-    """Give the board new values until it is closed."""
-    step = 0
-    while not closed.wait(every):
-        step += 1
-        board.live = states(step)
-        board.usage = {
-            rank: DeviceUsage(((rank + step) % 60) << 30, 64 << 30, (rank + step) % 100 / 100)
-            for rank in range(NODES * DEVICES)
-        }
+    """Give the board new values until it is closed; they are made before, so that only the screen is measured."""
+    values = [(states(step), usage(step)) for step in range(1, 100)]
+    for live, usages in itertools.cycle(values):
+        if closed.wait(every):
+            return
+        board.live, board.usage = live, usages
+
+
+def usage(step: int) -> dict[int, DeviceUsage]:
+    """Return the usage of all devices at a step."""
+    return {
+        rank: DeviceUsage(((rank + step) % 60) << 30, 64 << 30, (rank + step) % 100 / 100)
+        for rank in range(NODES * DEVICES)
+    }
 
 
 def main() -> None:
@@ -61,16 +67,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--every", type=float, default=2.0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         board = Board([restarted_run(Path(folder))])
         board.live = states(0)
         live: LiveBoard = LiveBoard(board)
         plain = LiveScreen(board)
-        shown = plain.live if asked.plain else live
+        shown = plain.live if arguments.plain else live
         # No node is asked here.
         shown.start = lambda: None  # type: ignore[method-assign]
-        threading.Thread(target=feed, args=(board, asked.every, shown.closed), daemon=True).start()
+        threading.Thread(target=feed, args=(board, arguments.every, shown.closed), daemon=True).start()
         used: list[float] = []
 
         def measure() -> None:
@@ -81,17 +87,17 @@ def main() -> None:
             spent = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
             used.append(spent / (time.monotonic() - at))
             shown.closed.set()
-            if not asked.plain:
+            if not arguments.plain:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=measure, daemon=True).start()
-        if asked.plain:
+        if arguments.plain:
             plain.run()
         else:
             from clusterctl.cli.views.top_app import TopApp
 
             TopApp(live).show()
-    print(f"{used[0]:.1%} of a core; new values every {asked.every:g} s", file=sys.stderr)
+    print(f"{used[0]:.1%} of a core; new values every {arguments.every:g} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ import os
 import pty
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.field import sandbox
 from clusterctl.environment import environment
-from clusterctl.sandbox import cluster
 
 PROGRAM = "import os, time\nfor step in range(3):\n    print('step', step, flush=True)\n    time.sleep(1)"
 JOB = """
@@ -72,13 +71,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-n", type=int, default=8)
     nodes = parser.parse_args().n
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        made = cluster.up(folder / "sandbox", nodes=nodes, devices=1)
-        try:
-            _measure(folder, made.cluster_file)
-        finally:
-            cluster.down(folder / "sandbox")
+    with sandbox("waits", nodes) as (made, folder):
+        _measure(folder, made.cluster_file)
 
 
 def _measure(folder: Path, cluster_file: Path) -> None:

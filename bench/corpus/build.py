@@ -26,7 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.field import ROOT
+
 # As in that loop.
 LINES_A_TASK = 32
 # Seconds between two samples of the memory.

@@ -25,8 +25,6 @@ from bench.corpus.texts import hostile
 from trainer.corpus.encoder import Encoder
 from trainer.corpus.tokenizer import END_OF_DOCUMENT, Tokenizer, train_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-
 AT_ONCE = 2000
 # One inside another, one that is the start of another, one of two-byte characters, and one for the second
 # pass.

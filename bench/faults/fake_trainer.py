@@ -173,7 +173,11 @@ class Rank:
         heartbeat = self.run_dir / "heartbeat" / f"rank-{self.rank}"
         heartbeat.parent.mkdir(parents=True, exist_ok=True)
         self.heartbeat = os.open(heartbeat, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        self.metrics = os.open(self.run_dir / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        metrics = self.run_dir / "metrics.jsonl"
+        self.metrics = os.open(metrics, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        # Like the embedded trainer: a line that a full disk cut off ends before this attempt's first one.
+        if self.rank == 0 and metrics.read_bytes()[-1:] not in (b"", b"\n"):
+            os.write(self.metrics, b"\n")
         self.group = Group(self.rank, int(env["WORLD_SIZE"]), env["MASTER_ADDR"], int(env["MASTER_PORT"]))
 
     def _stop(self, *_: object) -> None:

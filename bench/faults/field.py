@@ -12,16 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.field import user_environment
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.sandbox import cluster as sandbox_cluster
 from clusterctl.sandbox import namespaces
 from clusterctl.sandbox import process as sandbox_process
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("fake_trainer.py")
 # Below a node's home folder.
 WORKDIR = ".clusterctl"
@@ -31,8 +31,6 @@ DISK = 8
 INODES = 1000
 # The seconds by which a skewed node's clocks are ahead.
 WALL_AHEAD, STEADY_AHEAD = 600, 86400
-# In seconds, between two checks of a condition.
-LOOK = 0.01
 SHIFT = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -53,14 +51,6 @@ time_t time(time_t *out) {
     return t.tv_sec;
 }
 """
-
-
-def wait_for(truth: Callable[[], Any], seconds: float) -> Any:
-    """Return the first true value of `truth()` within `seconds`, or its last false value."""
-    deadline = time.monotonic() + seconds
-    while not (found := truth()) and time.monotonic() < deadline:
-        time.sleep(LOOK)
-    return found
 
 
 class Scanner:
@@ -343,11 +333,8 @@ class Desk:
     def __init__(self, folder: Path, cluster: Path) -> None:
         self.folder = folder
         (folder / "tmp").mkdir(parents=True)
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")
-        }
-        here = {"CLUSTERCTL_CLUSTER": str(cluster), "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
-        self.env = {**environment, **here, "COLUMNS": "200", "NO_COLOR": "1"}
+        here = {"CLUSTERCTL_CLUSTER": str(cluster), "TMPDIR": str(folder / "tmp")}
+        self.env = user_environment(**here, COLUMNS="200", NO_COLOR="1")
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a command; its output goes to `name`.out and `name`.err."""

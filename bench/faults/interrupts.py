@@ -15,9 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.field import ROOT
 from tests.support.leftovers import listening, processes_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Seconds: sandbox, data, push, start, the first checkpoints.
 LONGEST = 35.0

@@ -39,11 +39,11 @@ from bench.faults.field import (
     aside_in,
     lines_of,
     marked,
-    wait_for,
     words_of,
 )  # fmt: skip
 from bench.faults.judge import Story
 from bench.faults.seen import differing, known_after, shown
+from bench.field import wait_for
 from clusterctl.jobs.run_folder import RunDir
 
 # Seconds to wait for the moment, on a busy machine.
@@ -411,7 +411,7 @@ class Play:
         run = self.run
         if run is None:
             return Story(self.fault, said=self.desk.said(), codes=self.codes, left=left, seconds=seconds)
-        events, attempt = list(run.event_lines()), int(run.read_record().attempt)
+        events, attempt = [event.as_json() for event in run.event_lines()], int(run.read_record().attempt)
         struck = self.struck or self._from_within()
         known = known_after(events, struck)
         return Story(
@@ -422,7 +422,7 @@ class Play:
             reasons=tuple(event["why"] for event in events if event["event"] == "restart"),
             said=self.desk.said(),
             codes=self.codes,
-            metrics=list(run.metric_lines()),
+            metrics=[metric.as_json() for metric in run.metric_lines()],
             struck=struck,
             healed=self.healed,
             noticed=self._noticed(struck),

@@ -33,6 +33,7 @@ from typing import Any
 
 from bench.fuzz import files as fuzz_files
 from bench.fuzz import frames as fuzz_frames
+from bench.fuzz import side_files
 from bench.fuzz.inputs import (
     CLUSTERS,
     HOSTFILES,
@@ -44,8 +45,6 @@ from bench.fuzz.inputs import (
 )  # fmt: skip
 from bench.fuzz.readers import any_file, cluster_yaml, host_file, node_set, rank_table, table_plan
 from clusterctl.inventory import nodeset
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # In seconds of processor time.
 SLOW = 1.0
@@ -75,6 +74,10 @@ class Reader:
     hold: Callable[[bytes], str]
 
 
+# The readers of files, by name.
+FILES = {**fuzz_files.READERS, **side_files.READERS}
+
+
 def readers() -> dict[str, Reader]:
     valid = [json.dumps(table) for table in tables()]
     everything = [*valid, *HOSTFILES, *CLUSTERS]
@@ -100,7 +103,7 @@ def readers() -> dict[str, Reader]:
                 fuzz_frames.requests,
             ),
             Reader("tree", 1, fuzz_frames.mutate_tree, fuzz_frames.trees),
-            *(Reader(name, 1, make, hold) for name, (make, hold) in fuzz_files.READERS.items()),
+            *(Reader(name, 1, make, hold) for name, (make, hold) in FILES.items()),
         )
     }
 
@@ -108,7 +111,7 @@ def readers() -> dict[str, Reader]:
 def chosen_readers(only: str) -> dict[str, Reader]:
     """Return the readers that `--only` names, or all of them."""
     every = readers()
-    names = list(fuzz_files.READERS) if only == "files" else only.split(",") if only else list(every)
+    names = list(FILES) if only == "files" else only.split(",") if only else list(every)
     return {name: every[name] for name in names}
 
 

@@ -28,6 +28,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord, to_json
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_lines import Metric
 from clusterctl.logs.store import index_of, offset_since
 from clusterctl.runs.causes.cause import Cause, find_cause, read_cause
 from clusterctl.runs.controller import history_of
@@ -52,7 +53,8 @@ RECORD = RunRecord(
     format=FORMAT,
 )
 FAILED = RankState(1, node="a", device=1, exit_code=1, ended=1.7e9, monotonic=50.0, at=1.7e9)
-STATE = RunState(Phase.FAILED, {"a": Phase.FAILED, "b": Phase.STOPPED}, (FAILED,), FAILED, {"step": 3})
+LAST = Metric("step", 3, facts={"event": "step", "step": 3})
+STATE = RunState(Phase.FAILED, {"a": Phase.FAILED, "b": Phase.STOPPED}, (FAILED,), FAILED, LAST)
 ANSWER = {
     "supervisor": {"pid": 7, "start_time": 5, "boot_id": "x", "alive": True, "silent": 0.5, "process": "S"},
     "node": {
@@ -122,7 +124,7 @@ def as_lines(values: list[Any]) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
+def a_folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="clusterctl-fuzz-"))
     try:
         yield path
@@ -130,20 +132,20 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     text = error.message if isinstance(error, ClusterctlError) else str(error)
     assert text.strip(), "a refusal without words"
     return "refused"
 
 
 def run_record(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         run = RunDir(folder)
         run.record.write_bytes(data)
         try:
             record = run.read_record()
         except ClusterctlError as error:
-            return _in_words(error)
+            return in_words(error)
         for name in record.cluster.names:
             assert isinstance(record.run_dirs[name], str)
             assert len(record.ranks[name]) == len(record.devices[name])
@@ -154,14 +156,14 @@ def run_record(data: bytes) -> str:
 
 
 def run_state(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         run = RunDir(folder)
         run.state.write_bytes(data)
         assert isinstance(run.phase(), Phase)
         try:
             state = read_state(run)
         except ClusterctlError as error:
-            return _in_words(error)
+            return in_words(error)
         assert state is not None
         _use(run, state)
     return "read"
@@ -176,7 +178,7 @@ def _use(run: RunDir, state: RunState) -> None:
 
 
 def run_events(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         run = RunDir(folder)
         run.events.write_bytes(data)
         history = run.read_events()
@@ -185,25 +187,25 @@ def run_events(data: bytes) -> str:
         for event in history.events:
             history_of(event)
         overview = make_overview(RECORD, STATE, read_progress([]), history, 1.7e9)
-        assert all(isinstance(event["text"], str) for event in overview.events)
+        assert all(isinstance(event["text"], str) for event in overview.as_json()["events"])
     return "refused" if history.damaged else "read"
 
 
 def run_metrics(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         run = RunDir(folder)
         run.metrics.write_bytes(data)
         metrics = list(run.metric_lines())
         progress = read_progress(metrics)
         assert progress.left is None or isinstance(progress.left, float)
         superseded_steps(metrics)
-        steps = [metric for metric in metrics if metric.get("event") == "step"]
+        steps = [metric for metric in metrics if metric.kind == "step"]
         assert run.last_step() == (steps[-1] if steps else None)
     return "read" if len(metrics) == data.count(b"\n") else "refused"
 
 
 def run_cause(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         run = RunDir(folder)
         run.cause.write_bytes(data)
         cause = read_cause(run)
@@ -212,7 +214,7 @@ def run_cause(data: bytes) -> str:
 
 
 def controller_lock(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         run = RunDir(folder)
         run.lock.write_bytes(data)
         assert run.controller() is None, "a process that does not exist is in charge"
@@ -225,8 +227,8 @@ def node_answer(data: bytes) -> str:
     try:
         answer = answer_from_json("a", parse(data))
     except (BadValue, ClusterctlError) as error:
-        return _in_words(error)
-    with _folder() as folder:
+        return in_words(error)
+    with a_folder() as folder:
         _use(RunDir(folder), combine(RECORD, [Outcome(NODES[0], answer)], None))
     return "read"
 
@@ -242,7 +244,7 @@ def node_files(data: bytes) -> str:
     """Replace each file of an attempt on a node: the agent must answer, and the launcher must accept or refuse it."""
     output = "read"
     for name in ("supervisor.json", "node.json", "ranks/0.json", "pace.json", "supervisor.beat", "stop.json"):
-        with _folder() as folder:
+        with a_folder() as folder:
             files = AttemptFiles(str(folder), 1)
             os.makedirs(files.ranks)
             (Path(files.root) / name).write_bytes(data)
@@ -254,12 +256,12 @@ def node_files(data: bytes) -> str:
             try:
                 answer_from_json("a", answer)
             except ClusterctlError as error:
-                output = _in_words(error)
+                output = in_words(error)
     return output
 
 
 def specification(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         root = folder / "runs" / "r-2" / "a" / "attempts" / "1"
         root.mkdir(parents=True)
         (root / "spec.json").write_bytes(data)
@@ -271,13 +273,13 @@ def specification(data: bytes) -> str:
         try:
             attempts.check_spec(spec)
         except Refused as error:
-            return _in_words(error)
+            return in_words(error)
         blank_secrets(AttemptFiles(str(folder), 1), spec)
     return "read"
 
 
 def heartbeat(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         (folder / "rank-0").write_bytes(data)
         steps = hangs.Steps(str(folder), [0], None, 0.0)
         steps.stale = {0: None}
@@ -289,7 +291,7 @@ def heartbeat(data: bytes) -> str:
 
 
 def log_index(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         log = folder / "rank-0.out"
         log.write_bytes(b"x" * 100)
         index_of(log).write_bytes(data)
@@ -298,7 +300,7 @@ def log_index(data: bytes) -> str:
 
 
 def caches(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         path = folder / "cache"
         path.write_bytes(data)
         rows = tree_cache.load(str(path))
@@ -310,7 +312,7 @@ def caches(data: bytes) -> str:
 
 
 def kernel_texts(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         path = folder / "memory.events"
         path.write_bytes(data)
         assert all(isinstance(value, int) for value in kernel.read(str(path)).values())
@@ -325,7 +327,7 @@ AGENT_FILE = "import os\nprint(os.getpid())\n" * 20
 
 def agent_file(data: bytes) -> str:
     """Damage a file of an installed agent: its checksum must expose the damage."""
-    with _folder() as folder:
+    with a_folder() as folder:
         (folder / "clusterctl").mkdir()
         (folder / "clusterctl" / "x.py").write_bytes(data)
         whole = bootstrap.is_whole(str(folder), bootstrap.sums({"x.py": AGENT_FILE}))
@@ -340,7 +342,7 @@ def built_data(data: bytes) -> str:
     """Damage a file of training data: the hash in its manifest must expose the damage."""
     import hashlib
 
-    with _folder() as folder:
+    with a_folder() as folder:
         (folder / "d.bin").write_bytes(data)
         outputs = {"bin": {"bytes": len(BUILT), "sha256": hashlib.sha256(BUILT).hexdigest()}}
         (folder / "d.manifest.json").write_text(json.dumps({"outputs": outputs}))
@@ -350,7 +352,7 @@ def built_data(data: bytes) -> str:
 
 
 def build_manifest(data: bytes) -> str:
-    with _folder() as folder:
+    with a_folder() as folder:
         (folder / "d.bin").write_bytes(BUILT)
         (folder / "d.manifest.json").write_bytes(data)
         faults = _faults_of(folder)
@@ -366,7 +368,7 @@ def _faults_of(folder: Path) -> list[str]:
     return [fault for name in files for fault in fingerprint.faults_of(str(folder), name, files)]
 
 
-def _maker(seeds: list[bytes]) -> Callable[[Random], bytes]:
+def maker(seeds: list[bytes]) -> Callable[[Random], bytes]:
     return lambda random: damage(random, seeds)
 
 
@@ -385,21 +387,21 @@ MANIFEST = {"outputs": {"bin": {"bytes": len(BUILT), "sha256": "0" * 64}}}
 
 # By name: the function that makes inputs, and the function that checks the rules for an input.
 READERS: dict[str, tuple[Callable[[Random], bytes], Callable[[bytes], str]]] = {
-    "record": (_maker(as_json(to_json(RECORD), OLD_RECORD)), run_record),
-    "state": (_maker(as_json(STATE.as_json())), run_state),
-    "events": (_maker(as_lines(EVENTS)), run_events),
-    "metrics": (_maker(as_lines(METRICS)), run_metrics),
-    "cause": (_maker(as_json(Cause("t", ("line",), "/log").as_json())), run_cause),
-    "lock": (_maker(as_json(SUPERVISOR)), controller_lock),
-    "nodestate": (_maker(as_json(ANSWER)), node_answer),
-    "report": (_maker(as_json(ANSWER["pace"], {"rank": 1, "hang": 9.5}, ANSWER["supervisor"])), node_report),
-    "nodefiles": (_maker(as_json(*ANSWER["ranks"], ANSWER["node"], SUPERVISOR, ANSWER["pace"])), node_files),
-    "spec": (_maker(as_json(SPEC)), specification),
-    "heartbeat": (_maker([b"12     0.2500\npause", b"7\n"]), heartbeat),
-    "logindex": (_maker([b"1.000 10\n2.000 50\n3.500 90\n"]), log_index),
-    "cache": (_maker(as_json(TREE)), caches),
-    "kernel": (_maker([KERNEL, CGROUPS]), kernel_texts),
-    "agentfile": (_maker([AGENT_FILE.encode()]), agent_file),
-    "built": (_maker([BUILT]), built_data),
-    "manifest": (_maker(as_json(MANIFEST)), build_manifest),
+    "record": (maker(as_json(to_json(RECORD), OLD_RECORD)), run_record),
+    "state": (maker(as_json(STATE.as_json())), run_state),
+    "events": (maker(as_lines(EVENTS)), run_events),
+    "metrics": (maker(as_lines(METRICS)), run_metrics),
+    "cause": (maker(as_json(Cause("t", ("line",), "/log").as_json())), run_cause),
+    "lock": (maker(as_json(SUPERVISOR)), controller_lock),
+    "nodestate": (maker(as_json(ANSWER)), node_answer),
+    "report": (maker(as_json(ANSWER["pace"], {"rank": 1, "hang": 9.5}, ANSWER["supervisor"])), node_report),
+    "nodefiles": (maker(as_json(*ANSWER["ranks"], ANSWER["node"], SUPERVISOR, ANSWER["pace"])), node_files),
+    "spec": (maker(as_json(SPEC)), specification),
+    "heartbeat": (maker([b"12     0.2500\npause", b"7\n"]), heartbeat),
+    "logindex": (maker([b"1.000 10\n2.000 50\n3.500 90\n"]), log_index),
+    "cache": (maker(as_json(TREE)), caches),
+    "kernel": (maker([KERNEL, CGROUPS]), kernel_texts),
+    "agentfile": (maker([AGENT_FILE.encode()]), agent_file),
+    "built": (maker([BUILT]), built_data),
+    "manifest": (maker(as_json(MANIFEST)), build_manifest),
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from random import Random
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.field import ROOT
+
 # The largest input, in bytes.
 LONGEST = 4_000
 

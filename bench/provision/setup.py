@@ -13,15 +13,14 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bench.field import sandbox
 from clusterctl.inventory.cluster import Cluster, Node, load
-from clusterctl.sandbox import cluster
 
 AT_ONCE = 8
 
@@ -32,14 +31,10 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=30, help="of the large wheel; 30")
     parser.add_argument("--runs", type=int, default=5, help="of what changes nothing; 5")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with sandbox("setup", options.nodes) as (made, folder):
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
-        wheels = make_wheels(Path(folder) / "wheels", options.megabytes)
-        made = cluster.up(Path(folder) / "sandbox", nodes=options.nodes, devices=1)
-        try:
-            measure(load(made.cluster_file), made.cluster_file, wheels, options.runs)
-        finally:
-            cluster.down(Path(folder) / "sandbox")
+        wheels = make_wheels(folder / "wheels", options.megabytes)
+        measure(load(made.cluster_file), made.cluster_file, wheels, options.runs)
     return 0
 
 

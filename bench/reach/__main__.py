@@ -93,8 +93,8 @@ def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
     """Measure every row on one field and print each row when it is complete."""
     found: list[Measured] = []
     say(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start")
-    with field(most(rows, sizes)) as laid:
-        bench = Bench(laid, sizes, say)
+    with field(most(rows, sizes)) as site:
+        bench = Bench(site, sizes, say)
         for row in rows:
             say(f"{row}, load {os.getloadavg()[0]:.1f}")
             these = list(getattr(bench, row)())

@@ -17,16 +17,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.sandbox import cluster, namespaces
+from bench.field import ROOT, sandbox
+from clusterctl.sandbox import namespaces
 from clusterctl.sandbox.cluster import Sandbox
 
-ROOT = Path(__file__).resolve().parents[2]
 # From linux/sched.h.
 CLONE_NEWNET = 0x40000000
 # Set in the environment of all processes started here, to end those that stay in the background.
@@ -215,25 +214,26 @@ def field(nodes: int) -> Iterator[Field]:
     missing = namespaces.why_not()
     if missing:
         raise SystemExit(f"nodes in namespaces can't be had here: {missing}")
-    folder = Path(tempfile.mkdtemp(prefix="reach-"))
+    with sandbox("reach", nodes, mode="namespaces") as (made, folder), _network_of(made):
+        site = Field(made, folder)
+        try:
+            yield site
+        finally:
+            site.end_background()
+
+
+@contextlib.contextmanager
+def _network_of(made: Sandbox) -> Iterator[None]:
+    """Move this thread into the network of the nodes' switch while the block runs."""
     home_network = os.open("/proc/self/ns/net", os.O_RDONLY)
-    made = None
     try:
-        made = cluster.up(folder / "nodes", nodes=nodes, devices=1, mode="namespaces")
         switch = json.loads(made.layout.record(namespaces.RELAY).read_text())["pid"]
         with open(f"/proc/{switch}/ns/net") as namespace:
             enter(namespace.fileno())
-        laid = Field(made, folder)
-        try:
-            yield laid
-        finally:
-            laid.end_background()
+        yield
     finally:
         enter(home_network)
         os.close(home_network)
-        if made is not None:
-            made.down()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def enter(network: int) -> None:

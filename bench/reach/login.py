@@ -10,13 +10,12 @@ import os
 import resource
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+from bench.field import sandbox
 from clusterctl.hostfile.detect import load
 from clusterctl.inventory.cluster import Node
-from clusterctl.sandbox import cluster as sandbox_cluster
 from clusterctl.ssh.transport import SshTransport
 from clusterctl.transport.fanout import Stream
 
@@ -24,23 +23,18 @@ STREAM_MB = 200
 
 
 def main(logins: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        sandbox_folder = Path(folder) / "sandbox"
-        made = sandbox_cluster.up(sandbox_folder, nodes=1, devices=1)
-        try:
-            cluster = load(made.cluster_file, "cpu")
-            known = Path(cluster.known_hosts) if cluster.known_hosts else None
-            node = cluster.nodes[0]
-            # Done once before the measurement, to load paramiko.
-            drain(SshTransport(known_hosts=known, ssh_config="none").start(node, "true"))
-            from clusterctl.ssh.session import FAST_KEX, Session
+    with sandbox("login", 1) as (made, _):
+        cluster = load(made.cluster_file, "cpu")
+        known = Path(cluster.known_hosts) if cluster.known_hosts else None
+        node = cluster.nodes[0]
+        # Done once before the measurement, to load paramiko.
+        drain(SshTransport(known_hosts=known, ssh_config="none").start(node, "true"))
+        from clusterctl.ssh.session import FAST_KEX, Session
 
-            for kex in FAST_KEX:
-                Session._preferred_kex = (kex,)
-                logins_of(kex, SshTransport(known_hosts=known, ssh_config="none"), node, logins)
-            streams(SshTransport(known_hosts=known, ssh_config="none"), node)
-        finally:
-            sandbox_cluster.down(sandbox_folder)
+        for kex in FAST_KEX:
+            Session._preferred_kex = (kex,)
+            logins_of(kex, SshTransport(known_hosts=known, ssh_config="none"), node, logins)
+        streams(SshTransport(known_hosts=known, ssh_config="none"), node)
 
 
 def logins_of(name: str, transport: SshTransport, node: Node, logins: int) -> None:

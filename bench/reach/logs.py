@@ -39,10 +39,10 @@ def main() -> int:
     options = parser.parse_args()
     # Turn SIGTERM into an exit, so that the nodes are stopped with this process.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    with field(RANKS) as laid:
+    with field(RANKS) as site:
         samples: dict[str, list[Sample]] = {}
         for turn in range(options.runs):
-            for name, way in ways(laid, options.lines).items():
+            for name, way in ways(site, options.lines).items():
                 samples.setdefault(name, []).append(way())
             print(f"turn {turn + 1} of {options.runs}", file=sys.stderr, flush=True)
     print(table(samples, RANKS * options.lines))
@@ -86,44 +86,44 @@ def judged(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, bool]:
     return "\n".join([*lines, f"faster than all of them: {'reached' if fast else 'not reached'}"]), fast
 
 
-def ways(laid: Field, lines: int) -> dict[str, Callable[[], Sample]]:
+def ways(site: Field, lines: int) -> dict[str, Callable[[], Sample]]:
     """Return a function for each tool that runs it once; peers that are not installed are left out."""
     program = ["seq", "-f", f"line %.0f{MARK.decode()}", "1", str(lines)]
-    found: dict[str, Callable[[], Sample]] = {OURS: lambda: ours(laid, program, lines)}
+    found: dict[str, Callable[[], Sample]] = {OURS: lambda: ours(site, program, lines)}
     quoted = shlex.join(program)
     for setting in tuple(SETTINGS)[:2]:
-        options = " ".join(laid.ssh_options(setting))
+        options = " ".join(site.ssh_options(setting))
         peers = {
-            "pdsh": ["pdsh", "-R", "ssh", "-f", str(RANKS), "-w", laid.addresses(RANKS), quoted],
-            "clush": ["clush", "-o", options, "-f", str(RANKS), "-w", laid.addresses(RANKS), quoted],
+            "pdsh": ["pdsh", "-R", "ssh", "-f", str(RANKS), "-w", site.addresses(RANKS), quoted],
+            "clush": ["clush", "-o", options, "-f", str(RANKS), "-w", site.addresses(RANKS), quoted],
         }
         for name, argv in peers.items():
             if shutil.which(name):
                 found[f"{name}, {setting}"] = lambda argv=argv, options=options: peer(
-                    laid, argv, options, lines
+                    site, argv, options, lines
                 )
     return found
 
 
-def ours(laid: Field, program: list[str], lines: int) -> Sample:
+def ours(site: Field, program: list[str], lines: int) -> Sample:
     """Launch and follow a run; count the lines on the screen and in the run's log files."""
-    launch = laid.clusterctl("launch", "-n", laid.names(RANKS), "--no-code", "--detach", "--", *program)
+    launch = site.clusterctl("launch", "-n", site.names(RANKS), "--no-code", "--detach", "--", *program)
     tail = [launch[0], "logs", "tail", "last", "-f", "-n", str(lines), "--rank", f"0-{RANKS - 1}"]
-    screen = laid.folder / "screen.txt"
-    sample = laid.run(["sh", "-c", f"{shlex.join(launch)} && {shlex.join(tail)}"], output=screen)
+    screen = site.folder / "screen.txt"
+    sample = site.run(["sh", "-c", f"{shlex.join(launch)} && {shlex.join(tail)}"], output=screen)
     good = counted(screen) == RANKS * lines
-    kept = sorted((laid.folder / "runs").glob("*/attempts/1/logs/*/rank-*.out"))
-    good = good and len(kept) == RANKS and all(counted(path) == lines for path in kept)
-    shutil.rmtree(laid.folder / "runs", ignore_errors=True)
+    copies = sorted((site.folder / "runs").glob("*/attempts/1/logs/*/rank-*.out"))
+    good = good and len(copies) == RANKS and all(counted(path) == lines for path in copies)
+    shutil.rmtree(site.folder / "runs", ignore_errors=True)
     return Sample(sample.wall, sample.cpu, 0 if good else 1)
 
 
-def peer(laid: Field, argv: list[str], options: str, lines: int) -> Sample:
+def peer(site: Field, argv: list[str], options: str, lines: int) -> Sample:
     """Run the peer through tee, which writes a file and the screen."""
-    screen, kept = laid.folder / "screen.txt", laid.folder / "kept.txt"
-    script = f"{shlex.join(argv)} | tee {shlex.quote(str(kept))}"
-    sample = laid.run(["sh", "-c", script], output=screen, PDSH_SSH_ARGS_APPEND=options)
-    return Sample(sample.wall, sample.cpu, 0 if counted(screen) == counted(kept) == RANKS * lines else 1)
+    screen, copies = site.folder / "screen.txt", site.folder / "kept.txt"
+    script = f"{shlex.join(argv)} | tee {shlex.quote(str(copies))}"
+    sample = site.run(["sh", "-c", script], output=screen, PDSH_SSH_ARGS_APPEND=options)
+    return Sample(sample.wall, sample.cpu, 0 if counted(screen) == counted(copies) == RANKS * lines else 1)
 
 
 def counted(path: Path) -> int:

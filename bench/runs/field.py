@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import field
+from bench.field import sandbox, user_environment
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.sandbox import cluster, demo
+from clusterctl.sandbox import demo
 from clusterctl.sandbox.cluster import Sandbox
 
-ROOT = Path(__file__).resolve().parents[2]
 # Seconds to wait for any condition.
 LIMIT = 180.0
 
@@ -52,11 +49,7 @@ class Ground:
 
     def __init__(self, made: Sandbox, folder: Path) -> None:
         self.made, self.folder = made, folder
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")
-        }
-        here = {"PYTHONPATH": str(ROOT), "CLUSTERCTL_CLUSTER": str(made.cluster_file), "NO_COLOR": "1"}
-        self.env = {**environment, **here}
+        self.env = user_environment(CLUSTERCTL_CLUSTER=str(made.cluster_file), NO_COLOR="1")
 
     @property
     def data(self) -> Path:
@@ -98,22 +91,15 @@ def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
     """Yield running nodes; when the block ends, they and all runs on them are stopped."""
     # So that the nodes are stopped when this process is terminated.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    folder = Path(tempfile.mkdtemp(prefix="runs-"))
-    made = None
-    try:
-        made = cluster.up(folder / "nodes", nodes=nodes, devices=devices)
-        laid = Ground(made, folder)
+    with sandbox("runs", nodes, devices) as (made, folder):
+        site = Ground(made, folder)
         try:
-            yield laid
+            yield site
         finally:
             for run in (folder / "runs").glob("*/run.json"):
                 if RunDir(run.parent).is_watched():
                     with contextlib.suppress(SystemExit):
-                        laid.stop(RunDir(run.parent))
-    finally:
-        if made is not None:
-            made.down()
-        shutil.rmtree(folder, ignore_errors=True)
+                        site.stop(RunDir(run.parent))
 
 
 def on_node(run: RunDir, node: str) -> Path:
@@ -137,9 +123,6 @@ def records(attempt: Path) -> list[dict[str, Any]]:
 
 def wait_for(awaited: str, truth: Callable[[], Any], limit: float = LIMIT) -> Any:
     """Wait for the first true answer and return it; raise TooLate if there is none."""
-    deadline = time.monotonic() + limit
-    while not (answer := truth()):
-        if time.monotonic() > deadline:
-            raise TooLate(f"{awaited}: not within {limit:g} s")
-        time.sleep(0.02)
+    if not (answer := field.wait_for(truth, limit)):
+        raise TooLate(f"{awaited}: not within {limit:g} s")
     return answer

@@ -54,10 +54,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     chance = random.Random(options.seed)
-    with ground() as laid:
-        job = laid.job(restarts=10_000, save=SAVE)
+    with ground() as site:
+        job = site.job(restarts=10_000, save=SAVE)
         began = time.time()
-        run = laid.launch(str(job))
+        run = site.launch(str(job))
         faults = []
         for moment in moments(chance, options.minutes * 60, options.every):
             time.sleep(max(0.0, began + moment - time.time()))
@@ -66,8 +66,8 @@ def main() -> int:
         time.sleep(max(0.0, began + options.minutes * 60 - time.time()))
         ended = time.time()
         metrics = json_lines(on_node(run, "node1") / "metrics.jsonl")
-        restarts = sum(event["event"] == "restart" for event in run.event_lines())
-        laid.stop(run)
+        restarts = sum(event.kind == "restart" for event in run.event_lines())
+        site.stop(run)
     found = goodput(metrics, began, ended)
     print(report(found, faults, metrics, restarts))
     return int(found.share < LEAST)

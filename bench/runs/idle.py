@@ -56,11 +56,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="that each is looked at")
     options = parser.parse_args()
     fit = True
-    with ground(nodes=1, devices=RANKS) as laid:
+    with ground(nodes=1, devices=RANKS) as site:
         for name, program in PROGRAMS.items():
             print(f"{name}, {options.seconds:g} s")
             print(f"  {'':<40}{'processes':>10}{'% of a core':>13}{'resident MB':>13}{'own MB':>9}")
-            costs = measure(laid, program, options.seconds)
+            costs = measure(site, program, options.seconds)
             for who, (share, use) in costs.items():
                 print(
                     f"  {who:<40}{use.count:>10}{share:>13.2f}{use.resident:>13.1f}{use.own:>9.1f}",
@@ -73,26 +73,26 @@ def main() -> int:
     return int(not fit)
 
 
-def measure(laid: Ground, program: str, seconds: float) -> dict[str, tuple[float, Use]]:
+def measure(site: Ground, program: str, seconds: float) -> dict[str, tuple[float, Use]]:
     """Return the per cent of a core that each process used during `seconds`, and its memory."""
-    run = laid.launch("--no-code", "--", "python3", "-c", program)
+    run = site.launch("--no-code", "--", "python3", "-c", program)
     attempt = on_node(run, "node1") / "attempts" / "1"
     wait_for("eight ranks", lambda: len(records(attempt)) == RANKS)
     time.sleep(SETTLE)
-    who = kept(laid, run)
+    who = kept(site, run)
     before, began = {name: use_of(pids) for name, pids in who.items()}, time.monotonic()
     time.sleep(seconds)
     after, took = {name: use_of(pids) for name, pids in who.items()}, time.monotonic() - began
-    laid.stop(run)
+    site.stop(run)
     return {name: (100 * (after[name].cpu - before[name].cpu) / took, after[name]) for name in who}
 
 
-def kept(laid: Ground, run: RunDir) -> dict[str, set[int]]:
+def kept(site: Ground, run: RunDir) -> dict[str, set[int]]:
     """Return all processes that clusterctl keeps running for a run, except its ranks."""
     attempt = on_node(run, "node1") / "attempts" / "1"
     supervisor = int((read_json(str(attempt / "supervisor.json")) or {})["pid"])
     ranks = {entry["pid"] for entry in records(attempt)}
-    sshd = {node.pid for node in laid.made.status() if node.pid}
+    sshd = {node.pid for node in site.made.status() if node.pid}
     watcher = below({supervisor}) - below(ranks) - {supervisor}
     controller = run.controller()
     return {

@@ -89,24 +89,24 @@ def main() -> int:
     turns: dict[str, list[Turn]] = {"clusterctl": [], "torchrun": []}
     if options.stock:
         turns["torchrun, stock"] = []
-    with ground() as laid:
-        job = laid.job(restarts=100, save=SAVE)
+    with ground() as site:
+        job = site.job(restarts=100, save=SAVE)
         # From here on code and data are on the nodes and in the disk's cache.
-        laid.stop(laid.launch(str(job)))
+        site.stop(site.launch(str(job)))
         for number in range(options.runs):
-            turns["clusterctl"].append(ours(laid, job))
-            turns["torchrun"].append(theirs(laid, f"bench-{number}", OWN_STORE))
+            turns["clusterctl"].append(ours(site, job))
+            turns["torchrun"].append(theirs(site, f"bench-{number}", OWN_STORE))
             if options.stock:
-                turns["torchrun, stock"] += stock(laid, f"stock-{number}")
+                turns["torchrun, stock"] += stock(site, f"stock-{number}")
             print(f"turn {number + 1} of {options.runs}", file=sys.stderr, flush=True)
     print(report(turns))
     return int(middle([{"back": recovery.back} for recovery in turns["clusterctl"]])["back"] > MOST)
 
 
-def ours(laid: Ground, job: Path) -> Turn:
+def ours(site: Ground, job: Path) -> Turn:
     """Launch, kill, wait, stop; the times come from the files of the run."""
     began = time.time()
-    run = laid.launch(str(job))
+    run = site.launch(str(job))
     home = on_node(run, "node1")
     metrics = home / "metrics.jsonl"
     first = wait_for("the first step", lambda: first_step(json_lines(metrics)))
@@ -117,21 +117,21 @@ def ours(laid: Ground, job: Path) -> Turn:
     back = wait_for("a new step", lambda: recovered(json_lines(metrics), killed))
     ended = [entry["ended"] for node_attempts in attempts for entry in records(node_attempts / "1")]
     started = [entry["started"] for node_attempts in attempts for entry in records(node_attempts / "2")]
-    restart = next(event["time"] for event in run.event_lines() if event["event"] == "restart")
+    restart = next(event.time for event in run.event_lines() if event.kind == "restart")
     own = next(entry["ended"] for entry in records(attempts[1] / "1") if entry["rank"] == VICTIM)
     moments = {"its death is known": own, "all ranks have ended": max(ended), "a restart is decided": restart,
                "the last new rank is started": max(started)}  # fmt: skip
-    laid.stop(run)
+    site.stop(run)
     return turn(first - began, killed, back, durations(killed, moments))
 
 
-def theirs(laid: Ground, name: str, env: Mapping[str, str]) -> Turn:
+def theirs(site: Ground, name: str, env: Mapping[str, str]) -> Turn:
     """Run torchrun's two agents with rendezvous c10d and unlimited restarts."""
-    folder = laid.folder / name
+    folder = site.folder / name
     folder.mkdir()
     metrics = folder / "metrics.jsonl"
     began = time.time()
-    with agents(laid, folder, name, env):
+    with agents(site, folder, name, env):
         first = wait_for("torchrun's first step", lambda: first_step(json_lines(metrics)))
         wait_for("torchrun's steps", lambda: len(steps_of(json_lines(metrics))) >= KILL_AT)
         names = {"TORCHELASTIC_RUN_ID": name, "RANK": str(VICTIM)}
@@ -140,10 +140,10 @@ def theirs(laid: Ground, name: str, env: Mapping[str, str]) -> Turn:
     return turn(first - began, killed, back, {})
 
 
-def stock(laid: Ground, name: str) -> list[Turn]:
+def stock(site: Ground, name: str) -> list[Turn]:
     """Run torchrun with its defaults; return [] if it did not recover."""
     try:
-        return [theirs(laid, name, {})]
+        return [theirs(site, name, {})]
     except TooLate as late:
         print(f"torchrun, stock: {late}", file=sys.stderr, flush=True)
         return []
@@ -163,13 +163,13 @@ def kill(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def agents(laid: Ground, folder: Path, name: str, more: Mapping[str, str]) -> Iterator[None]:
+def agents(site: Ground, folder: Path, name: str, more: Mapping[str, str]) -> Iterator[None]:
     """Run one torchrun per node with the configuration and environment of our last run."""
-    last = max((laid.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+    last = max((site.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
     home = Path(json.loads((last / "run.json").read_text())["run_dirs"]["node1"])
     env = json.loads((home / "attempts" / "1" / "spec.json").read_text())["ranks"][0]["env"]
     same = {key: value for key, value in env.items() if key.startswith(SAME)}
-    env = {**laid.env, **same, **more, "TMPDIR": str(folder)}
+    env = {**site.env, **same, **more, "TMPDIR": str(folder)}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

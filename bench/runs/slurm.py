@@ -9,15 +9,13 @@ which take turns.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 
+from bench.field import sandbox, user_environment, wait_for
 from clusterctl.sandbox import cluster, namespaces, slurm
 
 NODES = 4
@@ -37,6 +35,8 @@ with Connections(SrunTransport(nodes if sys.argv[1] == "one" else ())) as connec
     print(time.perf_counter() - began)
 """
 JOB = "command: [/bin/echo, the first line]\nslurm: {nodes: 2, time: 10, extra: [--exclusive]}\n"
+# Seconds of rest before each submission: Slurm delays a batch job if it scheduled another one in the last 3 s.
+REST = 4.0
 # Seconds until a first line counts as never come.
 PATIENCE = 60.0
 
@@ -49,12 +49,7 @@ class Place:
         (self.folder / "home").mkdir(parents=True)
         (self.folder / "clusterctl.yaml").write_text("runs: runs\n")
         self.script = str(slurm.login_script(made.layout))
-        root = str(Path(__file__).resolve().parents[2])
-        own = {"HOME": str(self.folder / "home"), "PYTHONPATH": root}
-        kept = {
-            name: text for name, text in os.environ.items() if not name.startswith(("SLURM_", "CLUSTERCTL_"))
-        }
-        self.env = {**kept, **own}
+        self.env = user_environment("SLURM_", HOME=str(self.folder / "home"))
 
     def __call__(self, words: Sequence[str]) -> str:
         done = subprocess.run(
@@ -76,14 +71,10 @@ def main() -> int:
     rounds = parser.parse_args().rounds
     if missing := slurm.why_not() or namespaces.why_not():
         sys.exit(missing)
-    with tempfile.TemporaryDirectory(prefix="slurm") as folder:
-        made = cluster.up(Path(folder) / "box", nodes=NODES, devices=8, with_slurm=True)
-        try:
-            place = Place(made)
-            inside(place, rounds)
-            submitted(place, rounds)
-        finally:
-            made.down()
+    with sandbox("slurm", NODES, 8, with_slurm=True) as (made, _):
+        place = Place(made)
+        inside(place, rounds)
+        submitted(place, rounds)
     return 0
 
 
@@ -96,6 +87,9 @@ def inside(place: Place, rounds: int) -> None:
         f"exec all -- hostname, {NODES} nodes": lambda: timed(
             lambda: place.allocation([*OURS, "exec", "all", "--", "hostname"], job)
         ),
+        f"exec all --persist -- hostname, {NODES} nodes": lambda: timed(
+            lambda: place.allocation([*OURS, "exec", "all", "--persist", "5m", "--", "hostname"], job)
+        ),
         "open all agents, one step": lambda: float(
             place.allocation([sys.executable, "-c", OPEN, "one"], job)
         ),
@@ -105,6 +99,7 @@ def inside(place: Place, rounds: int) -> None:
         "clusterctl nodes (contacts none)": lambda: timed(lambda: place.allocation([*OURS, "nodes"], job)),
     }
     show(ways, rounds)
+    place.allocation([*OURS, "keeper", "stop"], job)
     place(["scancel", job])
     _wait(lambda: not place(["squeue", "-h"]).strip())
 
@@ -156,16 +151,14 @@ def submit_line(place: Place, more: Sequence[str]) -> float:
 
 
 def _settle(place: Place) -> None:
-    """Wait until all nodes are idle."""
+    """Wait until all nodes are idle, and Slurm has nothing left to schedule."""
     _wait(lambda: set(place(["sinfo", "-h", "-N", "-o", "%T"]).split()) == {"idle"})
+    time.sleep(REST)
 
 
 def _wait(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not ready():
-        if time.monotonic() > deadline:
-            sys.exit("it did not happen within a minute")
-        time.sleep(0.01)
+    if not wait_for(ready, PATIENCE):
+        sys.exit("it did not happen within a minute")
 
 
 def show(ways: dict[str, Callable[[], float]], rounds: int) -> None:

@@ -58,9 +58,9 @@ def theirs(model: Any, rows: Sequence[tuple[Tensor, int]]) -> Step:
     longest = max(len(tokens) for tokens, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, UNCOUNTED)
-    for at, (tokens, asked) in enumerate(rows):
+    for at, (tokens, start) in enumerate(rows):
         ids[at, : len(tokens)], mask[at, : len(tokens)] = tokens, 1
-        labels[at, asked : len(tokens)] = tokens[asked:]
+        labels[at, start : len(tokens)] = tokens[start:]
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     model.train()
@@ -102,9 +102,9 @@ def ours(peer: Any, size: ModelConfig, lora: bool, rows: Sequence[tuple[Tensor, 
             parameters[rule.ours][: len(whole)].copy_(whole)
     engine = TorchEngine(model, config, groups, device)
     pairs = []
-    for tokens, asked in rows:
+    for tokens, start in rows:
         targets = tokens[1:].clone()
-        targets[: asked - 1] = UNCOUNTED
+        targets[: start - 1] = UNCOUNTED
         pairs.append((tokens[:-1].numpy(), targets.numpy()))
     micro = tuple(torch.from_numpy(part) for part in joined(pairs))
     return lambda: engine.step([micro], 1e-4, 1).loss

@@ -18,6 +18,7 @@ from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.job import ask_trainer
+from clusterctl.json_types import JsonObject
 from clusterctl.transport.fanout import on_each, raise_failures
 from clusterctl.typed_json import BadValue, decode, parse
 
@@ -66,7 +67,7 @@ class Difference:
             return 0.0
         return math.sqrt(self.squares / self.squares_of_first) if self.squares_of_first else math.inf
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         return {
             "numbers": self.numbers,
             "different": self.different,

@@ -7,13 +7,14 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from clusterctl.agent import checkpoints as on_disk
 from clusterctl.agent import saved
 from clusterctl.agent.request import Refused
 from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node
+from clusterctl.json_types import JsonObject
 from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Entry:
     consumed_samples: int | None = None
     time: float | None = None
     save_seconds: float | None = None
-    layout: dict[str, Any] | None = field(default=None, hash=False)
+    layout: JsonObject | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Holder(Protocol):
     def remove(self, path: str, digest: str, *, check: bool) -> Removal:
         """Remove a checkpoint unless it is in use; with `check`, only report whether it is."""
 
-    def manifest(self, path: str) -> dict[str, Any]:
+    def manifest(self, path: str) -> JsonObject:
         """Return the manifest of a checkpoint."""
 
 
@@ -156,7 +157,7 @@ class ThisMachine:
         except OSError as error:
             raise WorkFailed(f"{path}: {error.strerror}", "check the folder's permissions") from None
 
-    def manifest(self, path: str) -> dict[str, Any]:
+    def manifest(self, path: str) -> JsonObject:
         try:
             return saved.read_manifest(path)
         except saved.Damaged as problem:
@@ -204,7 +205,7 @@ class NodeHolder:
         answer = self.connection.call("remove_checkpoint", {"path": path, "digest": digest, "check": check})
         return _decoded(Removal, answer, self.name)
 
-    def manifest(self, path: str) -> dict[str, Any]:
+    def manifest(self, path: str) -> JsonObject:
         file = f"{path}/{saved.MANIFEST}"
         content = self.connection.get(file, limit=saved.MOST_MANIFEST)
         try:

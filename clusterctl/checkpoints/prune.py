@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl.agent.checkpoints import OLD
 from clusterctl.checkpoints.find import Checkpoint, CheckpointList, Health
 from clusterctl.errors import ClusterctlError
+from clusterctl.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Pruned:
     bytes: int = 0
     kept: str = ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         return {
             "step": self.checkpoint.step,
             "name": self.checkpoint.name,

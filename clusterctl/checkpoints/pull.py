@@ -14,6 +14,7 @@ from clusterctl.agent.saved import MANIFEST
 from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy, Health
 from clusterctl.checkpoints.holder import NodeHolder, ThisMachine
 from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.json_types import JsonObject
 from clusterctl.transfer.pull import pull_tree
 from clusterctl.transport.fanout import on_each, raise_failures
 
@@ -44,7 +45,7 @@ class Pull:
     def bytes(self) -> int:
         return sum(fetch.bytes for fetch in self.fetches)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         return {
             "step": self.checkpoint.step,
             "folder": str(self.dest),

@@ -48,6 +48,14 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Processor:
+    """What a node computes with: `x86_64`, and the kernel's names of its wide instructions."""
+
+    machine: str = ""
+    instructions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Interface:
     """A network interface."""
 
@@ -115,6 +123,7 @@ class Examined:
     reserved_ports: str = ""
     ephemeral_ports: str = ""
     rdma: tuple[RdmaPort, ...] = ()
+    processor: Processor = Processor()
     runs: tuple[LiveRun, ...] = ()
     stale_agents: tuple[int, ...] = ()
     files: dict[str, str | None] = field(default_factory=dict, hash=False)

@@ -20,6 +20,7 @@ from clusterctl.checks import (
     images,
     kinds,
     network,
+    processors,
     query,
     rdma,
 )
@@ -163,7 +164,7 @@ def nodes(
             reply = outcome.get()
             findings += [*checks_node.findings(reply), *devices.findings(reply), *rdma.findings(reply)]
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
-    findings += [*network.findings(answers), *chips.differing(answers)]
+    findings += [*network.findings(answers), *chips.differing(answers), *processors.findings(answers)]
     findings += kinds.unexpected(cluster, connections)
     report(findings, "connections between the nodes")
     between = list(_between(cluster, answers, connections, port))
@@ -207,6 +208,7 @@ def before_launch(
     used = _as_used(cluster, job)
     answers, result = _quick_findings(used, connections, job.master_port, need)
     result += [*chips.findings(job, used, answers), *kinds.unexpected(used, connections)]
+    result += processors.findings(answers) if job.train is not None else ()
     result += images.findings(used, job, connections)
     result += [finding for entry in answers for finding in rdma.before_launch(entry, job.network.rdma)]
     odd = folded([entry for entry in result if not entry.is_sound])

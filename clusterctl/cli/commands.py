@@ -102,17 +102,17 @@ TABLE = {
     "hostfile build": Verb("Write a hostfile from the inventory", "hostfile:build"),
     "hostfile check": Verb("Check hostfiles line by line", "hostfile:check"),
     "hostfile convert": Verb("Convert between hostfile formats", "hostfile:convert"),
-    "plan": Verb("Show what a job would do, and all its errors", "launch:plan"),
+    "plan": Verb("Show what a job would do, and all its errors", "launch.run:plan"),
     "schema": Verb("Print the JSON schema of job files", "schema:schema"),
-    "launch": Verb("Start a job and follow it", "start:launch", ssh=True),
+    "launch": Verb("Start a job and follow it", "launch.start:launch", ssh=True),
     "submit": Verb("Submit a job to Slurm or Kubernetes"),
-    "submit slurm": Verb("Submit a job to Slurm", "submit:slurm"),
-    "submit start": Verb("Start a submitted run in its job", "slurm_job:start", hidden=True),
-    "submit k8s": Verb("Submit a job to Kubernetes", "submit_pods:k8s"),
-    "submit modelarts": Verb("Print a job as a request of ModelArts", "submit_pods:modelarts"),
-    "attach": Verb("Follow a run that is active", "launch:attach", ssh=True),
-    "resume": Verb("Start an ended run again", "start:resume", ssh=True),
-    "control": Verb("Control a run until its end", "launch:control", ssh=True, hidden=True),
+    "submit slurm": Verb("Submit a job to Slurm", "launch.submit:slurm"),
+    "submit start": Verb("Start a submitted run in its job", "launch.slurm_job:start", hidden=True),
+    "submit k8s": Verb("Submit a job to Kubernetes", "launch.submit_pods:k8s"),
+    "submit modelarts": Verb("Print a job as a request of ModelArts", "launch.submit_pods:modelarts"),
+    "attach": Verb("Follow a run that is active", "launch.run:attach", ssh=True),
+    "resume": Verb("Start an ended run again", "launch.start:resume", ssh=True),
+    "control": Verb("Control a run until its end", "launch.run:control", ssh=True, hidden=True),
     "runs": Verb("List runs, newest first", "runs:runs"),
     "runs prune": Verb("Delete old runs here and on their nodes", "runs:prune", ssh=True),
     "status": Verb("Show the live state of a run", "runs:status", ssh=True),
@@ -130,26 +130,26 @@ TABLE = {
     "data tokenizer glm": Verb("Add GLM's special tokens", forwards="tokenizer-glm"),
     "data fetch": Verb("Download corpora and vocabularies", "fetch:fetch"),
     "data upload": Verb("Upload data to an object store", "fetch:upload"),
-    "data build": Verb("Build .bin/.idx files from texts", "trainer:build", ssh=True, open_ended=True),
+    "data build": Verb("Build .bin/.idx files from texts", "models.trainer:build", ssh=True, open_ended=True),
     "data info": Verb("Show documents, tokens and epochs", forwards="data-info"),
     "data verify": Verb("Check every rule of a .bin/.idx pair", forwards="data-verify"),
     "data repair": Verb("Count uncounted end-of-document tokens", forwards="data-repair"),
     "data split": Verb("Split a corpus into parts", forwards="data-split"),
     "data merge": Verb("Merge .bin/.idx pairs", forwards="data-merge"),
-    "data scatter": Verb("Distribute the shards of a corpus over nodes", "trainer:scatter", ssh=True),
+    "data scatter": Verb("Distribute the shards of a corpus over nodes", "models.trainer:scatter", ssh=True),
     "checkpoint": Verb("List, verify, convert and prune checkpoints"),
-    "checkpoint list": Verb("List checkpoints and where they are", "checkpoint:list_", ssh=True),
-    "checkpoint info": Verb("Show a checkpoint and where its files are", "checkpoint:info", ssh=True),
-    "checkpoint verify": Verb("Compare every file with its hash", "checkpoint:verify", ssh=True),
-    "checkpoint diff": Verb("Compare the tensors of two checkpoints", "checkpoint:diff", ssh=True),
-    "checkpoint pull": Verb("Fetch a checkpoint from its nodes", "checkpoint:pull", ssh=True),
-    "checkpoint prune": Verb("Delete old checkpoints", "checkpoint:prune", ssh=True),
-    "checkpoint import": Verb("Convert other programs' checkpoints to ours", "weights:import_"),
-    "checkpoint export": Verb("Convert a checkpoint for another program", "weights:export"),
-    "generate": Verb("Generate text from a checkpoint", "generate:generate"),
-    "serve": Verb("Serve a checkpoint over HTTP", "generate:serve"),
-    "eval": Verb("Evaluate a checkpoint on local files", "evaluate:evaluate"),
-    "tensorboard": Verb("Write TensorBoard files from a run", "trainer:tensorboard"),
+    "checkpoint list": Verb("List checkpoints and where they are", "models.checkpoint:list_", ssh=True),
+    "checkpoint info": Verb("Show a checkpoint and where its files are", "models.checkpoint:info", ssh=True),
+    "checkpoint verify": Verb("Compare every file with its hash", "models.checkpoint:verify", ssh=True),
+    "checkpoint diff": Verb("Compare the tensors of two checkpoints", "models.checkpoint:diff", ssh=True),
+    "checkpoint pull": Verb("Fetch a checkpoint from its nodes", "models.checkpoint:pull", ssh=True),
+    "checkpoint prune": Verb("Delete old checkpoints", "models.checkpoint:prune", ssh=True),
+    "checkpoint import": Verb("Convert other programs' checkpoints to ours", "models.weights:import_"),
+    "checkpoint export": Verb("Convert a checkpoint for another program", "models.weights:export"),
+    "generate": Verb("Generate text from a checkpoint", "models.generate:generate"),
+    "serve": Verb("Serve a checkpoint over HTTP", "models.generate:serve"),
+    "eval": Verb("Evaluate a checkpoint on local files", "models.evaluate:evaluate"),
+    "tensorboard": Verb("Write TensorBoard files from a run", "models.trainer:tensorboard"),
 }
 # The trainer prints everything for these commands, including --help.
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -194,6 +194,21 @@ COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
 NODE_OPTIONS = ("-n", "-w", "--nodes")
 
 
+def wrong_words(error: Exception, ctx: Any) -> Exception:
+    """Return an error of the command line in our form; the help that a command without words prints stays as it is."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return error
+    from clusterctl.errors import UsageError
+
+    parameter, text = getattr(error, "param", None), str(getattr(error, "message", error))
+    if parameter is not None and isinstance(error, typer.BadParameter) and text:
+        text = f"{parameter.get_error_hint(ctx)}: {text}".replace("'", "", 2)
+    else:
+        text = str(getattr(error, "format_message", error.__str__)())
+        text = text[:1].lower() + text[1:]
+    return UsageError(text.rstrip("."), f"{ctx.command_path} -h")
+
+
 class WithExamples:
     """A command or group whose help ends with its examples."""
 
@@ -209,7 +224,7 @@ class WithExamples:
         except WRONG_WORDS as error:
             option = getattr(error, "option_name", "")
             if not option or self.key not in COMMANDS_OF_USERS or "--" in typed:
-                raise
+                raise wrong_words(error, ctx) from None
             import shlex
 
             from clusterctl.errors import UsageError
@@ -253,6 +268,13 @@ class Noun(WithExamples, WithKind, WithPager, TyperGroup):
             follows = any(word in ("-f", "--follow") for word in args)
             args = ["tail" if follows else "show", *args]
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the words name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except WRONG_WORDS as error:
+            raise wrong_words(error, ctx) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of its commands, in the table's order."""
@@ -318,7 +340,7 @@ def _function(target: str) -> Callable[..., Any]:
 
 def _forwarder(key: str) -> Callable[..., None]:
     def forward(context: typer.Context) -> None:
-        from clusterctl.cli.trainer import forward as run_in_trainer
+        from clusterctl.cli.models.trainer import forward as run_in_trainer
 
         run_in_trainer(key, TABLE[key].forwards, context.args)
 

@@ -125,7 +125,7 @@ def _data(directory: Path) -> BuiltData:
 
 
 def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
-    from clusterctl.cli.launch import follow_to_the_end, show_plan, start
+    from clusterctl.cli.launch.run import follow_to_the_end, show_plan, start
     from clusterctl.jobs import job as jobs
     from clusterctl.runs.overview import read_progress
 
@@ -141,7 +141,7 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
 
 
 def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
-    from clusterctl.cli.trainer import checkpoint_of
+    from clusterctl.cli.models.trainer import checkpoint_of
     from clusterctl.cli.views import tables
     from clusterctl.sandbox import demo as stages
 
@@ -159,7 +159,7 @@ def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
 
 
 def _next(directory: Path, run: RunDir, *, keep: bool, seconds: float) -> None:
-    from clusterctl.cli.trainer import checkpoint_of
+    from clusterctl.cli.models.trainer import checkpoint_of
     from clusterctl.cli.views import tables
     from clusterctl.files import replace_file
     from clusterctl.report.page import page

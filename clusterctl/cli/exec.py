@@ -220,12 +220,14 @@ class Execution:
             finally:
                 self.sink.end(node.name)
 
+        given = set[str]()
+
         def report(outcome: Outcome[Completed]) -> None:
             count()
             self.sink.ended(outcome)
             if outcome.error is not None and not (self.form.json or self.form.json_lines):
                 # Show this immediately, not after the slowest node.
-                report_error(outcome.error)
+                report_error(outcome.error, given)
 
         return on_each(self.chosen.nodes, work, fanout=self.fanout, on_outcome=report)
 

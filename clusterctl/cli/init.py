@@ -191,6 +191,7 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
     """Write the job of another program's training; for a preparation of data, print our command."""
     from clusterctl.cli import screen
     from clusterctl.document import parse_document
+    from clusterctl.errors import UsageError
     from clusterctl.files import save_new
     from clusterctl.migrate import read, translate, write
     from clusterctl.migrate.data_build import command_text
@@ -200,6 +201,11 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
         screen.write(command_text(found))
         return
     result = translate.translate(found)
+    if not result.mapped:
+        raise UsageError(
+            f"--from {source}: none of its options is known",
+            "name a command, script or configuration of Megatron, DeepSpeed, MindFormers, OneFlow or GLM",
+        )
     if job is not None:
         found.name = _job_path(job).stem
     path = _job_path(job or found.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import options
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from clusterctl.runs.watching.usage import DeviceUsage, UsageMeter
     from clusterctl.transport.fanout import Connections
 
-# Seconds between two readings of the files here, and between two questions to the nodes.
-REFRESH, ASK = 0.5, 2.0
+# Seconds between two frames, between two readings of the files here, and between two questions to the nodes.
+FRAME, REFRESH, ASK = 0.1, 0.5, 2.0
+# The files of a run with many steps are read less often: reading takes at most one part of so many of the time.
+SHARE = 50
 
 
 class LiveBoard:
@@ -26,10 +29,22 @@ class LiveBoard:
         self.note = ""
         self.closed = threading.Event()
         self._stopping: threading.Thread | None = None
+        self._next_reading = 0.0
+        self._read_run = ""
 
     def start(self) -> None:
         """Begin to ask the nodes."""
         threading.Thread(target=self._ask_nodes, daemon=True, name="ask nodes").start()
+
+    def read_files(self) -> bool:
+        """Read the files of the chosen run if it is time to; return whether they were read."""
+        began, run = time.monotonic(), self.board.run.run_id
+        if began < self._next_reading and run == self._read_run:
+            return False
+        self.board.refresh()
+        self._read_run, ended = run, time.monotonic()
+        self._next_reading = ended + max(REFRESH, SHARE * (ended - began))
+        return True
 
     def stop_run(self) -> None:
         """Stop the chosen run; the note says what came of it."""
@@ -53,19 +68,19 @@ class LiveBoard:
         """Ask the nodes of the chosen run for its ranks, while it is active."""
         from clusterctl.runs.watching.usage import UsageMeter
 
-        asked, meter = "", UsageMeter()
+        queried, meter = "", UsageMeter()
         while not self.closed.is_set():
             run = self.board.run
-            if run.run_id == asked or run.phase().is_final:
+            if run.run_id == queried or run.phase().is_final:
                 self.closed.wait(ASK / 4)
-                asked = "" if run.run_id != asked else asked
+                queried = "" if run.run_id != queried else queried
                 continue
             try:
                 with options.connected_to(run) as connections:
                     self._follow(connections, meter)
             except (ClusterctlError, OSError) as error:
                 self.note = getattr(error, "message", str(error)).splitlines()[0]
-                asked = run.run_id
+                queried = run.run_id
 
     def _follow(self, connections: Connections, meter: UsageMeter) -> None:
         from clusterctl.runs.query import query_nodes

@@ -119,7 +119,9 @@ def tail(
     wanted, when, printer = chosen.filter(found), chosen.begin(), chosen.printer()
     while follow and found.phase() is Phase.PENDING:
         _await_nodes(found)
-    if follow and not found.phase().is_final:
+    if (found.root / "kubernetes.json").exists():
+        _tail_pods(found, wanted, lines, when, printer, follow=follow)
+    elif follow and not found.phase().is_final:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
             _show_on(
                 found,
@@ -134,6 +136,27 @@ def tail(
         _tail(found, wanted, lines, when, printer)
 
 
+def _tail_pods(
+    run: RunDir, wanted: LogFilter, lines: int, when: float | None, printer: LogPrinter, *, follow: bool
+) -> None:
+    """Show the last lines of a run's pods; with `follow`, also those that come until it has ended."""
+    from clusterctl.logs.store import kept_files
+    from clusterctl.platforms import kube_api
+
+    bring_home(run)
+    read = _tail(run, wanted, lines, when, printer, goes_on=follow)
+    while follow:
+        ended = options.run_named(str(run.root)).phase().is_final
+        bring_home(run)
+        for file in kept_files(run):
+            for chunk in file.chunks(read.get(file.path, 0)):
+                printer.chunk(chunk, wanted)
+            read[file.path] = file.path.stat().st_size
+        if ended:
+            return
+        time.sleep(kube_api.POLL)
+
+
 def _await_nodes(run: RunDir) -> None:
     """Say why a submitted run waits, and return when that changes."""
     from clusterctl.runs.state import read_state
@@ -141,12 +164,12 @@ def _await_nodes(run: RunDir) -> None:
     state = read_state(run)
     before = state.verdict if state else ""
     screen.log(f"{run.run_id}: {before}")
-    asked = time.monotonic()
+    queried_at = time.monotonic()
     while run.phase() is Phase.PENDING and (now := read_state(run)) and now.verdict == before:
         time.sleep(LOOK)
-        if time.monotonic() - asked > ASK_QUEUE:
+        if time.monotonic() - queried_at > ASK_QUEUE:
             options.run_named(str(run.root))
-            asked = time.monotonic()
+            queried_at = time.monotonic()
 
 
 def show(
@@ -220,6 +243,10 @@ def bring_home(run: RunDir) -> None:
 
     if run.phase().is_final or run.phase() is Phase.PENDING:
         return
+    if (run.root / "kubernetes.json").exists():
+        from clusterctl.platforms import pod_runs
+
+        return pod_runs.fetch_logs(run)
     with (
         options.connected_to(run) as connections,
         open_watch(run, connections, now=True) as watch,
@@ -292,7 +319,7 @@ def _show_on(
         elif update.note:
             screen.log(update.note, "yellow")
     if not isinstance(watch, KeptWatch):
-        # Record the state of the nodes; only a controller acts on it.
+        # Record the state of the nodes, unless it is the end, which a controller records.
         current_state(run, connections)
 
 

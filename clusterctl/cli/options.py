@@ -305,6 +305,10 @@ def run_named(name: str) -> RunDir:
         from clusterctl.platforms import submission
 
         submission.refresh(run)
+    if (run.root / "kubernetes.json").exists():
+        from clusterctl.platforms import pod_runs
+
+        pod_runs.refresh(run)
     return run
 
 
@@ -324,5 +328,8 @@ def refuse_pending(run: RunDir) -> None:
 def connected_to(run: RunDir) -> Iterator[Connections]:
     """Open connections to the nodes of a run, as recorded when it started."""
     refuse_pending(run)
+    if (run.root / "kubernetes.json").exists():
+        hint = "status, logs and stop work from here; kubectl exec opens a shell in a pod"
+        raise UsageError(f"{run.run_id} runs in pods, which cannot be logged in to", hint)
     with connected(run.read_record().cluster) as connections:
         yield connections

@@ -232,7 +232,9 @@ def _refuse_dest(dest: Path) -> None:
         raise UsageError(f"{dest}: {existing} is {reason}", "give a local folder that exists or can be made")
 
 
-def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[PushEstimate]], as_json: bool) -> None:
+def _show_dry_run(
+    source: Source, dest: str, estimates: Sequence[Outcome[PushEstimate]], as_json: bool
+) -> None:
     from dataclasses import asdict
 
     from clusterctl import text
@@ -240,22 +242,22 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[PushEstimat
     from clusterctl.transport.fanout import raise_failures
 
     files = source.manifest.files
-    done = [(outcome.node.name, outcome.value) for outcome in looks if outcome.value is not None]
+    done = [(outcome.node.name, outcome.value) for outcome in estimates if outcome.value is not None]
     if as_json:
         value = {
-            "nodes": [outcome.node.name for outcome in looks],
+            "nodes": [outcome.node.name for outcome in estimates],
             "to": dest,
             "files": [{"path": file.path, "size": file.size} for file in files],
-            "would": [{"node": name, **asdict(look)} for name, look in done],
+            "would": [{"node": name, **asdict(estimate)} for name, estimate in done],
         }
         screen.show_json(value)
-        return raise_failures(looks)
+        return raise_failures(estimates)
     for file in files:
         screen.show(screen.safe(f"{file.size:>12,}  {file.path}"))
     screen.log(f"{text.plural(len(files), 'file')}, {source.manifest.size:,} bytes, to {dest}")
     alike: dict[tuple[bool, int, int], list[str]] = {}
-    for name, look in done:
-        alike.setdefault((look.unchanged, look.files, look.bytes), []).append(name)
+    for name, estimate in done:
+        alike.setdefault((estimate.unchanged, estimate.files, estimate.bytes), []).append(name)
     for (unchanged, count, size), names in alike.items():
         change = (
             "nothing would change"
@@ -263,7 +265,7 @@ def _show_dry_run(source: Source, dest: str, looks: Sequence[Outcome[PushEstimat
             else f"would bring {text.plural(count, 'file')}, {size:,} bytes"
         )
         screen.log(f"{nodeset.fold(names)}: {change}")
-    raise_failures(looks)
+    raise_failures(estimates)
 
 
 def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:

@@ -56,7 +56,12 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
 
 
 def _ask_queue(found: list[RunDir]) -> None:
-    """Bring the submitted runs up to date with one question to Slurm."""
+    """Bring the submitted runs up to date: with one question to Slurm, and one for each job of Kubernetes."""
+    if any((run.root / "kubernetes.json").exists() for run in found):
+        from clusterctl.platforms import pod_runs
+
+        for run in found:
+            pod_runs.refresh(run)
     submitted = [run for run in found if (run.root / "slurm.json").exists()]
     if not submitted:
         return
@@ -114,6 +119,7 @@ def prune(
 
 def _row(run: RunDir) -> dict[str, object]:
     """Return one row of the list of runs; a damaged run is marked and does not hide the others."""
+    from clusterctl.jobs.run_lines import Metric
     from clusterctl.runs.causes.cause import read_cause
 
     try:
@@ -122,15 +128,15 @@ def _row(run: RunDir) -> dict[str, object]:
         started = time.strftime(STARTED, time.localtime(run.record.stat().st_mtime))
         nothing = {"ranks": 0, "nodes": 0, "step": "", "loss": "", "cause": ""}
         return {"run": run.run_id, "phase": "damaged", **nothing, "started": started, "folder": str(run.root)}
-    phase, last = run.phase(), run.last_step() or {}
+    phase, last = run.phase(), run.last_step() or Metric()
     cause = read_cause(run) if phase.is_final else None
     return {
         "run": run.run_id,
         "phase": phase.value,
         "ranks": record.world_size,
         "nodes": len(record.ranks),
-        "step": last.get("step", ""),
-        "loss": f"{last['loss']:.4f}" if "loss" in last else "",
+        "step": "" if last.step is None else last.step,
+        "loss": "" if last.loss is None else f"{last.loss:.4f}",
         "started": time.strftime(STARTED, time.localtime(record.created)),
         "cause": cause.title if cause else _verdict(run),
         "folder": str(run.root),
@@ -138,10 +144,10 @@ def _row(run: RunDir) -> dict[str, object]:
 
 
 def _verdict(run: RunDir) -> str:
-    """Return what Slurm says of a submitted run, "" for any other."""
+    """Return what Slurm or Kubernetes says of a submitted run, "" for any other."""
     from clusterctl.runs.state import read_state
 
-    if not (run.root / "slurm.json").exists():
+    if not any((run.root / name).exists() for name in ("slurm.json", "kubernetes.json")):
         return ""
     try:
         state = read_state(run)
@@ -184,6 +190,8 @@ def status(
             return
         time.sleep(every)
         found = options.run_named(run)
+    if (found.root / "kubernetes.json").exists():
+        return _show_pods(run, watch=watch, every=every, as_json=as_json)
     with options.connected_to(found) as connections:
         if watch:
             _watch(found, connections, every, ranks=ranks, as_json=as_json)
@@ -203,6 +211,25 @@ def status(
         screen.show("", end_block(summary, unicode=unicode, commands=state.is_final))
 
 
+def _show_pods(name: str, *, watch: bool, every: float, as_json: bool) -> None:
+    """Show a run in pods, as the API server shows it; with `watch`, until it has ended."""
+    from clusterctl.runs.state import read_state
+
+    while True:
+        run = options.run_named(name)
+        state = read_state(run)
+        assert state is not None
+        if as_json:
+            screen.show_json({"run": run.run_id, "folder": str(run.root), **state.as_json()})
+        else:
+            pods = ", ".join(f"{pod} {phase}" for pod, phase in state.nodes.items())
+            text = "  ".join(part for part in (run.run_id, str(state.phase), pods, state.verdict) if part)
+            screen.write(escape_controls(text) + "\n")
+        if not watch or state.is_final:
+            return
+        time.sleep(every)
+
+
 def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
     """Ask the nodes; return the state of a run and its overview."""
     from clusterctl.runs import overview
@@ -210,8 +237,8 @@ def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]
     from clusterctl.runs.state import read_state
 
     # The nodes of a job that has ended belong to other jobs.
-    kept = read_state(run) if (run.root / "slurm.json").exists() and run.phase().is_final else None
-    state = kept or current_state(run, connections)
+    recorded = read_state(run) if (run.root / "slurm.json").exists() and run.phase().is_final else None
+    state = recorded or current_state(run, connections)
     return state, overview.summarise(run, state, time.time())
 
 
@@ -255,9 +282,11 @@ def _drawn(*, on_screen: bool) -> Iterator[Live | None]:
 
 
 def _cancel_pending(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
-    """Cancel the job of a run that waits for nodes; return False for any other run."""
+    """Cancel the job of a run that waits for nodes, or that runs in pods; return False for any other run."""
     from clusterctl.jobs.phase import Phase
 
+    if (run.root / "kubernetes.json").exists():
+        return _delete_pods(run, dry_run=dry_run, as_json=as_json)
     if run.phase() is not Phase.PENDING:
         return False
     from clusterctl.platforms import slurm, submission
@@ -274,6 +303,24 @@ def _cancel_pending(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
         screen.show_json({"run": run.run_id, "left": {}, "phase": "stopped"})
     else:
         screen.log(f"{run.run_id} is stopped; Slurm job {waiting.job} was cancelled before it started")
+    return True
+
+
+def _delete_pods(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
+    """Delete the job of a run in pods; the pods get SIGTERM, and so the time to save."""
+    from clusterctl.platforms import pod_runs
+
+    submitted = pod_runs.read_pods(run)
+    if submitted is None:
+        raise UsageError(f"{run.run_id}: its kubernetes.json cannot be read", "kubectl delete job NAME")
+    if dry_run:
+        screen.write(f"would delete {submitted.describe()}\n")
+        return True
+    deleted = pod_runs.delete(run)
+    if as_json:
+        screen.show_json({"run": run.run_id, "left": {}, "phase": str(run.phase()), "deleted": deleted})
+    else:
+        screen.log(f"{run.run_id} is {run.phase()}; deleted {', '.join(deleted) or 'nothing'}")
     return True
 
 

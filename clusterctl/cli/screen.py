@@ -157,8 +157,8 @@ def _pasteable(hint: str) -> str:
     return re.sub(_READERS, lambda _: f"clusterctl -c {shlex.quote(_inventory[0])} ", hint)
 
 
-def report_error(error: ClusterctlError) -> None:
-    """Write an error with its hints to stderr."""
+def report_error(error: ClusterctlError, given: set[str] | None = None) -> None:
+    """Write an error with its hints to stderr; hints that were `given` before are left out, and new ones added."""
     console = error_console()
     if isinstance(error, InputFaults):
         for fault in error.faults:
@@ -168,4 +168,8 @@ def report_error(error: ClusterctlError) -> None:
     else:
         console.print(safe(f"error: {error.message}"), style="bold red", highlight=False)
     for line in error.hint.splitlines():
+        if given is not None:
+            if line in given:
+                continue
+            given.add(line)
         console.print(safe(f"  try: {_pasteable(line)}"), highlight=False)

@@ -90,7 +90,8 @@ def setup(
             links = {node.name: wanted.link_on(node) for node in chosen.nodes}
             present = complete_on(connections, chosen.nodes, links, at_once)
             raise_failures(present)
-            complete = {outcome.node.name: outcome.value == wanted.fingerprint for outcome in present}
+            fingerprint = wanted.fingerprint
+            complete = {outcome.node.name: outcome.value == fingerprint for outcome in present}
             lacking = [node for node in chosen.nodes if source.prune or not complete[node.name]]
             if lacking:
                 states = look(logins, lacking, wanted, at_once)
@@ -217,6 +218,11 @@ def _show(
         )
 
 
+def _is_path(requirement: str) -> bool:
+    """Return whether a requirement looks like the name of a file of requirements."""
+    return requirement.endswith((".txt", ".in", ".lock")) or requirement.startswith(("./", "../", "/"))
+
+
 def wheelhouse(
     requirements: Annotated[
         list[str] | None,
@@ -253,6 +259,9 @@ def wheelhouse(
     wrong = [name for name in requirements or () if name.startswith("-")]
     if wrong:
         raise UsageError(f"{wrong[0]} is no requirement", "name files or packages")
+    absent = [name for name in requirements or () if _is_path(name) and not Path(name).is_file()]
+    if absent:
+        raise UsageError(f"{absent[0]}: no such file", "name a requirements file, or a package as pip does")
     words += requirements_of_extra(extra) if extra else []
     if not words:
         raise UsageError("no requirement is named", "name a requirements file, or --extra train")

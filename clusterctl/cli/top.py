@@ -6,7 +6,6 @@ import importlib.util
 import os
 import select
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -14,12 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.live_board import REFRESH, LiveBoard
+from clusterctl.cli.live_board import FRAME, LiveBoard
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from clusterctl.report.board import Board
 
 ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1b[C": "n", "\x1b[D": "p", "\x1b[H": "g", "\x1b[F": "G"}
@@ -63,7 +60,7 @@ def print_once(board: Board) -> None:
     console = screen.out_console()
     board.refresh()
     width = min(console.width, 120)
-    screen.show(screenful(board, width, 50, unicode=screen.has_unicode(console), note=" "))
+    screen.show(screenful(board, width, 50, unicode=screen.has_unicode(console)))
 
 
 class LiveScreen:
@@ -85,33 +82,24 @@ class LiveScreen:
 
     def run(self) -> None:
         """Show the screen until a key ends it."""
-        from rich.live import Live
+        from clusterctl.cli.views.live_lines import LineWriter
+        from clusterctl.cli.views.live_screen import ScreenLines
 
         self.live.start()
         console = screen.out_console()
-        with _single_keys(), Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
-            read = 0.0
+        lines, writer = ScreenLines(self.board, unicode=screen.has_unicode(console)), LineWriter(console)
+        with _single_keys(), console.screen(hide_cursor=True):
             try:
                 while not self.closed.is_set():
-                    if time.monotonic() - read > REFRESH:
-                        self.board.refresh()
-                        read = time.monotonic()
-                    live.update(self._drawn(), refresh=True)
-                    key = _next_key(REFRESH)
+                    self.live.read_files()
+                    width, height = console.size
+                    note = f"filter: {self.board.text}_" if self.typing else self.note
+                    writer.draw(lines.all_lines(width, height, note, long_log=self.long_log), width, height)
+                    key = _next_key(FRAME)
                     if key:
                         self.press(key)
             finally:
                 self.closed.set()
-
-    def _drawn(self) -> RenderableType:
-        from clusterctl.cli.views.live_screen import screenful
-
-        console = screen.out_console()
-        note = f"filter: {self.board.text}_" if self.typing else self.note
-        unicode = screen.has_unicode(console)
-        return screenful(
-            self.board, console.width, console.height, unicode=unicode, note=note, long_log=self.long_log
-        )
 
     def press(self, key: str) -> None:
         """Act on a key."""
@@ -140,9 +128,9 @@ class LiveScreen:
             question = f"stop {self.board.run.run_id}? y/n"
             self.note = question if self.asks_stop else f"{self.board.run.run_id} has ended"
         elif key == "?":
-            from clusterctl.cli.views.live_screen import HELP
+            from clusterctl.cli.views.live_screen import help_text
 
-            self.note = "" if self.note else HELP
+            self.note = "" if self.note else help_text(screen.out_console().width)
         else:
             self.note = ""
 

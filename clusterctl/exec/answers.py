@@ -79,8 +79,8 @@ class Answers:
     def close(self) -> None:
         """Delete what is collected."""
         for streams in self._of.values():
-            for kept in streams.values():
-                kept.close()
+            for file in streams.values():
+                file.close()
 
 
 @dataclass

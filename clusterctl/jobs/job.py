@@ -42,6 +42,7 @@ from clusterctl.jobs.parts.slurm import SlurmOptions, read_slurm
 from clusterctl.jobs.parts.step_pattern import compiled
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.restarts import Restart
+from clusterctl.json_types import JsonObject
 from clusterctl.settings import environment
 from clusterctl.storage.address import StoreOptions, is_address
 
@@ -59,7 +60,7 @@ class Job:
     name: str
     command: tuple[str, ...] = ()
     """The program and its arguments; empty if `train` is given."""
-    train: dict[str, Any] | None = field(default=None, hash=False)
+    train: JsonObject | None = field(default=None, hash=False)
     """The configuration of the embedded trainer."""
     nodes: str | None = None
     devices: tuple[int, ...] | None = None
@@ -295,7 +296,7 @@ def devices_on(job: Job, node: Node) -> tuple[int, ...]:
     return job.devices if job.devices is not None else node.devices
 
 
-def check(job: Job, cluster: Cluster) -> dict[str, Any]:
+def check(job: Job, cluster: Cluster) -> JsonObject:
     """Check a job against its nodes before anything starts; return the trainer's summary, {} for a command.
 
     Raise InputFaults with everything that is wrong.
@@ -327,7 +328,7 @@ def check(job: Job, cluster: Cluster) -> dict[str, Any]:
         faults.append(_fault(job, ("setup",), problem, "do it in the image, or in its entry point"))
     for key, problem, remedy in network_faults(job.network, cluster):
         faults.append(_fault(job, ("network", key), problem, remedy))
-    summary: dict[str, Any] = {}
+    summary: JsonObject = {}
     if job.train is not None and not in_train:
         answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))
         faults += train_faults(job, answer["faults"])
@@ -353,13 +354,13 @@ def _placeholder_faults(job: Job, parts: Mapping[str, Any], known: tuple[str, ..
     return faults
 
 
-def train_part(job: Job, cluster: Cluster) -> dict[str, Any] | None:
+def train_part(job: Job, cluster: Cluster) -> JsonObject | None:
     """Return the train part with the kind and number of devices from the inventory, unless the job has its own."""
     hardware = (job.train or {}).get("hardware") or {}
     if job.train is None or not isinstance(hardware, dict) or not cluster.nodes:
         return job.train
     most = max(len(devices_on(job, node)) for node in cluster.nodes)
-    known: dict[str, Any] = {"kind": cluster.nodes[0].kind, "devices_per_node": most}
+    known: JsonObject = {"kind": cluster.nodes[0].kind, "devices_per_node": most}
     disks = [node.disk for node in cluster.nodes if node.disk]
     if disks and not saving_of(job.train).dir:
         known["disk"] = min(disks, key=bytes_of)
@@ -420,13 +421,13 @@ def _command_faults(job: Job, cluster: Cluster) -> list[Fault]:
     return [_fault(job, ("command",), problem.text, problem.remedy) for problem in found]
 
 
-def check_reported(job: Job, cluster: Cluster, device: str) -> dict[str, Any]:
+def check_reported(job: Job, cluster: Cluster, device: str) -> JsonObject:
     """Return what the trainer says about a job on devices that the nodes report under this name."""
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     return check_train(replace(job, train=train_part(job, cluster), data=None), max(world, 1), device)
 
 
-def check_train(job: Job, world: int, reported: str | None = None) -> dict[str, Any]:
+def check_train(job: Job, world: int, reported: str | None = None) -> JsonObject:
     """Return what the trainer says about a configuration; it runs in a process of its own and imports no torch."""
     question = {
         "reported": reported,
@@ -450,7 +451,7 @@ def _local_values(job: Job, world: int) -> dict[str, str]:
     return {**unknown, **known, "master_port": str(job.master_port or 29500)}
 
 
-def rehearse(job: Job, cluster: Cluster) -> dict[str, Any]:
+def rehearse(job: Job, cluster: Cluster) -> JsonObject:
     """Build and step one rank of the job's layout here, on tensors without memory; return the trainer's answer."""
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     values = _local_values(job, world)
@@ -458,7 +459,7 @@ def rehearse(job: Job, cluster: Cluster) -> dict[str, Any]:
     return ask_trainer(["rehearse"], json.dumps({"train": train, "world_size": world}))
 
 
-def ask_trainer(arguments: Sequence[str], question: str = "") -> dict[str, Any]:
+def ask_trainer(arguments: Sequence[str], question: str = "") -> JsonObject:
     """Run a command of the trainer here and return its answer, one JSON object."""
     argv = [sys.executable, "-m", "trainer", *arguments]
     done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment())

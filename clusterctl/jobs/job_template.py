@@ -15,7 +15,7 @@ data: ./data                # pushed once; {{data}} below is its path on each no
 collect: [checkpoints]      # copy the last checkpoint here; logs and metrics always come
 # setup: {{modules: [cann/8.0], venv: ~/venv}}   # run once on each node; the ranks get its environment
 # restart: {{max: 3}}         # start again after a failure, from the newest checkpoint
-# notify: ./tell.sh         # a command, or https://..., that is called at the end, at failures and restarts
+# notify: ./notify.sh       # a command, or https://..., that is called at the end, at failures and restarts
 train:
   model: {{name: gpt-tiny, vocab: 16000}}     # see `clusterctl schema` for all sizes and keys
   data:

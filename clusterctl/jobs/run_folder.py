@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import os
 import posixpath
 import secrets
@@ -18,8 +17,9 @@ from typing import IO, TYPE_CHECKING, Any
 from clusterctl import contract
 from clusterctl.agent.processes import identity, is_alive, read_limited
 from clusterctl.errors import UsageError, did_you_mean
-from clusterctl.files import make_private_folder, open_private, replace_file
+from clusterctl.files import add_lines, make_private_folder, open_private, replace_file
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_lines import Event, Events, Metric, read_event, read_metric
 from clusterctl.typed_json import BadValue, parse
 
 if TYPE_CHECKING:
@@ -295,33 +295,27 @@ class RunDir:
 
     def add_event(self, kind: str, **facts: Any) -> None:
         """Append one event to the run's history."""
-        line = _as_text({"time": round(time.time(), 3), "event": kind, **facts})
+        line = _as_text(Event(round(time.time(), 3), kind, facts).as_json())
         self.make()
-        with open_private(self.events, "ab") as file:
-            file.write(line)
+        add_lines(self.events, line)
 
     def read_events(self) -> Events:
         """Return the run's history, oldest first, and how many damaged lines it has."""
-        events, bad = [], 0
-        for line in whole_lines(self.events):
-            event = _json_object(line)
-            if event is None or not isinstance(event.get("event"), str) or not _is_number(event.get("time")):
-                bad += 1
-            else:
-                events.append(event)
-        return Events(tuple(events), bad)
+        events = [read_event(_value_of(line)) for line in whole_lines(self.events)]
+        whole = tuple(event for event in events if event is not None)
+        return Events(whole, len(events) - len(whole))
 
-    def event_lines(self) -> Iterator[dict[str, Any]]:
+    def event_lines(self) -> Iterator[Event]:
         """Yield the run's history, oldest first, without damaged lines."""
         yield from self.read_events().events
 
-    def metric_lines(self) -> Iterator[dict[str, Any]]:
+    def metric_lines(self) -> Iterator[Metric]:
         """Yield the trainer's metrics as far as they were copied here, without damaged lines."""
         for line in whole_lines(self.progress):
-            if (metric := metric_of(_json_object(line))) is not None:
+            if (metric := read_metric(_value_of(line))) is not None:
                 yield metric
 
-    def last_step(self) -> dict[str, Any] | None:
+    def last_step(self) -> Metric | None:
         """Return the last step among the metrics that were copied here; mostly, only the end of the file is read."""
         try:
             with self.progress.open("rb") as file:
@@ -337,16 +331,6 @@ class RunDir:
         if not start:
             return None
         return next(filter(None, map(_step_of, reversed(list(whole_lines(self.progress))))), None)
-
-
-@dataclass(frozen=True)
-class Events:
-    """The history of a run."""
-
-    events: tuple[dict[str, Any], ...]
-    """Each has at least `time` and `event`."""
-    damaged: int = 0
-    """Lines that could not be read."""
 
 
 def damaged(path: Path, why: object) -> UsageError:
@@ -387,18 +371,19 @@ def _as_text(value: Any, indent: int | None = None) -> bytes:
     return f"{json.dumps(value, indent=indent, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace")
 
 
-def _step_of(line: bytes) -> dict[str, Any] | None:
+def _step_of(line: bytes) -> Metric | None:
     """Return a line of metrics if it is a step."""
-    metric = metric_of(_json_object(line)) if b'"step"' in line else None
-    return metric if metric is not None and metric.get("event") == "step" else None
+    metric = read_metric(_value_of(line)) if b'"step"' in line else None
+    return metric if metric is not None and metric.kind == "step" else None
 
 
-def _json_object(line: bytes) -> dict[str, Any] | None:
+def _value_of(line: bytes) -> object:
+    """Return the value of a line of JSON, or None for any other text."""
     try:
-        value = parse(line)
+        value: object = parse(line)
     except BadValue:
         return None
-    return value if isinstance(value, dict) else None
+    return value
 
 
 def _locked(lock: IO[str], deadline: float, owner: Callable[[], int | None]) -> bool:
@@ -448,30 +433,3 @@ def find_run(folder: Path, name: str) -> RunDir:
         f"no run {name!r} in {folder}",
         did_you_mean(name, [run.run_id for run in runs]) or "see `clusterctl runs`",
     )
-
-
-# Keys of a line of metrics that must be numbers, and those that a line of each kind must have.
-NUMBERS = ("step", "steps", "loss", "grad_norm", "tokens_per_second", "step_seconds", "parameters", "time")
-NEEDED = {"step": ("step",), "eval": ("step", "loss"), "checkpoint": ("step",)}
-
-
-def metric_of(value: Any) -> dict[str, Any] | None:
-    """Return a line of metrics without wrong values, or None if nothing useful remains.
-
-    Any program may have written the line. A loss that is not finite, for which JSON has no number, becomes `diverged`.
-    """
-    if not isinstance(value, dict):
-        return None
-    result = {key: item for key, item in value.items() if key not in NUMBERS or _is_number(item)}
-    if "loss" in value and "loss" not in result:
-        result["diverged"] = True
-    kind = value.get("event")
-    needed = NEEDED.get(kind, ()) if isinstance(kind, str) else ()
-    return result if all(key in result for key in needed) else None
-
-
-def _is_number(value: Any) -> bool:
-    """Return True for a finite number that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return value.bit_length() < 1000 if isinstance(value, int) else math.isfinite(value)

@@ -28,6 +28,7 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, UsageError
+from clusterctl.json_types import JsonObject
 from clusterctl.keeper import address as place
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import Connection
@@ -138,7 +139,7 @@ class Line:
         answer = self.ask("keeper", "hello", {"persist": persist}).end()
         self.fresh = set(answer["fresh"])
 
-    def ask(self, node: str, kind: str, fields: dict[str, Any], payload: bytes = b"{}") -> PendingRequest:
+    def ask(self, node: str, kind: str, fields: JsonObject, payload: bytes = b"{}") -> PendingRequest:
         """Send one request; its reply is read from the returned object."""
         number = next(self._numbers)
         # _LineEnd has the methods of a link that PendingRequest uses.
@@ -269,7 +270,7 @@ class RunningKeeper:
         self.pid = place.check_peer(connected)
         self._line = Line(connected)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         """Return its start time, idle limit, links and number of commands; {} if it is ending."""
         try:
             return {"pid": self.pid, **self._line.ask("keeper", "status", {}).end()}

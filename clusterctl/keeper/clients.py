@@ -15,7 +15,6 @@ import signal
 import socket
 import threading
 from collections import deque
-from typing import Any
 
 from clusterctl.agent.frames import (
     LEAST,
@@ -35,6 +34,7 @@ from clusterctl.agent.frames import (
 )
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.json_types import JsonObject
 from clusterctl.keeper import address as place
 from clusterctl.keeper.links import LinkHolder
 from clusterctl.ssh.choose import transport_to
@@ -249,7 +249,7 @@ class CommandClient:
         else:
             self.send(Frame(frame.id, "end", {}, b"{}"))
 
-    def _connect(self, values: dict[str, Any]) -> None:
+    def _connect(self, values: JsonObject) -> None:
         node = node_of(values["node"])
         entry = self._holder.of(str(values["key"]), node, self)
         with entry.making:
@@ -260,7 +260,7 @@ class CommandClient:
             assert isinstance(made, LinkConnection)
             entry.take(made.link)
 
-    def _way(self, values: dict[str, Any]) -> Transport:
+    def _way(self, values: JsonObject) -> Transport:
         """Return a transport for this command alone, so that the known host keys are read again."""
         key = repr((values["known_hosts"], values["source"], values["options"]))
         with self._change:
@@ -337,15 +337,13 @@ class _Outgoing:
 # ---- conversion to and from JSON
 
 
-def node_of(value: dict[str, Any]) -> Node:
+def node_of(value: JsonObject) -> Node:
     """Return the node that `asdict` converted; JSON turns its tuples into lists."""
-    fields: dict[str, Any] = {
-        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
-    }
+    fields: JsonObject = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
     return Node(**fields)
 
 
-def error_to_json(problem: BaseException) -> dict[str, Any]:
+def error_to_json(problem: BaseException) -> JsonObject:
     """Return an error as JSON values; the command raises it again."""
     if isinstance(problem, RequestFailed):
         return {"class": "RequestFailed", "node": problem.node, "kind": problem.kind, "message": problem.reason,

@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from clusterctl.agent.frames import BEAT, Inbox
+from clusterctl.agent.frames import ALL_BEAT, Inbox
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.cluster import Node
 from clusterctl.transport.link import Link, PendingRequest
 
-# An agent sends a heartbeat every BEAT seconds: a link silent for longer than this is tested before use.
-PROOF = 3 * BEAT
+# An agent answers a heartbeat every ALL_BEAT seconds: a link silent for two of them is tested before use.
+PROOF = 2 * ALL_BEAT + 1
 # Seconds to wait for the test's answer before a new connection is made.
 PROOF_LIMIT = 3.0
 # Seconds of machine sleep after which a link is tested before use.

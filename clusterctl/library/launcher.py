@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import WorkFailed
 from clusterctl.handover import RAISED, REPORT, Starter, messages_of
 from clusterctl.jobs.run_folder import RunDir
+from clusterctl.json_types import JsonObject
 from clusterctl.library.session import Reach
 from clusterctl.memory import use_one_arena
 
@@ -37,7 +38,7 @@ class Start:
     job: Job
     reach: Reach
     checks: bool
-    summary: dict[str, Any]
+    summary: JsonObject
     """What the check of the job found, for the checks of the nodes."""
 
 

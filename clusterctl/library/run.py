@@ -119,7 +119,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the records of the run's metrics.jsonl so far."""
-        return list(self._folder.metric_lines())
+        return [metric.as_json() for metric in self._folder.metric_lines()]
 
     @contextmanager
     def connected(self) -> Iterator[Connections]:

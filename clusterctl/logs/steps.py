@@ -11,9 +11,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from clusterctl.jobs.parts.step_pattern import NAMES, compiled
+from clusterctl.jobs.run_lines import Metric, read_metric
+from clusterctl.logs.pace import ARRIVAL, Pace, stamp_of
 
 # Bytes of a line that are searched; step lines are shorter.
 LONGEST = 4000
@@ -89,12 +90,14 @@ _HF_FIELDS = {
     "lr": re.compile(rf"'learning_rate': '?{_N}"),
     "grad_norm": re.compile(rf"'grad_norm': '?{_N}"),
 }
-_BAR = re.compile(r"\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
+_BAR = re.compile(r"\d+%\|[^|]*\|\s*(\d+)/(\d+) \[(?:[^\]]*?, *([0-9.]+)(it/s|s/it))?")
 
 
 def _hugging_face(line: str) -> Values | None:
     if match := _BAR.search(line):
-        return {"bar": float(match[1]), "steps": float(match[2])}
+        rate = _number(match[3])
+        spent = {"step_seconds": 1 / rate if match[4] == "it/s" else rate} if rate > 0 else {}
+        return {"bar": float(match[1]), "steps": float(match[2]), **spent}
     return _fields(line, _HF_FIELDS) if _HF.match(line) else None
 
 
@@ -161,6 +164,26 @@ def pattern_format(pattern: str) -> Format:
     return Format("pattern", (), read)
 
 
+@dataclass(frozen=True)
+class StepLine:
+    """What a line of output says."""
+
+    kind: str
+    """`step` or `eval`."""
+    step: int
+    values: Values
+    program: str = ""
+    """The name of its format."""
+
+    def as_metric(self, moment: float, seconds: float | None) -> Metric | None:
+        """Return it as a line of metrics; `seconds` is the time of a step if the line does not say it."""
+        measured = {"step_seconds": seconds} if self.kind == "step" and seconds is not None else {}
+        name = {"format": self.program} if self.program else {}
+        return read_metric(
+            {"event": self.kind, "step": self.step, **measured, **self.values, **name, "time": moment}
+        )
+
+
 @dataclass
 class StepParser:
     """Reads the streams of one rank; remembers the format that fits and the values of earlier lines."""
@@ -174,43 +197,60 @@ class StepParser:
     """How many steps the training has in all; 0 if it is not known."""
     _carried: Values = field(default_factory=dict)
     """Values of a step from other lines than its own: rates, the position of a progress bar."""
-    _time: float = 0.0
     _count: int = 0
+    _stamps: Pace = field(default_factory=Pace)
+    """By the times that the program wrote into its lines."""
+    _arrivals: Pace = field(default_factory=Pace)
+    """By the times at which its lines were written."""
 
-    def feed(self, block: bytes) -> Iterator[dict[str, Any]]:
-        """Yield a line of metrics for each new step or evaluation in a block of whole lines."""
+    def feed(self, block: bytes, age: float | None = 0.0) -> Iterator[Metric]:
+        """Yield a line of metrics for each new step or evaluation in a block of whole lines.
+
+        The end of the block was written `age` seconds ago; None if that is not known. All lines of a block were written
+        together: a program's output may be buffered.
+        """
         candidates = [self.chosen] if self.chosen else self.formats
         wanted = [known for known in candidates if known and self._may_hold(known, block)]
         if not wanted:
             return
-        for raw in block.replace(b"\r", b"\n").split(b"\n"):
-            if raw and len(raw) <= LONGEST:
-                yield from self._line(raw, wanted)
+        now, before = self.clock() - (age or 0.0), self.step
+        lines = [
+            line
+            for raw in block.replace(b"\r", b"\n").split(b"\n")
+            if raw and len(raw) <= LONGEST
+            for line in self._line(raw, wanted)
+        ]
+        if self.step > before and age is not None:
+            self._arrivals.note(now, self.step, ARRIVAL)
+        for line in lines:
+            metric = line.as_metric(now, self._arrivals.seconds)
+            if metric is not None:
+                yield metric
 
     @staticmethod
     def _may_hold(known: Format, data: bytes) -> bool:
         return not known.hints or any(hint in data for hint in known.hints)
 
-    def _line(self, raw: bytes, wanted: list[Format]) -> Iterator[dict[str, Any]]:
+    def _line(self, raw: bytes, wanted: list[Format]) -> Iterator[StepLine]:
         for known in wanted:
-            values = known.read(raw.decode("utf-8", "replace")) if self._may_hold(known, raw) else None
+            text = raw.decode("utf-8", "replace") if self._may_hold(known, raw) else ""
+            values = known.read(text) if text else None
             if values:
                 # A progress bar alone may belong to a download.
                 if "bar" not in values:
                     self.chosen = known
-                yield from self._metrics(known, values)
+                yield from self._metrics(known, values, text)
                 return
 
-    def _metrics(self, known: Format, values: Values) -> Iterator[dict[str, Any]]:
+    def _metrics(self, known: Format, values: Values, text: str) -> Iterator[StepLine]:
         if "steps" in values:
             self.steps = int(values["steps"])
         if "bar" in values:
-            self._carried["bar"] = values["bar"]
+            self._carried |= {name: value for name, value in values.items() if name != "steps"}
             return
         step = int(values["step"]) if "step" in values else int(self._carried.get("bar") or self._count + 1)
-        now = self.clock()
         if "eval_loss" in values:
-            yield {"event": "eval", "step": step, "loss": values["eval_loss"], "time": now}
+            yield StepLine("eval", step, {"loss": values["eval_loss"]})
             return
         if step <= self.step and "loss" not in values:
             # A second line about the same step: it counts for the next one.
@@ -218,19 +258,19 @@ class StepParser:
             return
         if step <= self.step:
             return
-        yield self._step(known, step, values, now)
+        if stamp := stamp_of(text):
+            self._stamps.note(stamp[0], step, stamp[1])
+        yield self._step(known, step, values)
 
-    def _step(self, known: Format, step: int, values: Values, now: float) -> dict[str, Any]:
+    def _step(self, known: Format, step: int, values: Values) -> StepLine:
         facts = {**{name: value for name, value in self._carried.items() if name != "bar"}, **values}
         if "step_ms" in facts:
             facts["step_seconds"] = facts.pop("step_ms") / 1000
-        elif "step_seconds" not in facts and self._time and self.step >= 0:
-            facts["step_seconds"] = (now - self._time) / (step - self.step)
+        elif "step_seconds" not in facts and self._stamps.seconds is not None:
+            facts["step_seconds"] = self._stamps.seconds
         self._count = self._count + 1 if "step" not in values else step
-        self.step, self._time, bar = step, now, self._carried.get("bar")
+        self.step, bar = step, self._carried.get("bar")
         self._carried = {} if bar is None else {"bar": bar}
         numbers = {name: value for name, value in facts.items() if name not in ("step", "steps", "eval_loss")}
         total = {"steps": self.steps} if self.steps else {}
-        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        lost = {"loss": None} if "loss" in numbers and "loss" not in finite else {}
-        return {"event": "step", "step": step, **total, **finite, **lost, "format": known.name, "time": now}
+        return StepLine("step", step, {**total, **numbers}, known.name)

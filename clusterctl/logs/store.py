@@ -29,6 +29,12 @@ READ = 1 << 18
 FIRST_LOOK = 1 << 16
 
 
+def age_of(value: object) -> float | None:
+    """Return how many seconds ago a chunk of a file was written, as a node says it; None if it says nothing valid."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < 1e9 else None  # type: ignore[operator,arg-type]
+
+
 class LogKeeper:
     """The local copies of a run's files, each extended at the byte where it ends: nothing is missing or doubled."""
 
@@ -97,8 +103,10 @@ class LogFilter:
 
     def wants_all(self, chunk: LogChunk) -> bool:
         """Return True if a chunk is wanted whole, so that no line of it has to be examined."""
-        looks = self.errors_only or self.grep is not None or self.exclude is not None
-        return self._may_want(chunk.node, chunk.rank) and not looks and not self._only_errors_of(chunk.rank)
+        searches = self.errors_only or self.grep is not None or self.exclude is not None
+        return (
+            self._may_want(chunk.node, chunk.rank) and not searches and not self._only_errors_of(chunk.rank)
+        )
 
     def wants_none(self, chunk: LogChunk) -> bool:
         """Return True if no line of a chunk is wanted, so that none has to be examined."""
@@ -256,9 +264,10 @@ class LogTimes:
 
         A chunk from the middle of a file has no age.
         """
-        if not isinstance(age, (int, float)) or isinstance(age, bool) or not 0 <= age < 1e9:
+        seconds = age_of(age)
+        if seconds is None:
             return
-        written = time.time() - age
+        written = time.time() - seconds
         entry = f"{written:.3f} {end}\n"
         if written - self._noted.get(log, 0.0) < EVERY:
             self._passed[log] = entry

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from clusterctl.migrate.tables import ascend
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 # By name: the value and the option that gave it.
 Facts = dict[str, tuple[object, str]]
-Combine = Callable[["Translation", Facts], None]
 SCHEDULES = {
     "cosine": "cosine",
     "linear": "linear",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from clusterctl.errors import InputFaults, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.hostfile import detect
 from clusterctl.hostfile import slurm as node_lists
 from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
@@ -41,11 +41,11 @@ def cluster_of(variables: Mapping[str, str], kind: str) -> Cluster:
 def allocated(plain: Cluster, job: str) -> Cluster:
     """Return the nodes of a job with the addresses and devices that Slurm reports."""
     names = node_lists.fold(plain.names)
-    addresses = {
-        facts["NodeName"]: facts.get("NodeAddr", "")
-        for facts in records(slurm.run("scontrol", "show", "node", names, "--oneliner"))
-    }
-    devices = dict(_devices(slurm.run("scontrol", "show", "job", job, "--details")))
+    of_nodes, of_job = slurm.run_together(
+        ("scontrol", "show", "node", names, "--oneliner"), ("scontrol", "show", "job", job, "--details")
+    )
+    addresses = {facts["NodeName"]: facts.get("NodeAddr", "") for facts in records(of_nodes)}
+    devices = dict(_devices(of_job))
     nodes = tuple(_node(node, job, addresses, devices) for node in plain.nodes)
     return replace(plain, name=f"slurm-{job}", nodes=nodes, source=f"the allocation of Slurm job {job}")
 
@@ -108,15 +108,3 @@ def _ids(text: str | None, count: int) -> tuple[int, ...]:
     )
     count = len(ids)
     return tuple(range(count)) if ids != tuple(range(count)) and slurm.hides_devices() else ids
-
-
-def of_job(job: str, kind: str = "cpu") -> Cluster:
-    """Return the nodes of a running job, as its owner sees them on a login node."""
-    pairs = next(records(slurm.run("scontrol", "show", "job", job, "--oneliner")), {})
-    names = pairs.get("NodeList", "")
-    if not names or names == "(null)":
-        raise UsageError(f"Slurm job {job} has no nodes", f"it is {pairs.get('JobState', 'unknown')}")
-    entries, faults = node_lists.from_variables({node_lists.NODES[0]: names})
-    if faults:
-        raise InputFaults(faults)
-    return allocated(detect.from_entries(entries, f"job {job}", kind), job)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl import contract
+from clusterctl.json_types import JsonObject
 from clusterctl.platforms import manifests
 from clusterctl.platforms.request import PodRequest
 
@@ -26,7 +26,7 @@ class Kind:
     group: str
     version: str
     plural: str
-    write: Callable[[PodRequest], list[dict[str, Any]]]
+    write: Callable[[PodRequest], list[JsonObject]]
     done: tuple[str, ...]
     """The condition, or the phase, of a job that has succeeded."""
     failed: tuple[str, ...]
@@ -36,12 +36,12 @@ class Kind:
         return f"{self.group}/{self.version}"
 
 
-def manifests_of(request: PodRequest) -> list[dict[str, Any]]:
+def manifests_of(request: PodRequest) -> list[JsonObject]:
     """Return all objects of a job, in the order in which they are created; the job itself is the last."""
     return [manifests.config_map(request), *KINDS[request.kind].write(request)]
 
 
-def _job(request: PodRequest) -> list[dict[str, Any]]:
+def _job(request: PodRequest) -> list[JsonObject]:
     spec = manifests.pod_spec(request, manifests.container(request, "node"))
     job = {
         "apiVersion": "batch/v1",
@@ -55,13 +55,13 @@ def _job(request: PodRequest) -> list[dict[str, Any]]:
     return [manifests.service(request), job]
 
 
-def _indexed(request: PodRequest) -> dict[str, Any]:
+def _indexed(request: PodRequest) -> JsonObject:
     """Return how an Indexed Job runs one pod for each node, all of them at once."""
     count = request.options.nodes
     return {"completionMode": "Indexed", "completions": count, "parallelism": count, "backoffLimit": 0}
 
 
-def _jobset(request: PodRequest) -> list[dict[str, Any]]:
+def _jobset(request: PodRequest) -> list[JsonObject]:
     set_name = [{"name": "JOBSET_NAME", "value": request.name}]
     spec = manifests.pod_spec(request, manifests.container(request, "node", set_name))
     replicated = {
@@ -84,7 +84,7 @@ def _jobset(request: PodRequest) -> list[dict[str, Any]]:
     ]
 
 
-def _trainjob(request: PodRequest) -> list[dict[str, Any]]:
+def _trainjob(request: PodRequest) -> list[JsonObject]:
     """Return a TrainJob; what its own part cannot say about the pods is a patch of its runtime."""
     options = request.options
     spec = manifests.pod_spec(request, {})
@@ -96,16 +96,16 @@ def _trainjob(request: PodRequest) -> list[dict[str, Any]]:
     patched["containers"] = [{"name": "node", "volumeMounts": manifests.mounts(request)}]
     labelled = {"labels": manifests.labels(request)}
     inner = {"name": "node", "template": {"spec": {"template": {"metadata": labelled, "spec": patched}}}}
-    trainer: dict[str, Any] = {
+    trainer: JsonObject = {
         "numNodes": options.nodes,
         "numProcPerNode": options.devices,
         "image": request.image,
         "command": list(manifests.COMMAND),
         "env": manifests.environment(request, peers=False),
     }
-    asked = manifests.resources(request)
-    if asked:
-        trainer["resourcesPerNode"] = asked
+    resources = manifests.resources(request)
+    if resources:
+        trainer["resourcesPerNode"] = resources
     patch = {
         "manager": "clusterctl.io/submit",
         "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [inner]}}},
@@ -125,7 +125,7 @@ def _trainjob(request: PodRequest) -> list[dict[str, Any]]:
     ]
 
 
-def _vcjob(request: PodRequest) -> list[dict[str, Any]]:
+def _vcjob(request: PodRequest) -> list[JsonObject]:
     options = request.options
     spec = manifests.pod_spec(request, manifests.container(request, "node"))
     again = "RestartJob" if options.retries else "AbortJob"
@@ -154,12 +154,12 @@ def _vcjob(request: PodRequest) -> list[dict[str, Any]]:
     ]
 
 
-def _acjob(request: PodRequest) -> list[dict[str, Any]]:
+def _acjob(request: PodRequest) -> list[JsonObject]:
     options = request.options
     spec = _ascend_pod(request)
     on_npus = options.kind == "npu"
     template = manifests.pod_template(request, spec, RING if on_npus else None)
-    replicas: dict[str, Any] = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": template}}
+    replicas: JsonObject = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": template}}
     if options.nodes > 1:
         replicas["Worker"] = {"replicas": options.nodes - 1, "restartPolicy": "Never", "template": template}
     described = manifests.metadata(request)
@@ -172,7 +172,7 @@ def _acjob(request: PodRequest) -> list[dict[str, Any]]:
         }
         described["labels"] |= again
     if on_npus and options.chip == "a3":
-        # The chips that are asked for in all.
+        # The number of chips that all pods request together.
         described["annotations"] = {"sp-block": str(options.nodes * options.devices)}
     job = {
         "apiVersion": "mindxdl.gitee.com/v1",
@@ -188,7 +188,7 @@ def _acjob(request: PodRequest) -> list[dict[str, Any]]:
     return [*([_rank_table(request)] if on_npus else []), job]
 
 
-def _ascend_pod(request: PodRequest) -> dict[str, Any]:
+def _ascend_pod(request: PodRequest) -> JsonObject:
     """Return the pod of an AscendJob; the operator knows the container by its name."""
     if request.options.kind != "npu":
         holder = manifests.container(request, "ascend")
@@ -207,7 +207,7 @@ def _ascend_pod(request: PodRequest) -> dict[str, Any]:
     return {**spec, "nodeSelector": chosen}
 
 
-def _rank_table(request: PodRequest) -> dict[str, Any]:
+def _rank_table(request: PodRequest) -> JsonObject:
     """Return the ConfigMap that the operator fills with the rank table; it must exist before the job."""
     described = manifests.metadata(request, f"rings-config-{request.name}")
     described["labels"] |= RING

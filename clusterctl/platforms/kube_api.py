@@ -10,14 +10,13 @@ from typing import Any
 
 from clusterctl.environment import environment
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, RunFailed, UsageError
+from clusterctl.json_types import JsonObject
 from clusterctl.platforms.kinds import KINDS, manifests_of
 from clusterctl.platforms.manifests import JOB_LABEL, RESOURCES
 from clusterctl.platforms.request import PodRequest
 
-# Seconds between two looks at a job.
+# Seconds between two queries of a job.
 POLL = 2.0
-# Seconds that a pod may wait for a node before the reason is shown again.
-TOLD_AGAIN = 60.0
 # Why a container waits, where waiting longer does not help.
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 NOT_RUNNABLE = ("CreateContainerError", "CreateContainerConfigError", "RunContainerError", "StartError")
@@ -78,7 +77,7 @@ def connect() -> Any:
 
 @contextlib.contextmanager
 def _explained(subject: str) -> Iterator[None]:
-    """Raise the errors of the client as ours: what was asked, what the server said, what to try."""
+    """Convert the errors of the client into ours: the request, the server's answer, what to try."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -129,7 +128,7 @@ class JobApi:
         return self.kind.group, self.kind.version, self.namespace, self.kind.plural
 
     def require_room(self, request: PodRequest) -> str:
-        """Raise InputFaults if the cluster has too few nodes for a job; return a note if nobody may ask."""
+        """Raise InputFaults if the cluster has too few nodes; return a note if this user may not list them."""
         options = request.options
         resource = RESOURCES.get(options.kind)
         try:
@@ -146,9 +145,9 @@ class JobApi:
         fitting = len(free) if sizes is None else sum(size >= options.devices for size in sizes)
         if fitting >= options.nodes:
             return ""
-        asked = f"{options.nodes} nodes" + (f" with {options.devices} {resource}" if resource else "")
+        demand = f"{options.nodes} nodes" + (f" with {options.devices} {resource}" if resource else "")
         has = f"{fitting} of {len(nodes)} nodes can be used"
-        fault = Fault("kubernetes.nodes", f"the job asks for {asked}, and {has}", "fewer nodes or devices")
+        fault = Fault("kubernetes.nodes", f"the job asks for {demand}, and {has}", "fewer nodes or devices")
         raise InputFaults([fault])
 
     def submit(self, request: PodRequest) -> list[str]:
@@ -165,7 +164,7 @@ class JobApi:
             raise
         return created
 
-    def _create(self, manifest: dict[str, Any]) -> None:
+    def _create(self, manifest: JsonObject) -> None:
         if manifest["apiVersion"] == "v1" and manifest["kind"] == "ConfigMap":
             self._core.create_namespaced_config_map(self.namespace, manifest)
         elif manifest["apiVersion"] == "v1":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 from clusterctl import contract
+from clusterctl.json_types import JsonObject
 from clusterctl.platforms.request import CODE_FOLDER, JOB_FOLDER, PodRequest
 
 JOB_LABEL = "clusterctl/job"
@@ -23,7 +23,7 @@ def labels(request: PodRequest) -> dict[str, str]:
     return {JOB_LABEL: request.name}
 
 
-def metadata(request: PodRequest, name: str = "") -> dict[str, Any]:
+def metadata(request: PodRequest, name: str = "") -> JsonObject:
     """Return the metadata of an object of a job."""
     return {
         "name": name or request.name,
@@ -32,7 +32,7 @@ def metadata(request: PodRequest, name: str = "") -> dict[str, Any]:
     }
 
 
-def service(request: PodRequest) -> dict[str, Any]:
+def service(request: PodRequest) -> JsonObject:
     """Return the headless service: it gives each pod a name, also before it is ready."""
     return {
         "apiVersion": "v1",
@@ -47,7 +47,7 @@ def service(request: PodRequest) -> dict[str, Any]:
     }
 
 
-def config_map(request: PodRequest) -> dict[str, Any]:
+def config_map(request: PodRequest) -> JsonObject:
     """Return the ConfigMap with the job file and the code."""
     texts, binaries = {"job.yaml": request.job_file}, {}
     for key, (_, content) in zip(_code_keys(request), request.code.items(), strict=True):
@@ -55,7 +55,7 @@ def config_map(request: PodRequest) -> dict[str, Any]:
             texts[key] = content.decode("utf-8")
         except UnicodeDecodeError:
             binaries[key] = base64.b64encode(content).decode("ascii")
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(request, f"{request.name}-job"),
@@ -69,7 +69,7 @@ def _code_keys(request: PodRequest) -> list[str]:
     return [f"code-{number}" for number in range(len(request.code))]
 
 
-def environment(request: PodRequest, *, peers: bool = True) -> list[dict[str, Any]]:
+def environment(request: PodRequest, *, peers: bool = True) -> list[JsonObject]:
     """Return the environment of a pod: what its platform does not say itself, and names of secrets."""
     options = request.options
     values = {
@@ -80,17 +80,17 @@ def environment(request: PodRequest, *, peers: bool = True) -> list[dict[str, An
     }
     if peers and request.peers:
         values[contract.POD_PEERS] = ",".join(request.peers)
-    found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
+    found: list[JsonObject] = [{"name": name, "value": value} for name, value in values.items()]
     for name in request.secrets:
         reference = {"name": options.secret, "key": name}
         found.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
     return found
 
 
-def resources(request: PodRequest) -> dict[str, Any]:
+def resources(request: PodRequest) -> JsonObject:
     """Return what a pod asks for; requests and limits of devices must be equal."""
     options = request.options
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     if options.cpus:
         values["cpu"] = options.cpus
     if options.memory:
@@ -100,7 +100,7 @@ def resources(request: PodRequest) -> dict[str, Any]:
     return {"requests": dict(values), "limits": dict(values)} if values else {}
 
 
-def volumes(request: PodRequest) -> list[dict[str, Any]]:
+def volumes(request: PodRequest) -> list[JsonObject]:
     """Return the volumes of a pod: its job and code, shared memory, a work folder, and claims."""
     items = [{"key": "job.yaml", "path": "job.yaml"}]
     prefix = CODE_FOLDER.removeprefix(f"{JOB_FOLDER}/")
@@ -120,7 +120,7 @@ def volumes(request: PodRequest) -> list[dict[str, Any]]:
     ]
 
 
-def mounts(request: PodRequest) -> list[dict[str, Any]]:
+def mounts(request: PodRequest) -> list[JsonObject]:
     """Return where a container has the volumes."""
     claims = [
         {"name": f"claim-{number}", "mountPath": folder}
@@ -134,9 +134,9 @@ def mounts(request: PodRequest) -> list[dict[str, Any]]:
     ]
 
 
-def container(request: PodRequest, name: str, env: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def container(request: PodRequest, name: str, env: Sequence[JsonObject] = ()) -> JsonObject:
     """Return the container of a pod."""
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "name": name,
         "image": request.image,
         "command": list(COMMAND),
@@ -145,14 +145,14 @@ def container(request: PodRequest, name: str, env: Sequence[dict[str, Any]] = ()
         "volumeMounts": mounts(request),
         "ports": [{"name": "rendezvous", "containerPort": PORT}],
     }
-    asked = resources(request)
-    return {**found, "resources": asked} if asked else found
+    limits = resources(request)
+    return {**found, "resources": limits} if limits else found
 
 
-def pod_spec(request: PodRequest, holder: dict[str, Any]) -> dict[str, Any]:
-    """Return the specification of a pod with one container; nothing starts it again behind the launcher's back."""
+def pod_spec(request: PodRequest, holder: JsonObject) -> JsonObject:
+    """Return the specification of a pod with one container; only the launcher decides about restarts."""
     options = request.options
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": request.grace,
         "automountServiceAccountToken": False,
@@ -168,9 +168,7 @@ def pod_spec(request: PodRequest, holder: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def pod_template(
-    request: PodRequest, spec: dict[str, Any], more: dict[str, str] | None = None
-) -> dict[str, Any]:
+def pod_template(request: PodRequest, spec: JsonObject, more: dict[str, str] | None = None) -> JsonObject:
     """Return the template of a job's pods; each gets a node of its own."""
     apart = {
         "labelSelector": {"matchLabels": labels(request)},

@@ -6,12 +6,12 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from clusterctl.document import Document
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.pods import ModelArtsOptions
+from clusterctl.json_types import JsonObject
 from clusterctl.platforms.request import CREDENTIAL
 
 # Where ModelArts copies the code folder to.
@@ -22,12 +22,12 @@ RESERVED = "MA_"
 MAX_VARIABLES = 100
 
 
-def training_job(job: Job, job_file: Path, image: str = "") -> dict[str, Any]:
+def training_job(job: Job, job_file: Path, image: str = "") -> JsonObject:
     """Return the request that starts a job; raise InputFaults with everything that ModelArts would refuse."""
     options = job.modelarts or ModelArtsOptions()
     image = image or options.image or (job.container.image if job.container else "")
     _check(job, options, image)
-    algorithm: dict[str, Any] = {
+    algorithm: JsonObject = {
         "engine": {"image_url": image},
         "code_dir": _path(options.code),
         "local_code_dir": CODE_FOLDER,
@@ -39,10 +39,10 @@ def training_job(job: Job, job_file: Path, image: str = "") -> dict[str, Any]:
         "inputs": _folders("data", options.inputs),
         "outputs": _folders("output", options.outputs),
     }
-    resource: dict[str, Any] = {"flavor_id": options.flavor, "node_count": options.nodes}
+    resource: JsonObject = {"flavor_id": options.flavor, "node_count": options.nodes}
     if options.pool:
         resource["pool_id"] = options.pool
-    spec: dict[str, Any] = {"resource": resource}
+    spec: JsonObject = {"resource": resource}
     if options.log:
         spec["log_export_path"] = {"obs_url": _path(options.log)}
     return {
@@ -93,7 +93,7 @@ def _last(url: str) -> str:
     return _path(url).strip("/").rpartition("/")[2]
 
 
-def _folders(prefix: str, folders: Mapping[str, str]) -> list[dict[str, Any]]:
+def _folders(prefix: str, folders: Mapping[str, str]) -> list[JsonObject]:
     return [
         {"name": f"{prefix}_{number}", "local_dir": folder, "remote": {"obs": {"obs_url": _path(url)}}}
         for number, (folder, url) in enumerate(folders.items())

@@ -55,7 +55,7 @@ def wait(path: Path, tell: Callable[[str, str], None], patience: float = PATIENC
 
 
 def why_incomplete(path: Path) -> str:
-    """Return why a table cannot be used yet; "" if it can, or never could."""
+    """Return why a table is not complete yet; "" if it is, or if waiting cannot help."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def why_incomplete(path: Path) -> str:
         return f"{path} is empty"
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         # A writer may be in the middle of it; the check reports what stays wrong.
         return "" if text.rstrip().endswith("}") else f"{path} ends in the middle"
     status = value.get("status", COMPLETED) if isinstance(value, dict) else COMPLETED

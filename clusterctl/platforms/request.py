@@ -19,6 +19,8 @@ from clusterctl.transfer.manifest import make_manifest
 KINDS = ("job", "jobset", "trainjob", "vcjob", "acjob")
 # A label of DNS, so the host name of a pod.
 MAX_NAME = 63
+# A reference of an image has no spaces; its registry decides about the rest.
+IMAGE = re.compile(r"\w[\w.:/@+-]*", re.ASCII)
 # A ConfigMap may hold 1 MiB; a tenth is left for names and the job itself.
 MAX_CODE = 900_000
 # Seconds beyond the job's grace for the agent and the runtime to end.
@@ -94,7 +96,7 @@ def imagined(options: KubernetesOptions) -> Cluster:
 
 
 def for_pods(job: Job) -> Job:
-    """Return a job without what the platform decides in place of it."""
+    """Return a job without the settings that the platform decides."""
     return replace(job, nodes=None, restart=None)
 
 
@@ -109,6 +111,9 @@ def _faults(job: Job, options: KubernetesOptions, kind: str, name: str, image: s
         yield _at(
             job, ("kubernetes", "image"), "no image is given", "image: registry.example/train:1, or --image"
         )
+    elif not IMAGE.fullmatch(image):
+        problem = f"{image!r} is not the name of an image"
+        yield _at(job, ("kubernetes", "image"), problem, "as in registry.example/train:1, or --image")
     if not LABEL.match(name):
         problem = f"{name!r} cannot name objects of Kubernetes"
         yield _at(job, ("name",), problem, "small letters, digits and '-', or --name")
@@ -183,9 +188,9 @@ def _code_of(job: Job, root: Path) -> tuple[dict[str, bytes], list[Fault]]:
 def _job_text(job: Job, options: KubernetesOptions) -> str:
     """Return the job file of the pods: the user's with the overrides of the command line, without other platforms."""
     value = dict(job.document.value) if job.document else {}
-    kept = {key: part for key, part in value.items() if key not in LEFT_OUT}
-    kept["name"] = job.name
+    content = {key: part for key, part in value.items() if key not in LEFT_OUT}
+    content["name"] = job.name
     if job.code is not None and options.code == "configmap":
-        kept["code"] = CODE_FOLDER
+        content["code"] = CODE_FOLDER
     # JSON is YAML that no reader takes for another type.
-    return json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"

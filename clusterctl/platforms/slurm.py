@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import UsageError, WorkFailed
@@ -24,22 +25,39 @@ def hides_devices() -> bool:
 
 def run(*words: str, text: str | None = None) -> str:
     """Return what one of Slurm's programs prints; raise WorkFailed with its message if it fails."""
+    return _answer(_started(words), text)
+
+
+def run_together(*commands: Sequence[str]) -> list[str]:
+    """Return what several of Slurm's programs print that run at the same time; each waits for slurmctld."""
+    processes = [_started(words) for words in commands]
+    return [_answer(process, None) for process in processes]
+
+
+def _started(words: Sequence[str]) -> subprocess.Popen[str]:
     if shutil.which(words[0]) is None:
         raise UsageError(
             f"there is no `{words[0]}` here",
             "use a login node of the Slurm cluster, or install Slurm's clients",
         )
-    try:
-        done = subprocess.run(
-            words, input=text, capture_output=True, text=True, check=False, timeout=ANSWER_LIMIT
-        )
-    except subprocess.TimeoutExpired:
-        raise WorkFailed(
-            f"{words[0]}: no answer within {ANSWER_LIMIT:g} s", "is slurmctld running?"
-        ) from None
-    if done.returncode:
-        raise WorkFailed(f"{words[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    return done.stdout
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def _answer(process: subprocess.Popen[str], text: str | None) -> str:
+    assert isinstance(process.args, Sequence)
+    name = str(process.args[0])
+    with process:
+        try:
+            out, problem = process.communicate(text, ANSWER_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise WorkFailed(
+                f"{name}: no answer within {ANSWER_LIMIT:g} s", "is slurmctld running?"
+            ) from None
+    if process.returncode:
+        raise WorkFailed(f"{name}: {problem.strip() or f'exit code {process.returncode}'}")
+    return out
 
 
 def submit(batch_file: str) -> int:

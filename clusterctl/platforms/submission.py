@@ -1,15 +1,16 @@
-"""A run that waits for, or has, a job of Slurm: what was submitted, and how Slurm says it stands."""
+"""A run that a Slurm job starts: what was submitted, and the state that Slurm reports."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.parts.slurm import SlurmOptions
@@ -47,6 +48,18 @@ ENDS = {
     "OUT_OF_MEMORY": "Slurm killed the job because its memory ran out",
     "FAILED": "the batch file of the Slurm job failed",
 }
+# What slurmstepd writes to the log when Slurm ends a job, and what `submit start` does before it requeues one.
+STEPD = {
+    "PREEMPTION": ENDS["PREEMPTED"],
+    "TIME LIMIT": ENDS["TIMEOUT"],
+    "NODE FAILURE": ENDS["NODE_FAIL"],
+}
+PUT_BACK = re.compile(
+    rf"CANCELLED AT \S+ DUE TO (?P<stepd>{'|'.join(STEPD)})|^(?P<ours>[a-z ]+); Slurm job \d+ waits",
+    re.MULTILINE,
+)
+# Bytes at the end of the log that are searched.
+LOG_END = 16_384
 
 
 @dataclass(frozen=True)
@@ -64,13 +77,13 @@ def submission_file(run: RunDir) -> Path:
 
 
 def read_submission(run: RunDir) -> Submission | None:
-    """Return what was submitted for a run; None for a run that no Slurm job runs."""
+    """Return what was submitted for a run; None for a run that no Slurm job runs, or whose file is damaged."""
     path = submission_file(run)
     if not path.exists():
         return None
     try:
         return decode(Submission, run.read_json(path))
-    except BadValue:
+    except (BadValue, UsageError):
         return None
 
 
@@ -107,11 +120,6 @@ def write_pending(run: RunDir, verdict: str) -> None:
     write_state(run, RunState(Phase.PENDING, {}, verdict=verdict))
 
 
-def is_inside(submission: Submission, variables: Mapping[str, str]) -> bool:
-    """Return whether this process runs inside the job: its own process then knows better than Slurm."""
-    return variables.get("SLURM_JOB_ID") == str(submission.job)
-
-
 def refresh(run: RunDir, queue: Mapping[int, slurm.QueueEntry] | None = None) -> None:
     """Bring the recorded state of a submitted run up to date with what Slurm says of its job."""
     submission = read_submission(run)
@@ -137,7 +145,7 @@ def _note(run: RunDir, submission: Submission, entry: slurm.QueueEntry) -> None:
         if run.controller() is not None:
             # The answer came late: the job has started meanwhile.
             return
-        verdict = describe(submission.job, entry)
+        verdict = describe(submission.job, entry, put_back(run))
         if (before.phase, before.verdict) != (Phase.PENDING, verdict):
             write_pending(run, verdict)
     elif entry.state not in (*ACTIVE, *WAITING):
@@ -163,8 +171,26 @@ def note_cancelled(run: RunDir, submission: Submission) -> None:
     _note_end(run, replace(submission, ended="CANCELLED"), RunState(Phase.PENDING, {}))
 
 
-def describe(job: int, entry: slurm.QueueEntry) -> str:
-    """Return how a job stands, for people."""
+def log_file(run: RunDir) -> Path:
+    """Return the file with the output of a run's job."""
+    return run.root / "slurm.log"
+
+
+def put_back(run: RunDir) -> str:
+    """Return why a job that has run waits again, from the end of its log; "" if it has not run, or nothing says why."""
+    try:
+        with log_file(run).open("rb") as file:
+            file.seek(max(0, log_file(run).stat().st_size - LOG_END))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    found = list(PUT_BACK.finditer(text))
+    return (found[-1]["ours"] or STEPD[found[-1]["stepd"]]) if found else ""
+
+
+def describe(job: int, entry: slurm.QueueEntry, before: str = "") -> str:
+    """Return the state of a job in words; `before`: why its last start ended."""
+    before = f"; its last start ended: {before}" if before else ""
     reason = f": {entry.reason}" if entry.reason not in ("", "None") else ""
     start = f"; expected to start at {entry.start}" if entry.start not in ("", "N/A") else ""
-    return f"Slurm job {job} is {entry.state.lower()}{reason}{start}"
+    return f"Slurm job {job} is {entry.state.lower()}{reason}{start}{before}"

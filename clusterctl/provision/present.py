@@ -1,4 +1,4 @@
-"""Ask a node with one line of shell whether it has an environment."""
+"""Check with one line of shell whether a node has an environment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def seen_in(output: str) -> tuple[str, bool]:
 def complete_on(
     connections: Connections, nodes: Sequence[Node], links: dict[str, str], fanout: int
 ) -> list[Outcome[str]]:
-    """Return the fingerprint of each node's environment, asked in the cheapest way: without agent and fabric."""
+    """Return the fingerprint of each node's environment, read in the cheapest way: without agent and fabric."""
     with ShellSession(connections.transport) as once:
 
         def work(node: Node) -> str:

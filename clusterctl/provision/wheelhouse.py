@@ -195,7 +195,7 @@ def make_wheelhouse(
 ) -> tuple[Lock, int]:
     """Resolve requirements, write their lock file, and fetch each wheel; return the lock and the number of wheels.
 
-    `requirements` are pip's words: `-r FILE`, or `NAME`. Wheels that are there already are not fetched again.
+    `requirements` are arguments of pip: `-r FILE`, or `NAME`. Wheels that are there already are not fetched again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tell("resolving")
@@ -209,12 +209,12 @@ def make_wheelhouse(
         _pip([*words, *target.words(), "--dest", str(folder)])
     house = open_wheelhouse(folder)
     check_hashes(house, lock)
-    kept = set(house.files_for(lock))
+    needed = set(house.files_for(lock))
     for wheel in house.wheels:
-        if wheel.file not in kept:
+        if wheel.file not in needed:
             tell(f"{wheel.file} belongs to another lock file; it stays, and is not sent to nodes")
     replace_file(folder / LOCK, lock.text)
-    return lock, len(kept)
+    return lock, len(needed)
 
 
 def _resolve(requirements: Iterable[str], target: Target) -> list[Pin]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import Fault, InputFaults
+from clusterctl.json_types import JsonObject
 from clusterctl.ranktable.dialects import recognized
 from clusterctl.ranktable.finding import (
     Finding,
@@ -102,7 +103,7 @@ def _json_finding(fault: JsonFault) -> Finding:
     )
 
 
-def _count_servers(value: dict[str, Any]) -> int:
+def _count_servers(value: JsonObject) -> int:
     """Return the number of servers that a table of version 2.0 appears to have; 0 if it cannot be read."""
     try:
         return len(_from_ranks(value).servers)
@@ -263,11 +264,11 @@ def _from_report(report: Report, source: str) -> RankTable:
     return _from_groups(report.value) if report.version == "" else _from_concise(report.value)
 
 
-def _rest(value: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+def _rest(value: Mapping[str, Any], known: set[str]) -> JsonObject:
     return {} if value.keys() <= known else {key: inner for key, inner in value.items() if key not in known}
 
 
-def _from_concise(value: dict[str, Any]) -> RankTable:
+def _from_concise(value: JsonObject) -> RankTable:
     servers = []
     for server in value["server_list"]:
         devices = tuple([_device(device, int(device["rank_id"])) for device in server["device"]])
@@ -284,7 +285,7 @@ def _from_concise(value: dict[str, Any]) -> RankTable:
     return RankTable(tuple(servers), value["version"], pods, value["status"], extras)
 
 
-def _pod(pod: dict[str, Any]) -> SuperPod:
+def _pod(pod: JsonObject) -> SuperPod:
     ids = tuple(server["server_id"] for server in pod["server_list"])
     rests = {
         server["server_id"]: _rest(server, {"server_id"}) for server in pod["server_list"] if len(server) > 1
@@ -292,7 +293,7 @@ def _pod(pod: dict[str, Any]) -> SuperPod:
     return SuperPod(pod["super_pod_id"], ids, _rest(pod, _POD_KEYS), rests)
 
 
-def _has_pods(value: dict[str, Any]) -> bool:
+def _has_pods(value: JsonObject) -> bool:
     """Return whether a 1.0 table, whose super pods HCCL ignores, has a well-formed list of them."""
     pods = value.get("super_pod_list")
     if not isinstance(pods, list) or not pods or not all(isinstance(pod, dict) for pod in pods):
@@ -312,7 +313,7 @@ def _has_pods(value: dict[str, Any]) -> bool:
     return unique and set(names) <= known
 
 
-def _from_groups(value: dict[str, Any]) -> RankTable:
+def _from_groups(value: JsonObject) -> RankTable:
     """Return a table in the old form as version 1.0; its keys about network planes are dropped.
 
     A cloud's table has no rank ids: its devices get them in the order of the file.
@@ -327,7 +328,7 @@ def _from_groups(value: dict[str, Any]) -> RankTable:
     return RankTable(servers if laboratory else renumbered(servers))
 
 
-def _from_ranks(value: dict[str, Any]) -> RankTable:
+def _from_ranks(value: JsonObject) -> RankTable:
     """Return a table of version 2.0, whose list of ranks is split into servers."""
     devices = [
         Device(
@@ -343,7 +344,7 @@ def _from_ranks(value: dict[str, Any]) -> RankTable:
     return RankTable(counted(devices), "2.0", (), status, extras)
 
 
-def _device(value: dict[str, Any], rank: int) -> Device:
+def _device(value: JsonObject, rank: int) -> Device:
     extras = {} if value.keys() <= _DEVICE_KEYS else _rest(value, _DEVICE_KEYS)
     super_id = value.get("super_device_id")
     return Device(

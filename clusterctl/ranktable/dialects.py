@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusterctl.json_types import JsonObject
+
 FLAT = ("prefill_device_list", "decode_device_list")
 
 
@@ -19,7 +21,7 @@ class Dialect:
     """A table in the form of HCCL, and the place of each part in the file."""
 
     name: str
-    value: dict[str, Any]
+    value: JsonObject
     places: dict[str, str] = field(default_factory=dict)
 
     def pointer(self, pointer: str) -> str:
@@ -33,7 +35,7 @@ class Dialect:
         return pointer
 
 
-def recognized(value: dict[str, Any]) -> Dialect | None:
+def recognized(value: JsonObject) -> Dialect | None:
     """Return the converted table of a dialect; None if the table is in a form of HCCL."""
     if "server_list" in value:
         return None
@@ -44,7 +46,7 @@ def recognized(value: dict[str, Any]) -> Dialect | None:
     return None
 
 
-def _grouped(value: dict[str, Any]) -> Dialect:
+def _grouped(value: JsonObject) -> Dialect:
     """Return the servers of all groups; groups without devices (a coordinator, a controller) have no ranks."""
     servers: list[Any] = []
     places: dict[str, str] = {"/server_list": "/server_group_list"}
@@ -86,9 +88,9 @@ def _numbered(servers: list[Any]) -> list[Any]:
     return result
 
 
-def _flat(value: dict[str, Any]) -> Dialect:
+def _flat(value: JsonObject) -> Dialect:
     """Return the servers of the flat lists, prefill before decode; devices without a rank get one in this order."""
-    servers: dict[str, dict[str, Any]] = {}
+    servers: dict[str, JsonObject] = {}
     numbers: dict[str, int] = {}
     places: dict[str, str] = {"/server_list": ""}
     rank = 0

@@ -64,9 +64,9 @@ def build_from_nodes(
     common = hardware or common_hardware(answers)
     api.buildable(common)
     entries = [(node, answer.addresses) for node, answer in answers]
-    kept, left_out = api.complete(entries, which) if skip_incomplete else (entries, [])
+    complete, left_out = api.complete(entries, which) if skip_incomplete else (entries, [])
     detected = "" if hardware or common in (None, "a2") else _describe(answers, str(common))
-    return BuiltTable(api.build(kept, common), detected, tuple(left_out), tuple(_other_sources(answers)))
+    return BuiltTable(api.build(complete, common), detected, tuple(left_out), tuple(_other_sources(answers)))
 
 
 def _query(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_lines import Metric
 from clusterctl.logs.store import last_lines
 from clusterctl.report.history import HistoryReader
 from clusterctl.report.summary import RunSummary, read_sources, summary_of
@@ -32,7 +33,7 @@ class RunRow:
 
 @dataclass
 class Board:
-    """The state of a live screen; files here are read again at each `refresh`, and nothing else is."""
+    """The state of a live screen; each `refresh` reads the files here again and contacts no node."""
 
     runs: list[RunDir]
     chosen: int = 0
@@ -48,6 +49,9 @@ class Board:
     problem: str = ""
     _readers: dict[str, HistoryReader] = field(default_factory=dict)
     _rows: dict[str, tuple[float, RunRow]] = field(default_factory=dict)
+    _recorded: tuple[object, RunState | None] = (None, None)
+    _shown: tuple[object, list[RankState]] = (None, [])
+    _late: tuple[object, dict[int, float]] = (None, {})
 
     @property
     def run(self) -> RunDir:
@@ -80,8 +84,8 @@ class Board:
         now = time.monotonic()
         if known and now - known[0] < 1.0:
             return known[1]
-        last = run.last_step() or {}
-        row = RunRow(run.run_id, str(run.phase()), last.get("step"), last.get("loss"))
+        last = run.last_step() or Metric()
+        row = RunRow(run.run_id, str(run.phase()), last.step, last.loss)
         self._rows[run.run_id] = (now, row)
         return row
 
@@ -90,19 +94,34 @@ class Board:
         if self.live is not None:
             return self.live
         try:
-            return read_state(self.run)
-        except UsageError:
+            status = self.run.state.stat()
+        except OSError:
             return None
+        # The file is parsed again only if it has been replaced.
+        key = (self.run.state, status.st_ino, status.st_mtime_ns, status.st_size)
+        if self._recorded[0] != key:
+            try:
+                self._recorded = (key, read_state(self.run))
+            except UsageError:
+                self._recorded = (key, None)
+        return self._recorded[1]
 
     def ranks(self) -> list[RankState]:
         """Return the ranks that are shown, by their numbers."""
         state = self.state()
-        ranks = sorted(state.ranks if state else (), key=lambda rank: rank.rank)
-        return [rank for rank in ranks if self.text in f"{rank.node} {rank.state} rank{rank.rank}"]
+        key = (state, self.text)
+        if self._shown[0] != key:
+            ranks = sorted(state.ranks if state else (), key=lambda rank: rank.rank)
+            shown = [rank for rank in ranks if self.text in f"{rank.node} {rank.state} rank{rank.rank}"]
+            self._shown = (key, shown)
+        return self._shown[1]
 
     def stragglers(self) -> dict[int, float]:
         """Return how many times as long as the others each straggler takes."""
-        return slow({rank.rank: rank.step_seconds for rank in self.ranks() if rank.step_seconds})
+        ranks = self.ranks()
+        if self._late[0] is not ranks:
+            self._late = (ranks, slow({rank.rank: rank.step_seconds for rank in ranks if rank.step_seconds}))
+        return self._late[1]
 
     def log(self, lines: int) -> tuple[str, list[str]]:
         """Return the name and the last lines of the log of the rank at the cursor."""

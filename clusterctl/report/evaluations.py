@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from clusterctl.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.jobs.run_lines import Metric
 
 # More than any result: the scores of single documents are not in it.
 MOST_BYTES = 1 << 20
@@ -52,7 +53,7 @@ class Evaluations:
     damaged: tuple[str, ...] = ()
 
 
-def read_evaluations(run: RunDir, of_training: Sequence[Mapping[str, object]] = ()) -> Evaluations:
+def read_evaluations(run: RunDir, of_training: Sequence[Metric] = ()) -> Evaluations:
     """Return the results that are stored with a run; `of_training`: those that the training itself reported."""
     results, damaged = [_of_training(line) for line in of_training], list[str]()
     for file in sorted((run.root / EVALUATIONS_DIR).glob("*.json")):
@@ -70,12 +71,11 @@ def read_evaluations(run: RunDir, of_training: Sequence[Mapping[str, object]] = 
     return Evaluations(tuple(ordered), tuple(damaged))
 
 
-def _of_training(line: Mapping[str, object]) -> Evaluation | None:
+def _of_training(line: Metric) -> Evaluation | None:
     """Return the result in a line of metrics; None if it is damaged, as other lines of that file may be."""
-    when = line.get("time")
-    moment = time.gmtime(when if isinstance(when, (int, float)) else 0)
+    moment = time.gmtime(line.time or 0)
     try:
-        return decode(Evaluation, {**line, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", moment)})
+        return decode(Evaluation, {**line.facts, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", moment)})
     except BadValue:
         return None
 

@@ -18,7 +18,7 @@ HEAD = ("event", "step", "attempt", *COLUMNS)
 def as_csv(run: RunDir) -> str:
     """Return the steps and evaluations of a run as CSV, in the order in which they were done."""
     history = read_history(run)
-    attempts = [start.get("attempt", "") for start in history.starts] or [""]
+    attempts = [start.facts.get("attempt", "") for start in history.starts] or [""]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)
@@ -28,7 +28,7 @@ def as_csv(run: RunDir) -> str:
         values = ["" if math.isnan(column[index]) else f"{column[index]:.10g}" for column in columns]
         writer.writerow(["step", step, attempts[min(steps.start[index], len(attempts) - 1)], *values])
     blank = [""] * (len(COLUMNS) - 2)
-    for line in history.evals:
-        attempt = attempts[min(line["start"], len(attempts) - 1)]
-        writer.writerow(["eval", line["step"], attempt, line["loss"], *blank, line.get("time", "")])
+    for line, start in zip(history.evals, history.eval_starts, strict=True):
+        attempt, at = attempts[min(start, len(attempts) - 1)], "" if line.time is None else line.time
+        writer.writerow(["eval", line.step, attempt, line.loss, *blank, at])
     return text.getvalue()

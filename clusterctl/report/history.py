@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from clusterctl.jobs.run_folder import RunDir, metric_of
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_lines import Metric, read_metric
+from clusterctl.json_types import JsonObject
 from clusterctl.typed_json import BadValue, parse
 
 # Bytes of metrics per read.
@@ -53,58 +53,59 @@ class Steps:
 class History:
     """All that the metrics of a run say."""
 
-    starts: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[Metric] = field(default_factory=list)
     steps: Steps = field(default_factory=Steps)
-    evals: list[dict[str, Any]] = field(default_factory=list)
-    """Each with `start`, as steps have it."""
-    checkpoints: list[dict[str, Any]] = field(default_factory=list)
-    memory: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    last: dict[str, Any] = field(default_factory=dict)
+    evals: list[Metric] = field(default_factory=list)
+    eval_starts: list[int] = field(default_factory=list)
+    """By evaluation, the index of the start that did it, as steps have it."""
+    checkpoints: list[Metric] = field(default_factory=list)
+    memory: list[Metric] = field(default_factory=list)
+    failures: list[Metric] = field(default_factory=list)
+    last: Metric = field(default_factory=Metric)
     """The last step with all of its values."""
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """Results of tasks that the training evaluated."""
+    samples: list[Metric] = field(default_factory=list)
     """Texts that were generated during the training."""
+    evaluations: list[Metric] = field(default_factory=list)
+    """Results of tasks that the training evaluated."""
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The trainer's configuration at the last start; {} if there is none."""
-        config = self.starts[-1].get("config") if self.starts else None
+        config = self.starts[-1].facts.get("config") if self.starts else None
         return config if isinstance(config, dict) else {}
 
-    def add(self, metric: Mapping[str, Any]) -> None:
+    def add(self, metric: Metric) -> None:
         """Add one line of metrics."""
-        kind, start = metric.get("event"), max(len(self.starts) - 1, 0)
-        if kind == "step":
-            self.last = dict(metric)
-            self.steps.step.append(int(metric["step"]))
+        start = max(len(self.starts) - 1, 0)
+        if metric.kind == "step":
+            self.last = metric
+            self.steps.step.append(metric.step or 0)
             self.steps.start.append(start)
             for name in COLUMNS:
-                value = metric.get(name)
+                value = metric.facts.get(name)
                 self.steps[name].append(float(value) if isinstance(value, (int, float)) else math.nan)
-        elif kind == "start":
-            self.starts.append(dict(metric))
-        elif kind == "eval":
-            self.evals.append({**metric, "start": start})
-        elif kind == "checkpoint":
-            self.checkpoints.append(dict(metric))
-        elif kind == "memory":
-            self.memory.append(dict(metric))
-        elif kind == "failed":
-            self.failures.append(dict(metric))
-        elif kind == "evaluation":
-            self.evaluations.append(dict(metric))
-        elif kind == "sample":
-            self.samples.append(dict(metric))
+            return
+        if metric.kind == "eval":
+            self.eval_starts.append(start)
+        lists = {
+            "start": self.starts,
+            "eval": self.evals,
+            "checkpoint": self.checkpoints,
+            "memory": self.memory,
+            "failed": self.failures,
+            "evaluation": self.evaluations,
+            "sample": self.samples,
+        }
+        if metric.kind in lists:
+            lists[metric.kind].append(metric)
 
     def kept_evals(self) -> list[tuple[int, float]]:
         """Return (step, validation loss), each step once: as it was computed last."""
-        return sorted({int(line["step"]): float(line["loss"]) for line in self.evals}.items())
+        return sorted({line.step or 0: line.loss or 0.0 for line in self.evals}.items())
 
-    def kept_checkpoints(self) -> list[dict[str, Any]]:
+    def kept_checkpoints(self) -> list[Metric]:
         """Return the checkpoints, each step once: as it was saved last."""
-        return [line for _, line in sorted({int(line["step"]): line for line in self.checkpoints}.items())]
+        return [line for _, line in sorted({line.step or 0: line for line in self.checkpoints}.items())]
 
 
 class HistoryReader:
@@ -151,7 +152,7 @@ def _feed(history: History, block: bytes) -> None:
         position, last = match.end(), match[0]
     if position != len(block):
         _add_lines(history, block[position:])
-    if last and (metric := _metric(last)) is not None and metric["step"] == history.steps.step[-1]:
+    if last and (metric := _metric(last)) is not None and metric.step == history.steps.step[-1]:
         history.last = metric
 
 
@@ -178,8 +179,8 @@ def _add_lines(history: History, block: bytes) -> None:
             history.add(metric)
 
 
-def _metric(line: bytes) -> dict[str, Any] | None:
+def _metric(line: bytes) -> Metric | None:
     try:
-        return metric_of(parse(line))
+        return read_metric(parse(line))
     except BadValue:
         return None

@@ -25,6 +25,7 @@ from clusterctl.text import count, duration, escape_controls, plural, size
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.jobs.run_lines import Metric
 
 FOLDER = Path(__file__).parent
 # Rows of each table, and lines of each log; a page stays below 500 kB.
@@ -160,7 +161,7 @@ def curves(subject: Subject) -> str:
     history, steps = subject.history, subject.history.steps
     if not len(steps):
         return ""
-    marks = sorted({int(start.get("step") or 0) for start in history.starts[1:]})
+    marks = sorted({start.step or 0 for start in history.starts[1:]})
     times = [steps["step_seconds"][index] for index in steps.kept()]
     drawn = [
         charts.line_chart("Loss", [*_by_attempt(subject, "loss"), _validation(history)], marks, wide=True),
@@ -238,8 +239,8 @@ def _stragglers(subject: Subject) -> list[Bar]:
 
 
 def _memory(history: History) -> list[Bar]:
-    line = history.memory[-1] if history.memory else {}
-    measured, planned = line.get("bytes") or [], line.get("planned") or []
+    facts = history.memory[-1].facts if history.memory else {}
+    measured, planned = facts.get("bytes") or [], facts.get("planned") or []
     if not isinstance(measured, list) or not all(isinstance(value, int) for value in measured):
         return []
     expected = planned if isinstance(planned, list) and len(planned) == len(measured) else [0] * len(measured)
@@ -300,10 +301,10 @@ def _results(subject: Subject) -> str:
     history = subject.history
     saved = [
         [
-            line["step"],
-            size(line["bytes"]) if isinstance(line.get("bytes"), int) else "",
+            line.step,
+            size(line.facts["bytes"]) if isinstance(line.facts.get("bytes"), int) else "",
             _seconds(line),
-            line.get("path", ""),
+            line.facts.get("path", ""),
         ]
         for line in history.kept_checkpoints()[-ROWS:]
     ]
@@ -326,13 +327,14 @@ def _results(subject: Subject) -> str:
         right=("Step", "Documents"),
     )
     samples = [
-        pre(f"step {line.get('step', '')}: {line.get('text', '')}"[:4000]) for line in history.samples[-10:]
+        pre(f"step {line.facts.get('step', '')}: {line.facts.get('text', '')}"[:4000])
+        for line in history.samples[-10:]
     ]
     return text + details("Sample texts", "".join(samples)) if samples else text
 
 
-def _seconds(line: dict[str, object]) -> str:
-    value = line.get("seconds")
+def _seconds(line: Metric) -> str:
+    value = line.facts.get("seconds")
     return f"{value:.2f}" if isinstance(value, (int, float)) else ""
 
 
@@ -351,7 +353,7 @@ def _config(subject: Subject, other: RunDir | None) -> str:
 
 
 def _versions(subject: Subject) -> str:
-    start = subject.history.starts[-1] if subject.history.starts else {}
+    start = subject.history.starts[-1].facts if subject.history.starts else {}
     names = ("torch", "engine", "precision", "zero", "device", "threads", "world", "layout", "parameters")
     rows = [(name, str(start[name])) for name in names if name in start]
     ops = start.get("native")
@@ -364,8 +366,7 @@ def _versions(subject: Subject) -> str:
 def _events(subject: Subject) -> str:
     events = subject.sources.events.events[-ROWS:]
     rows = [
-        [time.strftime("%m-%d %H:%M:%S", time.localtime(event["time"])), event_text(event)]
-        for event in events
+        [time.strftime("%m-%d %H:%M:%S", time.localtime(event.time)), event_text(event)] for event in events
     ]
     return table(["Time", "Event"], rows)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_lines import Metric
 from clusterctl.report.curve import means, quantile
 from clusterctl.report.evaluations import Evaluation, read_evaluations
 from clusterctl.report.history import History, Steps, read_history
@@ -20,7 +21,8 @@ from clusterctl.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord
-    from clusterctl.jobs.run_folder import Events, RunDir
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.jobs.run_lines import Events
 
 # Values of the loss curve that a summary keeps.
 CURVE = 120
@@ -177,7 +179,7 @@ def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> Ru
         if sources.phase in (Phase.FAILED, Phase.LOST)
         else "",
         attempts=attempts,
-        restarts=sum(event["event"] == "restart" for event in sources.events.events),
+        restarts=sum(event.kind == "restart" for event in sources.events.events),
         evaluations=evaluated.results,
         damaged_evaluations=evaluated.damaged,
         device_hours=sum(attempt.seconds * attempt.ranks for attempt in attempts) / 3600,
@@ -192,13 +194,13 @@ def _with_training(summary: RunSummary, run: RunDir, history: History) -> RunSum
     best = min(evals, key=lambda point: point[1], default=None)
     peak, planned = _memory(history)
     spent = _time_in_steps(steps, indexes)
-    start = history.starts[-1] if history.starts else {}
+    start = history.starts[-1] if history.starts else Metric()
     return replace(
         summary,
         steps_done=int(steps.step[-1]),
-        steps=_whole(history.last.get("steps")) or _whole(start.get("steps")),
-        tokens=_whole(history.last.get("tokens")),
-        parameters=_whole(start.get("parameters")),
+        steps=history.last.steps or start.steps,
+        tokens=_whole(history.last.facts.get("tokens")),
+        parameters=start.parameters,
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,
         first_eval=evals[0][1] if evals else None,
@@ -227,15 +229,19 @@ def _time_in_steps(steps: Steps, indexes: Sequence[int]) -> float:
     return total
 
 
-def _speed(steps: Steps, indexes: Sequence[int], last: Mapping[str, Any]) -> Speed:
+def _speed(steps: Steps, indexes: Sequence[int], last: Metric) -> Speed:
     """Return the speed of the median step; the first step of each start is left out, for it includes warm-up."""
     first = {index for index in indexes if not index or steps.start[index] != steps.start[index - 1]}
     later = [index for index in indexes if index not in first] or list(indexes)
     times, rates = _sorted(steps["step_seconds"], later), _sorted(steps["tokens_per_second"], later)
     rate = quantile(rates, 0.5) if rates else None
-    tflops, share, at = _model(last.get("tflops")), _model(last.get("of_peak")), last.get("tokens_per_second")
+    tflops, share, at = (
+        _model(last.facts.get("tflops")),
+        _model(last.facts.get("of_peak")),
+        last.tokens_per_second,
+    )
     # Both are proportional to the rate.
-    factor = rate / at if rate and isinstance(at, (int, float)) and at else None
+    factor = rate / at if rate and at else None
     return Speed(
         tokens_per_second=rate,
         step_seconds=quantile(times, 0.5) if times else None,
@@ -260,8 +266,8 @@ def _whole(value: Any) -> int | None:
 
 def _memory(history: History) -> tuple[int | None, int | None]:
     """Return the highest measured and planned bytes of any rank."""
-    measured = [count for line in history.memory for count in _numbers(line.get("bytes"))]
-    planned = [count for line in history.memory for count in _numbers(line.get("planned"))]
+    measured = [count for line in history.memory for count in _numbers(line.facts.get("bytes"))]
+    planned = [count for line in history.memory for count in _numbers(line.facts.get("planned"))]
     return max(measured, default=None), max(planned, default=None)
 
 
@@ -272,34 +278,34 @@ def _numbers(value: Any) -> list[int]:
 def _newest_checkpoint(run: RunDir, history: History) -> SavedStep | None:
     from clusterctl.runs.finish import superseded_steps
 
-    passed_over = superseded_steps([*_in_order(history)])
-    saved = [line for line in history.kept_checkpoints() if line["step"] not in passed_over]
+    passed_over = superseded_steps(_in_order(history))
+    saved = [line for line in history.kept_checkpoints() if line.step not in passed_over]
     if not saved:
         return None
     newest = saved[-1]
-    path = str(newest.get("path") or "")
+    path = str(newest.facts.get("path") or "")
     here = run.checkpoints / path.rpartition("/")[2] if path else None
     return SavedStep(
-        int(newest["step"]),
-        _whole(newest.get("bytes")),
+        newest.step or 0,
+        _whole(newest.facts.get("bytes")),
         path,
         str(here) if here and (here / "manifest.json").is_file() else "",
     )
 
 
-def _in_order(history: History) -> list[dict[str, object]]:
+def _in_order(history: History) -> list[Metric]:
     """Return starts and checkpoints in the order of their times."""
-    return sorted((*history.starts, *history.checkpoints), key=lambda line: line.get("time") or 0.0)
+    return sorted((*history.starts, *history.checkpoints), key=lambda line: line.time or 0.0)
 
 
 def _active_seconds(record: RunRecord, events: Events, now: float) -> float:
     """Return how long the run was active: from its launch or a `resume` to its end, each time."""
     total, since, began = 0.0, record.created, True
     for event in events.events:
-        if event["event"] == "ended" and began:
-            total, began = total + max(event["time"] - since, 0.0), False
-        elif event["event"] == "resumed" and not began:
-            since, began = event["time"], True
+        if event.kind == "ended" and began:
+            total, began = total + max(event.time - since, 0.0), False
+        elif event.kind == "resumed" and not began:
+            since, began = event.time, True
     return total + (max(now - since, 0.0) if began else 0.0)
 
 
@@ -308,10 +314,10 @@ def read_attempts(run: RunDir, sources: Sources) -> tuple[Attempt, ...]:
     found: list[Attempt] = []
     last_end = 0.0
     for event in sources.events.events:
-        kind, at = event["event"], event["time"]
-        if kind == "started" and isinstance(event.get("attempt"), int):
-            nodes = tuple(map(str, event.get("nodes") or ()))
-            found.append(Attempt(event["attempt"], at, None, int(event.get("ranks") or 0), nodes))
+        kind, at, facts = event.kind, event.time, event.facts
+        if kind == "started" and isinstance(facts.get("attempt"), int):
+            nodes = tuple(map(str, facts.get("nodes") or ()))
+            found.append(Attempt(facts["attempt"], at, None, int(facts.get("ranks") or 0), nodes))
             last_end = 0.0
         elif kind in ("node_ended", "failed"):
             last_end = at
@@ -325,9 +331,9 @@ def read_attempts(run: RunDir, sources: Sources) -> tuple[Attempt, ...]:
 
 
 def _last_time(sources: Sources) -> float:
-    times = [event["time"] for event in sources.events.events[-1:]]
-    metric = sources.history.last.get("time")
-    return max([*times, metric] if isinstance(metric, (int, float)) else times, default=0.0)
+    times = [event.time for event in sources.events.events[-1:]]
+    metric = sources.history.last.time
+    return max(times if metric is None else [*times, metric], default=0.0)
 
 
 def _with_end(run: RunDir, attempt: Attempt, phase: Phase) -> Attempt:
@@ -353,10 +359,11 @@ def _read_cause(run: RunDir, attempt: int) -> str:
 def _with_steps(attempt: Attempt, history: History) -> Attempt:
     """Return the attempt with the steps at its beginning and end."""
     number = next(
-        (index for index, start in enumerate(history.starts) if start.get("attempt") == attempt.number), None
+        (index for index, start in enumerate(history.starts) if start.facts.get("attempt") == attempt.number),
+        None,
     )
     if number is None:
         return attempt
-    begin = _whole(history.starts[number].get("step")) or 0
+    begin = history.starts[number].step or 0
     mine = [index for index, start in enumerate(history.steps.start) if start == number]
     return replace(attempt, from_step=begin, to_step=history.steps.step[mine[-1]] if mine else begin)

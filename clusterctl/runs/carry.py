@@ -32,7 +32,7 @@ class Carrier:
 
     def note(self, update: Update) -> None:
         """Note a checkpoint that the trainer reported."""
-        if update.metric is not None and update.metric.get("event") == "checkpoint":
+        if update.metric is not None and update.metric.kind == "checkpoint":
             self.saved.set()
 
     def close(self) -> None:

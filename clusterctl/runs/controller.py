@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ from clusterctl.text import plural
 from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
+    from clusterctl.jobs.run_lines import Event
     from clusterctl.transport.fanout import Connections
 
 READY = b"in charge\n"
@@ -139,7 +140,7 @@ class Control:
                 self.run.add_event("note", node=update.node, text=update.note)
             if self.carrier:
                 self.carrier.note(update)
-            saved = (update.metric or {}).get("event") == "checkpoint"
+            saved = update.metric is not None and update.metric.kind == "checkpoint"
             for copier in self.copiers if saved else ():
                 copier.note()
             self._tell(update)
@@ -159,8 +160,8 @@ class Control:
             )
         elif update.hung:
             self.notify("stall", update.note)
-        if update.metric and update.metric.get("diverged"):
-            self.notify.not_finite(update.metric.get("step"))
+        if update.metric and update.metric.diverged:
+            self.notify.not_finite(update.metric.step)
 
     def _stragglers(self, paces: Stragglers, update: Update) -> Iterator[Update]:
         """Name the stragglers of a node's report, each once per attempt; nothing is done to them."""
@@ -187,7 +188,7 @@ class Control:
             return Decision(False, "")
         history = self._history()
         if self.growing.is_set() and state.phase is Phase.STOPPED and not self.run.stop_asked.exists():
-            # This is no failure, so that it does not count as a restart.
+            # This is not a failure, so it does not count as a restart.
             return Decision(True, "", history=history)
         decision = decide(self.policy, history, self._failure(state, subject))
         if decision.again and (reason := self._missing_variables()):
@@ -206,10 +207,10 @@ class Control:
         log = ""
         if first:
             log = "\n".join(last_lines(self.run.log(first.node, first.rank, "err", record.attempt), 20))
-        started = [event["time"] for event in self.run.event_lines() if event["event"] == "started"]
+        started = [event.time for event in self.run.event_lines() if event.kind == "started"]
         return Failure(
             what=subject or (cause.title if cause else state.phase),
-            step=int((state.step or {}).get("step", 0)),
+            step=(state.step.step or 0) if state.step else 0,
             seconds=time.time() - started[-1] if started else 0.0,
             trains=self.job.train is not None,
             exit_code=first.exit_code if first and not gone else None,
@@ -226,9 +227,9 @@ class Control:
         """Return the failures since a user started or resumed the run, from its events."""
         history = History()
         for event in self.run.event_lines():
-            if event["event"] == "resumed":
+            if event.kind == "resumed":
                 history = History()
-            elif event["event"] == "restart":
+            elif event.kind == "restart":
                 history = history_of(event)
         return history
 
@@ -300,8 +301,8 @@ class Control:
     def _lost(self, nodes: Sequence[Node], silent: Collection[str]) -> set[str]:
         """End what is left of the previous attempt on every node; return the names of nodes that do not answer.
 
-        A node that counted as lost is asked again only if no other can replace it: connecting to a dead machine
-        takes 10 s and more.
+        A lost node is contacted again only if no other node can replace it: connecting to a dead machine takes 10 s or
+        more.
         """
         record, replaceable = self.run.read_record(), self._replaceable()
         candidates = [node for node in nodes if not (replaceable and node.name in silent)]
@@ -392,10 +393,10 @@ class Control:
             raise
 
 
-def history_of(event: Mapping[str, Any]) -> History:
+def history_of(event: Event) -> History:
     """Return the history that a `restart` event holds; a damaged one counts as the first restart."""
     try:
-        return decode(History, dict(event))
+        return decode(History, dict(event.facts))
     except BadValue:
         return History(restarts=1)
 

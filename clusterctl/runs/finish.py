@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl import contract
 from clusterctl.errors import ClusterctlError
@@ -19,6 +19,7 @@ from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.run_lines import Metric
     from clusterctl.transport.fanout import Connection, Connections
 
 
@@ -112,18 +113,18 @@ def bring_traces(run: RunDir, connections: Connections) -> list[str]:
     return [name for outcome in outcomes for name in outcome.value or ()]
 
 
-def superseded_steps(metrics: Iterable[Mapping[str, Any]]) -> set[int]:
+def superseded_steps(metrics: Iterable[Metric]) -> set[int]:
     """Return the steps of checkpoints that a resumed attempt passed over, which it does only if they are damaged."""
     saved: set[int] = set()
     passed_over: set[int] = set()
     for metric in metrics:
-        event, step = metric.get("event"), metric.get("step")
+        step = metric.step
         if step is None:
             continue
-        if event == "checkpoint":
+        if metric.kind == "checkpoint":
             saved.add(step)
             passed_over.discard(step)
-        elif event == "start":
+        elif metric.kind == "start":
             passed_over |= {number for number in saved if number > step}
     return passed_over
 

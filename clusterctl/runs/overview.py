@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_lines import Event, Metric
+from clusterctl.json_types import JsonObject
 from clusterctl.runs.causes.cause import Cause, read_cause
 from clusterctl.runs.state import RankPhase, RankState
 from clusterctl.runs.watching.stall import slow
@@ -16,7 +18,8 @@ from clusterctl.typed_json import encode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord
-    from clusterctl.jobs.run_folder import Events, RunDir
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.jobs.run_lines import Events
     from clusterctl.runs.state import RunState
 
 
@@ -69,31 +72,37 @@ class Overview:
     checkpoint_age: float | None
     nodes: tuple[NodeView, ...] = ()
     ranks: tuple[RankState, ...] = ()
-    events: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+    events: tuple[Event, ...] = ()
     damaged_events: int = 0
     """Lines of the history that could not be read."""
     slow: dict[int, float] = field(default_factory=dict, hash=False)
     """By straggler, how many times as long as the median rank it takes for its part of a step."""
     cause: Cause | None = None
     """Why the run failed; None if it did not."""
+    is_copied: bool = True
+    """False if the run has ended without a controller, so that its last output is still on the nodes."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         ranks, cause = encode(self.ranks, sparse=True), encode(self.cause) or {}
-        return {**encode(replace(self, ranks=(), cause=None)), "ranks": ranks, "cause": cause}
+        events = [{**event.as_json(), "text": event_text(event)} for event in self.events]
+        bare = encode(replace(self, ranks=(), events=(), cause=None))
+        return {**bare, "ranks": ranks, "events": events, "cause": cause}
 
 
 def summarise(run: RunDir, state: RunState, now: float) -> Overview:
     """Return the overview of a run whose nodes just reported `state`."""
     progress = read_progress(run.metric_lines())
     overview = make_overview(run.read_record(), state, progress, run.read_events(), now, str(run.root))
-    return replace(overview, cause=read_cause(run)) if state.is_final else overview
+    if not state.is_final:
+        return overview
+    return replace(overview, cause=read_cause(run), is_copied=run.phase().is_final)
 
 
 def make_overview(
     record: RunRecord, state: RunState, progress: TrainProgress, history: Events, now: float, folder: str = ""
 ) -> Overview:
-    """Return the overview made of values; `now` is by this machine's clock."""
-    last, saved = progress.last or {}, progress.checkpoints[-1] if progress.checkpoints else {}
+    """Return the overview of a run from what was read of it; `now` is by this machine's clock."""
+    last, saved = progress.last or Metric(), progress.checkpoints[-1] if progress.checkpoints else Metric()
     nodes = tuple(_node_view(name, state, record) for name in state.nodes)
     ages = [node.step_age for node in nodes if node.step_age is not None]
     return Overview(
@@ -101,21 +110,21 @@ def make_overview(
         folder=folder,
         phase=state.phase,
         attempt=record.attempt,
-        restarts=sum(event["event"] == "restart" for event in history.events),
+        restarts=sum(event.kind == "restart" for event in history.events),
         controller=state.controller,
         verdict=state.verdict,
         age=max(now - record.created, 0.0),
-        step=last.get("step"),
-        steps=last.get("steps"),
-        loss=last.get("loss"),
-        tokens_per_second=last.get("tokens_per_second"),
-        step_age=max(ages) if ages else _age(now, last.get("time")),
+        step=last.step,
+        steps=last.steps,
+        loss=last.loss,
+        tokens_per_second=last.tokens_per_second,
+        step_age=max(ages) if ages else _age(now, last.time),
         left=None if state.is_final else progress.left,
-        checkpoint_step=saved.get("step"),
-        checkpoint_age=_age(now, saved.get("time")),
+        checkpoint_step=saved.step,
+        checkpoint_age=_age(now, saved.time),
         nodes=nodes,
         ranks=state.ranks,
-        events=tuple(_shown(history.events)),
+        events=_shown(history.events),
         damaged_events=history.damaged,
         slow=slow({rank.rank: rank.step_seconds for rank in state.ranks if rank.step_seconds}),
     )
@@ -166,16 +175,15 @@ def state_of_rank(rank: RankState) -> str:
 # ---- events
 
 
-def _shown(events: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Yield the newest events worth showing, each with its text."""
-    for event in [event for event in events if event["event"] not in QUIET][-EVENTS:]:
-        yield {**event, "text": event_text(event)}
+def _shown(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Return the newest events worth showing."""
+    return tuple([event for event in events if event.kind not in QUIET][-EVENTS:])
 
 
-def event_text(event: Mapping[str, Any]) -> str:
+def event_text(event: Event) -> str:
     """Return one event in words; an unknown kind is shown with its facts."""
-    kind = str(event.get("event"))
-    facts = {name: value for name, value in event.items() if name not in ("time", "event", "text")}
+    kind = event.kind
+    facts = {name: value for name, value in event.facts.items() if name != "text"}
     texts = {
         "started": "attempt {attempt} started: {ranks} ranks",
         "node_ended": "{node}: {state}",
@@ -191,7 +199,7 @@ def event_text(event: Mapping[str, Any]) -> str:
         "resumed": "resumed",
     }
     try:
-        text = texts[kind].format(**{**event, "text": event.get("text", "")})
+        text = texts[kind].format(**{"text": "", **event.as_json()})
     except (KeyError, ValueError, TypeError):
         text = kind + "".join(f" {name}={value}" for name, value in facts.items())
     verdict = facts.get("verdict")
@@ -202,37 +210,36 @@ def event_text(event: Mapping[str, Any]) -> str:
 class TrainProgress:
     """The progress of a training, collected from its metrics one by one."""
 
-    start: dict[str, Any] = field(default_factory=dict)
-    last: dict[str, Any] | None = None
+    start: Metric = field(default_factory=Metric)
+    last: Metric | None = None
     losses: list[tuple[float, float]] = field(default_factory=list)
     """(step, training loss)."""
     evals: list[tuple[float, float]] = field(default_factory=list)
     """(step, validation loss)."""
-    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[Metric] = field(default_factory=list)
     step_seconds: float | None = None
     """The time of a step, smoothed over about ten steps."""
 
-    def feed(self, metric: Mapping[str, Any]) -> None:
-        kind = metric.get("event")
-        if kind == "start":
-            self.start = dict(metric)
-        elif kind == "step":
-            self._step(metric)
-        elif kind == "eval":
-            earlier = [point for point in self.evals if point[0] < metric["step"]]
-            self.evals = [*earlier, (metric["step"], metric["loss"])]
-        elif kind == "checkpoint":
-            self.checkpoints.append(dict(metric))
+    def feed(self, metric: Metric) -> None:
+        """Add one line of metrics."""
+        if metric.kind == "start":
+            self.start = metric
+        elif metric.kind == "step":
+            self._step(metric, metric.step or 0)
+        elif metric.kind == "eval":
+            step, loss = metric.step or 0, metric.loss or 0.0
+            self.evals = [*(point for point in self.evals if point[0] < step), (step, loss)]
+        elif metric.kind == "checkpoint":
+            self.checkpoints.append(metric)
 
-    def _step(self, metric: Mapping[str, Any]) -> None:
-        self.last = dict(metric)
+    def _step(self, metric: Metric, step: int) -> None:
+        self.last = metric
         # An attempt that resumed repeats steps.
-        while self.losses and self.losses[-1][0] >= metric["step"]:
+        while self.losses and self.losses[-1][0] >= step:
             self.losses.pop()
-        if "loss" in metric:
-            self.losses.append((metric["step"], metric["loss"]))
-        seconds = metric.get("step_seconds")
-        if seconds:
+        if metric.loss is not None:
+            self.losses.append((step, metric.loss))
+        if seconds := metric.step_seconds:
             self.step_seconds = (
                 seconds if self.step_seconds is None else 0.9 * self.step_seconds + 0.1 * seconds
             )
@@ -240,12 +247,12 @@ class TrainProgress:
     @property
     def left(self) -> float | None:
         """Seconds until the last step, at the present speed; None before it is known."""
-        if self.last is None or self.step_seconds is None or "steps" not in self.last:
+        if self.last is None or self.step_seconds is None or self.last.steps is None:
             return None
-        return float((self.last["steps"] - self.last["step"]) * self.step_seconds)
+        return float((self.last.steps - (self.last.step or 0)) * self.step_seconds)
 
 
-def read_progress(metrics: Iterable[Mapping[str, Any]]) -> TrainProgress:
+def read_progress(metrics: Iterable[Metric]) -> TrainProgress:
     """Return the progress that a series of metrics shows."""
     progress = TrainProgress()
     for metric in metrics:

@@ -29,11 +29,15 @@ from clusterctl.transport.fanout import Outcome, raise_failures, within
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.record import RunRecord
+    from clusterctl.jobs.run_lines import Metric
     from clusterctl.transport.fanout import Connection, Connections
 
 
 def current_state(run: RunDir, connections: Connections) -> RunState:
-    """Return the state that the nodes report now, or the recorded one if they cannot be asked."""
+    """Return the state that the nodes report now, or the recorded one if they cannot be asked.
+
+    An end is recorded by those only who have copied the last output: whoever finds it recorded copies nothing more.
+    """
     controller = run.controller()
     state, last = query_nodes(run, connections), _recorded(run)
     if last is None:
@@ -42,15 +46,15 @@ def current_state(run: RunDir, connections: Connections) -> RunState:
         return replace(last, unreachable=state.unreachable)
     state = replace(state, controller=controller, verdict=last.verdict)
     if controller is not None:
-        # The controller records the end itself, after the last byte has come; no attempt runs between two of them.
+        # The controller records the end itself, after the last byte has arrived. Between two attempts, nothing runs.
         return replace(state, phase=Phase.RESTARTING) if last.phase is Phase.RESTARTING else state
-    if not state.unreachable:
+    if not state.unreachable and (last.is_final or not state.is_final):
         write_state(run, state)
     return state
 
 
 def _recorded(run: RunDir) -> RunState | None:
-    """Return the recorded state; None where it is damaged too, since the nodes know better."""
+    """Return the recorded state; None if there is none or it is damaged: the nodes' answers are newer anyway."""
     try:
         return read_state(run)
     except UsageError:
@@ -77,9 +81,7 @@ def query_nodes(
     return combine(record, outcomes, run.last_step())
 
 
-def combine(
-    record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: dict[str, Any] | None
-) -> RunState:
+def combine(record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: Metric | None) -> RunState:
     """Return one state made of the answers of all nodes."""
     nodes: dict[str, Phase] = {}
     ranks: list[RankState] = []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.restart import bring_checkpoint
 from clusterctl.checkpoints.shared import check_shared
@@ -27,6 +27,7 @@ from clusterctl.jobs.run_folder import (
     make_runs,
     new_run_id,
 )
+from clusterctl.json_types import JsonObject
 from clusterctl.runs.prepare.master_port import free_port
 from clusterctl.runs.prepare.setups import run_setups
 from clusterctl.runs.prepare.stage import (
@@ -223,7 +224,7 @@ def record_attempt(run: RunDir, made: plan.Plan, spares: Sequence[Node] = ()) ->
     """Write the record, the plan and the texts of an attempt that is about to start."""
     before = run.read_record() if run.record.exists() else None
     waited = before is not None and before.attempt == 0
-    # What was recorded while the run waited for nodes names none that exist.
+    # The record of a run that waited for nodes names nodes that do not exist.
     before = None if waited else before
     run.write_record(_record_of(run, made, before, tuple(spares)))
     shown = _without_secrets(made.as_json(), set(made.facts.forwarded))
@@ -258,7 +259,7 @@ def _record_of(run: RunDir, made: plan.Plan, before: RunRecord | None, spares: t
     return replace(record, abandoned=before.abandoned, metrics_base=before.metrics_base)
 
 
-def _without_secrets(value: dict[str, Any], names: set[str]) -> dict[str, Any]:
+def _without_secrets(value: JsonObject, names: set[str]) -> JsonObject:
     """Blank what was forwarded from the user's environment: it is not recorded here."""
     for node in value["nodes"]:
         for process in node["processes"]:
@@ -317,7 +318,7 @@ def _write_files(link: Connection, part: plan.NodePlan, made: plan.Plan) -> None
         link.put(files.train_config, json.dumps(part.train, indent=2).encode(), mode=0o644)
 
 
-def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> dict[str, Any]:
+def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> JsonObject:
     ranks = [asdict(process) for process in part.processes]
     spec = {
         "run_id": made.facts.run_id,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import WorkFailed
+from clusterctl.files import add_lines
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import damaged
+from clusterctl.jobs.run_lines import Metric, read_metric
+from clusterctl.json_types import JsonObject
 from clusterctl.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
@@ -186,7 +188,7 @@ class RunState:
     ranks: tuple[RankState, ...] = ()
     failure: RankState | None = None
     """The rank that failed first."""
-    step: dict[str, Any] | None = field(default=None, hash=False)
+    step: Metric | None = None
     """The metrics of the last step."""
     unreachable: dict[str, str] = field(default_factory=dict, hash=False)
     """By node, why it could not be asked."""
@@ -207,11 +209,12 @@ class RunState:
     def is_final(self) -> bool:
         return self.phase.is_final
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Return what state.json holds; empty facts of ranks are left out."""
-        bare = {name: encode(getattr(self, name)) for name in ("phase", "nodes", "step", "unreachable")}
+        bare = {name: encode(getattr(self, name)) for name in ("phase", "nodes", "unreachable")}
         return {
             **bare,
+            "step": self.step.as_json() if self.step else None,
             "ranks": encode(self.ranks, sparse=True),
             "failure": encode(self.failure, sparse=True),
             "controller": self.controller,
@@ -234,7 +237,9 @@ def read_state(run: RunDir, path: Path | None = None) -> RunState | None:
     if not path.exists():
         return None
     try:
-        return decode(RunState, run.read_json(path))
+        value = run.read_json(path)
+        step = read_metric(value.pop("step", None)) if isinstance(value, dict) else None
+        return replace(decode(RunState, value), step=step)
     except BadValue as error:
         raise damaged(path, error) from None
 
@@ -243,9 +248,4 @@ def end_half_line(run: RunDir) -> int:
     """End a half line of the metrics that came from a lost node; return the size of the file."""
     if not run.metrics.exists():
         return 0
-    with run.metrics.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        if size and file.read(1) != b"\n":
-            file.write(b"\n")
-        return file.tell()
+    return add_lines(run.metrics, b"")

@@ -6,10 +6,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
+from clusterctl.json_types import JsonObject
 from clusterctl.sandbox import devices as sandbox_devices
 
 # Of state.json.
@@ -142,7 +142,7 @@ class State:
 def load_state(layout: Layout) -> State | None:
     """Return the state of the sandbox in a folder, or None."""
     try:
-        value: dict[str, Any] = json.loads(layout.state.read_text())
+        value: JsonObject = json.loads(layout.state.read_text())
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -210,8 +210,9 @@ def ask(layout: Layout, *words: str) -> str:
 
 def _wait_idle(layout: Layout, state: State) -> None:
     def idle() -> bool:
-        states = ask(layout, "sinfo", "-h", "-N", "-o", "%T").split()
-        return len(states) == len(state.nodes) and set(states) == {"idle"}
+        # A node is listed once for each of its partitions.
+        lines = set(ask(layout, "sinfo", "-h", "-N", "-o", "%N %T").splitlines())
+        return lines == {f"{node.name} idle" for node in state.nodes}
 
     _wait(layout, CONTROLLER, idle)
 

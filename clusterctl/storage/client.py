@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.json_types import JsonObject
 from clusterctl.storage import program
 from clusterctl.storage.address import Address
 from clusterctl.storage.credentials import Access
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 # The list of a folder in a store: it is written after all files that it names, so a folder without it is unfinished.
 LIST = "clusterctl-files.json"
 FORMAT = 1
+# Bytes of one line of an answer: the list of a large folder takes some.
+MOST_ANSWER = 64 << 20
 Progress = Callable[[int], None]
 
 
@@ -95,7 +98,7 @@ def on_node(
     )
     link.put(path, source)
     order = json.dumps({"action": action, "store": access.order(), **more}).encode() + b"\n"
-    lines = _Lines(report)
+    lines = AnswerLines(report)
     errors: list[bytes] = []
 
     def take(stream: str, data: bytes) -> None:
@@ -114,15 +117,19 @@ def on_node(
     return lines.answer.get("result")
 
 
-class _Lines:
+class AnswerLines:
     """Reads the output of the program."""
 
     def __init__(self, report: Progress | None) -> None:
         self._rest, self._report = b"", report
-        self.answer: dict[str, Any] | None = None
+        self.answer: JsonObject | None = None
 
     def feed(self, data: bytes) -> None:
         *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MOST_ANSWER:
+            raise WorkFailed(
+                "the program that moves files writes a line without end", "look at the node's Python"
+            )
         for line in whole:
             try:
                 value = parse(line)
@@ -130,8 +137,8 @@ class _Lines:
                 continue
             if not isinstance(value, dict):
                 continue
-            if "bytes" in value and self._report:
-                self._report(int(value["bytes"]))
+            if type(value.get("bytes")) is int and self._report:
+                self._report(value["bytes"])
             if "result" in value or "refused" in value:
                 self.answer = value
 
@@ -146,7 +153,7 @@ def here(access: Access, action: str, report: Progress | None = None, **more: An
         raise kind(str(refused), refused.hint) from None
 
 
-def downloads(files: Mapping[str, StoredFile], source: Address, folder: str) -> list[dict[str, Any]]:
+def downloads(files: Mapping[str, StoredFile], source: Address, folder: str) -> list[JsonObject]:
     """Return the part of an order that fetches files of a list to a folder."""
     return [
         {

@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+# A JSON object each: what is to be done, and what was done.
 Order = dict[str, Any]
+Answer = Order
 # Bytes of a piece; larger for files that would have more than 9,000: S3 allows 10,000 parts.
 PIECE, MOST_PIECES = 16 << 20, 9_000
 THREADS = 8
@@ -41,7 +43,7 @@ REFUSALS = {
 
 
 class Refused(Exception):
-    """The store or the disk did not do what was asked; the text says why, and what to try."""
+    """The store or the disk refused a request; the text says why, and what to try."""
 
     def __init__(self, text: str, hint: str = "", code: str = "") -> None:
         super().__init__(text)
@@ -52,7 +54,7 @@ def main() -> int:
     """Carry out one order; return the exit code."""
     order = json.loads(sys.stdin.buffer.readline())
     with contextlib.suppress(OSError):
-        # Training goes first.
+        # Training has priority.
         os.nice(10)
     turn = threading.Lock()
 
@@ -178,7 +180,7 @@ class Store:
                 return None
             raise
 
-    def names(self, prefix: str, delimiter: str) -> dict[str, Any]:
+    def names(self, prefix: str, delimiter: str) -> Answer:
         """Return the folders below a prefix, and its objects with their sizes and ETags."""
         folders: list[str] = []
         objects: dict[str, list[Any]] = {}
@@ -192,7 +194,7 @@ class Store:
 
     # ---- uploads
 
-    def upload(self, files: list[Order], report: Callable[[int], None]) -> dict[str, Any]:
+    def upload(self, files: list[Order], report: Callable[[int], None]) -> Answer:
         """Send files; return for each name its size, and the hash of each piece."""
         with ThreadPoolExecutor(THREADS) as pool:
             return {entry["name"]: self._upload(entry["path"], entry["key"], report, pool) for entry in files}
@@ -272,7 +274,7 @@ class Store:
 
     # ---- downloads
 
-    def download(self, files: list[Order], report: Callable[[int], None]) -> dict[str, Any]:
+    def download(self, files: list[Order], report: Callable[[int], None]) -> Answer:
         """Fetch objects to files; return how many bytes were fetched, and how many were there already."""
         total = {"fetched": 0, "present": 0}
         with ThreadPoolExecutor(THREADS) as pool:
@@ -296,7 +298,7 @@ class Store:
             ) from None
         whole = os.path.isfile(path) and os.path.getsize(path) == size
         if whole and not hashes:
-            # Without hashes, the name of the folder tells that the store has the same objects as before.
+            # Without hashes, the name of the folder shows that the store has the same objects as before.
             report(size)
             return 0, size
         handle = _open(path if whole else aside, os.O_RDWR | os.O_CREAT)

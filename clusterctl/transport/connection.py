@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import CHUNK, Frame
 from clusterctl.errors import ClusterctlError
+from clusterctl.json_types import JsonObject
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 
 if TYPE_CHECKING:
@@ -92,9 +93,7 @@ class Connection:
             if not finished:
                 request.cancel()
 
-    def call(
-        self, op: str, params: Mapping[str, Any] | None = None, body: Body | None = None
-    ) -> dict[str, Any]:
+    def call(self, op: str, params: Mapping[str, Any] | None = None, body: Body | None = None) -> JsonObject:
         """Return the result of an operation that sends no chunks."""
         request = self.open(op, dict(params or {}))
         _send_body(request, body)
@@ -116,7 +115,7 @@ class Connection:
         `on_output("stdout" or "stderr", bytes)` receives the output as it arrives; without it the output is
         collected, at most MOST_OUTPUT bytes.
         """
-        params: dict[str, Any] = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "timeout": timeout}
+        params: JsonObject = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "timeout": timeout}
         params["stdin"] = stdin is not None
         if setup is not None:
             params["setup"] = dict(setup)

@@ -11,11 +11,11 @@ import os
 import socket
 import sys
 
-# Seconds for one of the launcher's addresses to answer.
-PATIENCE = 5.0
+# Seconds for one of the launcher's addresses to answer: a second SYN is sent after one second.
+PATIENCE = 2.5
 # Bytes of a nonce and of a proof.
 NONCE, PROOF = 16, 32
-# Said on standard error by a task that cannot reach the launcher.
+# Printed on standard error by a task that cannot reach the launcher.
 NO_WAY = "no connection back to the launcher"
 # Slurm's variables that are the same for all tasks of a job; the others describe the agent's task, not a rank.
 OF_JOB = (
@@ -30,7 +30,7 @@ OF_TASK = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "PMI2_")
 
 
 def proof(secret: bytes, side: bytes, nonce: bytes) -> bytes:
-    """Return what shows that one side knows the secret."""
+    """Return the proof that one side knows the secret."""
     return hmac.new(secret, side + nonce, hashlib.sha256).digest()
 
 
@@ -46,7 +46,7 @@ def exactly(connection: "socket.socket", count: int) -> bytes:
 
 
 def introduce(connection: "socket.socket", secret: bytes, name: bytes) -> None:
-    """Say which node this is, and let both sides prove themselves; raise OSError if the launcher cannot."""
+    """Send the name of this node and exchange proofs of the secret; raise OSError if the launcher's proof is wrong."""
     mine = os.urandom(NONCE)
     connection.sendall(bytes([len(name)]) + name + mine)
     theirs = exactly(connection, NONCE)
@@ -80,7 +80,7 @@ def reach(secret: bytes, hosts: "list[str]", port: int) -> "socket.socket":
             return connection
         except OSError as problem:
             problems.append(f"{place}: {problem}")
-    sys.exit(f"{NO_WAY}: {'; '.join(problems)}")
+    sys.exit(f"{NO_WAY} from {os.environ.get('SLURMD_NODENAME', '')}: {'; '.join(problems)}")
 
 
 def dial(secret: str, hosts: "list[str]", port: int, count: int) -> None:

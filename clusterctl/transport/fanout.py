@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, NodesFailed, WorkFailed
 from clusterctl.inventory.cluster import Node
+from clusterctl.json_types import JsonObject
 from clusterctl.transport.connection import Completed as Completed
 from clusterctl.transport.connection import Connection as Connection
 from clusterctl.transport.local import END_LIMIT
@@ -230,7 +231,7 @@ class Connections:
 
 def on_all(
     connections: Connections, nodes: Sequence[Node], work: Callable[[Node, Connection], Any]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Call `work` for all nodes; return the values by node name, or raise one error that names every failed node."""
     outcomes = connections.on_each(nodes, work)
     raise_failures(outcomes)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Hello:
-    """Facts about a node, which its agent sends when it is first asked."""
+    """Facts about a node, which its agent sends in reply to the first request."""
 
     hostname: str = ""
     boot_id: str = ""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from clusterctl.agent import bootstrap
 from clusterctl.agent.frames import (
+    ALL_BEAT,
     BEAT,
     CHUNK,
     MAX_PAYLOAD,
@@ -32,14 +33,14 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
+from clusterctl.json_types import JsonObject
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, Pipe, last_line
 from clusterctl.transport.poller import poller
 from clusterctl.transport.splitter import FrameSplitter
 
 LEFT_THERE = "what ran there for this command is ended by the node itself"
-# Seconds of silence after which the launcher sends a beat. Half of a controller's idle time is spent on them, and an
-# agent waits for AGENT_SILENCE seconds.
-OWN_BEAT = 4.0
+# Seconds after which a beat is tried again for a node that takes nothing at the moment.
+NEXT_TRY = 0.5
 BEAT_FRAME = encode(Frame(0, "beat", {}))
 # Seconds after a command's timeout: the agent takes up to 7 to end the command.
 LATE = 20.0
@@ -121,6 +122,11 @@ class Answer(dict[str, Any]):
         raise RequestFailed(node, "bad-answer", f"its answer to {op!r} is invalid: it has no {key!r}")
 
 
+def next_beat(now: float) -> float:
+    """Return when the next beat is due: for all links at the same moments, so that one wake-up serves them all."""
+    return (now // ALL_BEAT + 1) * ALL_BEAT
+
+
 def _words(text: str) -> str:
     """Return the text that the agent sent as JSON; text that is not JSON is returned unchanged."""
     try:
@@ -141,7 +147,7 @@ class PendingRequest:
 
     def __init__(self, link: Link, number: int, op: str) -> None:
         self.op = op
-        self.result: dict[str, Any] | None = None
+        self.result: JsonObject | None = None
         """The result of the operation, once the reply was read to its end."""
         self._link = link
         self._id = number
@@ -171,7 +177,7 @@ class PendingRequest:
         if not self._link.is_closed:
             self._link.send(Frame(self._id, "cancel", {}))
 
-    def take(self, frame: Frame, failure: Callable[[dict[str, Any]], ClusterctlError]) -> None:
+    def take(self, frame: Frame, failure: Callable[[JsonObject], ClusterctlError]) -> None:
         """Process one frame of the reply in the reading thread; raise BadFrame if it is invalid."""
         if frame.kind == "credit":
             self.window.give(credit_of(frame))
@@ -231,7 +237,7 @@ class PendingRequest:
                 return
             yield frame
 
-    def end(self) -> dict[str, Any]:
+    def end(self) -> JsonObject:
         """Read the reply to its end and return the result."""
         size = 0
         for frame in self:
@@ -270,6 +276,7 @@ class Link:
             raise
         self._limit, self._start_deadline = SILENCE, float("inf")
         self._splitter = FrameSplitter()
+        self._beat_due = next_beat(self._received)
         self._file = pipe.poll_file(self._wake)
         try:
             self._feed(self._bytes.rest())
@@ -282,7 +289,7 @@ class Link:
         else:
             poller().add(self._file, self)
 
-    def open(self, op: str, params: dict[str, Any]) -> PendingRequest:
+    def open(self, op: str, params: JsonObject) -> PendingRequest:
         """Send a request; its reply is read from the returned object."""
         return self.ask(op, to_payload(params), lambda number: PendingRequest(self, number, op))
 
@@ -445,15 +452,19 @@ class Link:
             self._start_listening()
         return more
 
-    def check(self, now: float) -> bool:
-        """Send a beat if one is due; return False if the node was silent for too long."""
-        if now - self._received > self._limit:
+    def check(self, now: float) -> float | None:
+        """Send a beat if one is due; return when to check again, or None if the link has ended."""
+        silent_at = self._received + self._limit
+        if now > silent_at:
             self._break(LinkLost(self.node, f"nothing was received for {self._limit:.0f} s", LEFT_THERE))
-        elif now - self._sent > OWN_BEAT and self._pipe.can_send():
+        elif now >= self._beat_due:
+            if not self._pipe.can_send():
+                return min(silent_at, now + NEXT_TRY)
+            self._beat_due = next_beat(now)
             # The pump finds out how it ended.
             with contextlib.suppress(LinkLost):
                 self._beat()
-        return not self.is_closed
+        return None if self.is_closed else min(silent_at, self._beat_due)
 
     def _take(self, frame: Frame) -> None:
         with self._change:
@@ -465,7 +476,7 @@ class Link:
         if frame.kind in ("end", "fail"):
             self.forget(frame.id)
 
-    def _failure(self, value: dict[str, Any]) -> RequestFailed:
+    def _failure(self, value: JsonObject) -> RequestFailed:
         trace = f"\n{value['traceback']}" if value.get("traceback") else ""
         return RequestFailed(self.node, str(value.get("kind")), f"{value.get('message')}{trace}")
 

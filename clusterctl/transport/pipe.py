@@ -78,6 +78,8 @@ class StreamPipe:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        # Looked up once: the lookup takes as long as the rest of reading a heartbeat.
+        self._pollable = stream if isinstance(stream, Pollable) else None
         self._errors = b""
         # Bytes of standard error since the last byte of standard output.
         self._error_bytes = 0
@@ -96,11 +98,11 @@ class StreamPipe:
                 raise TimeoutError
 
     def poll_file(self, on_read: Callable[[], None]) -> int | None:
-        return self._stream.poll_file(on_read) if isinstance(self._stream, Pollable) else None
+        return self._pollable.poll_file(on_read) if self._pollable else None
 
     def arrived(self) -> tuple[bytes, bool]:
-        assert isinstance(self._stream, Pollable)
-        parts, more = self._stream.arrived()
+        assert self._pollable
+        parts, more = self._pollable.arrived()
         result = []
         for name, data in parts:
             if name == "stderr":
@@ -111,7 +113,7 @@ class StreamPipe:
         return b"".join(result), more and self._error_bytes <= MAX_NOISE
 
     def can_send(self) -> bool:
-        return isinstance(self._stream, Pollable) and self._stream.can_send()
+        return self._pollable is not None and self._pollable.can_send()
 
     def send(self, data: bytes) -> None:
         try:

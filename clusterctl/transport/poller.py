@@ -9,11 +9,10 @@ import socket
 import threading
 import time
 from collections import deque
-from functools import lru_cache
 from typing import Protocol
 
-# Seconds between two checks of every link for silence and for beats that are due.
-TICK = 0.5
+# Seconds after which a new link is checked for the first time; it then says when it must be checked again.
+FIRST_CHECK = 0.5
 # Bytes of wake-ups per read.
 WAKES = 4096
 
@@ -24,8 +23,8 @@ class Polled(Protocol):
     def pump(self) -> bool:
         """Process what has arrived; return False if this link needs the poller no longer."""
 
-    def check(self, now: float) -> bool:
-        """Send a beat if one is due; return False if the link is silent for too long, and so has ended."""
+    def check(self, now: float) -> float | None:
+        """Send a beat if one is due; return when to check again, or None if the link has ended."""
 
 
 class Poller:
@@ -34,6 +33,8 @@ class Poller:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._links: dict[int, Polled] = {}
+        # When some link must be checked.
+        self._due = float("inf")
         self._change = threading.Lock()
         self._woken: deque[int] = deque()
         self._waking, woken = socket.socketpair()
@@ -41,19 +42,23 @@ class Poller:
         for end in (self._waking, self._wakes):
             end.setblocking(False)
         self._selector.register(self._wakes, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, daemon=True, name="links")
-        self._thread.start()
+        # Started by the first link.
+        self._thread: threading.Thread | None = None
 
     def add(self, file: int, link: Polled) -> None:
         """Call the link whenever its file can be read."""
         with self._change:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="links")
+                self._thread.start()
             self._links[file] = link
+            self._due = min(self._due, time.monotonic() + FIRST_CHECK)
             self._selector.register(file, selectors.EVENT_READ)
         # It may have bytes that were read before, and the thread may wait without a time limit.
         self.wake(file)
 
     def remove(self, file: int, link: Polled) -> None:
-        """Forget a link, before its file is closed: the number may soon be another one's."""
+        """Forget a link before its file is closed: the file's number may soon belong to another link."""
         with self._change:
             if self._links.get(file) is link:
                 del self._links[file]
@@ -70,12 +75,12 @@ class Poller:
             self._waking.send(b"\0")
 
     def _run(self) -> None:
-        due = time.monotonic() + TICK
+        wakes = self._wakes.fileno()
         while True:
-            wait = max(0.0, due - time.monotonic()) if self._links else None
+            wait = max(0.0, self._due - time.monotonic()) if self._links else None
             ready = {key.fd for key, _ in self._selector.select(wait)}
-            if self._wakes.fileno() in ready:
-                ready.discard(self._wakes.fileno())
+            if wakes in ready:
+                ready.discard(wakes)
                 with contextlib.suppress(BlockingIOError):
                     self._wakes.recv(WAKES)
                 while self._woken:
@@ -83,9 +88,8 @@ class Poller:
             for file in ready:
                 self._pump(file)
             # What had arrived was read first: after a pause of this machine, no link counts as silent for it.
-            if time.monotonic() >= due:
+            if time.monotonic() >= self._due:
                 self._check_all()
-                due = time.monotonic() + TICK
 
     def _pump(self, file: int) -> None:
         with self._change:
@@ -94,19 +98,27 @@ class Poller:
             self.remove(file, link)
 
     def _check_all(self) -> None:
+        """Check every link: beats are due for all of them at the same moment, so that one wake-up sends them all."""
         now = time.monotonic()
         with self._change:
             links = list(self._links.items())
+            # A link that is added meanwhile moves this time forward.
+            self._due = float("inf")
+        due = float("inf")
         for file, link in links:
-            if not link.check(now):
+            again = link.check(now)
+            if again is None:
                 self.remove(file, link)
+            else:
+                due = min(due, again)
+        with self._change:
+            self._due = min(self._due, due)
+
+
+# By process: a fork gets a new one.
+_POLLERS: dict[int, Poller] = {}
 
 
 def poller() -> Poller:
-    """Return this process's poller; a fork gets a new one."""
-    return _poller_of(os.getpid())
-
-
-@lru_cache(maxsize=1)
-def _poller_of(process: int) -> Poller:
-    return Poller()
+    """Return the poller of this process. All threads share it, even if several of them need it first."""
+    return _POLLERS.get(os.getpid()) or _POLLERS.setdefault(os.getpid(), Poller())

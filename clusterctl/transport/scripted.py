@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import Frame
 from clusterctl.errors import ClusterctlError
+from clusterctl.json_types import JsonObject
 from clusterctl.transport.connection import Completed, Connection
 from clusterctl.transport.link import PendingRequest, RequestFailed
 
@@ -29,7 +30,7 @@ class ScriptedTransport:
 
     def __init__(self, table: Mapping[tuple[str, str], Answer]) -> None:
         self.table = dict(table)
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.asked: list[tuple[str, str, JsonObject]] = []
 
     def connect(self, node: Node) -> Connection:
         answer = self.table.get((node.name, "connect"), self.table.get(("*", "connect")))
@@ -38,7 +39,7 @@ class ScriptedTransport:
         return _ScriptedConnection(node.name, self)
 
     def start(self, node: Node, command: str) -> _ScriptedStream:
-        params: dict[str, Any] = {"stdin": b""}
+        params: JsonObject = {"stdin": b""}
         self.asked.append((node.name, command, params))
         answer = self.answer(node.name, command, "start")
         if not isinstance(answer, Completed):
@@ -59,7 +60,7 @@ class ScriptedTransport:
 class _ScriptedStream:
     """A program with a given output and end."""
 
-    def __init__(self, answer: Completed, params: dict[str, Any]) -> None:
+    def __init__(self, answer: Completed, params: JsonObject) -> None:
         self._answer = answer
         self._params = params
         self._parts = [("stdout", answer.stdout), ("stderr", answer.stderr)]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.connection import Connection
 
-# Variables that are named; the rest is counted.
+# How many variables are listed by name; of the others, only the number is shown.
 NAMED = 4
 
 

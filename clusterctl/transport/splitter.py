@@ -22,7 +22,8 @@ class FrameSplitter:
         return not self._size
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that these bytes complete; raise BadFrame if they are none. Use it up before the next."""
+        """Yield the frames that these bytes complete; raise BadFrame if they are invalid. Read all of them before the
+        next call."""
         self._parts.append(data)
         self._size += len(data)
         if self._size < self._wanted:

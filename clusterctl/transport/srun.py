@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import re
 import select
 import socket
 import subprocess
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 # Seconds for a task that has connected to introduce itself.
 INTRODUCTION = 5.0
+# Ports of the cluster's range that are tried.
+MOST_PORTS = 50
 # Seconds that srun has to end after the agents have ended.
 END_LIMIT = 10.0
 # Variables of this process's own task or job that would change what srun does.
@@ -63,9 +67,11 @@ def step_argv(job: str, nodes: Sequence[str], *own: str) -> list[str]:
 
 def step_environment() -> dict[str, str]:
     """Return the environment of srun, which the tasks inherit: modules that a batch file has loaded, for example."""
-    kept = environment().items()
+    variables = environment().items()
     return {
-        name: value for name, value in kept if name not in MISLEADING and not name.startswith("CLUSTERCTL_")
+        name: value
+        for name, value in variables
+        if name not in MISLEADING and not name.startswith("CLUSTERCTL_")
     }
 
 
@@ -138,24 +144,30 @@ class _Step:
         self.nodes = tuple(nodes)
         self._secret = os.urandom(32)
         self._arrived: dict[str, socket.socket] = {}
+        # What the tasks of nodes that cannot connect have said, and the bytes that were read for it.
+        self._blocked: dict[str, str] = {}
+        self._read = 0
         self._change = threading.Condition()
         self._problem = ""
         self._left = len(nodes)
         errors = os.memfd_create("srun")
         self._errors: int | None = errors
         self._last_words = ""
-        self._listener = socket.create_server(("", 0), backlog=len(nodes) + 8)
-        program = Path(dial.__file__).read_bytes() + self._last_line()
+        text, size = Path(dial.__file__).read_bytes(), len(self._last_line(0))
         first = [os.path.expanduser(nodes[0].python), "-I", "-S", "-X", "utf8", "-c"]
-        read = f"import sys;exec(sys.stdin.buffer.read({len(program)}))"
+        read = f"import sys;exec(sys.stdin.buffer.read({len(text) + size}))"
         argv = step_argv(job, [node.host for node in nodes], "--input=all", *first, read)
         self.process = _started(argv, step_environment(), errors)
+        # The port is found while srun starts the tasks.
+        self._listener = _listener(len(nodes) + 8)
+        program = text + self._last_line(self._listener.getsockname()[1])
         threading.Thread(target=self._feed, args=(program,), daemon=True, name="step input").start()
         threading.Thread(target=self._accept, daemon=True, name="step").start()
 
-    def _last_line(self) -> bytes:
-        port, own = self._listener.getsockname()[1], socket.gethostname()
-        return f"\ndial({self._secret.hex()!r}, {[own]!r}, {port}, {first_length()})\n".encode()
+    def _last_line(self, port: int) -> bytes:
+        """Return the call that ends the program; as long for every port."""
+        own = socket.gethostname()
+        return f"\ndial({self._secret.hex()!r}, {[own]!r}, {port:>5}, {first_length()})\n".encode()
 
     def _feed(self, program: bytes) -> None:
         assert self.process.stdin is not None
@@ -173,6 +185,8 @@ class _Step:
             while count < len(self.nodes) and time.monotonic() < deadline and self.process.poll() is None:
                 if waiting.poll(50):
                     count += self._welcome()
+                count += self._note_blocked()
+        self._note_blocked()
         problem = self.last_words() or f"no answer within {START_LIMIT:.0f} s"
         with self._change:
             self._problem = problem
@@ -194,14 +208,32 @@ class _Step:
             self._change.notify_all()
         return 1
 
+    def _note_blocked(self) -> int:
+        """Note the nodes whose tasks have said that they cannot connect; return how many are new."""
+        with self._change:
+            if self._errors is None or os.fstat(self._errors).st_size == self._read:
+                return 0
+            self._read = os.fstat(self._errors).st_size
+            text = os.pread(self._errors, self._read, 0).decode("utf-8", "replace")
+            before = len(self._blocked)
+            for line in text.splitlines():
+                _, found, rest = line.partition(f"{dial.NO_WAY} from ")
+                name = rest.partition(":")[0]
+                if found and name not in self._arrived:
+                    self._blocked.setdefault(name, line)
+            self._change.notify_all()
+            return len(self._blocked) - before
+
     def take(self, node: Node) -> _SocketPipe | str:
         """Wait for the connection of a node and return it, or why there is none."""
         with self._change:
-            self._change.wait_for(lambda: node.host in self._arrived or self._problem)
+            self._change.wait_for(
+                lambda: node.host in self._arrived or node.host in self._blocked or self._problem
+            )
             connection = self._arrived.pop(node.host, None)
         if connection is None:
             self.release()
-            return self._problem
+            return self._blocked.get(node.host) or self._problem
         return _SocketPipe(node.name, connection, self)
 
     def release(self) -> None:
@@ -231,6 +263,31 @@ class _Step:
                 return self._last_words
             size = os.fstat(self._errors).st_size
             return last_line(os.pread(self._errors, LAST_WORDS, max(0, size - LAST_WORDS)))
+
+
+def _listener(backlog: int) -> socket.socket:
+    """Return a listening socket at a port that firewalls leave open for srun, where the cluster names such ports."""
+    first, last = _port_range()
+    for port in random.sample(range(first, last + 1), min(MOST_PORTS, last - first + 1)) if first else ():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), backlog=backlog)
+    return socket.create_server(("", 0), backlog=backlog)
+
+
+def _port_range() -> tuple[int, int]:
+    """Return the cluster's SrunPortRange; (0, 0) if any port will do."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "config"],
+            capture_output=True,
+            text=True,
+            timeout=START_LIMIT,
+            env=step_environment(),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0, 0
+    found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", done.stdout, re.MULTILINE)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _started(argv: Sequence[str], env: Mapping[str, str], errors: int) -> subprocess.Popen[bytes]:

@@ -38,7 +38,7 @@ def listed(shell: Shell, run: RunDir) -> list[dict[str, Any]]:
 
 
 def copied(run: RunDir) -> list[int]:
-    return [event["step"] for event in run.event_lines() if event["event"] == "copied"]
+    return [event.facts["step"] for event in run.event_lines() if event.kind == "copied"]
 
 
 def test_a_node_is_lost_with_its_disk_and_the_run_goes_on_from_the_newest_copied_step(
@@ -59,10 +59,10 @@ def test_a_node_is_lost_with_its_disk_and_the_run_goes_on_from_the_newest_copied
     followed = shell("attach", run.run_id, timeout=300)
     assert followed.returncode == 0, followed.stderr
     assert run.read_record().ranks == {"node3": (0,), "node2": (1,)}
-    starts = [metric["step"] for metric in run.metric_lines() if metric["event"] == "start"]
+    starts = [metric.step for metric in run.metric_lines() if metric.kind == "start"]
     assert len(starts) == 2
     assert starts[1] >= safe
-    texts = [str(event.get("text")) for event in run.event_lines()]
+    texts = [str(event.facts.get("text")) for event in run.event_lines()]
     moved = [text for text in texts if "moved to node3" in text]
     assert f"step-{starts[1]:08d}: the newest checkpoint that the living nodes have" in moved[0], texts
     assert losses(run.root).keys() == set(range(1, 241))
@@ -83,7 +83,7 @@ def test_a_run_is_resumed_on_other_nodes_which_get_only_what_they_lack(
     done = shell("launch", "--detach", name, "--nodes", "node[1-2]", "--set", "collect=[]")
     assert done.returncode == 0, done.stderr
     run = RunDir(tmp_path / "runs" / done.stdout.strip())
-    wait_for(lambda: any(metric["event"] == "checkpoint" for metric in run.metric_lines()), seconds=120)
+    wait_for(lambda: any(metric.kind == "checkpoint" for metric in run.metric_lines()), seconds=120)
     assert shell("stop", run.run_id).returncode == 0
     newest = listed(shell, run)[0]
     assert sorted(newest["on"]) == ["node1", "node2"]
@@ -95,8 +95,8 @@ def test_a_run_is_resumed_on_other_nodes_which_get_only_what_they_lack(
     assert "moved to node[2-3]" in resumed.stderr
     assert run.read_record().ranks == {"node2": (0,), "node3": (1,)}
     assert [node.name for node in run.read_record().spares] == ["node1"]
-    wait_for(lambda: sum(metric["event"] == "start" for metric in run.metric_lines()) == 2, seconds=120)
-    starts = [metric["step"] for metric in run.metric_lines() if metric["event"] == "start"]
+    wait_for(lambda: sum(metric.kind == "start" for metric in run.metric_lines()) == 2, seconds=120)
+    starts = [metric.step for metric in run.metric_lines() if metric.kind == "start"]
     assert starts[1] == newest["step"]
     assert shell("stop", run.run_id, "--grace", "1").returncode == 0
 

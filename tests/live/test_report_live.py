@@ -46,7 +46,7 @@ if os.environ["RANK"] == "1":
 time.sleep(600)
 """
     cause, words = last_words(shell, code)
-    assert "rank 1 on node1 (device 1) was killed by the kernel: its container's memory limit" in cause
+    assert "rank 1 on node1 (device 1) was killed by the kernel: the memory limit of its container" in cause
     assert "kernel: Memory cgroup out of memory: Killed process" in words
     assert "3 other ranks ended in consequence: stopped" in words
 

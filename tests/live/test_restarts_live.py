@@ -63,8 +63,8 @@ def test_a_training_whose_rank_is_killed_goes_on_by_itself_from_its_newest_check
     assert "not restarted: all 1 restarts are used" in done.stderr
     run = last_run(shell)
     assert sorted(losses(run.root)) == list(range(1, 7))
-    started = [metric for metric in run.metric_lines() if metric["event"] == "start"]
-    assert [metric["step"] for metric in started] == [0, 4]
+    started = [metric for metric in run.metric_lines() if metric.kind == "start"]
+    assert [metric.step for metric in started] == [0, 4]
     assert not marked(run.run_id)
 
 
@@ -82,7 +82,7 @@ def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, da
     followed = shell("attach", run.run_id, timeout=200)
     assert followed.returncode == 0, followed.stderr
     # In the events: on a busy machine `attach` may begin after the failure.
-    texts = [str(event.get("text")) for event in run.event_lines()]
+    texts = [str(event.facts.get("text")) for event in run.event_lines()]
     cause = "rank 2 on node2 (device 0) was stopped by a signal (SIGSTOP)"
     assert any(cause in text for text in texts), texts
     assert run.read_record().attempt == 2
@@ -100,12 +100,14 @@ def test_a_rank_that_holds_up_the_others_is_named_and_left_alone(shell: Shell, d
 
     # On a busy machine another rank may be slow too.
     def stragglers() -> list[dict[str, Any]]:
-        return [event for event in run.event_lines() if event["event"] == "straggler" and event["rank"] == 3]
+        return [
+            event for event in run.event_lines() if event.kind == "straggler" and event.facts["rank"] == 3
+        ]
 
     wait_for(lambda: bool(stragglers()), seconds=200.0)
     event = stragglers()[0]
-    assert (event["node"], event["device"]) == ("node2", 1)
-    assert event["times"] > 1.3
+    assert (event.facts["node"], event.facts["device"]) == ("node2", 1)
+    assert event.facts["times"] > 1.3
     assert "straggler: rank 3 on node2 (device 1) takes" in shell("status", run.run_id).stdout
     seen = json.loads(shell("status", run.run_id, "--json").stdout)
     assert "3" in seen["overview"]["slow"]
@@ -228,11 +230,11 @@ def test_a_spare_takes_the_place_of_the_first_node_and_its_checkpoints(
     followed = shell("attach", run.run_id, timeout=200)
     assert followed.returncode == 0, followed.stderr
     assert run.read_record().ranks == {"node3": (0,), "node2": (1,)}
-    lost = next(event for event in run.event_lines() if event["event"] == "node_ended")
-    assert (lost["node"], lost["state"]) == ("node1", "lost")
+    lost = next(event for event in run.event_lines() if event.kind == "node_ended")
+    assert (lost.facts["node"], lost.facts["state"]) == ("node1", "lost")
     # 15 s, on a machine that has the time.
-    assert lost["time"] - began < 30
-    starts = [metric["step"] for metric in run.metric_lines() if metric["event"] == "start"]
+    assert lost.time - began < 30
+    starts = [metric.step for metric in run.metric_lines() if metric.kind == "start"]
     assert len(starts) == 2
     assert starts[1] >= 4
     assert losses(run.root).keys() == set(range(1, 101))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from clusterctl.sandbox import demo, namespaces, slurm
-from tests.support.slurm_login import Login, login_of
+from tests.support.slurm_login import LIMITED, Login, login_of
 
 MISSING = slurm.why_not() or namespaces.why_not()
 WHY_NOT = MISSING or ("" if os.environ.get("SLURM_DRILLS") else "set SLURM_DRILLS=1 (four minutes)")
@@ -134,3 +135,95 @@ def test_a_run_continues_on_other_nodes_after_a_node_was_killed(login: Login) ->
     assert sorted(set(seen)) == list(range(1, 61))
     # From the newest checkpoint, at most `every` steps are done again.
     assert len(seen) - 60 <= 4 + 1, seen
+
+
+# Opens the agents of all nodes. Only srun is on the path, so that the port is outside the range of the cluster.
+OPEN = """
+import os, sys
+from clusterctl.environment import inherited
+from clusterctl.platforms.allocation import VARIABLES, cluster_of
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.srun import SrunTransport
+nodes = cluster_of(inherited(VARIABLES), "cpu").nodes
+os.environ["PATH"] = sys.argv[1]
+for together in (nodes, ()):
+    transport = SrunTransport(together)
+    with Connections(transport) as connections:
+        assert all(outcome.ok for outcome in connections.on_each(nodes, lambda node, link: link.hello()))
+    print(*sorted(transport._by_streams))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("iptables"), reason="iptables is not installed")
+@pytest.mark.parametrize("way", ["DROP", "REJECT"])
+def test_nodes_behind_a_firewall_are_reached_by_the_streams_of_srun(login: Login, way: str) -> None:
+    config = slurm.config_file(login.made.layout)
+    text = config.read_text()
+    config.write_text(f"{text}SrunPortRange=61001-63000\n")
+    port = next(line.partition("=")[2] for line in text.splitlines() if line.startswith("SlurmctldPort="))
+    only_srun = login.folder / "only-srun"
+    only_srun.mkdir(exist_ok=True)
+    link = only_srun / "srun"
+    if not link.is_symlink():
+        link.symlink_to(shutil.which("srun") or "")
+    rule = (
+        "INPUT",
+        "-i",
+        "br0",
+        "-p",
+        "tcp",
+        "--syn",
+        "-m",
+        "multiport",
+        "!",
+        "--dports",
+        f"61001:63000,{port}",
+    )
+    rule = (*rule, "-j", way)
+    assert login("iptables", "-A", *rule).returncode == 0
+    try:
+        # srun's own ports are open, and the agents' connection goes to one of them.
+        done = login.inside("$C exec all -- cat /proc/sys/kernel/hostname")
+        assert "node1: node1\n" in done.stdout and "node2: node2\n" in done.stdout, done.stderr
+        done = login.inside(f"{sys.executable} -c '{OPEN.replace(chr(39), chr(34))}' {only_srun}")
+        assert done.stdout.splitlines() == ["node1 node2"] * 2, done.stdout + done.stderr
+    finally:
+        login("iptables", "-D", *rule)
+        config.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
+    """A Slurm that limits the memory of jobs, and has a partition that takes nodes from others."""
+    with login_of(tmp_path_factory.mktemp("limited") / "box", 2, LIMITED) as found:
+        data = found.folder / "data"
+        data.mkdir()
+        demo.write_corpus(found.folder / "corpus.jsonl")
+        demo.train_tokenizer(found.folder / "corpus.jsonl", data / "tokenizer.json", 512)
+        demo.build_data(found.folder / "corpus.jsonl", data / "tokenizer.json", data / "text_document")
+        yield found
+
+
+def test_a_preempted_job_says_so_and_continues_where_it_was(limited: Login) -> None:
+    part = "{nodes: 2, time: 10, partition: sandbox}"
+    run, number = limited.submit(job(limited, steps=40, part=part))
+    limited.wait_for_steps(run, 6, 100)
+    urgent = ("sbatch", "-p", "urgent", "-N2", "--exclusive", "--wrap=sleep 5")
+    assert limited(*urgent).returncode == 0
+    state = limited.wait(run, lambda state: "preempted" in state["verdict"], 60)
+    assert state["phase"] == "pending"
+    limited.start_now(number, 60)
+    limited.finished(run, 200)
+    # The step that was under way when the job was preempted was finished and saved.
+    assert numbers(limited, run) == list(range(1, 41))
+
+
+def test_a_rank_that_exceeds_the_memory_of_its_job_is_named(limited: Login) -> None:
+    eat = "import time; held = [bytearray(20 << 20) for _ in range(60)]; time.sleep(60)"
+    command = f"command: [{sys.executable}, -c, '{eat}']\ndevices: 1\n"
+    run, _ = limited.submit(f"{command}slurm: {{nodes: 1, time: 10, requeue: false, extra: [--mem=500]}}\n")
+    state = limited.ended(run, 60)
+    assert state["phase"] == "failed"
+    shown = limited.clusterctl("status", run).stdout
+    assert "rank 0 on node1 (device 0) was killed by the kernel: the memory limit of its Slurm job" in shown
+    assert "--mem=64G" in shown

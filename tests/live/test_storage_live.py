@@ -70,7 +70,7 @@ def test_a_run_resumes_after_the_disks_of_all_nodes_were_wiped(
     resumed = shell("resume", run.run_id, **KEYS)
     assert resumed.returncode == 0, resumed.stderr
     assert f"fetched from s3://bucket/runs/{run.run_id}" in resumed.stderr, resumed.stderr
-    starts = [metric["step"] for metric in run.metric_lines() if metric["event"] == "start"]
+    starts = [metric.step for metric in run.metric_lines() if metric.kind == "start"]
     assert starts == [0, 20]
     after = losses(run.root)
     assert after.keys() == set(range(1, 31)) and {step: after[step] for step in before} == before

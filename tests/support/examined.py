@@ -32,6 +32,9 @@ def disk(**more: Any) -> dict[str, Any]:
     return {"free": 1 << 40, "total": 1 << 41, "inodes_free": 10**7, "inodes": 10**8, "device": 1, **more}
 
 
+WIDE = ["avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"]
+
+
 def node(**more: Any) -> dict[str, Any]:
     """A sound node's whole answer; commands, files, disks, limits and memory given are laid over it."""
     sound: dict[str, Any] = {
@@ -45,6 +48,7 @@ def node(**more: Any) -> dict[str, Any]:
         "reserved_ports": "60000-60015",
         "ephemeral_ports": "32768\t60999",
         "rdma": [],
+        "processor": {"machine": "x86_64", "instructions": ["avx2", "fma"]},
         "runs": [],
         "stale_agents": [],
         "commands": {"python": python()},

@@ -196,17 +196,21 @@ def _indices(number: int, documents: Any, samples: Any, shuffle: Any) -> dict[st
 def _masks(asked: Setting, items: Any) -> dict[str, Any]:
     import torch
 
+    import native
+    from native.reference import hidden
     from trainer.model import masks
 
     tokens = torch.from_numpy(items)
     inputs, labels, nowhere = tokens[:, :-1], tokens[:, 1:], -1
+    documents = masks.documents(inputs, EOD if asked.reset_attention else nowhere)
+    size = inputs.shape[1]
     counted = masks.counted(inputs, labels, EOD if asked.mask_eod else nowhere)
     return {
         "tokens": inputs.numpy(),
         "labels": labels.numpy(),
         "loss_mask": (counted != masks.UNCOUNTED).numpy(),
         "positions": masks.positions(inputs, EOD if asked.reset_positions else nowhere).numpy(),
-        "hidden": masks.hidden(inputs, EOD if asked.reset_attention else nowhere).numpy(),
+        "hidden": hidden(native.Mask(documents=documents), size, size, inputs.device).numpy(),
     }
 
 

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from clusterctl.sandbox import cluster, slurm
+from clusterctl.sandbox.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,11 +111,42 @@ class Login:
         assert self("scontrol", "update", f"JobId={job}", "StartTime=now").returncode == 0
 
 
+# Job memory is a cgroup's limit, and the partition `urgent` takes the nodes of other jobs, which wait again.
+LIMITED = (
+    "TaskPlugin=task/cgroup",
+    "SelectTypeParameters=CR_Core_Memory",
+    "DefMemPerNode=900",
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    "PartitionName=urgent Nodes=ALL PriorityTier=10 MaxTime=UNLIMITED State=UP",
+)
+CGROUPS = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainRAMSpace=yes\n"
+
+
 @contextmanager
-def login_of(folder: Path, nodes: int) -> Iterator[Login]:
-    """Yield the login node of a sandbox with a Slurm, and take the sandbox down."""
-    made = cluster.up(folder, nodes=nodes, devices=8, with_slurm=True)
+def login_of(folder: Path, nodes: int, config: Sequence[str] = ()) -> Iterator[Login]:
+    """Yield the login node of a sandbox with a Slurm, and take the sandbox down.
+
+    `config` replaces lines of slurm.conf.
+    """
+    keys = tuple(f"{line.partition('=')[0]}=" for line in config)
+    lines = (*(line for line in slurm.FIXED if not line.startswith(keys)), *config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slurm, "FIXED", lines)
+        if config:
+            patch.setattr(slurm, "_start_munged", _with_cgroups(slurm._start_munged))
+        made = cluster.up(folder, nodes=nodes, devices=8, with_slurm=True)
     try:
         yield Login(made)
     finally:
         made.down()
+
+
+def _with_cgroups(start: Callable[[Layout], None]) -> Callable[[Layout], None]:
+    """Return the first step of Slurm's start that also writes cgroup.conf next to slurm.conf."""
+
+    def started(layout: Layout) -> None:
+        (slurm.folder(layout) / "cgroup.conf").write_text(CGROUPS)
+        start(layout)
+
+    return started

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,3 +64,65 @@ def logits_of(path: Path, tokens: Tensor) -> Tensor:
     """Return the logits of a GPT in a checkpoint of ours."""
     found: Tensor = load_model(verify(path))(tokens)  # type: ignore[operator]
     return found
+
+
+def kill_during_import(source: Path, output: Path, least_file: int, state: bool = False) -> None:
+    """Import in another process, which is killed in the middle of its third file."""
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from trainer.weights import contents, convert, ours, target\n"
+        f"ours.LEAST_FILE = {least_file}\n"
+        "real = target.Target.write\n"
+        "def write(self, name, work):\n"
+        "    if len(self.entries) == 2:\n"
+        "        (self.aside / name).write_bytes(b'half a file')\n"
+        "        print('two', flush=True); time.sleep(60)\n"
+        "    return real(self, name, work)\n"
+        "target.Target.write = write\n"
+        f"request = contents.ImportRequest(state={state})\n"
+        f"convert.import_weights(Path({str(source)!r}), Path({str(output)!r}), request=request)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"two\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+GLM_NAMES = {
+    "norm_1": "input_layernorm",
+    "attention.qkv": "attention.query_key_value",
+    "attention.out": "attention.dense",
+    "norm_2": "post_attention_layernorm",
+    "feed_forward.up": "mlp.dense_h_to_4h",
+    "feed_forward.down": "mlp.dense_4h_to_h",
+}
+
+
+def write_glm(folder: Path, state: dict[str, Tensor], ranks: int) -> Path:
+    """Write the files of THUDM's GLM with so many model parallel ranks."""
+    folder.mkdir(parents=True)
+    tokens = state["tokens.weight"]
+    layers = len([name for name in state if name.endswith("norm_1.weight")])
+    table = torch.zeros(-(-len(tokens) // 256) * 256, tokens.shape[1])
+    table[: len(tokens)] = tokens
+    for rank in range(ranks):
+        module = {
+            "word_embeddings.weight": table.chunk(ranks)[rank].clone(),
+            "transformer.position_embeddings.weight": state["positions.weight"],
+            "transformer.block_position_embeddings.weight": state["block_positions.weight"],
+        }
+        for leaf in ("weight", "bias"):
+            module[f"transformer.final_layernorm.{leaf}"] = state[f"norm.{leaf}"]
+            for number in range(layers):
+                for ours, theirs in GLM_NAMES.items():
+                    part = state[f"blocks.{number}.{ours}.{leaf}"]
+                    if ours == "attention.qkv":
+                        part = torch.cat([each.chunk(ranks)[rank] for each in part.chunk(3)])
+                    elif ours == "feed_forward.up":
+                        part = part.chunk(ranks)[rank].clone()
+                    elif leaf == "weight" and "norm" not in ours:
+                        part = part.chunk(ranks, 1)[rank].clone()
+                    module[f"transformer.layers.{number}.{theirs}.{leaf}"] = part
+        document = {"module": module, "optimizer": None, "global_steps": 7, "mp_world_size": ranks}
+        torch.save(document, folder / f"mp_rank_{rank:02d}_model_states.pt")
+    return folder

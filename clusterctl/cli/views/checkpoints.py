@@ -10,6 +10,7 @@ from rich.text import Text
 
 from clusterctl.cli.views.tables import facts, table
 from clusterctl.inventory import nodeset
+from clusterctl.json_types import JsonObject
 from clusterctl.text import count, duration, escape_controls, plural, size
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def pruned_line(result: Pruned, *, dry_run: bool) -> str:
 MOST_TENSORS = 20
 
 
-def diff_json(compared: Compared) -> dict[str, Any]:
+def diff_json(compared: Compared) -> JsonObject:
     return {
         "equal": compared.equal,
         "tensors": {key: difference.as_json() for key, difference in compared.differences.items()},

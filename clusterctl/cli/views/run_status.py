@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -11,13 +11,14 @@ from rich.text import Text
 
 from clusterctl.cli.views import tables
 from clusterctl.runs.causes.cause import how_it_ended
-from clusterctl.runs.overview import UNSEEN, state_of_rank
+from clusterctl.runs.overview import UNSEEN, event_text, state_of_rank
 from clusterctl.runs.state import RankPhase
 from clusterctl.text import count, duration, escape_controls, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from clusterctl.jobs.run_lines import Event
     from clusterctl.runs.causes.cause import Cause
     from clusterctl.runs.overview import NodeView, Overview
     from clusterctl.runs.state import RankState
@@ -55,6 +56,9 @@ def head(overview: Overview) -> Text:
     if overview.controller is None and overview.phase in ("running", "restarting", "unknown"):
         text.append("\nthis run has no controller; ", style="yellow")
         text.append(f"start one with: clusterctl attach {overview.run}")
+    elif overview.controller is None and not overview.is_copied:
+        text.append("\nit ended without a controller, and its last output is on the nodes; ", style="yellow")
+        text.append(f"copy it with: clusterctl attach {overview.run}")
     if overview.cause:
         text.append(f"\nroot cause: {escape_controls(overview.cause.title)}", style="red")
         text.append("".join(f"\n  {escape_controls(line)}" for line in _about(overview.cause)))
@@ -135,6 +139,6 @@ def _rank(rank: RankState, times: float | None = None) -> list[object]:
     return [*places, "" if step is None else step, ended]
 
 
-def _event(event: Mapping[str, Any]) -> str:
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(float(event.get("time") or 0)))
-    return f"{when}  {escape_controls(str(event['text']))}"
+def _event(event: Event) -> str:
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(event.time))
+    return f"{when}  {escape_controls(event_text(event))}"

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterctl.contract import METRICS_FILE
-from clusterctl.jobs.job import devices_on
 from clusterctl.text import (
     count,
     device_text,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.plan import Plan
+    from clusterctl.jobs.run_lines import Metric
     from clusterctl.logs.lines import LogLine
     from clusterctl.ranktable.api import RankTable
     from clusterctl.runs.causes.cause import Cause
@@ -66,9 +66,9 @@ def nodes_table(
         wide = (
             [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
         )
-        asked = [] if reported is None else [reported.get(node.name, "")]
+        chips = [] if reported is None else [reported.get(node.name, "")]
         rows.append(
-            [node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *asked, *wide]
+            [node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *chips, *wide]
         )
     names = ["NODE", "SSH", "ADDRESS", "DEVICES", *([] if reported is None else ["REPORTED"])]
     return table(names + ([] if ways is None else ["INTERFACE", "PYTHON", "WORKDIR", "BY"]), rows)
@@ -76,6 +76,9 @@ def nodes_table(
 
 def plan_table(plan: Plan) -> Table:
     """Return a table of the ranks on each node."""
+    # Other tables need none of what jobs load.
+    from clusterctl.jobs.job import devices_on
+
     rows = []
     for node in plan.nodes:
         ranks = [process.rank for process in node.processes]
@@ -182,15 +185,16 @@ def loss_curve(
     return text
 
 
-def start_text(metric: Mapping[str, Any]) -> str:
+def start_text(start: Metric) -> str:
     """Return the first lines of a training: size, engine, and the backend of each op."""
-    parts = [f"{count(metric['parameters'])} parameters"] if "parameters" in metric else []
-    if "engine" in metric:
-        parts.append(f"{metric['engine']} engine, zero {metric.get('zero')}, {metric.get('precision')}")
-    parts += [f"from step {metric['step']}"] if metric.get("step") else []
+    facts = start.facts
+    parts = [] if start.parameters is None else [f"{count(start.parameters)} parameters"]
+    if "engine" in facts:
+        parts.append(f"{facts['engine']} engine, zero {facts.get('zero')}, {facts.get('precision')}")
+    parts += [f"from step {start.step}"] if start.step else []
     text = ", ".join(parts) or "begins"
     served: dict[str, list[str]] = {}
-    native = metric.get("native")
+    native = facts.get("native")
     for choice in native if isinstance(native, list) else ():
         if isinstance(choice, dict):
             served.setdefault(str(choice.get("backend")), []).append(str(choice.get("op")))
@@ -198,15 +202,17 @@ def start_text(metric: Mapping[str, Any]) -> str:
     return text + (f"\n{'ops':<10} {ops}" if ops else "")
 
 
-def step_text(metric: Mapping[str, Any], left: float | None) -> str:
+def step_text(metric: Metric, left: float | None) -> str:
     """Return the progress line of a training: step, loss, tokens/s, time left."""
-    parts = [f"step {metric['step']}" + (f"/{metric['steps']}" if "steps" in metric else "")]
-    if "loss" in metric or metric.get("diverged"):
-        parts.append(f"loss {metric['loss']:.4f}" if "loss" in metric else "loss not finite")
-    if metric.get("grad_norm") is not None:
-        parts.append(f"grad {metric['grad_norm']:.2f}")
-    if metric.get("tokens_per_second"):
-        parts.append(f"{count(metric['tokens_per_second'])} tokens/s")
+    parts = [f"step {metric.step}" + ("" if metric.steps is None else f"/{metric.steps}")]
+    if metric.loss is not None:
+        parts.append(f"loss {metric.loss:.4f}")
+    elif metric.diverged:
+        parts.append("loss not finite")
+    if metric.grad_norm is not None:
+        parts.append(f"grad {metric.grad_norm:.2f}")
+    if metric.tokens_per_second:
+        parts.append(f"{count(metric.tokens_per_second)} tokens/s")
     if left is not None:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
@@ -318,11 +324,10 @@ def demo_facts(progress: TrainProgress, entropy: float) -> Text:
             f"validation loss {before:.3f} at step {first:g}, {after:.3f} at step {last:g}", style="bold"
         )
         text.append(f" (guessing by token frequency alone: {entropy:.3f})\n")
-    if progress.last and progress.last.get("tokens_per_second"):
-        text.append(
-            f"{count(progress.last['tokens_per_second'])} tokens/s on {progress.start.get('world', '?')} ranks"
-        )
-        for choice in progress.start.get("native", []):
+    if progress.last and progress.last.tokens_per_second:
+        facts = progress.start.facts
+        text.append(f"{count(progress.last.tokens_per_second)} tokens/s on {facts.get('world', '?')} ranks")
+        for choice in facts.get("native", []):
             text.append(f"\n  op {choice['op']}: {choice['backend']} ({choice['reason']})", style="dim")
     return text
 

@@ -1,40 +1,97 @@
-"""The screen of `top` with Textual: the same board as without it, with tables that scroll and a mouse."""
+"""The screen of `top` with Textual: the same lines as without it, with a mouse and a log that scrolls."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import Group
-from rich.text import Text
+from rich.segment import Segment
 from textual.app import App, ComposeResult
 from textual.binding import Binding
-from textual.coordinate import Coordinate
-from textual.widgets import DataTable, Input, Static
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Input
 from textual.widgets import Log as LogView
 
 from clusterctl.cli import screen
-from clusterctl.cli.live_board import REFRESH
+from clusterctl.cli.live_board import FRAME
+from clusterctl.cli.views.live_lines import Line, fitted, style_of
 from clusterctl.cli.views.live_screen import (
-    HELP,
-    KEYS,
+    COMPACT,
+    ScreenLines,
     head_line,
-    rank_cells,
-    rank_columns,
-    runs_table,
-    training_lines,
+    help_text,
+    note_lines,
+    runs_lines,
 )
 from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
+    from textual.events import Click, MouseScrollDown, MouseScrollUp
+
     from clusterctl.cli.live_board import LiveBoard
 
-# Seconds between two looks for something new to draw.
-FRAME = 0.1
 # Lines of a log that can be scrolled back to, and of the short log.
 LOG_LINES, SHORT_LOG = 2000, 8
+# Ranks by which one turn of the mouse wheel moves.
+WHEEL = 3
+
+
+class Lines(Widget):
+    """Shows lines, and draws again only those that have changed."""
+
+    DEFAULT_CSS = "Lines { height: 1; }"
+
+    def __init__(self, name: str, cut: str) -> None:
+        super().__init__(id=name)
+        self.lines: list[Line] = []
+        self._cut = cut
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Replace the lines."""
+        if self.lines == lines:
+            return
+        before, self.lines = self.lines, list(lines)
+        changed = [at for at, line in enumerate(self.lines) if at >= len(before) or before[at] != line]
+        if len(before) == len(self.lines) and len(changed) * 2 < len(before):
+            self.refresh(*[Region(0, at, self.size.width, 1) for at in changed])
+        else:
+            self.refresh()
+
+    def show_all(self, lines: Sequence[Line]) -> None:
+        """Replace the lines and take as many rows of the screen."""
+        if len(lines) != len(self.lines):
+            self.styles.height = len(lines)
+        self.show(lines)
+
+    def render_line(self, y: int) -> Strip:
+        """Return one row of the widget."""
+        width = self.size.width
+        line = fitted(self.lines[y], width, self._cut) if y < len(self.lines) else ()
+        strip = Strip([Segment(text, style_of(style) if style else None) for text, style in line])
+        return strip.adjust_cell_length(width)
+
+
+class RankLines(Lines):
+    """The table of the ranks, with a mouse."""
+
+    app: TopApp
+
+    def on_click(self, event: Click) -> None:
+        """Choose the rank under the pointer; the first row is the head."""
+        if event.y > 0:
+            self.app.move_to(self.app.lines.ranks.begin + event.y - 1)
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        """Move down."""
+        self.app.move_to(self.app.board.rank + WHEEL)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        """Move up."""
+        self.app.move_to(self.app.board.rank - WHEEL)
 
 
 class TopApp(App[None]):
@@ -42,18 +99,14 @@ class TopApp(App[None]):
 
     CSS = """
     Screen { background: transparent; }
-    #head { height: 1; text-style: bold; }
-    #runs { height: auto; max-height: 6; }
     #training { height: 3; margin: 1 0; }
-    #ranks { height: 2fr; background: transparent; }
-    #name { height: 1; text-style: bold; margin: 1 0 0 0; }
+    #ranks { height: 2fr; }
+    #name { margin: 1 0 0 0; }
     #log { height: 1fr; min-height: 3; background: transparent; }
     #filter { display: none; height: 1; border: none; padding: 0; }
-    #keys { height: auto; max-height: 5; }
     .long #ranks { height: 1fr; }
     .long #log { height: 3fr; }
     .low #training, .low #name { margin: 0; }
-    .low #runs { max-height: 2; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[Any]] = [
@@ -76,12 +129,9 @@ class TopApp(App[None]):
         super().__init__(ansi_color=True)
         self.live, self.board = live, live.board
         self.asks_stop = False
-        self.unicode = screen.has_unicode(screen.out_console())
-        self._read = 0.0
-        # What is on the screen, so that only changes are drawn.
-        self._drawn: dict[str, object] = {}
-        self._cells: list[list[str]] = []
-        self._widths: list[int] = []
+        self.lines = ScreenLines(self.board, unicode=screen.has_unicode(screen.out_console()))
+        # What is in the log, so that only changes are drawn.
+        self._shown_log: object = None
 
     def show(self) -> None:
         """Run until a key or a signal ends it; the terminal is then as it was."""
@@ -92,97 +142,52 @@ class TopApp(App[None]):
             self.live.closed.set()
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head", markup=False)
-        yield Static(id="runs")
-        yield Static(id="training")
-        yield DataTable(id="ranks", cursor_type="row", zebra_stripes=False)
-        yield Static(id="name", markup=False)
+        for name in ("head", "runs", "training"):
+            yield Lines(name, self.lines.cut)
+        ranks = RankLines("ranks", self.lines.cut)
+        ranks.can_focus = True
+        yield ranks
+        yield Lines("name", self.lines.cut)
         yield LogView(id="log", max_lines=LOG_LINES)
         yield Input(id="filter", placeholder="filter")
-        yield Static(id="keys", markup=False)
+        yield Lines("keys", self.lines.cut)
 
     def on_mount(self) -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, lambda: self.exit())
-        self.query_one("#ranks", DataTable).focus()
+        self._parts = {part.id: part for part in self.query(Lines)}
+        self.query_one("#ranks").focus()
         self.tick()
         self.set_interval(FRAME, self.tick)
 
     def on_resize(self) -> None:
-        self._drawn.clear()
-        self.tick()
+        self.call_after_refresh(self.tick)
 
     # -- drawing
 
     def tick(self) -> None:
         """Read what is due, and draw what has changed."""
-        if time.monotonic() - self._read > REFRESH:
-            self.board.refresh()
-            self._read = time.monotonic()
+        if self.live.read_files():
             self._draw_log()
         width, height = self.size.width or 80, self.size.height or 24
-        self.screen.set_class(height < 20, "low")
-        self._update("#head", head_line(self.board), head_line(self.board))
-        rows = tuple(self.board.rows())
-        most = max(1, min(len(rows), 1 if height < 20 else 5))
-        if self._changed("runs", (rows, self.board.chosen, most)):
-            self.query_one("#runs", Static).update(runs_table(self.board, most))
-        lines = training_lines(self.board, width, unicode=self.unicode)
-        self._update("#training", "\n".join(line.plain for line in lines), Group(*lines))
-        self._draw_ranks(width)
-        note = self.live.note or KEYS
-        self._update("#keys", note, Text(note, no_wrap=True, overflow="ellipsis"))
-
-    def _changed(self, key: str, value: object) -> bool:
-        if self._drawn.get(key) == value:
-            return False
-        self._drawn[key] = value
-        return True
-
-    def _update(self, name: str, value: str, content: Any) -> None:
-        if self._changed(name, value):
-            self.query_one(name, Static).update(content)
-
-    def _draw_ranks(self, width: int) -> None:
-        """Write the cells of the ranks that have changed; the whole table if its shape has."""
-        if not self._changed(
-            "ranks", (self.board.state(), tuple(self.board.usage.items()), self.board.text, width)
-        ):
-            return
-        table = self.query_one("#ranks", DataTable)
-        columns = rank_columns(width)
-        late = self.board.stragglers()
-        kept = [index for index, name in enumerate(rank_columns(1000)) if name in columns and name]
-        rows = []
-        for rank in self.board.ranks():
-            cells = rank_cells(self.board, rank, late.get(rank.rank))
-            rows.append([cells[index] for index in kept])
-        widths = [
-            max([len(columns[at + 1]), *(len(row[at].plain) for row in rows)]) for at in range(len(kept))
-        ]
-        if len(widths) == len(self._widths):
-            # Columns only grow, so that the table does not jump.
-            widths = [max(pair) for pair in zip(widths, self._widths, strict=True)]
-        if self._changed("shape", (len(rows), widths)):
-            self._widths = widths
-            table.clear(columns=True)
-            for name, space in zip(columns[1:], widths, strict=True):
-                table.add_column(name, width=space)
-            for row in rows:
-                table.add_row(*row)
-        else:
-            for at, (row, before) in enumerate(zip(rows, self._cells, strict=True)):
-                for column, (cell, old) in enumerate(zip(row, before, strict=True)):
-                    if cell.plain != old:
-                        table.update_cell_at(Coordinate(at, column), cell)
-        self._cells = [[cell.plain for cell in row] for row in rows]
-        table.move_cursor(row=min(self.board.rank, max(len(rows) - 1, 0)), animate=False)
+        compact = height < COMPACT
+        self.screen.set_class(compact, "low")
+        parts = self._parts
+        parts["head"].show([((head_line(self.board), "bold"),)])
+        listed = 1 if compact else min(len(self.board.rows()), max(1, height // 6))
+        parts["runs"].show_all(runs_lines(self.board, listed))
+        parts["training"].show(self.lines.training(width))
+        ranks = parts["ranks"]
+        ranks.show(self.lines.ranks.lines(max(ranks.size.height - 1, 1), width))
+        parts["keys"].show_all(note_lines(self.live.note, width))
 
     def _draw_log(self) -> None:
         long = self.screen.has_class("long")
         name, lines = self.board.log(LOG_LINES if long else max(self.size.height // 3, SHORT_LOG))
-        self._update("#name", name or "no rank is shown", name or "no rank is shown")
-        if self._changed("log", (name, len(lines), lines[-1:])):
+        self._parts["name"].show([((name or "no rank is shown", "bold"),)])
+        shown = (name, len(lines), lines[-1:])
+        if self._shown_log != shown:
+            self._shown_log = shown
             view = self.query_one("#log", LogView)
             view.clear()
             view.write_lines([escape_controls(line) for line in lines])
@@ -195,29 +200,24 @@ class TopApp(App[None]):
         return not typing or action in ("leave",)
 
     def action_move(self, step: int) -> None:
-        self.board.move(step)
-        self._follow_cursor()
+        self.move_to(self.board.rank + step)
 
-    def _follow_cursor(self) -> None:
+    def move_to(self, position: int) -> None:
+        """Choose the rank at a position of the table, and show its log."""
         self._dismiss()
-        self.query_one("#ranks", DataTable).move_cursor(row=self.board.rank, animate=False)
+        self.board.move(position - self.board.rank)
+        self.tick()
         self._draw_log()
-
-    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Follow a click into the table."""
-        if event.cursor_row != self.board.rank and self._cells:
-            self.board.rank = event.cursor_row
-            self._draw_log()
 
     def action_choose(self, step: int) -> None:
         self._dismiss()
         self.board.choose(step)
-        self._read = 0.0
         self.tick()
+        self._draw_log()
 
     def action_long_log(self) -> None:
         self.screen.toggle_class("long")
-        self._drawn.pop("log", None)
+        self._shown_log = None
         self._draw_log()
 
     def action_filter(self) -> None:
@@ -235,7 +235,7 @@ class TopApp(App[None]):
 
     def _end_filter(self) -> None:
         self.query_one("#filter", Input).styles.display = "none"
-        self.query_one("#ranks", DataTable).focus()
+        self.query_one("#ranks").focus()
 
     def action_leave(self) -> None:
         """Clear a filter, answer no, or quit."""
@@ -260,7 +260,7 @@ class TopApp(App[None]):
             self.tick()
 
     def action_help(self) -> None:
-        self.live.note = "" if self.live.note else HELP
+        self.live.note = "" if self.live.note else help_text(self.size.width)
         self.tick()
 
     def _dismiss(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from clusterctl.json_types import JsonObject
 from clusterctl.ranktable.finding import Finding, Severity, invalid, kind, missing
 from clusterctl.ranktable.rules.addresses import BadAddress, read_address
 from clusterctl.ranktable.rules.fields import BY_NAME, BY_SECTION, MAX_NUMBER, Field, Kind
@@ -220,9 +221,7 @@ class Reader:
             self._out_of_range(rule, at, f"{rule.name!r} has {count} entries", count, " entries")
         values.lists[rule.name] = texts
 
-    def one_object(
-        self, section: str, name: str, holder: Mapping[str, Any], at: str
-    ) -> dict[str, Any] | None:
+    def one_object(self, section: str, name: str, holder: Mapping[str, Any], at: str) -> JsonObject | None:
         """Return the object in a field, or None; record a value of another type."""
         value = holder.get(name)
         if isinstance(value, dict):

@@ -30,9 +30,8 @@ MOST_ERROR_FILES = 16
 
 
 def with_aftermath(link: Connection, answer: NodeAnswer) -> NodeAnswer:
-    """Add the distance of the clocks and the kernel's reports to a node's answer, if a rank failed there.
-
-    The same where ranks exited on a node that was stopped: it matters whether they did before the failure elsewhere.
+    """Add the clock difference and the kernel's reports to a node's answer if a rank failed there. Do the same if
+    ranks exited on a node that was stopped: it matters whether they exited before another node failed.
     """
     node = answer.node
     exited = any(rank.exit_code is not None for rank in answer.ranks)
@@ -55,7 +54,7 @@ def clock_distance(link: Connection) -> float:
 
 
 def _kernel_reports(link: Connection, ended: Sequence[RankState]) -> dict[int, KernelReport]:
-    """Return the kernel's reports by pid; none if the node cannot give them, since its own answer is worth more."""
+    """Return the kernel's reports by pid; {} if the node cannot give them: the rest of its answer is still useful."""
     if not ended:
         return {}
     request: list[dict[str, object]] = [

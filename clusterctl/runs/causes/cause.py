@@ -140,7 +140,8 @@ class _Ends:
         self.failure = state.failure
         self.all = [rank for rank in state.ranks if rank.node]
         if self.failure:
-            # The failure tells more than the rank's own record: of a hang, that shows only how we ended it.
+            # The failure says more than the rank's own record, which for a hang only shows how clusterctl ended the
+            # process.
             self.all = [rank for rank in self.all if _key(rank) != _key(self.failure)] + [self.failure]
         bad = [
             rank for rank in self.all if rank.exit_code or rank.signal or rank.hang or rank is self.failure
@@ -183,7 +184,8 @@ class _Ends:
     def left_early(self, first: RankState) -> RankState | None:
         """Return the first rank that exited with code 0 before the others were done, or None.
 
-        A rank that exited after a stop does not count: the clocks show it if they were compared, else its node's phase.
+        A rank that exited after a stop does not count; the clocks show that if they were compared, else its node's
+        phase does.
         """
         well = [entry for entry in self.all if entry.exit_code == 0 and _key(entry) not in self.kinds]
         before = first.end_time + SAME_TIME

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from clusterctl.runs.state import RankState
 
+# A cgroup that Slurm made, in the kernel's report.
+OF_SLURM = re.compile(r"oom_memcg=/\S*slurm\S*/job_\d+")
 NO_ROOM = "No space left on device"
 HINTS = (
     (
@@ -111,9 +113,13 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     ended, output = how_it_ended(rank), "\n".join(tail)
     if rank.oom:
         limit = any("cgroup out of memory" in line for line in rank.kernel)
-        whose = "its container's memory limit was reached" if limit else "the node was out of memory"
+        by_slurm = limit and any(OF_SLURM.search(line) for line in rank.kernel)
+        holder = "its Slurm job" if by_slurm else "its container"
+        whose = f"the memory limit of {holder} was reached" if limit else "the node was out of memory"
         phrase = f"was killed by the kernel: {whose}"
-        hint = "less data in memory, fewer loader processes, a smaller micro_batch; `clusterctl doctor` shows memory"
+        more = "more memory (slurm: {extra: [--mem=64G]}), " if by_slurm else ""
+        less = "less data in memory, fewer loader processes, a smaller micro_batch"
+        hint = f"{more}{less}; `clusterctl doctor` shows memory"
         return Kind(phrase, "killed by the kernel, out of memory", hint, sure=True)
     if rank.hang and rank.silent:
         seen = any("by py-spy:" in line for line in tail)
@@ -187,7 +193,7 @@ def _of_hccl(raised: str | None) -> bool:
 def raised_in(tail: Sequence[str]) -> str | None:
     """Return the exception that ended a program, from its last traceback, or None.
 
-    Of chained exceptions it is the last that is no lost connection: handling one error may cause the other.
+    Of chained exceptions, return the last that is not a lost connection: handling an error may lose a connection.
     """
     chain = _last_chain([PREFIX.sub("", line) for line in tail])
     return next((entry for entry in reversed(chain) if not _consequence(entry)), chain[-1] if chain else None)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.job import ask_trainer
+from clusterctl.json_types import JsonObject
 from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_all
 
@@ -55,7 +56,7 @@ class Built:
 
     node: str
     folder: str
-    manifest: dict[str, Any]
+    manifest: JsonObject
     unchanged: bool
 
     @property
@@ -71,7 +72,7 @@ def spread(
     leave: bool,
     tell: Tell,
     progress: Callable[[str], Progress],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Build on all nodes in parallel; `output` is then byte for byte what one machine would build.
 
     With `leave` the results stay on the nodes, and `OUTPUT.shards.json` names their places.
@@ -187,17 +188,17 @@ def _build(node: Node, link: Connection, share: Share, code: str, progress: Prog
     return Built(node.name, folder, answer, False)
 
 
-def _done(link: Connection, folder: str) -> dict[str, Any]:
+def _done(link: Connection, folder: str) -> JsonObject:
     if not any(entry["name"] == DONE for entry in link.call("list", {"path": folder})["entries"]):
         return {}
     try:
         result = json.loads(link.get(posixpath.join(folder, DONE)))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return result if isinstance(result, dict) and isinstance(result.get("manifest"), dict) else {}
 
 
-def _is_on_node(link: Connection, folder: str, manifest: dict[str, Any]) -> bool:
+def _is_on_node(link: Connection, folder: str, manifest: JsonObject) -> bool:
     """Return True if both files have the hashes that the manifest says."""
     for ending, output in manifest["outputs"].items():
         result = link.call("fingerprint", {"path": posixpath.join(folder, f"{PAIR}.{ending}")})
@@ -228,7 +229,7 @@ class BuildOutput:
 
 def _run(
     node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, reported: BuildOutput
-) -> dict[str, Any]:
+) -> JsonObject:
     python = rank_python(node.python, node.setup)
     python = python.replace("~", link.hello().home, 1) if python.startswith("~/") else python
     arguments = [
@@ -284,7 +285,7 @@ def _tell_built(made: Sequence[Built], seconds: float, tell: Tell) -> None:
     tell("build", subject + (f", {unchanged} of them built before" if unchanged else ""))
 
 
-def _left(made: Sequence[Built], output: Path) -> dict[str, Any]:
+def _left(made: Sequence[Built], output: Path) -> JsonObject:
     """Write the list of what is where."""
     shares = [
         {
@@ -297,12 +298,12 @@ def _left(made: Sequence[Built], output: Path) -> dict[str, Any]:
         for entry in made
     ]
     first = made[0].manifest
-    kept = {key: first[key] for key in ("token_type", "append_eod", "vocab", "eod", "eod_token")}
+    common = {key: first[key] for key in ("token_type", "append_eod", "vocab", "eod", "eod_token")}
     listing = {
         "format": 1,
         "documents": sum(entry.manifest["documents"] for entry in made),
         "tokens": sum(entry.manifest["tokens"] for entry in made),
-        **kept,
+        **common,
         "shards": shares,
     }
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -319,7 +320,7 @@ def _brought(
     output: Path,
     dedup: bool,
     tell: Tell,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Pull every result, join them in order, and remove them from their nodes."""
     from clusterctl.transfer.pull import pull_tree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,15 +55,27 @@ def push_code(
 
     The folder of runs is left out: its logs and checkpoints are large, and change with each run.
     """
+    code = _code_of(job, runs)
+    return _push(cluster, connections, *code, "code", tell) if code else {}
+
+
+def _code_of(job: Job, runs: Path | None) -> tuple[Path, Manifest] | None:
+    """Return the folder with the program of a job, and its manifest; None if the nodes have it."""
     from clusterctl.transfer import push
 
     if job.train is not None or job.trainer:
-        root, manifest = trainer_code()
-    elif job.code is not None:
-        root, manifest = job.code, push.make_manifest(job.code, without=runs)
-    else:
-        return {}
-    return _push(cluster, connections, root, manifest, "code", tell)
+        return trainer_code()
+    return (job.code, push.make_manifest(job.code, without=runs)) if job.code is not None else None
+
+
+def pushes(job: Job, runs: Path | None) -> Iterator[tuple[str, Path, Manifest]]:
+    """Yield what the start of a job pushes to each node: its name, folder and manifest."""
+    from clusterctl.transfer import push
+
+    if code := _code_of(job, runs):
+        yield "code", *code
+    if job.data is not None:
+        yield "data", job.data, push.make_manifest(job.data, everything=True)
 
 
 def push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
@@ -96,7 +108,8 @@ def fetch_stored(cluster: Cluster, job: Job, connections: Connections, tell: Tel
 
 
 def stage_again(cluster: Cluster, job: Job, connections: Connections, stored: Stored, tell: Tell) -> None:
-    """Push or fetch again what nodes have lost, if what is here and in the store is still what the run began with."""
+    """Push or fetch again what nodes have lost, if the files here and in the store have not changed since the run
+    began."""
     for kind, paths in (("code", stored.code), ("data", stored.data)):
         known = [node for node in cluster.nodes if node.name in paths]
         if kind == "data" and job.data_there:

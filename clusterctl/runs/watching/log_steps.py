@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl.files import open_private
+from clusterctl.files import add_lines
+from clusterctl.jobs.run_lines import Metric
 from clusterctl.logs.steps import FORMATS, LONGEST, StepParser, pattern_format
+from clusterctl.logs.store import age_of
 from clusterctl.runs.watching.updates import Source, Stream
 
 if TYPE_CHECKING:
@@ -32,15 +34,18 @@ class LogSteps:
         self._source: tuple[str, int] | None = None
         self._started = self._has_start()
 
-    def feed(self, source: Source, data: bytes) -> list[dict[str, Any]]:
-        """Return the metrics in a piece of a rank's output, after recording them."""
+    def feed(self, source: Source, data: bytes, age: object = None) -> list[Metric]:
+        """Return the metrics in a piece of a rank's output, after recording them.
+
+        `age`: how many seconds ago its end was written, as its node says it; None in the middle of a file.
+        """
         if not self.wanted or source.stream not in (Stream.OUT, Stream.ERR) or not data:
             return []
         key = source.node, source.rank
         with self._lock:
             if self._source not in (None, key):
                 return []
-            metrics = list(self._read(key, source, data))
+            metrics = list(self._read(key, source, data, age_of(age)))
             if metrics and self._source is None:
                 self._source = key
             if metrics:
@@ -53,7 +58,7 @@ class LogSteps:
         parser = self._parsers.get(self._source) if self._source else None
         return parser is not None and parser.steps <= parser.step
 
-    def _read(self, key: tuple[str, int], source: Source, data: bytes) -> Iterator[dict[str, Any]]:
+    def _read(self, key: tuple[str, int], source: Source, data: bytes, age: float | None) -> Iterator[Metric]:
         whole = self._rest.pop(source, b"") + data
         # A progress bar ends its states with a carriage return.
         end = max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1
@@ -63,18 +68,23 @@ class LogSteps:
         if key not in self._parsers:
             formats = (pattern_format(self._pattern),) if self._pattern else FORMATS
             self._parsers[key] = StepParser(formats)
-        for metric in self._parsers[key].feed(whole[:end]):
-            if not self._started and metric["event"] == "step":
+        for metric in self._parsers[key].feed(whole[:end], age):
+            if not self._started and metric.kind == "step":
                 self._started = True
-                first = {"step": max(metric["step"] - 1, 0), "attempt": self.attempt, "time": metric["time"]}
-                yield {"event": "start", **first, "format": metric["format"]}
+                yield self._start_before(metric)
             yield metric
+
+    def _start_before(self, first: Metric) -> Metric:
+        """Return the start of the attempt whose first step was reported."""
+        step, program = max((first.step or 0) - 1, 0), first.facts.get("format")
+        facts = {"step": step, "attempt": self.attempt, "time": first.time, "format": program}
+        return Metric("start", step, time=first.time, facts={"event": "start", **facts})
 
     def _has_start(self) -> bool:
         """Return whether an earlier controller has recorded the start of this attempt."""
         lines = self.run.metric_lines() if self.run.log_steps.exists() else ()
-        return any(line.get("event") == "start" and line.get("attempt") == self.attempt for line in lines)
+        return any(line.kind == "start" and line.facts.get("attempt") == self.attempt for line in lines)
 
-    def _write(self, metrics: list[dict[str, Any]]) -> None:
-        with open_private(self.run.log_steps, "ab") as file:
-            file.write(b"".join(json.dumps(metric).encode() + b"\n" for metric in metrics))
+    def _write(self, metrics: list[Metric]) -> None:
+        lines = (json.dumps(metric.as_json()).encode() + b"\n" for metric in metrics)
+        add_lines(self.run.log_steps, b"".join(lines))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from clusterctl import contract
 from clusterctl.jobs.phase import Phase
-from clusterctl.jobs.run_folder import metric_of
+from clusterctl.jobs.run_lines import Metric, read_metric
 from clusterctl.logs.lines import LogChunk, shown
 from clusterctl.runs.state import NodeFailure, SupervisorState
 from clusterctl.runs.watching.stall import is_number
@@ -43,7 +42,7 @@ class Update:
     """Something that was seen of a run: whole log lines, the trainer's metrics, a node's end, or a note."""
 
     chunk: LogChunk | None = None
-    metric: dict[str, Any] | None = field(default=None, hash=False)
+    metric: Metric | None = None
     node: str = ""
     ended: Phase | None = None
     note: str = ""
@@ -97,7 +96,7 @@ def from_lines(source: Source, block: bytes) -> Iterator[Update]:
                 )
             continue
         if source.stream is Stream.METRICS:
-            if (metric := metric_of(value)) is not None:
+            if (metric := read_metric(value)) is not None:
                 yield Update(node=source.node, metric=metric)
         elif isinstance(value, dict) and value.get("event") in NOTED and isinstance(value.get("text"), str):
             yield Update(node=str(value.get("node", "")), note=value["text"])

@@ -22,30 +22,30 @@ NVIDIA = [
 ]
 # Seconds for one answer; a later one is of no use on a live screen.
 TIMEOUT = 5.0
-# Of Linux on every machine that this runs on: ticks of a second in /proc/PID/stat, bytes of a page.
+# Constants of Linux: clock ticks per second in /proc/PID/stat, and bytes per page of memory.
 TICKS, PAGE = 100.0, 4096
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class DeviceUsage:
-    """What is used of one device; of a CPU, by one rank."""
+    """The use of one device; on CPUs, of one rank."""
 
     used: int
     """Bytes."""
     total: int
     busy: float | None = None
-    """The share of the time in which it works; for a rank on CPUs, of one core, and above 1 for several."""
+    """The share of the time in which it is busy; for a rank on CPUs, the number of busy cores."""
 
 
 @dataclass
 class UsageMeter:
-    """Asks nodes again and again; the time on CPUs is that since the last answer."""
+    """Queries nodes repeatedly; CPU time is counted since the previous answer."""
 
     _ticks: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
 
     def ask(self, node: Node, link: Connection, ranks: Sequence[RankState]) -> dict[int, DeviceUsage]:
-        """Return the usage by rank; {} if the node has no tool that tells it."""
+        """Return the usage by rank; {} if the node has no tool that reports it."""
         if node.kind == "cuda":
             devices = gpu_usage(link.run(NVIDIA, timeout=TIMEOUT).text)
         elif node.kind == "npu":

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.frames import BEAT, SILENCE
+from clusterctl.agent.frames import ALL_BEAT, SILENCE
 from clusterctl.errors import ClusterctlError, NodeError, WorkFailed
 from clusterctl.files import make_private_folder
 from clusterctl.inventory.cluster import Node
@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 PATIENCE = 60.0
 # The same if no node answers at all: then this machine's own link is probably broken, and the run continues.
 ALONE = 600.0
-# A node that was never reached has these seconds less than one that falls silent: a start takes them.
+# A node that was never reached is given up this many seconds earlier than one that falls silent: a start takes that
+# long.
 SOONER = 3.0
-# After these seconds of silence, two nodes are treated as hit by the same outage.
-QUIET = 2 * BEAT + 1
+# After these seconds of silence, two nodes are treated as hit by the same outage: when the first one is given up, the
+# other may have answered the last beat.
+QUIET = SILENCE - ALL_BEAT
 # Seconds of grace for the other nodes when one has failed: ranks that wait for a dead one cannot save a checkpoint.
 FAILED_GRACE = 5.0
 # Seconds between two checks for nodes that have been away for too long.
@@ -61,9 +63,9 @@ class Follow:
     node: Node
     request: PendingRequest
     homes: dict[str, tuple[Path, Source]]
-    """By file on the node its copy here, and what it holds."""
+    """For each file on the node: its copy here, and what it holds."""
     before: dict[str, int]
-    """By file on the node how many bytes of its copy came from other nodes."""
+    """For each file on the node: how many bytes of its copy came from other nodes."""
     is_queued: bool = False
 
 
@@ -82,7 +84,7 @@ class RunWatcher:
     ) -> None:
         """`now`: copy what exists and return. `lines=False`: yield no log lines.
 
-        `since`, by the monotonic clock, is when a node that is never reached began to be away.
+        `since` is the monotonic time from which a node that was never reached counts as away.
         """
         self.run, self.connections, self.now = run, connections, now
         self.lines, self.patience = lines, patience
@@ -222,7 +224,7 @@ class RunWatcher:
                 self.gone.pop(name, None)
 
     def _someone_answers(self, away: Mapping[str, float]) -> bool:
-        """Return True if any node that still runs was heard lately: each sends a beat every few seconds."""
+        """Return True if data came recently from any node that still runs: each sends a heartbeat every few seconds."""
         left = [node for node in self.cluster.nodes if node.name not in self.ends and node.name not in away]
         return any(self.connections.silent_for(node) < QUIET for node in left)
 
@@ -301,9 +303,9 @@ class RunWatcher:
             self.arrived.put(follow)
 
     def _copy(self) -> None:
-        """Store what arrives from all nodes; one thread does it, because one disk takes it."""
+        """Store what arrives from all nodes. One thread suffices, because one disk stores everything."""
         while (follow := self.arrived.get()) is not None:
-            # First: what arrives after this queues it again.
+            # Do this first: data that arrives later puts the node into the queue again.
             follow.is_queued = False
             with self._reporting(follow.node):
                 self._take(follow)
@@ -407,11 +409,12 @@ class RunWatcher:
         home, source = follow.homes[path]
         self.silence.broken_by(node.name, source.rank)
         offset += follow.before[path]
-        # Before the copy grows: it begins with the half line that ends the copy.
+        # Make the cutter before the copy grows: it begins with the half line at the end of the copy.
         cutter = self._cutter(home)
         fresh = LogKeeper.keep(home, offset, frame.payload)
-        self.times.note(home, offset + len(frame.payload), frame.fields.get("age"))
-        for metric in self.log_steps.feed(source, fresh):
+        age = frame.fields.get("age")
+        self.times.note(home, offset + len(frame.payload), age)
+        for metric in self.log_steps.feed(source, fresh, age):
             self.silence.stepped(node.name, source.rank, finished=self.log_steps.finished)
             self._put(Update(node=node.name, metric=metric))
         if self.lines or source.stream is Stream.METRICS:
@@ -431,7 +434,7 @@ class RunWatcher:
         return self.cutters[home]
 
     def _files(self, node: Node) -> dict[str, tuple[Path, Source]]:
-        """Return by file on the node its copy here, and what it holds."""
+        """Return, for each file on the node, its copy here and what it holds."""
         remote = NodeFiles(self.record.run_dirs[node.name], self.record.attempt)
         result = {}
         for rank in self.record.ranks[node.name]:

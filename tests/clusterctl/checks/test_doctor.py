@@ -234,6 +234,40 @@ def test_an_ill_a_busy_and_a_missing_device_are_told_apart() -> None:
     assert said == ["no device [2,3): npu-smi shows [0,2)", "device 1: health is Alarm"]
 
 
+@pytest.mark.parametrize(
+    ("processor", "says", "remedy"),
+    [
+        ({"instructions": examined.WIDE}, "AVX-512 on b", "CLUSTERCTL_NATIVE_LEVEL: AVX2"),
+        ({"instructions": [*examined.WIDE, "avx512_bf16"]}, "AVX-512 with bf16 on b", "LEVEL: AVX2"),
+        ({"instructions": []}, "baseline on b", "CLUSTERCTL_NATIVE_LEVEL: baseline"),
+        ({"machine": "aarch64", "instructions": []}, "aarch64 on b", "equal processors"),
+    ],
+)
+def test_processors_that_round_differently_are_named(
+    processor: dict[str, Any], says: str, remedy: str
+) -> None:
+    table = examined.script(b=examined.node(processor=processor))
+    found = odd(asked(table, "a", "b"), "instructions")
+    assert found.level == "warning" and remedy in found.remedy
+    assert f"AVX2 on a, {says}; losses differ in the last digits" in found.what
+    # On nodes with accelerators the ops run there.
+    notes = [one for one in asked(table, "a", "b", **NPU) if one.check == "instructions"]
+    assert [one.level for one in notes] == ["note"]
+
+
+def test_the_instructions_of_this_machine_are_read_as_the_kernel_names_them() -> None:
+    from clusterctl.agent import examine
+
+    flags = "flags\t\t: fpu avx2 fma avx512f avx512_bf16 xsavec\n"
+    assert examine._processor(f"model name\t: x\n{flags}{flags}")["instructions"] == [
+        "avx2",
+        "fma",
+        "avx512f",
+        "avx512_bf16",
+    ]
+    assert examine._processor("")["instructions"] == []
+
+
 def test_the_two_chips_of_an_a3_card_are_two_devices() -> None:
     text = """\
 | 0     Ascend910           | OK            | 178.5       36                0    / 0             |

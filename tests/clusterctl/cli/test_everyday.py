@@ -190,3 +190,29 @@ def test_job_files_and_folders_are_completed(tmp_path: Path, monkeypatch: pytest
     assert complete_jobs("jo") == ["job.yaml", "jobs"]
     assert complete_jobs("jobs/") == ["jobs/deep.yml"]
     assert complete_jobs("none/x") == []
+
+
+def test_a_dry_run_names_what_is_pushed(tmp_path: Path, command_line: Run) -> None:
+    (tmp_path / "cluster.yaml").write_text("nodes: {'node[1-2]': {host: '10.0.0.{n}', devices: 1}}\n")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "p.py").write_text("print(1)\n")
+    (tmp_path / "job.yaml").write_text("command: [python, p.py]\ncode: ./code\n")
+    code, out, err = command_line("launch", "job.yaml", "--dry-run")
+    assert code == 0, err
+    assert f"pushes code {tmp_path / 'code'} (1 file, 9 B) to 2 nodes, unless they have it" in out
+
+
+def test_nodes_that_fail_alike_give_one_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.error_console.cache_clear()
+    given = set[str]()
+    for node in ("node1", "node2"):
+        screen.report_error(UsageError(f"{node}: no route", "check the cable"), given)
+    screen.report_error(UsageError("node3: refused", "start sshd"), given)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == [
+        "error: node1: no route",
+        "  try: check the cable",
+        "error: node2: no route",
+        "error: node3: refused",
+        "  try: start sshd",
+    ]

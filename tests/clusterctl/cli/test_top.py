@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from clusterctl.cli.top import LiveScreen
-from clusterctl.cli.views.live_screen import screenful
+from clusterctl.cli.views.live_lines import LineWriter
+from clusterctl.cli.views.live_screen import ScreenLines
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.report.board import Board
@@ -50,9 +52,8 @@ def board_of(tmp_path: Path, ranks: int = 4) -> Board:
 
 
 def text_of(board: Board, width: int = 100, height: int = 40, *, unicode: bool = True, note: str = "") -> str:
-    console = Console(file=io.StringIO(), width=width, height=height)
-    console.print(screenful(board, width, height, unicode=unicode, note=note))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    lines = ScreenLines(board, unicode=unicode).all_lines(width, height, note)
+    return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
 def test_the_screen_shows_runs_ranks_curve_stragglers_and_a_log(tmp_path: Path) -> None:
@@ -72,8 +73,44 @@ def test_the_screen_shows_runs_ranks_curve_stragglers_and_a_log(tmp_path: Path) 
 @pytest.mark.parametrize(("width", "height"), [(60, 20), (40, 12), (200, 60), (80, 24)])
 def test_it_fits_every_terminal_also_without_unicode(tmp_path: Path, width: int, height: int) -> None:
     lines = text_of(board_of(tmp_path, 64), width, height, unicode=False).splitlines()
-    assert len(lines) <= height and max(map(len, lines)) <= width
+    assert len(lines) == height and max(map(len, lines)) <= width
     assert all(line.isascii() for line in lines)
+
+
+class Screen(io.StringIO):
+    """What a terminal of some lines shows after what was written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.writes.append(text)
+        return len(text)
+
+
+def test_only_changed_lines_are_written_and_all_after_a_new_size(tmp_path: Path) -> None:
+    board, output = board_of(tmp_path, 64), Screen()
+    screen, writer = ScreenLines(board, unicode=True), LineWriter(Console(file=output, force_terminal=True))
+    writer.draw(screen.all_lines(100, 40), 100, 40)
+    board.move(1)
+    before = screen.ranks.lines(10, 100)
+    writer.draw(screen.all_lines(100, 40), 100, 40)
+    board.move(1)
+    assert screen.ranks.lines(10, 100) != before
+    writer.draw(screen.all_lines(60, 20), 60, 20)
+    first, moved, smaller = output.writes
+    assert first.startswith("\x1b[2J") and first.count("\x1b[K") == 40
+    # The two rows of the cursor, the log with its name, and perhaps the clock.
+    assert moved.count("\x1b[K") <= 2 + 1 + 10 + 1 and "\x1b[2J" not in moved and "7m" in moved
+    assert smaller.startswith("\x1b[2J") and smaller.count("\x1b[K") == 20
+
+
+def test_without_colour_only_bold_dim_and_reverse_are_used(tmp_path: Path) -> None:
+    output = Screen()
+    console = Console(file=output, force_terminal=True, no_color=True, color_system="truecolor")
+    LineWriter(console).draw(ScreenLines(board_of(tmp_path), unicode=True).all_lines(100, 40), 100, 40)
+    assert set(re.findall(r"\x1b\[([\d;]*)m", output.writes[0])) <= {"0", "1", "2", "7", "1;7"}
 
 
 def test_keys_move_filter_switch_runs_and_end_it(tmp_path: Path) -> None:
@@ -123,7 +160,7 @@ def test_only_new_lines_of_the_metrics_are_read(tmp_path: Path) -> None:
     assert len(reader.update().steps) == before
     with run.metrics.open("a") as file:
         file.write(line[30:])
-    assert len(reader.update().steps) == before + 1 and reader.history.last["step"] == 41
+    assert len(reader.update().steps) == before + 1 and reader.history.last.step == 41
 
 
 def test_without_a_terminal_one_screen_is_printed(tmp_path: Path, command_line: Run) -> None:

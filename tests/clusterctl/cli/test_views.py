@@ -11,7 +11,7 @@ from rich.console import RenderableType as Renderable
 
 from clusterctl import text as clusterctl_text
 from clusterctl.cli.views import layout, tables
-from clusterctl.jobs.run_folder import metric_of
+from clusterctl.jobs.run_lines import Metric, read_metric
 from clusterctl.logs.store import LogLine
 from clusterctl.runs.overview import TrainProgress, read_progress
 from clusterctl.text import escape_controls, escape_in_json
@@ -82,6 +82,12 @@ def test_remote_text_reaches_the_terminal_without_its_controls() -> None:
     assert "\x1b[31m" not in table and "[/bold]" in table
 
 
+def metric_of(line: dict[str, object]) -> Metric:
+    metric = read_metric(line)
+    assert metric is not None
+    return metric
+
+
 def test_a_progress_line_tells_step_loss_speed_and_what_is_left() -> None:
     progress = TrainProgress()
     for step in range(1, 11):
@@ -93,7 +99,7 @@ def test_a_progress_line_tells_step_loss_speed_and_what_is_left() -> None:
             "grad_norm": 1.0,
             "step_seconds": 0.5,
         }
-        progress.feed({**metric, "tokens_per_second": 12_345.0})
+        progress.feed(metric_of({**metric, "tokens_per_second": 12_345.0}))
     assert progress.last is not None and progress.left == pytest.approx(45.0)
     said = tables.step_text(progress.last, progress.left)
     assert said == "step 10/100  loss 3.5000  grad 1.00  12.3k tokens/s  45s left"
@@ -109,25 +115,27 @@ def test_metrics_of_any_program_are_shown_as_far_as_they_make_sense() -> None:
         {"event": ["step"]},
         {"event": "eval"},
     ]
-    assert [metric_of(line) for line in lines] == [None, None, None, None, None, {"event": ["step"]}, None]
+    odd = Metric(facts={"event": ["step"]})
+    assert [read_metric(line) for line in lines] == [None, None, None, None, None, odd, None]
     bare = metric_of({"event": "step", "step": 3, "steps": "?", "loss": None, "tokens_per_second": True})
-    assert bare is not None
     assert tables.step_text(bare, None) == "step 3  loss not finite"
-    assert tables.step_text({"step": 3}, None) == "step 3"
-    assert tables.start_text({"event": "start", "native": [1, {}]}) == "begins\nops        None by None"
-    read = read_progress([bare, {"event": "step", "step": 4, "steps": 9, "loss": 1.5, "step_seconds": 2.0}])
+    assert tables.step_text(metric_of({"step": 3}), None) == "step 3"
+    start = metric_of({"event": "start", "native": [1, {}]})
+    assert tables.start_text(start) == "begins\nops        None by None"
+    later = metric_of({"event": "step", "step": 4, "steps": 9, "loss": 1.5, "step_seconds": 2.0})
+    read = read_progress([bare, later])
     assert (read.losses, read.left) == ([(4, 1.5)], 10.0)
 
 
 def test_steps_that_a_resume_repeats_are_drawn_once() -> None:
     metrics = [{"event": "step", "step": n, "steps": 5, "loss": float(n)} for n in (1, 2, 3, 4, 3, 4, 5)]
-    assert [step for step, _ in read_progress(metrics).losses] == [1, 2, 3, 4, 5]
+    assert [step for step, _ in read_progress(map(metric_of, metrics)).losses] == [1, 2, 3, 4, 5]
 
 
 def test_the_start_of_a_training_says_which_backend_serves_which_op() -> None:
     ops = [{"op": "a", "backend": "cpu"}, {"op": "b", "backend": "reference"}, {"op": "c", "backend": "cpu"}]
     start = {"parameters": 1e6, "engine": "torch", "zero": 0, "precision": "bf16", "step": 4, "native": ops}
-    assert tables.start_text(start).splitlines() == [
+    assert tables.start_text(metric_of(start)).splitlines() == [
         "1M parameters, torch engine, zero 0, bf16, from step 4",
         "ops        a, c by cpu; b by reference",
     ]

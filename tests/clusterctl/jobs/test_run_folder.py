@@ -53,4 +53,15 @@ def test_a_run_is_found_by_id_unique_beginning_or_last(tmp_path: Path) -> None:
 def test_metrics_with_half_a_last_line_are_read_up_to_it(tmp_path: Path) -> None:
     run = make(tmp_path, "r")
     run.metrics.write_bytes(b'{"step": 1}\n{"st')
-    assert list(run.metric_lines()) == [{"step": 1}]
+    assert [metric.as_json() for metric in run.metric_lines()] == [{"step": 1}]
+
+
+def test_an_event_after_half_a_line_is_a_line_of_its_own(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.add_event("started", ranks=3)
+    with run.events.open("ab") as file:
+        file.write(b'{"time": 12.5, "event": "nod')
+    run.add_event("ended", phase="finished")
+    history = run.read_events()
+    assert [event.kind for event in history.events] == ["started", "ended"]
+    assert history.damaged == 1

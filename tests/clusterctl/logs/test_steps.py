@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_lines import Metric
 from clusterctl.logs.steps import StepParser, pattern_format
 from clusterctl.report.summary import summarise
 from clusterctl.runs.watching.log_steps import LogSteps
@@ -52,9 +53,9 @@ NANOGPT = (
 
 
 def steps_of(text: str, parser: StepParser | None = None) -> list[dict[str, Any]]:
-    parser = parser or StepParser(clock=iter(itertools.count(100.0, 2.0)).__next__)
+    parser = parser or StepParser(clock=lambda: 100.0)
     return [
-        {key: value for key, value in metric.items() if key != "time"}
+        {key: value for key, value in metric.as_json().items() if key != "time"}
         for metric in parser.feed(text.encode())
     ]
 
@@ -95,7 +96,9 @@ def test_hugging_faces_lines_get_their_step_from_the_progress_bar() -> None:
         2.25,
         5e-5,
     )
-    assert (second["step"], second["loss"], second["step_seconds"]) == (20, 3.75, 0.2)
+    assert (second["step"], second["loss"]) == (20, 3.75)
+    # The rate that the bar shows.
+    assert second["step_seconds"] == pytest.approx(1 / 9)
     assert (evaluation["event"], evaluation["step"], evaluation["loss"]) == ("eval", 20, 3.5)
 
 
@@ -124,7 +127,7 @@ def test_a_loss_that_is_not_finite_is_kept_as_such_and_a_step_is_never_reported_
     first, second = steps_of(
         "iter 1: loss nan, time 10ms\niter 1: loss 3, time 10ms\niter 2: loss 3, time 10ms\n"
     )
-    assert (first["step"], first["loss"], second["step"]) == (1, None, 2)
+    assert (first["step"], first["diverged"], "loss" in first, second["step"]) == (1, True, False, 2)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_the_rank_that_reports_steps_is_followed_and_its_steps_are_recorded(tmp_
     half = len(MEGATRON) // 3
     assert steps.feed(Source("n1", 0, Stream.OUT), b"loading\n") == []
     assert steps.feed(last, MEGATRON[:half].encode()) == []
-    assert [metric["event"] for metric in steps.feed(last, MEGATRON[half:].encode())] == [
+    assert [metric.kind for metric in steps.feed(last, MEGATRON[half:].encode())] == [
         "start",
         "step",
         "eval",
@@ -188,7 +191,59 @@ def test_the_rank_that_reports_steps_is_followed_and_its_steps_are_recorded(tmp_
     # A controller that takes over continues.
     again = LogSteps(run, run.read_record())
     lines = again.feed(last, MEGATRON.replace(" 20/", "100/").encode())
-    assert [line["event"] for line in lines] == ["step", "eval"] and again.finished
+    assert [line.kind for line in lines] == ["step", "eval"] and again.finished
+
+
+def json_lines(first: int, last: int) -> bytes:
+    return b"".join(b'{"step": %d, "loss": 2.0}\n' % step for step in range(first, last + 1))
+
+
+def seconds_of(metrics: Iterable[Metric]) -> list[float | None]:
+    return [metric.step_seconds for metric in metrics if metric.kind == "step"]
+
+
+def test_lines_that_were_written_at_once_give_no_speed_among_themselves() -> None:
+    clock = iter((1000.0, 1010.0, 1010.004, 1010.1, 1012.0, 1012.05)).__next__
+    parser = StepParser(clock=clock)
+    assert seconds_of(parser.feed(json_lines(1, 20))) == [None] * 20
+    # A buffer of 20 lines every 10 s, the first of them in two pieces of which only the last one's end has an age.
+    assert seconds_of(parser.feed(json_lines(21, 30), None)) == [None] * 10
+    assert seconds_of(parser.feed(json_lines(31, 40), 0.004)) == pytest.approx([0.5] * 10)
+    # Too soon to measure: what was measured last still holds.
+    assert seconds_of(parser.feed(json_lines(41, 41))) == pytest.approx([0.5])
+    assert seconds_of(parser.feed(json_lines(42, 45))) == pytest.approx([0.4] * 4)
+    # The same without a step since.
+    assert seconds_of(parser.feed(json_lines(45, 45))) == []
+
+
+def test_a_step_is_timed_by_when_its_line_was_written_not_by_when_it_arrived() -> None:
+    parser = StepParser(clock=iter((100.0, 160.0)).__next__)
+    list(parser.feed(json_lines(1, 1), 0.0))
+    # The link was cut meanwhile.
+    (metric,) = parser.feed(json_lines(2, 2), 58.0)
+    assert metric.step_seconds == pytest.approx(2.0) and metric.time == pytest.approx(102.0)
+
+
+def test_the_times_in_a_programs_lines_give_its_speed_however_they_arrive() -> None:
+    line = "[2026-11-22 23:59:{:02},{:03}] [INFO] [Rank 0] step={}, skipped=0, lr=[0.001], mom=[0.9]\n"
+    text = "".join(line.format(50 + step // 4, step % 4 * 250, step) for step in range(1, 9))
+    first, *others = seconds_of(StepParser(clock=lambda: 5.0).feed(text.encode()))
+    assert first is None and others == pytest.approx([0.25] * 7)
+    # Whole seconds are too coarse for steps of one second; what cannot be a time is none.
+    coarse = "".join(f"2026-11-22 10:00:{step:02} step {step}\n2026-99-22 10:00:00 x\n" for step in range(50))
+    pattern = pattern_format(r"step (?P<step>\d+)")
+    found = seconds_of(StepParser((pattern,), clock=lambda: 5.0).feed(coarse.encode()))
+    assert found[:20] == [None] * 20 and found[20:] == pytest.approx([1.0] * 30)
+
+
+def test_a_buffered_program_has_the_speed_of_its_steps_at_the_end_of_the_run(tmp_path: Path) -> None:
+    run, steps = followed(tmp_path)
+    rank = Source("n1", 0, Stream.OUT)
+    steps.feed(rank, json_lines(1, 100), 30.0)
+    assert summarise(run).speed.step_seconds is None
+    steps.feed(rank, json_lines(101, 200), 20.0)
+    steps.feed(rank, json_lines(201, 300), 10.0)
+    assert summarise(run).speed.step_seconds == pytest.approx(0.1, rel=0.05)
 
 
 def test_a_program_that_reports_every_tenth_step_has_the_goodput_of_all(tmp_path: Path) -> None:
@@ -202,7 +257,7 @@ def test_metrics_that_the_program_writes_itself_come_first(tmp_path: Path) -> No
     run, steps = followed(tmp_path)
     steps.feed(Source("n1", 0, Stream.OUT), NANOGPT.encode())
     write_lines(run.metrics, [{"event": "step", "step": 99, "loss": 1.0, "time": 5.0}])
-    assert (run.last_step() or {})["step"] == 99
+    assert (run.last_step() or Metric()).step == 99
     _, off = followed(tmp_path, progress="off")
     assert not off.wanted
 

@@ -17,6 +17,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, gres: str, config: str = "") -> Non
     """Let Slurm's programs answer with these devices."""
     texts = {"node": NODES, "config": config, "job": f"JobId=7\n JobState=RUNNING\n     {gres}\n"}
     monkeypatch.setattr(slurm, "run", lambda *words, **more: texts[words[2]])
+    monkeypatch.setattr(slurm, "run_together", lambda *commands: [texts[words[2]] for words in commands])
 
 
 def devices(

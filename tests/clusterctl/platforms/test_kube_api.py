@@ -173,3 +173,52 @@ def test_modelarts_gets_its_request(api: Cluster, tmp_path: Path, capfd: pytest.
     assert run(["submit", "modelarts", "job.yaml", "--print"]) == 2
     err = capfd.readouterr()[1]
     assert "MA_X: ModelArts sets" in err and "HF_TOKEN would be in the request" in err and "abc" not in err
+
+
+def test_a_submitted_job_is_a_run_with_state_logs_and_an_end(
+    api: Cluster, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    waiting = pod("gpt-0-x", "Pending")
+    waiting["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    ]
+    both = [pod("gpt-0-x", "Running", RUNNING), pod("gpt-1-x", "Running", RUNNING)]
+    log = "2026-01-01T00:00:01Z step 1\n2026-01-01T00:00:02Z step 2\n"
+    api.stages = [Stage([waiting])]
+    assert submit(capfd, "--kind", "jobset", "--detach")[0] == 0
+
+    def shown(*words: str) -> str:
+        assert run([*words]) == 0
+        out, err = capfd.readouterr()
+        return out + err
+
+    assert "jobset gpt in namespace default is pending: gpt-0-x: Pending (0/3 nodes" in shown("status")
+    assert "pending" in shown("runs")
+    api.stages = [Stage(both, log)]
+    assert "running  pod0 running, pod1 running" in shown("status", "last")
+    assert "pod0:0 step 1\npod0:0 step 2\n" in shown("logs", "show", "last")
+    # SSH would look for a host called pod0.
+    assert run(["checkpoint", "list", "last"]) == 2
+    assert "runs in pods, which cannot be logged in to" in capfd.readouterr().err
+    failed = pod("gpt-1-x", "Failed", {"terminated": {"exitCode": 7, "reason": "Error"}})
+    ended = {"conditions": [{"type": "Failed", "status": "True", "message": "too many"}]}
+    api.stages = [Stage(both, log), Stage([both[0], failed], log + "2026-01-01T00:00:03Z step 3\n", ended)]
+    assert "step 3" in shown("logs", "tail", "-f", "last")
+    assert "failed" in shown("status") and "gpt-1-x: Failed, exit code 7" in shown("runs")
+    # The logs stay when the objects are gone.
+    assert "deleted jobset gpt" in shown("stop", "last") and not api.objects
+    assert "step 3" in shown("logs", "show", "last") and "failed" in shown("status")
+
+
+def test_a_run_in_pods_is_stopped_and_one_that_others_delete_is_noticed(
+    api: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    api.stages = [Stage([pod("gpt-0-x", "Running", RUNNING)])]
+    assert submit(capfd, "--detach")[0] == 0
+    assert run(["stop", "last"]) == 0 and not api.objects
+    assert run(["status", "last"]) == 0
+    assert "stopped" in capfd.readouterr().out
+    assert submit(capfd, "--detach")[0] == 0
+    api.objects.clear()
+    assert run(["status", "last"]) == 0
+    assert "it was deleted in the cluster" in capfd.readouterr().out

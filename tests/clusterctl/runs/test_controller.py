@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.hangs import LEAST, PAUSE, Pace, Stopped, is_stopped
+from clusterctl.cli.views.run_status import head
 from clusterctl.errors import ClusterctlError, InputFaults, Unreachable
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs import job as jobs
@@ -31,6 +33,7 @@ from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs import start as runs
 from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.controller import Control, following
+from clusterctl.runs.overview import summarise
 from clusterctl.runs.query import current_state, log_in, query_nodes
 from clusterctl.runs.state import RunState, read_state
 from clusterctl.runs.stop import stop_run
@@ -268,7 +271,7 @@ def controlled(run: RunDir, connections: Connections) -> RunState:
 
 
 def said(run: RunDir) -> str:
-    return "\n".join(str(event.get("text", "")) for event in run.event_lines())
+    return "\n".join(str(event.facts.get("text", "")) for event in run.event_lines())
 
 
 def test_a_run_whose_rank_dies_once_is_restarted_and_ends_well_with_both_logs_kept(
@@ -479,7 +482,7 @@ while attempt != "3":
     assert run.phase() == "finished"
     assert "1 node can be used again" in said(run)
     assert run.read_record().ranks == {"node2": (0, 1), "node1": (2, 3)}
-    assert sum(event["event"] == "restart" for event in run.event_lines()) == 1
+    assert sum(event.kind == "restart" for event in run.event_lines()) == 1
     assert left_of(run) == 0
 
 
@@ -502,7 +505,7 @@ def test_every_attempt_keeps_its_exit_statuses_and_its_cause(
     assert run.cause.read_text() == run.attempt_cause(2).read_text()
     assert (cause.node, cause.device) in {("node1", 0), ("node1", 1), ("node2", 0), ("node2", 1)}
     last = list(run.event_lines())[-1]
-    assert (last["event"], last["cause"]) == ("ended", cause.title)
+    assert (last.kind, last.facts["cause"]) == ("ended", cause.title)
 
 
 def test_a_killed_supervisor_leaves_no_rank_and_its_run_is_restarted(
@@ -548,6 +551,24 @@ def test_the_ranks_of_a_killed_supervisor_end_without_any_controller(
         os.kill(connections.of(node).call("state", where)["supervisor"]["pid"], signal.SIGKILL)
     wait_for(lambda: left_of(run) == 0, seconds=30.0)
     assert current_state(run, connections).phase == "lost"
+
+
+def test_an_end_that_nobody_saw_is_not_recorded_before_the_output_is_copied(
+    tmp_path: Path, connections: Connections
+) -> None:
+    run = launched(tmp_path, connections, program("print('the last line')"))
+    wait_for(lambda: query_nodes(run, connections).is_final)
+    # A command that only looks, after the controller was killed.
+    state = current_state(run, connections)
+    overview = summarise(run, state, time.time())
+    assert state.phase == "finished" and not overview.is_copied
+    assert "copy it with: clusterctl attach" in head(overview).plain
+    assert not run.phase().is_final and not run.log("node1", 0, "out").exists()
+    assert controlled(run, connections).phase == "finished"
+    assert run.log("node1", 0, "out").read_text() == "the last line\n"
+    assert run.read_events().events[-1].kind == "ended"
+    overview = summarise(run, current_state(run, connections), time.time())
+    assert overview.is_copied and "copy it" not in head(overview).plain
 
 
 def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
@@ -619,7 +640,7 @@ time.sleep(600 if attempt == 1 else 0)
     for _ in control:
         pass
     assert run.phase() == "finished"
-    assert [metric["step"] for metric in run.metric_lines()] == [10, 11, 12, 20, 21, 22]
+    assert [metric.step for metric in run.metric_lines()] == [10, 11, 12, 20, 21, 22]
 
 
 def test_a_device_in_use_by_another_run_is_refused_unless_shared(

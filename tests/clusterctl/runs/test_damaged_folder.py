@@ -15,6 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, to_json
 from clusterctl.jobs.run_folder import RunDir, all_runs
+from clusterctl.jobs.run_lines import read_metric
 from clusterctl.runs import prune
 from clusterctl.runs import start as starts
 from clusterctl.runs.finish import bring_checkpoint, superseded_steps
@@ -58,7 +59,7 @@ def test_bad_lines_of_the_history_are_skipped_and_counted(tmp_path: Path) -> Non
     with run.events.open("ab") as file:
         file.write(b'{"half')
     history = run.read_events()
-    assert [event["event"] for event in history.events] == ["started", "ended"]
+    assert [event.kind for event in history.events] == ["started", "ended"]
     assert history.damaged == 6
 
 
@@ -140,14 +141,18 @@ def test_a_thousand_runs_are_listed_and_surveyed_in_a_second(tmp_path: Path) -> 
     assert listed < 2.0 and surveyed < 3.0
 
 
+def superseded_by(lines: list[dict[str, object]]) -> set[int]:
+    return superseded_steps(metric for line in lines if (metric := read_metric(line)))
+
+
 def test_a_checkpoint_that_a_resumed_attempt_passed_over_is_not_brought_here(tmp_path: Path) -> None:
     lines = [
         {"event": "start", "step": 0},
         *({"event": "checkpoint", "step": step} for step in (100, 200, 300)),
     ]
-    assert superseded_steps(lines) == set()
+    assert superseded_by(lines) == set()
     lines.append({"event": "start", "step": 200})
-    assert superseded_steps(lines) == {300}
+    assert superseded_by(lines) == {300}
     run = make(tmp_path, "r")
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     entries = [{"name": f"step-00000{step}", "kind": "d"} for step in (100, 200, 300)]
@@ -155,4 +160,4 @@ def test_a_checkpoint_that_a_resumed_attempt_passed_over_is_not_brought_here(tmp
     with Connections(script) as scripted, pytest.raises(UsageError):
         bring_checkpoint(run, scripted)
     assert script.asked[-1][2]["path"] == "/nodes/a/r/checkpoints/step-00000200"
-    assert superseded_steps([*lines, {"event": "checkpoint", "step": 300}]) == set()
+    assert superseded_by([*lines, {"event": "checkpoint", "step": 300}]) == set()

@@ -25,7 +25,7 @@ def notifier(run: RunDir, target: str) -> Notifier:
 
 
 def notes(run: RunDir) -> list[str]:
-    return [event["text"] for event in run.event_lines() if event["event"] == "note"]
+    return [event.facts["text"] for event in run.event_lines() if event.kind == "note"]
 
 
 def test_a_command_gets_the_message_on_its_input_and_in_its_environment(tmp_path: Path) -> None:

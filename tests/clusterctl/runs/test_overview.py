@@ -10,7 +10,7 @@ from rich.console import Console
 
 from clusterctl.cli.views import run_status
 from clusterctl.jobs.phase import Phase
-from clusterctl.jobs.run_folder import Events
+from clusterctl.jobs.run_lines import Event, Events, read_event, read_metric
 from clusterctl.runs import overview
 from clusterctl.runs.causes.cause import Cause
 from clusterctl.runs.overview import make_overview, read_progress
@@ -40,6 +40,8 @@ EVENTS = (
     {"time": 123.0, "event": "started", "ranks": 4, "attempt": 2, "nodes": ["a", "b"]},
     {"time": 124.0, "event": "new_kind", "node": "b"},
 )
+LINES = [metric for line in METRICS if (metric := read_metric(line))]
+HISTORY = tuple(event for line in EVENTS if (event := read_event(line)))
 
 
 def rank(number: int, node: str, **more: Any) -> RankState:
@@ -54,7 +56,7 @@ def seen(**more: Any) -> overview.Overview:
         rank(2, "b", state="exited", exit_code=1, signal=None),
     )
     state = state_of({"a": "running", "b": "running"}, ranks, controller=7, **more)
-    return make_overview(RECORD, state, read_progress(METRICS), Events(EVENTS), 160.0)
+    return make_overview(RECORD, state, read_progress(LINES), Events(HISTORY), 160.0)
 
 
 def text_of(one: overview.Overview) -> str:
@@ -80,24 +82,24 @@ def test_each_node_has_its_ranks_by_state_and_its_slowest() -> None:
 
 def test_a_programs_last_step_is_as_old_as_its_metrics_where_no_heart_beats() -> None:
     state = state_of({"a": "unknown"}, phase="running", unreachable={"a": "no answer"})
-    one = make_overview(RECORD, state, read_progress(METRICS), Events(()), 160.0)
+    one = make_overview(RECORD, state, read_progress(LINES), Events(()), 160.0)
     assert one.step_age == 10.0 and one.nodes[0].reason == "no answer"
     assert make_overview(RECORD, state, read_progress([]), Events(()), 90.0).age == 0.0
 
 
 def test_events_are_said_in_words_with_their_reasons_and_unknown_ones_with_their_facts() -> None:
-    assert [one["text"] for one in seen().events] == [
+    assert [one["text"] for one in seen().as_json()["events"]] == [
         "attempt 1 started: 4 ranks",
         "b: lost",
         "restart 1 of 3 in 2 s: lost b",
         "attempt 2 started: 4 ranks",
         "new_kind node=b",
     ]
-    assert overview.event_text({"event": "ended", "phase": "failed", "verdict": "do not requeue"}) == (
+    assert overview.event_text(Event(1.0, "ended", {"phase": "failed", "verdict": "do not requeue"})) == (
         "ended: failed; do not requeue"
     )
-    assert overview.event_text({"event": "failed", "node": "a", "rank": 3}) == "rank 3 on a failed"
-    assert overview.event_text({"event": "failed", "node": "a"}) == "failed node=a"
+    assert overview.event_text(Event(1.0, "failed", {"node": "a", "rank": 3})) == "rank 3 on a failed"
+    assert overview.event_text(Event(1.0, "failed", {"node": "a"})) == "failed node=a"
 
 
 def test_a_person_sees_it_all_and_who_looks_after_it() -> None:
@@ -149,8 +151,8 @@ def test_a_rank_that_hung_is_told_so_though_it_was_ended_by_a_signal() -> None:
 
 
 def test_a_new_line_is_said_when_anything_but_an_age_differs() -> None:
-    later = make_overview(RECORD, state_of({"a": "running"}), read_progress(METRICS), Events(EVENTS), 500.0)
-    same = make_overview(RECORD, state_of({"a": "running"}), read_progress(METRICS), Events(EVENTS), 160.0)
+    later = make_overview(RECORD, state_of({"a": "running"}), read_progress(LINES), Events(HISTORY), 500.0)
+    same = make_overview(RECORD, state_of({"a": "running"}), read_progress(LINES), Events(HISTORY), 160.0)
     assert run_status.changes(later) == run_status.changes(same) != run_status.changes(seen())
     assert "demo-1  running  attempt 2  1 restart  step 9/100" in run_status.line(same)
 
@@ -181,5 +183,5 @@ def test_a_heartbeat_without_a_number_has_no_step() -> None:
 
 
 def test_damaged_lines_of_the_history_are_counted() -> None:
-    shown = make_overview(RECORD, state_of({"a": "running"}), read_progress([]), Events(EVENTS, 2), 160.0)
+    shown = make_overview(RECORD, state_of({"a": "running"}), read_progress([]), Events(HISTORY, 2), 160.0)
     assert "2 lines of events.jsonl could not be read" in text_of(shown)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.hangs import REPORTED, Steps, own_seconds
-from clusterctl.jobs.run_folder import Events, RunDir
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_lines import Events
 from clusterctl.runs.controller import Control
 from clusterctl.runs.overview import make_overview, read_progress
 from clusterctl.runs.query import combine
@@ -76,7 +77,7 @@ def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_al
         told += control._stragglers(paces, Update(node="a", pace={0: 0.1, 1: 0.1}))
     assert [one.node for one in told] == ["b"]
     (event,) = run.event_lines()
-    assert (event["node"], event["rank"], event["device"], event["times"]) == ("b", 2, 7, 9.0)
+    assert tuple(event.facts[name] for name in ("node", "rank", "device", "times")) == ("b", 2, 7, 9.0)
 
 
 def test_of_a_program_that_tells_steps_alone_these_count() -> None:

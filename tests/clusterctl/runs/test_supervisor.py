@@ -20,7 +20,7 @@ from rich.console import Console
 from clusterctl.agent.device_locks import DeviceLocks
 from clusterctl.agent.processes import is_alive, state_letter
 from clusterctl.agent.records import AttemptFiles
-from clusterctl.cli.launch import warn_about_missing_variables
+from clusterctl.cli.launch.run import warn_about_missing_variables
 from clusterctl.cli.views.tables import plan_facts
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.plan import make_plan
@@ -182,9 +182,9 @@ def test_a_controller_without_a_forwarded_variable_says_so_and_spends_no_restart
     run = launched(tmp_path, connections, job)
     monkeypatch.delenv("MY_TOKEN")
     state = controlled(run, connections)
-    events = [event["event"] for event in run.event_lines()]
-    first = next(event for event in run.event_lines() if event["event"] == "note")
-    assert first["text"].startswith("MY_TOKEN is not set where the controller runs")
+    events = [event.kind for event in run.event_lines()]
+    first = next(event for event in run.event_lines() if event.kind == "note")
+    assert first.facts["text"].startswith("MY_TOKEN is not set where the controller runs")
     assert "restart" not in events
     assert state.phase is Phase.FAILED and "not restarted: MY_TOKEN is not set" in state.verdict
     assert run.read_record().attempt == 1

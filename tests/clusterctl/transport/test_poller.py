@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterctl.agent.frames import BadFrame, Frame, encode
+from clusterctl.agent.frames import ALL_BEAT, BadFrame, Frame, encode
 from clusterctl.errors import LinkLost
 from clusterctl.transport import link as link_module
+from clusterctl.transport import poller as poller_module
 from clusterctl.transport.later import Later
-from clusterctl.transport.link import Link
+from clusterctl.transport.link import Link, next_beat
 from clusterctl.transport.pipe import StreamPipe
 from clusterctl.transport.poller import Poller, poller
 from clusterctl.transport.splitter import FrameSplitter
@@ -115,7 +116,7 @@ def test_an_invalid_answer_ends_its_link_only(garbage: bytes) -> None:
 
 def test_a_silent_link_is_given_up_and_a_blocked_one_gets_no_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "SILENCE", 1.5)
-    monkeypatch.setattr(link_module, "OWN_BEAT", 0.1)
+    monkeypatch.setattr(link_module, "ALL_BEAT", 0.1)
     silent, blocked = Wire(), Wire()
     blocked.writable = False
     links = [linked(silent), linked(blocked)]
@@ -128,6 +129,33 @@ def test_a_silent_link_is_given_up_and_a_blocked_one_gets_no_beat(monkeypatch: p
         links[0].open("hello", {})
 
 
+def test_beats_of_all_links_are_due_at_the_same_moments() -> None:
+    moments = {next_beat(100.0 + index / 7) for index in range(280)}
+    assert moments == {100.0 + ALL_BEAT * number for number in range(1, 11)}
+    assert all(0 < next_beat(now) - now <= ALL_BEAT for now in (0.0, 3.999, 4.0, 1e6 + 0.1))
+
+
+def test_links_of_any_age_get_their_beats_in_one_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "ALL_BEAT", 1.0)
+    wires, links = [], []
+    for _ in range(12):
+        wires.append(Wire())
+        links.append(linked(wires[-1]))
+        time.sleep(0.03)
+    wake_ups: list[float] = []
+    beats: list[float] = []
+    for link in links:
+        monkeypatch.setattr(
+            link, "check", lambda now, check=link.check: (wake_ups.append(now), check(now))[1]
+        )
+        monkeypatch.setattr(link, "_beat", lambda: beats.append(wake_ups[-1]))
+    wait_for(lambda: len(beats) >= 36)
+    for link in links:
+        link.close()
+    # Three beats of each link; one more wake-up if the first links were there before the first beat.
+    assert len(set(beats[:36])) <= 4
+
+
 def test_what_another_thread_read_reaches_the_poller() -> None:
     class Link:
         calls = 0
@@ -136,8 +164,8 @@ def test_what_another_thread_read_reaches_the_poller() -> None:
             self.calls += 1
             return True
 
-        def check(self, now: float) -> bool:
-            return True
+        def check(self, now: float) -> float:
+            return now + 60.0
 
     mine, theirs = socket.socketpair()
     link, made = Link(), Poller()
@@ -154,8 +182,23 @@ def test_what_another_thread_read_reaches_the_poller() -> None:
     theirs.close()
 
 
-def test_a_process_has_one_poller() -> None:
-    assert poller() is poller()
+def test_a_process_has_one_poller_though_many_threads_ask_for_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SlowPoller(Poller):
+        def __init__(self) -> None:
+            time.sleep(0.1)
+            super().__init__()
+
+    monkeypatch.setattr(poller_module, "_POLLERS", {})
+    monkeypatch.setattr(poller_module, "Poller", SlowPoller)
+    found: list[Poller] = []
+    threads = [threading.Thread(target=lambda: found.append(poller())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(found)) == 1 and poller() is found[0]
 
 
 def test_frames_come_out_of_pieces_of_any_size() -> None:

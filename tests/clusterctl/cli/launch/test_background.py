@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.background import deliver_signals, start_in_background
+from clusterctl.cli.launch.background import deliver_signals, start_in_background
 from clusterctl.errors import Fault, InputFaults, LinkLost, NodesFailed, Unreachable, WorkFailed
 from clusterctl.handover import Starter
 from tests.support.nodes import wait_for
@@ -74,7 +74,7 @@ def test_a_bug_keeps_its_traceback() -> None:
 SIGNALS = """
 import os, signal, sys, time
 from pathlib import Path
-from clusterctl.cli.background import deliver_signals, start_in_background
+from clusterctl.cli.launch.background import deliver_signals, start_in_background
 
 parent = os.getpid()
 

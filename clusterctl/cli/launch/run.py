@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen, ssh_option
-from clusterctl.cli.interrupt import InterruptGuard
-from clusterctl.cli.job_request import JobRequest
-from clusterctl.cli.pods import Target
+from clusterctl.cli.launch.interrupt import InterruptGuard
+from clusterctl.cli.launch.job_request import JobRequest
+from clusterctl.cli.launch.target import Target
 from clusterctl.errors import FindingsError, RunFailed, UsageError
+from clusterctl.json_types import JsonObject
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -89,9 +90,21 @@ def show_plan(
         screen.show(tables.plan_facts(made, summary), *layout.training(summary), *nodes)
         if argv:
             screen.show(tables.commands_table(made))
+            show_pushes(job, len(made.nodes))
         for note in layout.notes(summary):
             screen.log(f"note: {note}", "yellow")
     return summary
+
+
+def show_pushes(job: Job, nodes: int) -> None:
+    """Print which folders the start would push, and how large they are."""
+    from clusterctl.runs.prepare.stage import pushes
+    from clusterctl.text import escape_controls, size
+
+    for name, root, manifest in pushes(job, options.runs_folder()):
+        files = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"
+        where = f"to {plural(nodes, 'node')}, unless they have it"
+        screen.write(f"pushes {name} {escape_controls(str(root))} ({files}) {where}\n")
 
 
 def launch_job(
@@ -105,7 +118,7 @@ def launch_job(
     run: RunDir | None = None,
 ) -> None:
     """Start a job on its nodes, or the part of this pod; follow it to its end, or leave it with `detach`."""
-    from clusterctl.cli.background import deliver_signals
+    from clusterctl.cli.launch.background import deliver_signals
     from clusterctl.runs import start as runs
 
     job, reached = target.job, target.reached
@@ -131,7 +144,7 @@ def launch_job(
         )
 
 
-def check_job(target: Target) -> dict[str, Any]:
+def check_job(target: Target) -> JsonObject:
     """Return the trainer's summary of a job, {} without a training; raise InputFaults with all errors."""
     from clusterctl.cli.views.waiting import shown_while
     from clusterctl.jobs import job as jobs
@@ -143,7 +156,7 @@ def check_job(target: Target) -> dict[str, Any]:
 def begin(
     run: RunDir,
     target: Target,
-    summary: dict[str, Any],
+    summary: JsonObject,
     *,
     no_checks: bool = False,
     accept_new: bool = False,
@@ -153,8 +166,7 @@ def begin(
     Signals are held until `deliver_signals`.
     """
     from clusterctl.checks import doctor
-    from clusterctl.cli.background import start_in_background
-    from clusterctl.runs import controller
+    from clusterctl.cli.launch.background import start_in_background
     from clusterctl.runs import start as runs
 
     job, reached, part = target.job, target.reached, target.part
@@ -167,10 +179,22 @@ def begin(
                 part.start(job, connections, options.runs_folder(), log, run)
             else:
                 runs.launch(reached, job, connections, options.runs_folder(), log, run, target.spares)
-            controller.ignore_terminal()
+            become_steady()
 
     first: int = start_in_background(becoming_controller(run, reached, start_up, accept_new))
     return first
+
+
+def become_steady() -> None:
+    """Ignore the terminal, and SIGTERM until the terminal's process knows that the ranks run.
+
+    An end in between would leave ranks that nobody stops. The terminal's process, which passes its signals on, acts on
+    the same one. A mask would not do: another thread of this process would take the signal.
+    """
+    from clusterctl.runs import controller
+
+    controller.ignore_terminal()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def becoming_controller(
@@ -183,12 +207,14 @@ def becoming_controller(
     from clusterctl.runs import controller
 
     def work(starter: Starter) -> None:
+        leave_on_sigterm = signal.getsignal(signal.SIGTERM)
         with options.connected(cluster, accept_new) as connections:
             start_up(connections)
             first = run.read_record().attempt
 
             def started() -> None:
                 starter.started(first, run.controller_log)
+                signal.signal(signal.SIGTERM, leave_on_sigterm)
 
             if not controller.serve(run, connections, started):
                 started()
@@ -254,7 +280,7 @@ def resume_run(
     """Start an ended run again; follow it to its end, or leave it to its controller with `detach`."""
     from dataclasses import replace
 
-    from clusterctl.cli.background import deliver_signals, start_in_background
+    from clusterctl.cli.launch.background import deliver_signals, start_in_background
     from clusterctl.jobs import job as jobs
     from clusterctl.runs import controller
     from clusterctl.runs.prepare.elsewhere import resume_on
@@ -283,7 +309,7 @@ def resume_run(
             else:
                 with phases() as log:
                     controller.Control(found, connections).resume(log)
-            controller.ignore_terminal()
+            become_steady()
 
     first = start_in_background(becoming_controller(found, both, start_up))
     with options.connected(both) as connections:
@@ -377,8 +403,8 @@ def follow_to_the_end(
     """Show a run until it has ended; raise RunFailed with the root cause if it failed."""
     # The imports are inside: an interrupt while they load must stop the run too.
     try:
-        from clusterctl.cli.background import deliver_signals
-        from clusterctl.cli.follow import Follower
+        from clusterctl.cli.launch.background import deliver_signals
+        from clusterctl.cli.launch.follow import Follower
         from clusterctl.runs.controller import following
 
         deliver_signals()

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import screen
-from clusterctl.cli.submit import JobFile, Overrides, Print
+from clusterctl.cli.launch.submit import JobFile, Overrides, Print
 from clusterctl.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from clusterctl.jobs.job import Job
+    from clusterctl.platforms.kube_api import JobApi
     from clusterctl.platforms.request import PodRequest
 
 KindName = Annotated[
@@ -46,7 +48,9 @@ def k8s(
     if kind not in requests.KINDS:
         near = did_you_mean(kind, requests.KINDS) or f"one of {', '.join(requests.KINDS)}"
         raise UsageError(f"--kind {kind}: unknown", near)
-    made = _request(job, kind, image, name, overrides or [])
+    if follow_only and delete:
+        raise UsageError("--follow and --delete cannot be given together", "use one after the other")
+    loaded, made = _request(job, kind, image, name, overrides or [])
     if only_print:
         screen.write(yaml_of(made))
         return
@@ -60,8 +64,8 @@ def k8s(
     if not follow_only:
         if note := api.require_room(made):
             screen.log(f"note: {note}", "yellow")
-        for created in api.submit(made):
-            screen.log(f"created {created}")
+        name = _submitted(api, loaded, made)
+        screen.log(f"it is a run: clusterctl status {name}, logs -f {name}, stop {name}")
     if detach:
         screen.write(f"{made.name}\n")
         return
@@ -80,8 +84,8 @@ def modelarts(
 
     loaded = jobs.load(job, overrides or ())
     body = platform.training_job(loaded, job, image)
-    asked = loaded.modelarts or ModelArtsOptions()
-    pods = KubernetesOptions(nodes=asked.nodes, devices=asked.devices, kind="npu")
+    wanted = loaded.modelarts or ModelArtsOptions()
+    pods = KubernetesOptions(nodes=wanted.nodes, devices=wanted.devices, kind="npu")
     jobs.check(requests.for_pods(loaded), requests.imagined(pods))
     if not only_print:
         hint = "add --print, and send it: POST /v2/{project_id}/training-jobs, with a token of yours"
@@ -89,8 +93,28 @@ def modelarts(
     screen.write(json.dumps(body, indent=2) + "\n")
 
 
-def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -> PodRequest:
-    """Return what the manifests of a job need, once all of its errors are gone."""
+def _submitted(api: JobApi, job: Job, request: PodRequest) -> str:
+    """Create the objects of a job, and record it as a run of this project; return the run's name."""
+    import shutil
+
+    from clusterctl.cli import options
+    from clusterctl.platforms import pod_runs
+    from clusterctl.runs import start as runs
+
+    run = runs.new_run(job, options.runs_folder())
+    pod_runs.write_submitted(run, job, request)
+    try:
+        for created in api.submit(request):
+            screen.log(f"created {created}")
+    except BaseException:
+        # Nothing was submitted, so there is no run.
+        shutil.rmtree(run.root)
+        raise
+    return run.run_id
+
+
+def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -> tuple[Job, PodRequest]:
+    """Return a job, and what its manifests need, once all of its errors are gone."""
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs.parts.pods import KubernetesOptions
     from clusterctl.platforms import request as requests
@@ -99,7 +123,7 @@ def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -
     options = loaded.kubernetes or KubernetesOptions()
     summary = jobs.check(requests.for_pods(loaded), requests.imagined(options))
     cost = summary.get("checkpoints") or {}
-    return requests.request_for(loaded, kind, image, name, float(cost.get("seconds") or 0.0))
+    return loaded, requests.request_for(loaded, kind, image, name, float(cost.get("seconds") or 0.0))
 
 
 def yaml_of(request: PodRequest) -> str:

@@ -69,7 +69,7 @@ def folder_of(where: str) -> Path:
 
 def _fetched(run: RunDir, found: CheckpointList) -> Path:
     from clusterctl.checkpoints.pull import plan_pull, pull
-    from clusterctl.cli.checkpoint import manifest_of
+    from clusterctl.cli.models.checkpoint import manifest_of
     from clusterctl.cli.views.progress_bar import bar
 
     checkpoint = found.newest()
@@ -138,8 +138,8 @@ def answer_of(target: OnNodes, verb: str, arguments: list[str], files: Mapping[s
 
     files: what the command reads at `{data}/NAME`, next to the checkpoint.
     """
-    from clusterctl.cli.launch import launch_job
-    from clusterctl.cli.pods import Target
+    from clusterctl.cli.launch.run import launch_job
+    from clusterctl.cli.launch.target import Target
     from clusterctl.runs.start import new_run
 
     run = new_run(job_on(target, verb, arguments), options.runs_folder())

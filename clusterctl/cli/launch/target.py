@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.job_request import JobRequest
-from clusterctl.cli.node_choice import Choice
+from clusterctl.cli.launch.job_request import JobRequest
+from clusterctl.cli.launch.node_choice import Choice
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.trainer import forward
+from clusterctl.cli.models.trainer import forward
 
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
 
@@ -22,6 +22,10 @@ class ModelOptions:
 
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: the one in the checkpoint.")
+    ] = None
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The weights that adapters belong to, if they moved."),
     ] = None
     weights: Annotated[str, typer.Option(metavar="TYPE", help="Store matrices as fp32, bf16 or int8.")] = (
         "fp32"
@@ -119,7 +123,7 @@ def generate(
     On a terminal, the text of a single prompt appears while it is written. Otherwise the output has one JSON object for
     each text, in the order of the prompts. With --on, one process on each node computes its part of the model.
     """
-    from clusterctl.cli import place
+    from clusterctl.cli.models import place
 
     drawn = [*arguments_of(model), *arguments_of(drawing)]
     if on is not None:
@@ -213,15 +217,15 @@ def serve(
     Ctrl-C or SIGTERM finishes the requests that run, then stops. With --detach or --on the server is a run: `status`,
     `logs` and `stop` work as for any other.
     """
-    from clusterctl.cli import place
+    from clusterctl.cli.models import place
 
     arguments = [*arguments_of(model), *arguments_of(server)]
     if on is None and not detach:
         return forward("serve", "serve", ["--checkpoint", str(place.here(where)), *arguments])
     from dataclasses import replace
 
-    from clusterctl.cli.launch import launch_job
-    from clusterctl.cli.pods import Target
+    from clusterctl.cli.launch.run import launch_job
+    from clusterctl.cli.launch.target import Target
 
     target = place.on_nodes(where, on, cluster)
     name = server.name or target.name

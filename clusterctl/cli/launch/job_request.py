@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.node_choice import Choice
+from clusterctl.cli.launch.node_choice import Choice
 from clusterctl.cli.options import NodeOptions, complete_jobs
 from clusterctl.errors import UsageError
 

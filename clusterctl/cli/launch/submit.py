@@ -53,13 +53,13 @@ def slurm(
     loaded = jobs.load(job, overrides or (), _faults)
     if faults := _faults(loaded):
         raise InputFaults(faults)
-    asked = loaded.slurm or SlurmOptions()
+    wanted = loaded.slurm or SlurmOptions()
     run = runs.new_run(loaded, options.runs_folder())
-    text = _batch_file(run, loaded, asked, no_checks=no_checks)
+    text = _batch_file(run, loaded, wanted, no_checks=no_checks)
     if only_print:
         screen.write(text)
         return
-    cluster = submission.imagined(asked)
+    cluster = submission.imagined(wanted)
     jobs.check(loaded, cluster)
     answer = program.refuse_impossible(text)
     if test:
@@ -81,29 +81,27 @@ def slurm(
         screen.write(f"{run.run_id}\n")
 
 
-def _batch_file(run: RunDir, job: Job, asked: SlurmOptions, *, no_checks: bool) -> str:
-    from clusterctl.platforms import batch
+def _batch_file(run: RunDir, job: Job, wanted: SlurmOptions, *, no_checks: bool) -> str:
+    from clusterctl.platforms import batch, submission
 
     command = [sys.executable, "-m", "clusterctl", "submit", "start", str(run.root)]
     command += ["--no-checks"] * no_checks
-    return batch.batch_file(job.name, asked, str(run.root / "slurm.log"), command)
+    return batch.batch_file(job.name, wanted, str(submission.log_file(run)), command)
 
 
 def _faults(job: Job) -> list[Fault]:
     """Return what does not fit together in the `slurm` part and the rest of a job."""
     from clusterctl.jobs.parts.slurm import minutes_of
 
-    asked = job.slurm
-    if asked is None:
+    wanted = job.slurm
+    if wanted is None:
         return []
     found: list[tuple[Key, str, str]] = []
-    if asked.signal and asked.requeue and asked.signal < job.grace:
-        problem = f"{asked.signal} s before the time limit are shorter than the {job.grace:g} s of `grace`"
+    if wanted.signal and wanted.requeue and wanted.signal < job.grace:
+        problem = f"{wanted.signal} s before the time limit are shorter than the {job.grace:g} s of `grace`"
         found.append((("slurm", "signal"), problem, f"signal: {int(job.grace) + GRAIN}"))
-    if asked.time and asked.signal and minutes_of(asked.time) * 60 <= asked.signal + GRAIN:
-        problem = (
-            f"with a save {asked.signal} s before it (or {GRAIN} s earlier) nothing is left of {asked.time!r}"
-        )
+    if wanted.time and wanted.signal and minutes_of(wanted.time) * 60 <= wanted.signal + GRAIN:
+        problem = f"with a save {wanted.signal} s before it (or {GRAIN} s earlier) nothing is left of {wanted.time!r}"
         found.append((("slurm", "time"), problem, "a longer time, or a smaller signal"))
     if job.nodes:
         found.append(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.interrupt import InterruptGuard
-from clusterctl.cli.job_request import JobRequest
-from clusterctl.cli.launch_options import JobChanges
-from clusterctl.cli.pods import Target
+from clusterctl.cli.launch.interrupt import InterruptGuard
+from clusterctl.cli.launch.job_request import JobRequest
+from clusterctl.cli.launch.options import JobChanges
+from clusterctl.cli.launch.target import Target
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, RunFailed, UsageError
 from clusterctl.jobs.sweep import (
     EXAMPLE,
@@ -55,12 +55,12 @@ def launch_sweep(
     words = request.words or []
     if len(words) != 1 or not words[0].endswith((".yaml", ".yml", ".json")):
         raise UsageError("--sweep needs a job file", "clusterctl init --job NAME writes one")
-    asked = SweepRequest(
+    recorded = SweepRequest(
         str(Path(words[0]).absolute()), str(request.cluster.absolute()) if request.cluster else None,
         request.nodes, request.exclude, request.include, request.devices, tuple(request.overrides or ()), each,
         changes.restarts, changes.hang_after, changes.share, changes.notify, no_checks,
     )  # fmt: skip
-    record = SweepRecord(asked, variants_of(texts))
+    record = SweepRecord(recorded, variants_of(texts))
     prepared = _prepare(record)
     if dry_run:
         _foresee(record, prepared, as_json)
@@ -78,26 +78,26 @@ def resume_sweep(name: str, *, as_json: bool) -> None:
 
 def _prepare(record: SweepRecord) -> list[Target]:
     """Return each variant's job and nodes; raise InputFaults with the errors of all variants."""
-    asked = record.request
-    changes = JobChanges(asked.restarts, asked.hang_after, asked.share, asked.notify)
+    recorded = record.request
+    changes = JobChanges(recorded.restarts, recorded.hang_after, recorded.share, recorded.notify)
     prepared: list[Target] = []
     faults: list[Fault] = []
     for number, variant in enumerate(record.variants, 1):
         request = JobRequest(
-            cluster=Path(asked.cluster) if asked.cluster else None,
-            nodes=asked.nodes,
-            exclude=asked.exclude,
-            words=[asked.job],
-            include=asked.include,
-            overrides=[*asked.settings, *variant.settings],
-            devices=asked.devices,
+            cluster=Path(recorded.cluster) if recorded.cluster else None,
+            nodes=recorded.nodes,
+            exclude=recorded.exclude,
+            words=[recorded.job],
+            include=recorded.include,
+            overrides=[*recorded.settings, *variant.settings],
+            devices=recorded.devices,
         )
         choice = request.choice()
         try:
             job = changes.made_in(request.job(choice))
             cluster, spares = choice.of(job)
             job = replace(job, name=f"{job.name[:36]}-v{number}")
-            _check(job, cluster, asked.each)
+            _check(job, cluster, recorded.each)
             prepared.append(Target(job, cluster, spares))
         except InputFaults as error:
             faults += error.faults
@@ -175,7 +175,7 @@ class _Sweep:
 
     def _in_turn(self, number: int) -> None:
         """Start or resume a variant and follow it to its end; a failure is reported and noted."""
-        from clusterctl.cli.launch import attach, launch_job, resume_run
+        from clusterctl.cli.launch.run import attach, launch_job, resume_run
         from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")
@@ -248,8 +248,8 @@ class _Sweep:
 
     def _begin(self, number: int, place: int, each: str) -> RunDir | None:
         """Start a variant on a place; return None if that failed."""
-        from clusterctl.cli.background import deliver_signals
-        from clusterctl.cli.launch import begin, check_job, resume_run
+        from clusterctl.cli.launch.background import deliver_signals
+        from clusterctl.cli.launch.run import begin, check_job, resume_run
         from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")
@@ -272,11 +272,13 @@ class _Sweep:
 
     def _progress(self, running: dict[int, tuple[RunDir, int]], waiting: int) -> str:
         """Return the runs that are side by side, with their steps, in one line."""
+        from clusterctl.jobs.run_lines import Metric
+
         parts = []
         for number, (run, _) in sorted(running.items()):
-            step = run.last_step() or {}
-            loss = f" loss {step['loss']:.4g}" if "loss" in step else ""
-            parts.append(f"{self.record.variants[number].label} step {step.get('step', 0)}{loss}")
+            last = run.last_step() or Metric()
+            loss = "" if last.loss is None else f" loss {last.loss:.4g}"
+            parts.append(f"{self.record.variants[number].label} step {last.step or 0}{loss}")
         return " | ".join([*parts, *([f"{waiting} waiting"] if waiting else [])])
 
     def _ended(self, number: int, run: RunDir, shown: object) -> None:

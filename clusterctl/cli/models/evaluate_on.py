@@ -6,11 +6,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from clusterctl.cli import place, screen
+from clusterctl.cli import screen
+from clusterctl.cli.models import place
 from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
+from clusterctl.json_types import JsonObject
 
 # What a figure depends on: the same evaluation replaces its older result.
 IDENTITY = ("task", "convention", "checkpoint_sha256", "data_sha256", "tokenizer_sha256", "options")
@@ -66,7 +67,7 @@ def _parts(data: Path) -> list[Path]:
     return found
 
 
-def _name_local(result: dict[str, Any], named: dict[str, Path], target: place.OnNodes) -> None:
+def _name_local(result: JsonObject, named: dict[str, Path], target: place.OnNodes) -> None:
     """Name files as they are called here."""
     for stem, data in named.items():
         if str(result["data"]).endswith(f"/{stem}"):
@@ -75,7 +76,7 @@ def _name_local(result: dict[str, Any], named: dict[str, Path], target: place.On
         result["checkpoint"] = str(target.local)
 
 
-def _store(folder: Path, result: dict[str, Any]) -> None:
+def _store(folder: Path, result: JsonObject) -> None:
     identity = json.dumps({name: result[name] for name in IDENTITY}, sort_keys=True)
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ def _store(folder: Path, result: dict[str, Any]) -> None:
     replace_file(file, (json.dumps(result, indent=1) + "\n").encode())
 
 
-def _text(results: list[dict[str, Any]]) -> str:
+def _text(results: list[JsonObject]) -> str:
     lines = []
     for result in results:
         lines.append(f"{result['task']} ({result['convention']}) on {result['data']}, step {result['step']}:")

@@ -68,15 +68,15 @@ def _run(work: Callable[[Starter], None], ours: socket.socket, theirs: socket.so
     return 0
 
 
-def _release_files(kept: int) -> None:
-    """Let go of every file but the standard streams and `kept`: a caller may wait for the end of one of them.
+def _release_files(needed: int) -> None:
+    """Let go of every file but the standard streams and `needed`: a caller may wait for the end of one of them.
 
     Their numbers stay in use, for /dev/null: an object that is collected later closes its own number, which must not be
     a file that was opened since.
     """
     with open(os.devnull, "rb") as nothing:
         for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) not in (kept, nothing.fileno()):
+            if int(name) > 2 and int(name) not in (needed, nothing.fileno()):
                 os.dup2(nothing.fileno(), int(name), inheritable=False)
 
 

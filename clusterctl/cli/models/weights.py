@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.trainer import checkpoint_of, forward
+from clusterctl.cli.models.trainer import forward
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write; it must not exist.")
@@ -75,9 +75,11 @@ def export(
 
     Adapters are added to the weights that they belong to; --to peft writes them alone.
     """
+    from clusterctl.cli.models import place
+
     sizes = ["--tensor", str(tensor), "--pipeline", str(pipeline)]
     arguments = [
-        str(checkpoint_of(where)),
+        str(place.here(where)),
         "--output",
         str(output),
         "--to",

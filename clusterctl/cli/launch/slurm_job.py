@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.submit import require_submitted
+from clusterctl.cli.launch.submit import require_submitted
 from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _early_signal() -> Iterator[Signals]:
 
 def _start(run: RunDir, cluster: Cluster, connections: Connections, *, checks: bool) -> None:
     """Start the run, or its next attempt where an earlier start of the job has begun it."""
-    from clusterctl.cli.launch import phases, stopping_on_interrupt
+    from clusterctl.cli.launch.run import phases, stopping_on_interrupt
 
     try:
         with stopping_on_interrupt(run, connections), phases() as log:
@@ -149,8 +149,8 @@ def _note_unstarted(run: RunDir, cluster: Cluster, why: str) -> None:
 
 def _control(run: RunDir, connections: Connections, *, trains: bool) -> None:
     """Control the run to its end, and show it in the log of the job; raise RunFailed unless it finished."""
-    from clusterctl.cli.follow import Follower
-    from clusterctl.cli.launch import conclude, show_end
+    from clusterctl.cli.launch.follow import Follower
+    from clusterctl.cli.launch.run import conclude, show_end
     from clusterctl.report.summary import summarise
     from clusterctl.runs.controller import Control
     from clusterctl.runs.state import read_state
@@ -186,9 +186,9 @@ def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
     from clusterctl.platforms import slurm, submission
 
     job = cluster.nodes[0].allocation
-    asked = run.read_record().job.slurm or SlurmOptions()
+    wanted = run.read_record().job.slurm or SlurmOptions()
     starts = inherited(("SLURM_RESTART_COUNT",)).get("SLURM_RESTART_COUNT", "")
-    if not asked.requeue or int(starts or 0) >= MOST_STARTS:
+    if not wanted.requeue or int(starts or 0) >= MOST_STARTS:
         return False
     run.stop_asked.unlink(missing_ok=True)
     run.add_event("note", text=f"{did}; Slurm job {job} waits for nodes again")

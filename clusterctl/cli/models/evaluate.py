@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.trainer import checkpoint_of, forward
+from clusterctl.cli.models.trainer import forward
 from clusterctl.contract import EVALUATIONS_DIR
 
 if TYPE_CHECKING:
-    from clusterctl.cli.evaluate_on import Order
+    from clusterctl.cli.models.evaluate_on import Order
 
+Base = Annotated[
+    Path | None,
+    typer.Option("--base", metavar="DIR", help="The weights that adapters belong to, if they moved."),
+]
 TASKS = "ppl, lambada, wikitext, copa or choice"
 
 
@@ -31,6 +35,7 @@ def evaluate(
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", metavar="FILE", help="Default: the one in the checkpoint.")
     ] = None,
+    base: Base = None,
     convention: Annotated[
         str, typer.Option("--convention", metavar="NAME", help="How to count; each task lists its own.")
     ] = "",
@@ -62,14 +67,15 @@ def evaluate(
     Nothing is downloaded. Results name the convention, the hashes of data and tokenizer, and standard errors. An
     interrupted evaluation continues where it stopped.
     """
-    from clusterctl.cli import evaluate_on
+    from clusterctl.cli.models import evaluate_on
     from clusterctl.errors import UsageError
 
     if not tasks:
         raise UsageError("--task is missing", f"name one: {TASKS}, for example --task lambada=test.jsonl")
     numbers = (("--stride", stride), ("--pattern", pattern), ("--split", split), ("--limit", limit))
     arguments = [str(part) for pair in numbers for part in pair]
-    arguments += ["--convention", convention] if convention else []
+    for name, given in (("--convention", convention), ("--base", base)):
+        arguments += [name, str(given)] if given else []
     order = evaluate_on.Order(tuple(tasks), data, tokenizer, tuple(arguments), output or results_of(where))
     if on is None:
         _evaluate_here(order, where, as_json)
@@ -78,7 +84,9 @@ def evaluate(
 
 
 def _evaluate_here(order: Order, where: str, as_json: bool) -> None:
-    arguments = ["--checkpoint", str(checkpoint_of(where)), "--output", str(order.output), *order.arguments]
+    from clusterctl.cli.models import place
+
+    arguments = ["--checkpoint", str(place.here(where)), "--output", str(order.output), *order.arguments]
     for task in order.tasks:
         arguments += ["--task", task]
     for name, given in (("--data", order.data), ("--tokenizer", order.tokenizer)):

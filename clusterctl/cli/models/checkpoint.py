@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import FindingsError, UsageError
+from clusterctl.json_types import JsonObject
 from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def pull(
     )
 
 
-def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def manifest_of(checkpoint: Checkpoint) -> JsonObject:
     """Return the manifest of a checkpoint from a machine where it can be read; raise a UsageError without one."""
     holding = next((holding for holding in checkpoint.holdings if holding.entry.digest), None)
     if holding is None:
@@ -211,7 +212,7 @@ def diff(
 ) -> None:
     """Show which tensors of two checkpoints differ, and by how much. The nodes that have the files compare them; the
     exit code is 1 if any tensor differs."""
-    from clusterctl.cli.checkpoint_diff import compared
+    from clusterctl.cli.models.checkpoint_diff import compared
     from clusterctl.cli.views import checkpoints
 
     with side_at(first) as one_side, side_at(second) as other_side:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from clusterctl.cli import options
-from clusterctl.cli.job_request import JobRequest
-from clusterctl.cli.launch import launch_job, resume_run, show_plan
-from clusterctl.cli.launch_options import (
+from clusterctl.cli.launch.job_request import JobRequest
+from clusterctl.cli.launch.options import (
     Detach,
     Each,
     HangAfter,
@@ -16,7 +15,8 @@ from clusterctl.cli.launch_options import (
     Share,
     Sweep,
 )
-from clusterctl.cli.pods import target_of
+from clusterctl.cli.launch.run import launch_job, resume_run, show_plan
+from clusterctl.cli.launch.target import target_of
 from clusterctl.cli.views.waiting import shown_while
 from clusterctl.errors import UsageError
 
@@ -40,7 +40,7 @@ def launch(
     `--`. Ctrl-C stops the run; a second Ctrl-C kills it."""
     changes = JobChanges(restarts, hang_after, share, notify)
     if sweep or each:
-        from clusterctl.cli.sweep import launch_sweep
+        from clusterctl.cli.launch.sweep import launch_sweep
 
         if detach:
             raise UsageError("--sweep and --detach cannot be combined", "leave out --detach")
@@ -70,7 +70,7 @@ def resume(
     from clusterctl.jobs.sweep import is_sweep
 
     if is_sweep(options.runs_folder(), run):
-        from clusterctl.cli.sweep import resume_sweep
+        from clusterctl.cli.launch.sweep import resume_sweep
 
         resume_sweep(run, as_json=as_json)
         return

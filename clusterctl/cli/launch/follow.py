@@ -113,9 +113,9 @@ class Follower:
         self.last_metric = time.monotonic()
         if self.quiet or self.as_json:
             return
-        if update.metric.get("event") == "start":
+        if update.metric.kind == "start":
             self.waiting.line("train      " + start_text(update.metric), then="the first step")
-        if not self.progress.last or update.metric.get("event") != "step":
+        if not self.progress.last or update.metric.kind != "step":
             return
         self.waiting.close()
         self._start_live()

@@ -1,0 +1,56 @@
+"""What measurements on nodes share: sandbox nodes for the time of a measurement, a user's environment, and waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from clusterctl.sandbox.cluster import Sandbox
+
+# The checkout that is measured.
+ROOT = Path(__file__).resolve().parents[1]
+Answer = TypeVar("Answer")
+
+
+@contextlib.contextmanager
+def sandbox(
+    prefix: str, nodes: int, devices: int = 1, *, mode: str = "auto", with_slurm: bool = False
+) -> Iterator[tuple[Sandbox, Path]]:
+    """Yield running nodes and a folder that has theirs below it; both are gone when the block ends."""
+    # Measured programs import this module too.
+    from clusterctl.sandbox import cluster
+
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-"))
+    try:
+        made = cluster.up(folder / "nodes", nodes=nodes, devices=devices, mode=mode, with_slurm=with_slurm)
+        try:
+            yield made, folder
+        finally:
+            made.down()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def user_environment(*without: str, **own: str) -> dict[str, str]:
+    """Return this process's environment without the launcher's variables, for the launcher of this checkout.
+
+    Variables that begin with one of `without` are left out too; `own` are added.
+    """
+    left_out = ("CLUSTERCTL_", *without)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    return {**inherited, "PYTHONPATH": str(ROOT), **own}
+
+
+def wait_for(truth: Callable[[], Answer], seconds: float, pause: float = 0.01) -> Answer:
+    """Return the first true value of `truth()` within `seconds`, or its last false value."""
+    deadline = time.monotonic() + seconds
+    while not (answer := truth()) and time.monotonic() < deadline:
+        time.sleep(pause)
+    return answer

@@ -1,0 +1,1 @@
+"""Commands about training data, checkpoints and trained models."""

@@ -1,0 +1,152 @@
+"""A run whose pods a Kubernetes cluster starts: what was submitted, and its state as the API shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.files import replace_file
+from clusterctl.jobs.phase import Phase
+from clusterctl.platforms.kube_api import JobApi, KubernetesError, PodState, cause_of, connect
+from clusterctl.platforms.request import imagined
+from clusterctl.platforms.submission import write_pending, write_waiting
+from clusterctl.runs.state import RunState, write_state
+from clusterctl.typed_json import BadValue, decode, encode
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.job import Job
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.platforms.request import PodRequest
+
+# The phases of pods, as those of a run.
+PHASES = {
+    "Pending": Phase.PENDING,
+    "Running": Phase.RUNNING,
+    "Succeeded": Phase.FINISHED,
+    "Failed": Phase.FAILED,
+}
+DELETED = "deleted"
+
+
+@dataclass(frozen=True)
+class PodJob:
+    """The object of a run, in kubernetes.json of its folder."""
+
+    kind: str
+    namespace: str
+    name: str
+    submitted: float
+    ended: str = ""
+    """`done`, `failed` or `deleted`; "" until it is known."""
+
+    def api(self) -> JobApi:
+        """Return the object in the cluster that kubectl uses here."""
+        return JobApi(connect(), self.kind, self.namespace, self.name)
+
+    def describe(self) -> str:
+        """Return kind and name for people."""
+        return f"{self.kind} {self.name} in namespace {self.namespace}"
+
+
+def record_file(run: RunDir) -> Path:
+    return run.root / "kubernetes.json"
+
+
+def read_pods(run: RunDir) -> PodJob | None:
+    """Return what was submitted for a run; None for a run that Kubernetes does not run."""
+    if not record_file(run).exists():
+        return None
+    try:
+        return decode(PodJob, run.read_json(record_file(run)))
+    except BadValue:
+        return None
+
+
+def write_submitted(run: RunDir, job: Job, request: PodRequest) -> None:
+    """Record a run that has just been submitted."""
+    write_waiting(run, job, imagined(request.options))
+    # The log files of the pods are those of the first attempt; the platform starts the others.
+    run.write_record(replace(run.read_record(), attempt=1))
+    submitted = PodJob(request.kind, request.options.namespace, request.name, time.time())
+    write_pending(run, f"{submitted.describe()} was submitted")
+    run.write_json(record_file(run), encode(submitted))
+
+
+def refresh(run: RunDir) -> None:
+    """Bring the recorded state of a run up to date with its pods; a cluster that does not answer changes nothing."""
+    submitted = read_pods(run)
+    if submitted is None or submitted.ended:
+        return
+    with contextlib.suppress(ClusterctlError):
+        api = submitted.api()
+        try:
+            outcome, reason = api.ended()
+        except KubernetesError as error:
+            if error.status != 404:
+                raise
+            _end(
+                run, submitted, DELETED, RunState(Phase.STOPPED, {}, verdict="it was deleted in the cluster")
+            )
+            return
+        pods = api.pods()
+        state = _state(run, submitted, pods, outcome, reason)
+        if outcome:
+            _keep_logs(run, api, pods)
+            _end(run, submitted, outcome, state)
+        else:
+            write_state(run, state)
+
+
+def fetch_logs(run: RunDir) -> None:
+    """Bring the logs of the pods into the run's folder, one file for each pod."""
+    submitted = read_pods(run)
+    if submitted is not None and not submitted.ended:
+        api = submitted.api()
+        _keep_logs(run, api, api.pods())
+
+
+def delete(run: RunDir) -> list[str]:
+    """Delete the job of a run and what was created for it, once its logs are here; return what was deleted."""
+    submitted = read_pods(run)
+    assert submitted is not None
+    api = submitted.api()
+    _keep_logs(run, api, api.pods())
+    deleted = api.delete()
+    if not submitted.ended:
+        _end(run, submitted, DELETED, RunState(Phase.STOPPED, {}, verdict="stopped by clusterctl"))
+    return deleted
+
+
+def _state(run: RunDir, submitted: PodJob, pods: list[PodState], outcome: str, reason: str) -> RunState:
+    names = run.read_record().cluster.names
+    phases = {name: PHASES.get(pod.phase, Phase.LOST) for name, pod in zip(names, pods, strict=False)}
+    if outcome:
+        failed = outcome == "failed"
+        verdict = cause_of(pods, reason) if failed else ""
+        return RunState(Phase.FAILED if failed else Phase.FINISHED, phases, verdict=verdict)
+    stuck = next((pod for pod in pods if pod.fatal), None)
+    if stuck is None and Phase.RUNNING in phases.values():
+        return RunState(Phase.RUNNING, phases)
+    waiting = stuck or next((pod for pod in pods if pod.phase == "Pending"), None)
+    why = f": {waiting.describe()}" if waiting else ""
+    return RunState(Phase.PENDING, phases, verdict=f"{submitted.describe()} is pending{why}")
+
+
+def _end(run: RunDir, submitted: PodJob, outcome: str, state: RunState) -> None:
+    write_state(run, state)
+    run.add_event("ended", phase=state.phase, verdict=state.verdict)
+    run.write_json(record_file(run), encode(replace(submitted, ended=outcome)))
+
+
+def _keep_logs(run: RunDir, api: JobApi, pods: list[PodState]) -> None:
+    ranks = run.read_record().ranks
+    for (node, numbers), pod in zip(ranks.items(), pods, strict=False):
+        lines = api.log_lines(pod.name, "")
+        if lines:
+            file = run.log(node, numbers[0], "out")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, "".join(f"{text}\n" for _, text in lines))

@@ -1,0 +1,116 @@
+"""Forty wrong inputs of submit, setup, bundle, fab, sweep, migration, models and stores: as test_wrong_inputs.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clusterctl.cli.test_wrong_inputs import CLUSTER, COMMAND, assert_place_and_remedy
+from tests.clusterctl.conftest import Run
+
+FILES = {
+    "cluster.yaml": CLUSTER,
+    "job.yaml": COMMAND,
+    "slurm.yaml": COMMAND + "slurm: {nodes: 0, time: soon}\n",
+    "k8s.yaml": COMMAND + "kubernetes: {nodes: 2}\n",
+    "store.yaml": COMMAND + "data: s3:/bucket/x\n",
+    "corpus.yaml": "train: {model: gpt-tiny, steps: 10, data: {prefix: 's3://b/x', split: '9,1,0'}}\n",
+    "tune.yaml": "train:\n  model: gpt-tiny\n  steps: 10\n  tune: {task: chatt}\n",
+    "adapters.yaml": "train:\n  model: gpt-tiny\n  steps: 10\n  tune: {task: chat, lora: {rank: -1}}\n",
+    "fabfile.py": "from fabric import task\n@task\ndef up(c):\n    c.run('true')\n",
+    "bad.tar": "not an archive\n",
+    "x.json": '{"a": 1}\n',
+    "loose.lock": "torch\n",
+    "bad.lock": "numpy==1.0 --hash=sha256:00\n",
+    "ckpt/manifest.json": "{}\n",
+    "wheels/readme": "",
+    "empty/readme": "",
+}
+# Command lines, and the place that the error names.
+LINES = [
+    (("submit", "slurm", "slurm.yaml", "--print"), "slurm.yaml:2 slurm.nodes"),
+    (("submit", "slurm", "job.yaml", "--set", "slurm.partitoin=a", "--print"), "--set slurm.partitoin"),
+    (("submit", "k8s", "k8s.yaml", "--print"), "k8s.yaml:2 kubernetes.image"),
+    (("submit", "k8s", "k8s.yaml", "--image", "a b", "--print"), "k8s.yaml:2 kubernetes.image: 'a b'"),
+    (("submit", "k8s", "k8s.yaml", "--image", "i", "--name", "A_b", "--print"), "'A_b'"),
+    (("submit", "k8s", "job.yaml", "--kind", "pod", "--print"), "--kind pod"),
+    (("submit", "k8s", "k8s.yaml", "--follow", "--delete"), "--follow and --delete"),
+    (("submit", "modelarts", "job.yaml"), "job.yaml:1"),
+    (("nodes", "setup"), "no wheels are named"),
+    (("nodes", "setup", "--wheelhouse", "nosuch"), "--wheelhouse nosuch"),
+    (("nodes", "setup", "--wheelhouse", "wheels", "--lock", "loose.lock", "--env", "~/v"), "loose.lock:1"),
+    (("nodes", "setup", "--wheelhouse", "wheels", "--lock", "bad.lock", "--env", "~/v"), "bad.lock:1"),
+    (("nodes", "setup", "--bundle", "bad.tar", "--env", "~/v"), "bad.tar"),
+    (("nodes", "setup", "--bundle", "bad.tar", "--wheelhouse", "wheels"), "--bundle"),
+    (("nodes", "wheelhouse", "nosuch.txt"), "nosuch.txt: no such file"),
+    (("bundle",), "nothing to pack"),
+    (("bundle", "--wheelhouse", "wheels", "--lock", "bad.lock"), "wheels"),
+    (("bundle", "--code", "nosuch"), "nosuch"),
+    (("bundle", "--tokenizer", "nosuch.json"), "--tokenizer nosuch.json"),
+    (("bundle", "--unpack", "bad.tar", "-o", "site"), "bad.tar"),
+    (("bundle", "--unpack", "bad.tar", "--code", "."), "--unpack"),
+    (("fab", "nosuch.py", "up"), "nosuch.py"),
+    (("fab", "x.json", "up"), "x.json"),
+    (("fab", "fabfile.py", "down"), "'down'"),
+    (("fab", "fabfile.py", "up", "--against", "node9"), "--against 'node9'"),
+    (("plan", "store.yaml"), "store.yaml:2 data"),
+    (("plan", "corpus.yaml"), "corpus.yaml:1 train.data.prefix"),
+    (("plan", "tune.yaml"), "tune.yaml:4 train.tune.task"),
+    (("plan", "adapters.yaml"), "adapters.yaml:4 train.tune.lora.rank"),
+    (("launch", "job.yaml", "--sweep", "=1"), "--sweep"),
+    (("launch", "job.yaml", "--sweep", "nosuch=1,2"), "nosuch"),
+    (("init", "--from", "nosuch.py"), "nosuch.py"),
+    (("init", "--from", "x.json"), "--from x.json"),
+    (("init", "--from", "pretrain_gpt.py --num-layers x"), "--num-layers"),
+    (("eval", "ckpt/"), "--task"),
+    (("eval", "ckpt/", "--task", "lambada=x.json", "--stride", "0"), "--stride"),
+    (("eval", "ckpt/", "--task", "lambada=x.json", "--on", "node9"), "node9"),
+    (("serve", "ckpt/", "--port", "99999"), "--port"),
+    (("serve", "ckpt/", "--on", "node9"), "node9"),
+    (("generate", "ckpt/", "--temperature", "-1"), "--temperature"),
+    (("generate", "ckpt/", "--prompts", "nosuch.txt"), "nosuch.txt"),
+    (("checkpoint", "mirror", "last"), "'mirror'"),
+    (("checkpoint", "export", "nosuch", "--to", "hf", "-o", "out"), "/runs"),
+    (("exec",), "'SET'"),
+]
+# Of the trainer, which the command starts.
+TRAINER = [
+    (("serve", "--checkpoint", "ckpt", "--weights", "int4"), "--weights"),
+    (("serve", "--checkpoint", "ckpt", "--cache", "lots"), "--cache"),
+    (("serve", "--checkpoint", "ckpt", "--api-key-file", "nosuch"), "--api-key-file nosuch"),
+    (("generate", "--checkpoint", "ckpt", "--top-p", "2"), "--top-p"),
+    (("checkpoint-export", "ckpt", "--to", "hf", "--output", "out"), "ckpt/manifest.json"),
+    (("checkpoint-export", "ckpt", "--to", "keras", "--output", "out"), "--to keras"),
+    (("checkpoint-import", "empty", "--from", "nosuch", "--output", "out"), "--from nosuch"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "place"), LINES, ids=[" ".join(words) for words, _ in LINES])
+def test_a_wrong_command_line_names_the_word_and_a_remedy(
+    folder: Path, command_line: Run, words: tuple[str, ...], place: str
+) -> None:
+    code, _, err = command_line(*words)
+    assert_place_and_remedy(code, err, place, folder)
+
+
+def test_the_trainer_names_the_word_and_a_remedy(folder: Path) -> None:
+    for words, place in TRAINER:
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer", "--called", "clusterctl NAME", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        assert_place_and_remedy(done.returncode, done.stderr, place, folder)
+        assert "usage:" not in done.stderr
