@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test quick extended check live docs bench judges install clean
+.PHONY: demo test quick extended check live docs bench judges sanitize aarch64 wheel install clean
 
 demo: install
 	$(BIN)/clusterctl demo
@@ -35,6 +35,19 @@ check: $(VENV)/.developing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_rules.py
+
+# A wheel with the compiled ops, for nodes without a compiler: dist/*.whl. COMPILER=aarch64-linux-gnu-g++ makes one for aarch64.
+wheel: $(VENV)/.developing
+	$(BIN)/python .ci/wheel.py --compiler '$(COMPILER)'
+
+# The C++ code with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer: ops, text and samples.
+sanitize: $(VENV)/.developing
+	bash .ci/sanitize address
+	bash .ci/sanitize thread
+
+# The C++ ops compiled for aarch64, whose NEON every such processor has, and tested under qemu.
+aarch64: $(VENV)/.developing
+	bash .ci/aarch64
 
 # Write the reference pages from the code; tests/test_reference.py compares them.
 docs: $(VENV)/.developing
