@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from clusterctl.checks.job_setup import JobSetupAnswer
 from clusterctl.inventory.cluster import Node
 from clusterctl.transport.hello import Hello
 from clusterctl.transport.setups import SetupResult
@@ -179,6 +180,8 @@ class NodeAnswers:
     """What the node's setup changes; None if it has none, or if it failed."""
     setup_problem: str = ""
     """Why the node's setup failed."""
+    of_job: JobSetupAnswer | None = None
+    """What the setup of the checked job does; None if no job is checked, or it has no setup."""
 
     def command(self, name: str) -> CommandResult | None:
         """Return how a command ended; None if the node has no such program, or was not asked for it."""

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.checks import (
@@ -28,6 +28,7 @@ from clusterctl.checks import (
     node as checks_node,
 )
 from clusterctl.checks.answers import NodeAnswers
+from clusterctl.checks.job_setup import JobSetup
 from clusterctl.errors import ClusterctlError, FindingsError
 from clusterctl.finding import Finding as Finding
 from clusterctl.inventory import nodeset
@@ -136,16 +137,56 @@ def _keepers() -> Iterable[Finding]:
         yield Finding("warning", "here", text, "end them; the next command starts one", "keepers", fix)
 
 
+@dataclass(frozen=True)
+class CheckedJob:
+    """A job that the nodes are checked for."""
+
+    job: Job
+    need: checks_node.CheckpointNeed | None = None
+    """What its checkpoints take on each disk."""
+    code: str = ""
+    """The hash of the code that its start pushes; "" without code."""
+
+    @property
+    def setup(self) -> JobSetup | None:
+        return JobSetup(self.job.setup, self.code) if self.job.setup is not None else None
+
+    def findings(
+        self, cluster: Cluster, answers: Sequence[NodeAnswers], connections: Connections
+    ) -> Iterable[Finding]:
+        """Yield what speaks against a start of the job on these nodes."""
+        need = self.need
+        for answer in answers:
+            yield from checks_node.checkpoint_room(answer, need) if need else ()
+            yield from rdma.before_launch(answer, self.job.network.rdma)
+        yield from chips.findings(self.job, cluster, answers)
+        yield from images.findings(cluster, self.job, connections)
+
+
+def checked_job(job: Job, summary: Mapping[str, Any], code: str = "") -> CheckedJob:
+    """Return what the checks need to know of a job; `summary` is the trainer's, which has the size of checkpoints."""
+    cost, need = summary.get("checkpoints"), None
+    if cost:
+        folder = saving_of(job.train).dir
+        need = checks_node.CheckpointNeed(int(cost["disk_bytes"]), int(cost["kept"]), folder)
+    return CheckedJob(job, need, code)
+
+
 def nodes(
     cluster: Cluster,
     connections: Connections,
     port: int = 0,
     report: Callable[[list[Finding], str], None] = lambda findings, waits_for: None,
+    checked: CheckedJob | None = None,
 ) -> list[Finding]:
     """Check all nodes in parallel; a node that cannot be reached is one finding and does not end the check.
 
-    `report` gets findings as soon as they are known, and what is waited for next.
+    `report` gets findings as soon as they are known, and what is waited for next. With a job, its own checks are made
+    too, and only its devices count.
     """
+    cluster = _as_used(cluster, checked.job) if checked else cluster
+    need, setup = (checked.need, checked.setup) if checked else (None, None)
+    paths = [need.folder] if need and need.folder else []
     left = set(cluster.names)
 
     def note(outcome: Outcome[NodeAnswers]) -> None:
@@ -155,7 +196,11 @@ def nodes(
         )
 
     report([], plural(len(left), "node"))
-    outcomes = connections.on_each(cluster.nodes, query.query_node, on_outcome=note)
+    outcomes = connections.on_each(
+        cluster.nodes,
+        lambda node, link: query.query_node(node, link, paths=paths, job=setup),
+        on_outcome=note,
+    )
     findings: list[Finding] = []
     for outcome in outcomes:
         if outcome.error is not None:
@@ -164,7 +209,11 @@ def nodes(
             reply = outcome.get()
             findings += [*checks_node.findings(reply), *devices.findings(reply), *rdma.findings(reply)]
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
-    findings += [*network.findings(answers), *chips.differing(answers), *processors.findings(answers)]
+    findings += [*network.findings(answers), *processors.findings(answers)]
+    # The checks of a training compare the devices themselves.
+    if checked is None or checked.job.train is None:
+        findings += chips.differing(answers)
+    findings += checked.findings(cluster, answers, connections) if checked else ()
     findings += kinds.unexpected(cluster, connections)
     report(findings, "connections between the nodes")
     between = list(_between(cluster, answers, connections, port))
@@ -200,17 +249,12 @@ def before_launch(
     tell: Callable[[str, str], None],
     summary: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise an error for what would end the run, and report what may; an unreachable node raises its own error.
-
-    `summary` is the trainer's, which says how large the checkpoints are.
-    """
-    need = _checkpoint_need(job, summary or {})
+    """Raise an error for what would end the run, and report what may; an unreachable node raises its own error."""
+    checked = checked_job(job, summary or {})
     used = _as_used(cluster, job)
-    answers, result = _quick_findings(used, connections, job.master_port, need)
-    result += [*chips.findings(job, used, answers), *kinds.unexpected(used, connections)]
+    answers, result = _quick_findings(used, connections, checked)
+    result += [*checked.findings(used, answers, connections), *kinds.unexpected(used, connections)]
     result += processors.findings(answers) if job.train is not None else ()
-    result += images.findings(used, job, connections)
-    result += [finding for entry in answers for finding in rdma.before_launch(entry, job.network.rdma)]
     odd = folded([entry for entry in result if not entry.is_sound])
     for entry in odd:
         if entry.level == "warning":
@@ -222,13 +266,6 @@ def before_launch(
         raise FindingsError("nothing was started:\n" + "\n".join(lines), "\n".join([*remedies, WITHOUT]))
     if not odd:
         tell("check", f"{plural(len(cluster.nodes), 'node')} fit for it")
-
-
-def _checkpoint_need(job: Job, summary: Mapping[str, Any]) -> checks_node.CheckpointNeed | None:
-    cost = summary.get("checkpoints")
-    if not cost:
-        return None
-    return checks_node.CheckpointNeed(int(cost["disk_bytes"]), int(cost["kept"]), saving_of(job.train).dir)
 
 
 def _as_used(cluster: Cluster, job: Job) -> Cluster:
@@ -244,25 +281,23 @@ def _as_used(cluster: Cluster, job: Job) -> Cluster:
 
 
 def _quick_findings(
-    cluster: Cluster,
-    connections: Connections,
-    port: int = 0,
-    need: checks_node.CheckpointNeed | None = None,
+    cluster: Cluster, connections: Connections, checked: CheckedJob
 ) -> tuple[list[NodeAnswers], list[Finding]]:
     """Return the nodes' answers, and the findings of four round trips: greeting, query, a port opened, and every
     node's connection to it."""
+    need = checked.need
     paths = [need.folder] if need and need.folder else []
     outcomes = connections.on_each(
-        cluster.nodes, lambda node, link: query.query_node(node, link, quick=True, paths=paths)
+        cluster.nodes,
+        lambda node, link: query.query_node(node, link, quick=True, paths=paths, job=checked.setup),
     )
     raise_failures(outcomes)
     answers = [outcome.get() for outcome in outcomes]
     findings: list[Finding] = []
     for entry in answers:
         findings += [*checks_node.findings(entry, quick=True), *devices.findings(entry)]
-        findings += checks_node.checkpoint_room(entry, need) if need else ()
     findings += network.findings(answers, quick=True)
-    return answers, findings + network.master_port(cluster.nodes, connections, port)
+    return answers, findings + network.master_port(cluster.nodes, connections, checked.job.master_port)
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:

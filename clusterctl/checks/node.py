@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.checks import job_setup
 from clusterctl.checks.answers import CommandResult, Disk, NodeAnswers, PythonVersions
+from clusterctl.checks.job_setup import SETUP
 from clusterctl.checks.query import HCCL_PORTS, hccl_base
 from clusterctl.finding import Finding
 from clusterctl.inventory.setup import rank_python
@@ -31,8 +33,6 @@ MIN_FILES = 4096
 # Processes of a user: 16 ranks with 16 threads each need more than 256 before any loader.
 MIN_PROCESSES = 4096
 UNLIMITED = -1
-# Findings about setups, which say what they change.
-SETUP = "setup"
 TRAINER = ("torch", "numpy", "safetensors", "tokenizers")
 
 
@@ -207,10 +207,12 @@ def setup(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
     """Check that the node's setup runs; say what it changes."""
     name = reply.node.name
     if reply.setup_problem:
-        remedy = f"correct `setup` in the inventory, or try it by hand: clusterctl ssh {name}"
+        remedy = "correct `setup` in the inventory; to try it by hand: clusterctl ssh NODE"
         yield Finding("bad", name, reply.setup_problem, remedy, SETUP)
     elif reply.setup is not None and not quick:
         yield Finding("ok", name, f"its setup changes {reply.setup.text(most=12)}", check=SETUP)
+    if reply.of_job is not None and not quick and not reply.setup_problem:
+        yield from job_setup.findings(name, reply.of_job)
 
 
 def versions(reply: NodeAnswers) -> dict[str, str]:
@@ -258,7 +260,7 @@ def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
 
 def _python(reply: NodeAnswers) -> str:
     """Return the path of the ranks' Python."""
-    return rank_python(reply.node.python, reply.node.setup)
+    return rank_python(reply.node.python, reply.node.setup, reply.of_job.setup if reply.of_job else None)
 
 
 def _torch_npu(node: Node, packages: Mapping[str, str]) -> Iterator[Finding]:

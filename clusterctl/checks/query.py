@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.checks import job_setup
 from clusterctl.checks.answers import Examined, NodeAnswers
+from clusterctl.checks.job_setup import JobSetup, JobSetupAnswer
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.ranktable.devices import VENDOR_CONF, VENDOR_SMI, VENDOR_TOOL
 from clusterctl.transport.hello import Hello, read_answer
@@ -65,20 +67,28 @@ class Questions:
     paths: list[str] = field(default_factory=list)
 
 
-def query_node(node: Node, link: Connection, quick: bool = False, paths: Sequence[str] = ()) -> NodeAnswers:
+def query_node(
+    node: Node, link: Connection, quick: bool = False, paths: Sequence[str] = (), job: JobSetup | None = None
+) -> NodeAnswers:
     """Return everything that one node reports about itself; `quick` leaves out what only people read.
 
-    `paths` are folders whose disks are reported too.
+    `paths` are folders whose disks are reported too. The setup of a `job` is run too, except in a quick check: the
+    launch runs it later, in the code that it pushes.
     """
     before = time.time()
     hello = read_answer(Hello, link.call("hello"))
     delay = time.time() - before
     setup, problem = _setup(node, link, quick)
-    questions = asdict(replace(questions_for(node, quick), paths=list(paths)))
-    if setup is not None:
+    of_job = JobSetupAnswer(job.setup) if job else None
+    if job and not quick and not problem:
+        of_job = job_setup.ask(node, link, hello.workdir, job)
+    questions = asdict(replace(questions_for(node, quick, of_job), paths=list(paths)))
+    if of_job is not None and of_job.request is not None:
+        questions["setup"] = of_job.request
+    elif setup is not None:
         questions["setup"] = request_for(node.setup)
     result = read_answer(Examined, link.call("examine", questions))
-    return NodeAnswers(node, hello, hello.wall - (before + delay / 2), delay, result, setup, problem)
+    return NodeAnswers(node, hello, hello.wall - (before + delay / 2), delay, result, setup, problem, of_job)
 
 
 def _setup(node: Node, link: Connection, quick: bool) -> tuple[SetupResult | None, str]:
@@ -92,10 +102,10 @@ def _setup(node: Node, link: Connection, quick: bool) -> tuple[SetupResult | Non
         return None, failed.reason
 
 
-def questions_for(node: Node, quick: bool = False) -> Questions:
+def questions_for(node: Node, quick: bool = False, of_job: JobSetupAnswer | None = None) -> Questions:
     """Return what the second request asks of a node."""
     questions = Questions(node.address)
-    python = rank_python(node.python, node.setup)
+    python = rank_python(node.python, node.setup, of_job.setup if of_job else None)
     questions.commands["python"] = Question([[python, "-c", NODE_PYTHON, _json_list(PACKAGES)]])
     if node.kind == "npu":
         _npu(node, questions, quick)

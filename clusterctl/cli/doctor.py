@@ -6,19 +6,23 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.views.waiting import Waiting, shown_while
-from clusterctl.errors import FindingsError
+from clusterctl.errors import FindingsError, UsageError
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from clusterctl.checks.doctor import CheckedJob
+    from clusterctl.inventory.cluster import Cluster
 
 # From harmless to bad.
 LEVELS = {
@@ -42,9 +46,20 @@ Port = Annotated[
 ]
 
 
+JobFile = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]",
+        help="A job file: check its nodes and devices, run its setup, and report what would keep it from starting.",
+        autocompletion=options.complete_jobs,
+    ),
+]
+
+
 def doctor(
     selection: options.NodeOptions,
     *,
+    job: JobFile = None,
     master_port: Port = 0,
     fix_hints: Annotated[
         bool, typer.Option("--fix-hints", help="Show only problems, with commands that fix them.")
@@ -62,8 +77,10 @@ def doctor(
 
         from clusterctl.checks import doctor as checks_doctor
 
-        named = selection.cluster or selection.nodes
-        chosen = selection.chosen() if named or options.has_inventory() else None
+        named = selection.cluster or selection.nodes or job
+        checked, chosen = _checked(job, selection) if job else (None, None)
+        if chosen is None:
+            chosen = selection.chosen() if named or options.has_inventory() else None
     shown = Report(fix_hints=fix_hints, verbose=verbose, silent=as_json)
     # Loading torch takes seconds, and so does an unreachable node: do both at the same time.
     with shown.waiting, ThreadPoolExecutor(1) as background:
@@ -76,14 +93,38 @@ def doctor(
             shown([Finding("warning", "here", text, remedy, "inventory")], "")
         else:
             with options.connected(chosen, accept_new) as connections:
-                checks_doctor.nodes(chosen, connections, master_port, shown)
+                checks_doctor.nodes(chosen, connections, master_port, shown, checked)
         shown([], "this machine: torch and the fused ops")
         shown(here.result(), "")
     if as_json:
         screen.show_json([asdict(finding) for finding in shown.findings])
     else:
         shown.passes()
+        if checked is not None and chosen is not None and not any(f.level == "bad" for f in shown.findings):
+            screen.write(f"ok    {job}: it can start on {nodeset.fold(chosen.names)}\n")
     _conclude(shown.findings, strict=strict)
+
+
+def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Cluster]:
+    """Return a job with what its checks need, and its nodes with the spare ones; raise InputFaults for its errors."""
+    from dataclasses import replace
+
+    from clusterctl.checks.doctor import checked_job
+    from clusterctl.cli.launch.node_choice import Choice
+    from clusterctl.jobs import job as jobs
+    from clusterctl.runs.prepare.stage import code_hash
+
+    path = Path(job)
+    if path.suffix not in (".yaml", ".yml", ".json") and not path.exists():
+        raise UsageError(
+            f"{job}: no such job file", f"to check nodes: clusterctl doctor -n {shlex.quote(job)}"
+        )
+    choice = Choice(selection.cluster, selection.nodes, selection.exclude, None)
+    found = jobs.load(path, (), choice.faults)
+    cluster, spares = choice.of(found)
+    summary = jobs.check(found, cluster)
+    code = code_hash(found, options.runs_folder())
+    return checked_job(found, summary, code), replace(cluster, nodes=(*cluster.nodes, *spares))
 
 
 class Report:
@@ -112,7 +153,7 @@ class Report:
     def passes(self) -> None:
         """Show what passed: a line per place, or with `verbose` every check."""
         from clusterctl.checks.doctor import folded
-        from clusterctl.checks.node import SETUP
+        from clusterctl.checks.job_setup import SETUP
         from clusterctl.text import escape_controls
 
         sound = [finding for finding in folded(self.findings) if finding.is_sound]

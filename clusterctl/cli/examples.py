@@ -55,6 +55,7 @@ EXAMPLES = {
     "doctor": """
         clusterctl doctor
         clusterctl doctor -n node[1-4] --fix-hints
+        clusterctl doctor job.yaml
         clusterctl doctor --strict --json
     """,
     "nodes": """
@@ -112,6 +113,7 @@ EXAMPLES = {
         clusterctl exec all -- uname -r
         clusterctl exec node[1-4] -b -- cat /etc/os-release
         clusterctl exec all --shell -- 'df -h / && uptime'
+        clusterctl exec all --job job.yaml -- npu-smi info
     """,
     "ssh": """
         clusterctl ssh node1

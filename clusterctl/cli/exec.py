@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clusterctl.exec.answers import Answers, Group
     from clusterctl.exec.command import Command, FileInput, PipeInput
     from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.jobs.job import Job
     from clusterctl.transport.fanout import Completed, Connections, Outcome
 
     Work = Callable[[Node, Callable[[str, bytes], None]], Completed]
@@ -90,6 +91,15 @@ class CommandOptions:
     setup: Annotated[
         bool, typer.Option("--setup", help="Run CMD in the environment of each node's `setup`.")
     ] = False
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            "--job",
+            metavar="JOB",
+            help="Like --setup, with the `setup` of this job file after the node's.",
+            autocompletion=options.complete_jobs,
+        ),
+    ] = None
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Send the standard input of this command to every node.")
     ] = False
@@ -143,18 +153,48 @@ def exec_(
 
     chosen = options.cluster_of(cluster, selection, exclude)
     form.check(chosen)
-    if how.setup and not any(node.setup for node in chosen.nodes):
+    job = _job_with_setup(how.job) if how.job else None
+    if how.setup and not job and not any(node.setup for node in chosen.nodes):
         raise UsageError(
-            f"--setup: no chosen node has a `setup` in {chosen.source}", "setup: /path/to/set_env.sh"
+            f"--setup: no chosen node has a `setup` in {chosen.source}",
+            "setup: /path/to/set_env.sh there, or --job JOB for the setup of a job",
         )
-    command = Command(tuple(words), how.shell, how.literal, how.timeout, how.setup)
+    has_setup = how.setup or job is not None
+    command = Command(
+        tuple(words), how.shell, how.literal, how.timeout, has_setup, job.setup if job else None
+    )
     if dry_run:
         _foresee(command, chosen, form.json or form.json_lines)
         return
     at_once = len(chosen.nodes) if how.stdin else how.fanout or load_settings().fanout
     with connection.open(chosen, at_once) as connections:
+        command = replace(command, code=_pushed_code(job, chosen, connections)) if job else command
         outcomes = _execute(command, chosen, form, connections, how)
     conclude(outcomes)
+
+
+def _job_with_setup(path: Path) -> Job:
+    """Return the job of a file; raise a UsageError if it has no setup."""
+    from clusterctl.jobs import job as jobs
+
+    job = jobs.load(path)
+    if job.setup is None:
+        raise UsageError(
+            f"--job {path}: this job has no `setup`", "leave out --job, or add setup: {...} to it"
+        )
+    return job
+
+
+def _pushed_code(job: Job, chosen: Cluster, connections: Connections) -> dict[str, str]:
+    """Push the code of a job if its setup may read it; return its folder by node."""
+    from clusterctl.checks.job_setup import JobSetup
+    from clusterctl.runs.prepare.stage import code_hash, push_code
+
+    assert job.setup is not None
+    runs = options.runs_folder()
+    if not JobSetup(job.setup, code_hash(job, runs)).needs_code:
+        return {}
+    return push_code(chosen, job, connections, lambda phase, text: None, runs)
 
 
 def conclude(outcomes: list[Outcome[Completed]]) -> None:

@@ -10,13 +10,14 @@ import re
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.frames import CHUNK
 from clusterctl.errors import Fault, InputFaults
-from clusterctl.inventory.setup import request_for
+from clusterctl.inventory.setup import Setup, request_for
+from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.shell import carries
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Command:
     timeout: float | None = None
     setup: bool = False
     """Run it in the environment of the node's setup."""
+    of_job: Setup | None = None
+    """With `setup`: a job's setup, which is run after the node's."""
+    code: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """By node, the folder of the job's code, in which its setup starts."""
 
     def __post_init__(self) -> None:
         faults = [
@@ -54,6 +59,10 @@ class Command:
         ]
         if faults:
             raise InputFaults(faults)
+
+    def setup_on(self, node: Node) -> dict[str, object] | None:
+        """Return the setup that a node's agent runs before the command; None without one."""
+        return request_for(node.setup, self.of_job, self.code.get(node.name, "")) if self.setup else None
 
     def on(self, node: Node, index: int) -> list[str]:
         """Return the argv for one node; `place` counts the chosen nodes from 0."""
@@ -94,14 +103,18 @@ class Everywhere:
         try:
             body = self._stdin.view(node.name) if self._stdin is not None else None
             link = self._connections.of(node)
-            setup = request_for(node.setup) if self._command.setup else None
+            setup = self._command.setup_on(node)
             return link.run(argv, env=node.env, setup=setup, stdin=body, timeout=timeout, on_output=on_output)
+        except RequestFailed as failed:
+            if failed.kind == "setup":
+                failed.hint = failed.hint or "correct `setup`; a command that may fail ends with || true"
+            raise
         finally:
             if self._stdin is not None:
                 self._stdin.leave(node.name)
 
     def _is_light(self, node: Node, argv: Sequence[str]) -> bool:
-        alone = self._stdin is None and not (self._command.setup and node.setup)
+        alone = self._stdin is None and self._command.setup_on(node) is None
         return self._once is not None and alone and carries(argv, node.env)
 
 

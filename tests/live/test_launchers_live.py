@@ -32,6 +32,8 @@ from accelerate import Accelerator
 state = Accelerator()
 total = state.reduce(torch.ones(1), "sum")
 print(f"rank {state.process_index} of {state.num_processes}, sum {int(total)}", flush=True)
+# Without this, threads of gloo may abort an interpreter that exits.
+state.end_training()
 """
 
 

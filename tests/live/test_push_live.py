@@ -121,7 +121,9 @@ def test_a_relayed_push_brings_one_copy_from_here_and_listens_only_in_the_cluste
     ends = ("node1", f"node{NODES}")
     # A node listens from the moment it has the list of files; the first one may be receiving by then.
     wait_for(lambda: all(listening(made, name) for name in ends))
-    assert {name: listening(made, name) for name in ends} == {name: [made.node(name).address] for name in ends}
+    assert {name: listening(made, name) for name in ends} == {
+        name: [made.node(name).address] for name in ends
+    }
     there, err = rows(push)
     seconds = time.monotonic() - began
     assert push.returncode == 0, err

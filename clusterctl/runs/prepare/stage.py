@@ -68,6 +68,12 @@ def _code_of(job: Job, runs: Path | None) -> tuple[Path, Manifest] | None:
     return (job.code, push.make_manifest(job.code, without=runs)) if job.code is not None else None
 
 
+def code_hash(job: Job, runs: Path | None) -> str:
+    """Return the hash under which the nodes store the program of a job; "" if its start pushes none."""
+    code = _code_of(job, runs)
+    return code[1].id if code else ""
+
+
 def pushes(job: Job, runs: Path | None) -> Iterator[tuple[str, Path, Manifest]]:
     """Yield what the start of a job pushes to each node: its name, folder and manifest."""
     from clusterctl.transfer import push

@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from clusterctl.checks import doctor
-from clusterctl.errors import InputFaults, WorkFailed
+from clusterctl.errors import FindingsError, InputFaults, WorkFailed
 from clusterctl.exec.command import Command, Everywhere
 from clusterctl.inventory import cluster as clusters
 from clusterctl.inventory.cluster import Cluster
 from clusterctl.inventory.setup import Setup, rank_python, request_for
 from clusterctl.jobs import job as jobs
 from clusterctl.runs import start as runs
+from clusterctl.runs.prepare.stage import code_hash, push_code
 from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.setups import SetupResult, ask_setup
 from tests.clusterctl.runs.test_run import connections as connections
 from tests.clusterctl.runs.test_run import lab, program, to_the_end
@@ -215,3 +217,46 @@ def test_a_changed_login_environment_makes_a_kept_result_useless(tmp_path: Path)
         with Connections(LocalTransport(home=tmp_path / name)) as connections:
             kept.append(asked(connections, cluster).kept)
     assert kept == [False, True, False]
+
+
+def test_exec_and_doctor_use_the_setup_of_a_job(tmp_path: Path, connections: Connections) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "env.sh").write_text("export OF_JOB=$OF_NODE/$(basename $PWD)\n")
+    cluster = with_setup(tmp_path, Setup(run=("export OF_NODE=/node",)))
+    job = program(PRINT, code=code, setup=Setup(source=("env.sh",)))
+
+    def findings(job: jobs.Job) -> list[tuple[str, str]]:
+        checked = doctor.CheckedJob(job, code=code_hash(job, None))
+        found = doctor.nodes(cluster, connections, checked=checked)
+        texts = [(entry.level, entry.what) for entry in found if entry.check == "setup"]
+        assert texts[: len(texts) // 2] == texts[len(texts) // 2 :]
+        return list(dict.fromkeys(texts))
+
+    # The code is not there yet: doctor changes nothing.
+    assert any("it uses the code, which is not here yet" in what for _, what in findings(job))
+    pushed = push_code(cluster, job, connections, lambda phase, text: None)
+    assert findings(job) == [
+        ("ok", "its setup changes OF_NODE +1"),
+        ("ok", "with the job's setup, ranks get OF_JOB +1, OF_NODE +1"),
+    ]
+    broken = replace(job, setup=Setup(run=("echo no licence; false",)))
+    assert ("bad", "the job's setup: echo no licence; false: exit code 1: no licence") in findings(broken)
+    command = Command(("sh", "-c", "echo $OF_JOB"), setup=True, of_job=job.setup, code=pushed)
+    output: list[bytes] = []
+    everywhere = Everywhere(command, cluster.nodes, connections, None)
+    everywhere.run(cluster.nodes[0], lambda stream, data: output.append(data))
+    assert b"".join(output).decode() == f"/node/{Path(pushed['node1']).name}\n"
+    with pytest.raises(RequestFailed, match="no licence") as raised:
+        Everywhere(replace(command, of_job=broken.setup), cluster.nodes, connections, None).run(
+            cluster.nodes[0], lambda stream, data: None
+        )
+    assert "|| true" in raised.value.hint
+
+
+def test_the_checks_before_a_launch_ask_the_python_of_the_jobs_environment(
+    tmp_path: Path, connections: Connections
+) -> None:
+    job = program(PRINT, setup=Setup(venv=str(tmp_path / "no-venv")))
+    with pytest.raises(FindingsError, match=r"no-venv/bin/python does not run"):
+        doctor.before_launch(lab(tmp_path), job, connections, lambda phase, text: None)
