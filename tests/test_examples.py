@@ -10,6 +10,7 @@ import pytest
 from clusterctl import document as documents
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.jobs import job, plan
+from clusterctl.jobs.ask_trainer import ask_trainer
 from trainer.plan.summary import check
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
@@ -60,7 +61,7 @@ def test_a_recipe_is_planned_on_the_example_cluster(path: Path, tmp_path: Path) 
     chip = loaded.train.get("hardware", {"chip": "910B"})["chip"]
     train = {**loaded.train, "hardware": {"chip": chip, "devices_per_node": 8}}
     question = {"train": train, "world_size": world, "name": loaded.name}
-    answer = job.ask_trainer(["check"], json.dumps(question))
+    answer = ask_trainer(dict, ["check"], json.dumps(question))
     assert answer["faults"] == []
     layout = answer["summary"]["layout"]
     assert layout["data"] * layout["tensor"] * layout["pipeline"] == world
@@ -118,5 +119,5 @@ def test_the_smallest_recipes_can_be_started() -> None:
     ranks = {"tiny": 4, "tiny-deepspeed": 4, "blend": 8, "survive": 24, "gpt2-124m": 32, "gpt2-auto": 16}
     for name, world in ranks.items():
         train = documents.load_document(FOLDER / f"{name}.yaml").value["train"]
-        answer = job.ask_trainer(["check"], json.dumps({"train": train, "world_size": world}))
+        answer = ask_trainer(dict, ["check"], json.dumps({"train": train, "world_size": world}))
         assert answer["faults"] == [], name

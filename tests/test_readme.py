@@ -144,6 +144,7 @@ def test_the_yaml_that_is_shown_is_valid(page: Path, tmp_path: Path) -> None:
 def _check_job(value: dict[str, Any], path: Path) -> None:
     """Load a job, or a part of one that the text explains; check its training with the trainer."""
     from clusterctl.jobs import job
+    from clusterctl.jobs.ask_trainer import ask_trainer
 
     folder = path.parent
     for name in ("data", "src", "corpus"):
@@ -167,7 +168,7 @@ def _check_job(value: dict[str, Any], path: Path) -> None:
             "base_dir": "/",
             "check_data": False,
         }
-        assert job.ask_trainer(["check"], json.dumps(question))["faults"] == []
+        assert ask_trainer(dict, ["check"], json.dumps(question))["faults"] == []
 
 
 MINIMAL = {

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from clusterctl.checkpoints.find import Checkpoint
 from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for
-from clusterctl.jobs.job import ask_trainer
+from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.json_types import JsonObject
 from clusterctl.transport.fanout import on_each, raise_failures
 from clusterctl.typed_json import BadValue, decode, parse
@@ -179,7 +180,7 @@ def compare(first: Side, second: Side, work: Mapping[str, Sequence[Pair]]) -> Co
         holder = holders[node.name]
         if isinstance(holder, NodeHolder):
             return _decoded(_ask_node(holder, first.code.get(node.name, ""), question), node.name)
-        return _decoded(ask_trainer(["checkpoint-diff"], json.dumps(question)), HERE)
+        return ask_trainer(partial(_decoded, name=HERE), ["checkpoint-diff"], json.dumps(question))
 
     outcomes = on_each([holders[name].node for name in work], on_machine)
     raise_failures(outcomes)
@@ -194,7 +195,7 @@ def compare_here(first: Path, second: Path, sides: tuple[Side, Side]) -> Compare
     """Return the same for two complete local folders."""
     pairs = [list(pair) for pair in pairs_of(*sides)]
     question = {"first": str(first), "second": str(second), "pairs": pairs}
-    found = _decoded(ask_trainer(["checkpoint-diff"], json.dumps(question)), HERE)
+    found = ask_trainer(partial(_decoded, name=HERE), ["checkpoint-diff"], json.dumps(question))
     return Compared(found, shapes_that_differ(*sides))
 
 

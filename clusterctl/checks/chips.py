@@ -27,10 +27,10 @@ def findings(job: Job, cluster: Cluster, answers: Sequence[NodeAnswers]) -> Iter
     for name, nodes in _reported(answers).items():
         found = jobs.check_reported(job, cluster, name)
         where = nodeset.fold(nodes)
-        for fault in found["faults"]:
-            text = f"its devices are {name}: {fault['key']} {fault['what']}"
-            yield Finding("bad", where, text, fault.get("remedy", ""), "chip")
-        if (found.get("summary") or {}).get("fits") is False:
+        for fault in found.faults:
+            text = f"its devices are {name}: {fault.key} {fault.what}"
+            yield Finding("bad", where, text, fault.remedy, "chip")
+        if found.summary is not None and found.summary.fits is False:
             text = f"its devices are {name}: by the plan, the training does not fit their memory"
             yield Finding("warning", where, text, "`clusterctl plan` shows what it needs", "chip")
 

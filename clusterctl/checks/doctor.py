@@ -10,9 +10,9 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.checks import (
     chips,
@@ -40,6 +40,7 @@ from clusterctl.transport.fanout import Outcome, raise_failures
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
+    from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.transport.fanout import Connections
 
 # Seconds for the native package to report its ops; it may have to compile them first.
@@ -163,12 +164,12 @@ class CheckedJob:
         yield from images.findings(cluster, self.job, connections)
 
 
-def checked_job(job: Job, summary: Mapping[str, Any], code: str = "") -> CheckedJob:
+def checked_job(job: Job, summary: TrainSummary | None, code: str = "") -> CheckedJob:
     """Return what the checks need to know of a job; `summary` is the trainer's, which has the size of checkpoints."""
-    cost, need = summary.get("checkpoints"), None
-    if cost:
-        folder = saving_of(job.train).dir
-        need = checks_node.CheckpointNeed(int(cost["disk_bytes"]), int(cost["kept"]), folder)
+    need = None
+    if summary is not None:
+        cost = summary.checkpoints
+        need = checks_node.CheckpointNeed(cost.disk_bytes, cost.kept, saving_of(job.train).dir)
     return CheckedJob(job, need, code)
 
 
@@ -247,10 +248,10 @@ def before_launch(
     job: Job,
     connections: Connections,
     tell: Callable[[str, str], None],
-    summary: Mapping[str, Any] | None = None,
+    summary: TrainSummary | None = None,
 ) -> None:
     """Raise an error for what would end the run, and report what may; an unreachable node raises its own error."""
-    checked = checked_job(job, summary or {})
+    checked = checked_job(job, summary)
     used = _as_used(cluster, job)
     answers, result = _quick_findings(used, connections, checked)
     result += [*checked.findings(used, answers, connections), *kinds.unexpected(used, connections)]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clusterctl import document as documents
 from clusterctl.document import Document, Key, Section
-from clusterctl.errors import ClusterctlError, Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.cluster import (
     Cluster,
     Node,
@@ -24,6 +23,7 @@ from clusterctl.inventory.cluster import (
 from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers, placeholders
+from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.parts.data_source import take_data_store, take_data_there, take_storage
 from clusterctl.jobs.parts.engine_file import with_engine_file
@@ -42,9 +42,10 @@ from clusterctl.jobs.parts.slurm import SlurmOptions, read_slurm
 from clusterctl.jobs.parts.step_pattern import compiled
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.restarts import Restart
+from clusterctl.jobs.train_summary import Rehearsal, TrainCheck, TrainFault, TrainSummary, read_check
 from clusterctl.json_types import JsonObject
-from clusterctl.settings import environment
 from clusterctl.storage.address import StoreOptions, is_address
+from clusterctl.typed_json import decode
 
 COLLECT_CHOICES = ("checkpoints", "profile")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
@@ -296,8 +297,8 @@ def devices_on(job: Job, node: Node) -> tuple[int, ...]:
     return job.devices if job.devices is not None else node.devices
 
 
-def check(job: Job, cluster: Cluster) -> JsonObject:
-    """Check a job against its nodes before anything starts; return the trainer's summary, {} for a command.
+def check(job: Job, cluster: Cluster) -> TrainSummary | None:
+    """Check a job against its nodes before anything starts; return the trainer's summary, None for a command.
 
     Raise InputFaults with everything that is wrong.
     """
@@ -328,11 +329,11 @@ def check(job: Job, cluster: Cluster) -> JsonObject:
         faults.append(_fault(job, ("setup",), problem, "do it in the image, or in its entry point"))
     for key, problem, remedy in network_faults(job.network, cluster):
         faults.append(_fault(job, ("network", key), problem, remedy))
-    summary: JsonObject = {}
+    summary = None
     if job.train is not None and not in_train:
         answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))
-        faults += train_faults(job, answer["faults"])
-        summary = answer.get("summary") or {}
+        faults += train_faults(job, answer.faults)
+        summary = answer.summary
     if faults:
         raise InputFaults(faults)
     return summary
@@ -367,9 +368,9 @@ def train_part(job: Job, cluster: Cluster) -> JsonObject | None:
     return {**job.train, "hardware": {**known, **hardware}}
 
 
-def train_faults(job: Job, found: Sequence[Mapping[str, str]]) -> list[Fault]:
+def train_faults(job: Job, faults: Sequence[TrainFault]) -> list[Fault]:
     """Return the faults that the trainer found, with the lines of the job file."""
-    return [_fault(job, _path(fault["key"]), fault["what"], fault.get("remedy", "")) for fault in found]
+    return [_fault(job, _path(fault.key), fault.what, fault.remedy) for fault in faults]
 
 
 def _path(key: str) -> Key:
@@ -421,13 +422,13 @@ def _command_faults(job: Job, cluster: Cluster) -> list[Fault]:
     return [_fault(job, ("command",), problem.text, problem.remedy) for problem in found]
 
 
-def check_reported(job: Job, cluster: Cluster, device: str) -> JsonObject:
+def check_reported(job: Job, cluster: Cluster, device: str) -> TrainCheck:
     """Return what the trainer says about a job on devices that the nodes report under this name."""
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     return check_train(replace(job, train=train_part(job, cluster), data=None), max(world, 1), device)
 
 
-def check_train(job: Job, world: int, reported: str | None = None) -> JsonObject:
+def check_train(job: Job, world: int, reported: str | None = None) -> TrainCheck:
     """Return what the trainer says about a configuration; it runs in a process of its own and imports no torch."""
     question = {
         "reported": reported,
@@ -437,7 +438,7 @@ def check_train(job: Job, world: int, reported: str | None = None) -> JsonObject
         "base_dir": str(Path(job.source).parent.resolve()),
         "check_data": job.data is not None and job.data.is_dir(),
     }
-    return ask_trainer(["check"], json.dumps(question))
+    return ask_trainer(read_check, ["check"], json.dumps(question))
 
 
 def _local_values(job: Job, world: int) -> dict[str, str]:
@@ -451,27 +452,11 @@ def _local_values(job: Job, world: int) -> dict[str, str]:
     return {**unknown, **known, "master_port": str(job.master_port or 29500)}
 
 
-def rehearse(job: Job, cluster: Cluster) -> JsonObject:
+def rehearse(job: Job, cluster: Cluster) -> Rehearsal:
     """Build and step one rank of the job's layout here, on tensors without memory; return the trainer's answer."""
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     values = _local_values(job, world)
     train = placeholders.fill_all(train_part(job, cluster), values, f"{job.source}: train")
-    return ask_trainer(["rehearse"], json.dumps({"train": train, "world_size": world}))
-
-
-def ask_trainer(arguments: Sequence[str], question: str = "") -> JsonObject:
-    """Run a command of the trainer here and return its answer, one JSON object."""
-    argv = [sys.executable, "-m", "trainer", *arguments]
-    done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment())
-    try:
-        answer = json.loads(done.stdout)
-        assert isinstance(answer, dict)
-        return answer
-    except (ValueError, AssertionError):
-        last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
-        message = next((line for line in last if line.startswith("error: ")), last[-1]).removeprefix(
-            "error: "
-        )
-        hint = next((line.removeprefix("  try: ") for line in last if line.startswith("  try: ")), "")
-        kind = UsageError if done.returncode == 2 else ClusterctlError
-        raise kind(f"the trainer's {arguments[0]}: {message}", hint) from None
+    return ask_trainer(
+        partial(decode, Rehearsal), ["rehearse"], json.dumps({"train": train, "world_size": world})
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from clusterctl.inventory.cluster import KINDS
 from clusterctl.inventory.container import RUNTIMES
+from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.jobs.job import (
     COLLECT_CHOICES,
     DEVICE_ID_CHOICES,
     ENV_STYLES,
     PROCESS_CHOICES,
-    ask_trainer,
 )
 from clusterctl.jobs.parts import own_table
 from clusterctl.jobs.parts.interconnect import RDMA_CHOICES, TUNING
@@ -32,7 +32,7 @@ def job_schema() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "clusterctl job",
         "type": "object",
-        "properties": {**_own(), "train": ask_trainer(["schema"])},
+        "properties": {**_own(), "train": ask_trainer(dict, ["schema"])},
         "additionalProperties": False,
         "oneOf": [{"required": ["command"]}, {"required": ["train"]}],
     }

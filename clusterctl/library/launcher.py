@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import WorkFailed
 from clusterctl.handover import RAISED, REPORT, Starter, messages_of
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.json_types import JsonObject
 from clusterctl.library.session import Reach
 from clusterctl.memory import use_one_arena
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
+    from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.transport.fanout import Connections
 
 
@@ -38,8 +38,8 @@ class Start:
     job: Job
     reach: Reach
     checks: bool
-    summary: JsonObject
-    """What the check of the job found, for the checks of the nodes."""
+    summary: TrainSummary | None
+    """What a training costs, for the checks of the nodes."""
 
 
 def start(order: Start, report: Callable[[str, str], None]) -> None:

@@ -7,11 +7,12 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
-from clusterctl.jobs.job import ask_trainer
+from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.typed_json import decode
 
 VOCABULARY = 1024
@@ -103,7 +104,7 @@ def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> int:
         str(output),
         "--json",
     ]
-    return int(ask_trainer(argv)["vocab"])
+    return ask_trainer(lambda answer: int(answer["vocab"]), argv)
 
 
 def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> BuiltData:
@@ -120,7 +121,7 @@ def build_data(corpus: Path, tokenizer: Path, prefix: Path) -> BuiltData:
         "--replace",
         "--json",
     ]
-    return decode(BuiltData, ask_trainer(argv))
+    return ask_trainer(partial(decode, BuiltData), argv)
 
 
 def write_job(path: Path, steps: int) -> Path:
@@ -133,5 +134,5 @@ def write_job(path: Path, steps: int) -> Path:
 def generate(checkpoint: Path, prompt: str, tokens: int = 60) -> str:
     """Return text that a local checkpoint generates."""
     argv = ["generate", "--checkpoint", str(checkpoint), "--prompt", prompt, "--max-tokens", str(tokens)]
-    answer = ask_trainer([*argv, "--temperature", "0.6", "--top-k", "20", "--seed", "1", "--json"])
-    return str(answer["text"])
+    argv += ["--temperature", "0.6", "--top-k", "20", "--seed", "1", "--json"]
+    return ask_trainer(lambda answer: str(answer["text"]), argv)

@@ -14,7 +14,6 @@ from clusterctl.cli.launch.interrupt import InterruptGuard
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.target import Target
 from clusterctl.errors import FindingsError, RunFailed, UsageError
-from clusterctl.json_types import JsonObject
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.report.summary import RunSummary
     from clusterctl.transport.fanout import Connections
 
@@ -56,7 +56,7 @@ def plan(
     choice = request.choice(imagined)
     job = request.job(choice)
     summary = show_plan(choice.of(job)[0], job, as_json=as_json, rehearse=rehearse)
-    if summary.get("fits") is False:
+    if summary is not None and summary.fits is False:
         raise FindingsError(
             "the training does not fit its devices",
             "try parallel: auto, recompute: full, a higher zero, or a smaller micro_batch",
@@ -65,12 +65,13 @@ def plan(
 
 def show_plan(
     cluster: Cluster, job: Job, *, as_json: bool = False, argv: bool = False, rehearse: bool = False
-) -> dict[str, object]:
-    """Print the plan and return the trainer's summary (empty for a command)."""
+) -> TrainSummary | None:
+    """Print the plan and return the trainer's summary (None for a command)."""
     from clusterctl.cli.views import layout, tables
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import plan as plans
     from clusterctl.jobs import what_if
+    from clusterctl.typed_json import encode
 
     summary = jobs.check(job, cluster)
     made = plans.make_plan(cluster, job)
@@ -78,20 +79,23 @@ def show_plan(
         raise UsageError(
             "--rehearse is only for a training", f"leave it out: {job.source} runs its own command"
         )
-    if rehearse:
-        summary["rehearsed"] = jobs.rehearse(job, cluster)
+    rehearsal = jobs.rehearse(job, cluster) if rehearse else None
     if as_json:
-        screen.show_json({**made.as_json(), "summary": summary})
+        answer = dict(summary.answer) if summary else {}
+        if rehearsal:
+            answer["rehearsed"] = encode(rehearsal)
+        screen.show_json({**made.as_json(), "summary": answer})
     else:
         nodes = [] if cluster.source == what_if.SOURCE else [tables.plan_table(made)]
-        verdict = layout.verdict(summary)
-        if verdict:
-            screen.show(verdict if summary["fits"] else f"[bold red]{verdict}[/]")
-        screen.show(tables.plan_facts(made, summary), *layout.training(summary), *nodes)
+        verdict = layout.verdict(summary) if summary else ""
+        if summary and verdict:
+            screen.show(verdict if summary.fits else f"[bold red]{verdict}[/]")
+        training = layout.training(summary, rehearsal) if summary else ()
+        screen.show(tables.plan_facts(made, summary), *training, *nodes)
         if argv:
             screen.show(tables.commands_table(made))
             show_pushes(job, len(made.nodes))
-        for note in layout.notes(summary):
+        for note in layout.notes(summary) if summary else ():
             screen.log(f"note: {note}", "yellow")
     return summary
 
@@ -144,8 +148,8 @@ def launch_job(
         )
 
 
-def check_job(target: Target) -> JsonObject:
-    """Return the trainer's summary of a job, {} without a training; raise InputFaults with all errors."""
+def check_job(target: Target) -> TrainSummary | None:
+    """Return the trainer's summary of a job, None without a training; raise InputFaults with all errors."""
     from clusterctl.cli.views.waiting import shown_while
     from clusterctl.jobs import job as jobs
 
@@ -156,7 +160,7 @@ def check_job(target: Target) -> JsonObject:
 def begin(
     run: RunDir,
     target: Target,
-    summary: JsonObject,
+    summary: TrainSummary | None,
     *,
     no_checks: bool = False,
     accept_new: bool = False,

@@ -122,8 +122,9 @@ def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -
     loaded = jobs.load(job, overrides)
     options = loaded.kubernetes or KubernetesOptions()
     summary = jobs.check(requests.for_pods(loaded), requests.imagined(options))
-    cost = summary.get("checkpoints") or {}
-    return loaded, requests.request_for(loaded, kind, image, name, float(cost.get("seconds") or 0.0))
+    return loaded, requests.request_for(
+        loaded, kind, image, name, summary.checkpoints.seconds if summary else 0.0
+    )
 
 
 def yaml_of(request: PodRequest) -> str:

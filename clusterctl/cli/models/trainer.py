@@ -53,18 +53,20 @@ def _build_on(chosen: Cluster, arguments: list[str], *, leave: bool) -> None:
     """Build on several nodes; the result at --output equals a build on one machine."""
     from clusterctl.cli.views.progress_bar import bar
     from clusterctl.runs.prepare.build_data import spread, value_of
+    from clusterctl.runs.prepare.built_pair import ShardList
+    from clusterctl.typed_json import encode
 
     output = value_of(arguments, "--output")
     if output is None:
         raise UsageError("--output PREFIX is missing", "see `clusterctl data build --help`")
     with options.connected(chosen) as connections, bar("build") as drawn:
-        answer = spread(chosen, connections, arguments, Path(output), leave, _log_phase, drawn.of)
+        made = spread(chosen, connections, arguments, Path(output), leave, _log_phase, drawn.of)
     if "--json" in arguments:
-        return screen.show_json(answer)
-    for shard in answer.get("shards", ()):
-        screen.show(screen.safe(f"{shard['node']}:{shard['prefix']}: {shard['tokens']:,} tokens"))
-    result = answer.get("listing") or answer["prefix"]
-    screen.show(screen.safe(f"{result}: {answer['documents']:,} documents, {answer['tokens']:,} tokens"))
+        return screen.show_json(encode(made))
+    for shard in made.shards if isinstance(made, ShardList) else ():
+        screen.show(screen.safe(f"{shard.node}:{shard.prefix}: {shard.tokens:,} tokens"))
+    result = made.listing if isinstance(made, ShardList) else made.prefix
+    screen.show(screen.safe(f"{result}: {made.documents:,} documents, {made.tokens:,} tokens"))
 
 
 def _log_phase(phase: str, text: str) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.plan import Plan
     from clusterctl.jobs.run_lines import Metric
+    from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.logs.lines import LogLine
     from clusterctl.ranktable.api import RankTable
     from clusterctl.runs.causes.cause import Cause
@@ -98,14 +99,14 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     return drawn
 
 
-def plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Group:
+def plan_facts(plan: Plan, summary: TrainSummary | None) -> Group:
     """Return the first lines of a plan: ranks, model, steps, corpora."""
     who = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.nodes), 'node')}"
     head = Text(f"{plan.job.name}: {who}, master {plan.master_address}")
     return Group(head, facts(_plan_facts(plan, summary)))
 
 
-def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _plan_facts(plan: Plan, summary: TrainSummary | None) -> Iterator[tuple[str, str]]:
     if plan.job.command:
         yield "command", escape_controls(" ".join(plan.job.command))
     if plan.job.per_node:
@@ -113,19 +114,17 @@ def _plan_facts(plan: Plan, summary: Mapping[str, Any]) -> Iterator[tuple[str, s
     if plan.job.forward:
         yield "forward", f"{', '.join(plan.job.forward)} (values from this shell)"
     if summary:
-        learned = summary.get("trained_parameters", summary["parameters"])
-        some = f", of which {count(learned)} are learned" if learned != summary["parameters"] else ""
-        yield "model", f"{count(summary['parameters'])} parameters{some}"
-        epochs = summary.get("epochs")
-        tokens = f"{count(summary['tokens_total'])} tokens ({count(summary['tokens_per_step'])} per step)"
-        steps = f"{plural(summary['steps'], 'step')}, {tokens}"
-        yield "training", steps + (f", {epochs:.2g} epochs" if epochs else "")
-        corpora = summary.get("corpora") or []
-        for use in corpora if len(corpora) > 1 else ():
-            name = escape_controls(str(use["prefix"]).rpartition("/")[2])
+        learned = summary.trained_parameters
+        some = f", of which {count(learned)} are learned" if learned != summary.parameters else ""
+        yield "model", f"{count(summary.parameters)} parameters{some}"
+        tokens = f"{count(summary.tokens_total)} tokens ({count(summary.tokens_per_step)} per step)"
+        steps = f"{plural(summary.steps, 'step')}, {tokens}"
+        yield "training", steps + (f", {summary.epochs:.2g} epochs" if summary.epochs else "")
+        for use in summary.corpora if len(summary.corpora) > 1 else ():
+            name = escape_controls(use.prefix.rpartition("/")[2])
             yield (
                 "corpus",
-                f"{use['share']:.1%} {name}: {use['epochs']:.2g} epochs of {count(use['tokens'])} tokens",
+                f"{use.share:.1%} {name}: {use.epochs:.2g} epochs of {count(use.tokens)} tokens",
             )
 
 

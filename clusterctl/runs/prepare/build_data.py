@@ -13,16 +13,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.inventory.setup import rank_python, request_for
-from clusterctl.jobs.job import ask_trainer
-from clusterctl.json_types import JsonObject
+from clusterctl.jobs.ask_trainer import ask_trainer
+from clusterctl.runs.prepare.built_pair import (
+    BuildRecord,
+    InputShares,
+    JoinedPair,
+    PairManifest,
+    ShardEntry,
+    ShardList,
+    read_manifest,
+    read_record,
+)
 from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_all
+from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -42,8 +53,6 @@ SHARED = re.compile(
 class Share:
     """One node's part: where its inputs are here, and what is built from them."""
 
-    number: int
-    count: int
     folder: Path
     words: tuple[str, ...]
     place: str
@@ -56,7 +65,7 @@ class Built:
 
     node: str
     folder: str
-    manifest: JsonObject
+    manifest: PairManifest
     unchanged: bool
 
     @property
@@ -72,7 +81,7 @@ def spread(
     leave: bool,
     tell: Tell,
     progress: Callable[[str], Progress],
-) -> JsonObject:
+) -> ShardList | JoinedPair:
     """Build on all nodes in parallel; `output` is then byte for byte what one machine would build.
 
     With `leave` the results stay on the nodes, and `OUTPUT.shards.json` names their places.
@@ -137,20 +146,16 @@ def _refuse(output: Path, leave: bool, arguments: Sequence[str]) -> None:
 def _cut(
     arguments: Sequence[str], count: int, folder: Path, output: Path, leave: bool, tell: Tell
 ) -> list[Share]:
-    answer = ask_trainer(["data-shares", *arguments, "--count", str(count), "--folder", str(folder)])
-    result, total = answer["shares"], sum(entry["bytes"] for entry in answer["shares"])
-    if not result:
+    argv = ["data-shares", *arguments, "--count", str(count), "--folder", str(folder)]
+    inputs = ask_trainer(partial(decode, InputShares), argv)
+    total, shares = sum(share.bytes for share in inputs.shares), len(inputs.shares)
+    if not shares:
         raise UsageError("the inputs are empty", "check --input")
-    tell("share", f"{size(total)} of inputs in {plural(len(result), 'share')} for {plural(count, 'node')}")
+    tell("share", f"{size(total)} of inputs in {plural(shares, 'share')} for {plural(count, 'node')}")
+    parent = f"{'data' if leave else 'tmp/data'}/{output.name}"
     return [
-        Share(
-            number,
-            len(result),
-            Path(entry["folder"]),
-            tuple(answer["words"]),
-            f"{'data' if leave else 'tmp/data'}/{output.name}/{number:05d}-of-{len(result):05d}",
-        )
-        for number, entry in enumerate(result)
+        Share(share.folder, inputs.words, f"{parent}/{number:05d}-of-{shares:05d}")
+        for number, share in enumerate(inputs.shares)
     ]
 
 
@@ -177,32 +182,28 @@ def _build(node: Node, link: Connection, share: Share, code: str, progress: Prog
     folder = posixpath.join(link.hello().workdir, share.place)
     key = hashlib.sha256(json.dumps([manifest.id, share.words]).encode()).hexdigest()
     before = _done(link, folder)
-    if before.get("key") == key and _is_on_node(link, folder, before["manifest"]):
-        return Built(node.name, folder, before["manifest"], True)
+    if before and before.key == key and _is_on_node(link, folder, before.manifest):
+        return Built(node.name, folder, before.manifest, True)
     link.call("mkdir", {"path": folder})
     reported = BuildOutput(
         sum(entry.size for entry in manifest.files if entry.path.startswith("in/")), progress
     )
-    answer = _run(node, link, share, stored.path, posixpath.join(folder, PAIR), code, reported)
-    link.put(posixpath.join(folder, DONE), json.dumps({"key": key, "manifest": answer}).encode(), mode=0o644)
-    return Built(node.name, folder, answer, False)
+    made = _run(node, link, share, stored.path, posixpath.join(folder, PAIR), code, reported)
+    link.put(posixpath.join(folder, DONE), BuildRecord(key, made).as_text(), mode=0o644)
+    return Built(node.name, folder, made, False)
 
 
-def _done(link: Connection, folder: str) -> JsonObject:
+def _done(link: Connection, folder: str) -> BuildRecord | None:
     if not any(entry["name"] == DONE for entry in link.call("list", {"path": folder})["entries"]):
-        return {}
-    try:
-        result = json.loads(link.get(posixpath.join(folder, DONE)))
-    except (ValueError, RecursionError):
-        return {}
-    return result if isinstance(result, dict) and isinstance(result.get("manifest"), dict) else {}
+        return None
+    return read_record(link.get(posixpath.join(folder, DONE)))
 
 
-def _is_on_node(link: Connection, folder: str, manifest: JsonObject) -> bool:
+def _is_on_node(link: Connection, folder: str, manifest: PairManifest) -> bool:
     """Return True if both files have the hashes that the manifest says."""
-    for ending, output in manifest["outputs"].items():
+    for ending, output in manifest.outputs.items():
         result = link.call("fingerprint", {"path": posixpath.join(folder, f"{PAIR}.{ending}")})
-        if result.get("sha256") != output["sha256"]:
+        if result.get("sha256") != output.sha256:
             return False
     return True
 
@@ -229,7 +230,7 @@ class BuildOutput:
 
 def _run(
     node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, reported: BuildOutput
-) -> JsonObject:
+) -> PairManifest:
     python = rank_python(node.python, node.setup)
     python = python.replace("~", link.hello().home, 1) if python.startswith("~/") else python
     arguments = [
@@ -247,12 +248,11 @@ def _run(
     argv = [python, "-m", "trainer", *arguments, "--replace", "--json", "--progress-lines"]
     done = link.run(argv, env={"PYTHONPATH": code}, setup=request_for(node.setup), on_output=reported.take)
     try:
-        answer = json.loads(reported.text("stdout")) if done.ok else None
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict) or "outputs" not in answer:
-        raise _failed(node, python, reported.text("stderr"), done.code)
-    return answer
+        if done.ok:
+            return read_manifest(reported.text("stdout"))
+    except BadValue:
+        pass
+    raise _failed(node, python, reported.text("stderr"), done.code)
 
 
 def _failed(node: Node, python: str, output: str, code: int) -> WorkFailed:
@@ -279,37 +279,40 @@ def as_named_here(line: str) -> str:
 
 
 def _tell_built(made: Sequence[Built], seconds: float, tell: Tell) -> None:
-    tokens = sum(entry.manifest["tokens"] for entry in made)
+    tokens = sum(entry.manifest.tokens for entry in made)
     unchanged = sum(entry.unchanged for entry in made)
     subject = f"{tokens:,} tokens on {plural(len(made), 'node')} in {seconds:.1f} s"
     tell("build", subject + (f", {unchanged} of them built before" if unchanged else ""))
 
 
-def _left(made: Sequence[Built], output: Path) -> JsonObject:
-    """Write the list of what is where."""
-    shares = [
-        {
-            "node": entry.node,
-            "prefix": entry.prefix,
-            "documents": entry.manifest["documents"],
-            "tokens": entry.manifest["tokens"],
-            "outputs": entry.manifest["outputs"],
-        }
-        for entry in made
-    ]
+def _left(made: Sequence[Built], output: Path) -> ShardList:
+    """Write the list of what is where, and return it."""
     first = made[0].manifest
-    common = {key: first[key] for key in ("token_type", "append_eod", "vocab", "eod", "eod_token")}
-    listing = {
-        "format": 1,
-        "documents": sum(entry.manifest["documents"] for entry in made),
-        "tokens": sum(entry.manifest["tokens"] for entry in made),
-        **common,
-        "shards": shares,
-    }
+    file = output.with_name(output.name + ".shards.json")
+    shards = ShardList(
+        listing=str(file),
+        format=1,
+        documents=sum(entry.manifest.documents for entry in made),
+        tokens=sum(entry.manifest.tokens for entry in made),
+        token_type=first.token_type,
+        append_eod=first.append_eod,
+        vocab=first.vocab,
+        eod=first.eod,
+        eod_token=first.eod_token,
+        shards=tuple(
+            ShardEntry(
+                entry.node,
+                entry.prefix,
+                entry.manifest.documents,
+                entry.manifest.tokens,
+                entry.manifest.outputs,
+            )
+            for entry in made
+        ),
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
-    where = output.with_name(output.name + ".shards.json")
-    replace_file(where, json.dumps(listing, indent=2) + "\n")
-    return {"listing": str(where), **listing}
+    replace_file(file, shards.as_text())
+    return shards
 
 
 def _brought(
@@ -320,7 +323,7 @@ def _brought(
     output: Path,
     dedup: bool,
     tell: Tell,
-) -> JsonObject:
+) -> JoinedPair:
     """Pull every result, join them in order, and remove them from their nodes."""
     from clusterctl.transfer.pull import pull_tree
 
@@ -333,6 +336,6 @@ def _brought(
     tell("pull", f"{size(sent)} in {time.monotonic() - began:.1f} s")
     prefixes = [str(pairs / node.name / PAIR) for node in nodes]
     arguments = ["data-merge", *prefixes, "--output", str(output), "--replace", "--json"]
-    answer = ask_trainer([*arguments, *(["--dedup"] if dedup else [])])
+    joined = ask_trainer(partial(decode, JoinedPair), [*arguments, *(["--dedup"] if dedup else [])])
     on_all(connections, nodes, lambda node, link: link.call("remove", {"path": by_node[node.name].folder}))
-    return answer
+    return joined

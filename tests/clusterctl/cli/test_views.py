@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -12,9 +13,12 @@ from rich.console import RenderableType as Renderable
 from clusterctl import text as clusterctl_text
 from clusterctl.cli.views import layout, tables
 from clusterctl.jobs.run_lines import Metric, read_metric
+from clusterctl.jobs.train_summary import CorpusUse, Rehearsal, read_check
 from clusterctl.logs.store import LogLine
 from clusterctl.runs.overview import TrainProgress, read_progress
 from clusterctl.text import escape_controls, escape_in_json
+from clusterctl.typed_json import BadValue
+from trainer.plan.summary import check
 
 
 def drawn(*what: Renderable, width: int = 80) -> str:
@@ -156,19 +160,36 @@ def test_below_a_list_of_runs_stands_why_the_newest_failed() -> None:
     assert said == ["", *[f"r{number}: cause {number}\\x1b" for number in (1, 3, 5, 7, 9)]]
 
 
+TRAIN = {
+    "model": "gpt-tiny",
+    "data": {"prefix": "/data/wiki"},
+    "steps": 8,
+    "micro_batch": 1,
+    "optimizer": {"lr": 1e-3},
+}
+
+
 def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> None:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs import job, plan
 
     cluster = Cluster("lab", (Node("node1", "10.0.0.1", "10.0.0.1", devices=(0,), kind="cpu"),))
     made = plan.make_plan(cluster, job.Job(name="mix", command=("true",), source="job.yaml"))
-    corpus = {"prefix": "/data/wi\x1bki", "share": 0.75, "epochs": 1.25, "tokens": 104_000, "sequences": 9}
-    summary = {"parameters": 5, "steps": 3, "tokens_total": 7, "tokens_per_step": 2, "epochs": 1.0}
-    one, two = ({**summary, "corpora": [corpus] * number} for number in (1, 2))
-    assert "corpus" not in drawn(tables.plan_facts(made, one))
-    assert (
-        drawn(tables.plan_facts(made, two)).count("corpus   75.0% wi\\x1bki: 1.2 epochs of 104k tokens") == 2
-    )
+    corpus = CorpusUse("/data/wi\x1bki", 104_000, 0.75, 1.25)
+    answer = check({"train": TRAIN, "world_size": 1})
+    summary = read_check(answer).summary
+    assert summary is not None and summary.answer == answer["summary"]
+    alone, two = (replace(summary, corpora=(corpus,) * number) for number in (1, 2))
+    assert "corpus" not in drawn(tables.plan_facts(made, alone))
+    line = "corpus   75.0% wi\\x1bki: 1.2 epochs of 104k tokens"
+    assert drawn(tables.plan_facts(made, two)).count(line) == 2
+
+
+def test_an_answer_of_the_trainer_without_a_figure_is_refused_with_its_key() -> None:
+    answer = check({"train": TRAIN, "world_size": 1})
+    del answer["summary"]["checkpoints"]["kept"]
+    with pytest.raises(BadValue, match=r"summary\.checkpoints\.kept is missing"):
+        read_check(answer)
 
 
 def test_a_list_of_runs_in_80_columns_cuts_no_id_in_two() -> None:
@@ -192,17 +213,21 @@ def test_a_list_of_runs_in_80_columns_cuts_no_id_in_two() -> None:
 
 
 def test_a_rehearsal_is_compared_with_the_plan() -> None:
-    done = {
-        "ranks": 8,
-        "layers": 2,
-        "seconds": 1.5,
-        "parameters": 1000,
-        "planned_parameters": 1000,
-        "operations": 12,
-        "exchanges": {"all_reduce": 3, "broadcast": 1},
-        "peak_bytes": 2e9,
-        "planned_bytes": 1.9e9,
-    }
+    done = Rehearsal(
+        peak_bytes=2_000_000_000,
+        operations=12,
+        exchanges={"all_reduce": 3, "broadcast": 1},
+        exchanged_bytes=0,
+        parameters=1000,
+        planned_parameters=1000,
+        planned_bytes=1_900_000_000,
+        layers=2,
+        stage=0,
+        rank=0,
+        ranks=8,
+        engine="torch",
+        seconds=1.5,
+    )
     assert list(layout._rehearsed(done)) == [
         ("rehearsal", "one rank of 8, 2 layers, built and run for one step here in 1.5 s"),
         ("", "1k parameters (as planned)"),

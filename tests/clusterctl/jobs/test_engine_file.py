@@ -32,7 +32,8 @@ def test_the_content_of_the_file_is_part_of_the_job(tmp_path: Path) -> None:
     assert loaded.train is not None
     assert loaded.train["engine"] == {"deepspeed": {"zero_optimization": {"stage": 1}}}
     cluster = Cluster("lab", (Node("a", "a", "a", devices=(0, 1)),))
-    assert job.check(loaded, cluster)["zero"] == 1
+    summary = job.check(loaded, cluster)
+    assert summary is not None and summary.zero == 1
 
 
 def test_a_contradiction_names_the_line_of_the_file(tmp_path: Path) -> None:

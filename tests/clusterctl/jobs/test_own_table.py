@@ -44,7 +44,7 @@ def faults_of(tmp_path: Path, table: RankTable) -> list[str]:
 def test_a_table_that_fits_reaches_every_rank(tmp_path: Path, connections: Connections) -> None:
     table = RankTable(SERVERS)
     job = jobs.load(written(tmp_path, table))
-    assert jobs.check(job, lab(tmp_path)) == {}
+    assert jobs.check(job, lab(tmp_path)) is None
     run = runs.launch(lab(tmp_path), job, connections, tmp_path / "runs", lambda phase, text: None)
     assert to_the_end(run, connections).phase == "finished"
     assert run.rank_table.read_text() == table.render()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.runs.prepare.build_data import (
     BuildOutput,
+    Built,
     _alone,
+    _left,
     as_named_here,
     value_of,
 )
+from clusterctl.runs.prepare.built_pair import BuildRecord, PairFile, read_manifest, read_record
 
 
 def test_a_second_build_of_one_output_is_refused_and_the_first_leaves_nothing(tmp_path: Path) -> None:
@@ -54,3 +58,48 @@ def test_progress_is_passed_on_and_all_else_kept_however_it_is_cut() -> None:
         told.take("stdout", b"{}")
         assert seen[-1] == (200, 200) and told.text("stdout") == "{}"
         assert told.text("stderr") == "goes on after 3 parts\nerror: no\n"
+
+
+MANIFEST = {
+    "prefix": "/n/c",
+    "format": 1,
+    "documents": 3,
+    "tokens": 70,
+    "token_type": "uint16",
+    "append_eod": True,
+    "vocab": 512,
+    "eod": None,
+    "eod_token": None,
+    "outputs": {"bin": {"bytes": 140, "sha256": "ab"}, "idx": {"bytes": 9, "sha256": "cd"}},
+}
+
+
+def test_the_record_of_a_build_keeps_every_key_of_the_manifest_and_damage_means_a_new_build() -> None:
+    manifest = read_manifest(json.dumps(MANIFEST))
+    assert manifest.outputs["idx"] == PairFile(9, "cd")
+    text = BuildRecord("k", manifest).as_text()
+    assert json.loads(text) == {"key": "k", "manifest": MANIFEST}
+    again = read_record(text)
+    assert again is not None and (again.key, again.manifest.answer) == ("k", MANIFEST)
+    for damaged in (text[:-3], b"[]", b'{"key": "k"}', text.replace(b'"documents": 3', b'"documents": true')):
+        assert read_record(damaged) is None
+
+
+def test_the_list_of_shards_has_the_keys_of_its_format_and_not_its_own_place(tmp_path: Path) -> None:
+    built = [Built(f"node{n}", f"/w/{n}", read_manifest(json.dumps(MANIFEST)), False) for n in (1, 2)]
+    listing = _left(built, tmp_path / "data" / "wiki")
+    assert listing.listing == str(tmp_path / "data" / "wiki.shards.json")
+    shard = {"prefix": "/w/1/c", "documents": 3, "tokens": 70, "outputs": MANIFEST["outputs"]}
+    content = json.loads(Path(listing.listing).read_text())
+    assert content == {
+        "format": 1,
+        "documents": 6,
+        "tokens": 140,
+        "token_type": "uint16",
+        "append_eod": True,
+        "vocab": 512,
+        "eod": None,
+        "eod_token": None,
+        "shards": [{"node": "node1", **shard}, {"node": "node2", **shard, "prefix": "/w/2/c"}],
+    }
+    assert list(content)[:4] == ["format", "documents", "tokens", "token_type"]

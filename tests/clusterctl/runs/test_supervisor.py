@@ -211,7 +211,7 @@ def test_a_plan_names_the_forwarded_variables_and_not_their_values(
     plan = make_plan(lab(tmp_path), program(SLEEP, forward=("MY_TOKEN",)))
     assert plan.as_json()["forward"] == ["MY_TOKEN"]
     console = Console(file=io.StringIO(), width=120)
-    console.print(plan_facts(plan, {}))
+    console.print(plan_facts(plan, None))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "MY_TOKEN (values from this shell)" in shown and "hunter2" not in shown
 
