@@ -1,6 +1,8 @@
-"""`python -m bench.serve.hostile --url URL`: hostile requests and idle connections against a running server.
+"""`python -m bench.serve.hostile`: hostile requests and held connections, next to well-behaved clients of a server.
 
-While they run, well-behaved clients ask for texts; each must get the text that it got before. Prints one JSON object.
+The server is started here with a small random model; `--checkpoint DIR` serves another one, and `--url URL --pid N`
+names a server that runs. The well-behaved clients ask before, during and after the attack; each must get the text that
+it got before. Prints one JSON object; the exit status is 1 if the server failed in anything.
 """
 
 from __future__ import annotations
@@ -9,13 +11,24 @@ import argparse
 import asyncio
 import json
 import random
+import re
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from bench.serve.attacks import HELD, KINDS, attack, hold, request
+
+CLIENTS = 4
+HELD_SHARES = (30, 20, 20, 28, 2)
+"""How many of 100 held connections are of each kind in `HELD`."""
 
 
 @dataclass
@@ -24,91 +37,86 @@ class Campaign:
 
     host: str
     port: int
+    process: int
     deadline: float
-    outcomes: Counter[str] = field(default_factory=Counter)
-    waits: list[float] = field(default_factory=list)
+    phase: str = "before"
+    over: bool = False
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+    waits: dict[str, list[float]] = field(default_factory=dict)
     wrong: int = 0
+    turned_away: int = 0
+    peak: int = 0
+    held: int = 0
+    most_held: int = 0
 
-    async def send(self, content: bytes, seconds: float = 20.0, read: bool = True) -> bytes:
-        """Send bytes on a connection of their own; return the answer up to its end."""
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(self.host, self.port), seconds)
+    async def ask(self, body: object) -> bytes:
+        """Return the answer to a well-behaved request."""
+        reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
-            writer.write(content)
-            await asyncio.wait_for(writer.drain(), seconds)
-            return await asyncio.wait_for(reader.read(-1), seconds) if read else b""
+            writer.write(request("POST", "/v1/completions", json.dumps(body).encode()))
+            return await asyncio.wait_for(reader.read(-1), 120)
         finally:
             writer.close()
 
-    async def ask(self, body: object, path: str = "/v1/completions", method: str = "POST") -> bytes:
-        return await self.send(request(method, path, json.dumps(body).encode()), 120)
-
-    async def attack(self, seed: int) -> None:
+    async def attack(self, number: int) -> None:
         """Send one hostile request."""
+        kinds = list(KINDS)
+        kind, draw = kinds[number % len(kinds)], random.Random(number)
+        counts = self.outcomes.setdefault(kind, Counter())
         try:
-            answer = await self.send(hostile(random.Random(seed)), read=seed % 4 != 0)
-            self.outcomes[answer.split(b"\r\n", 1)[0].decode("latin-1")[:40] or "no answer"] += 1
+            answer = await attack(self.host, self.port, KINDS[kind](draw), 3.0)
+            counts[_status(answer)] += 1
         except (OSError, asyncio.TimeoutError) as error:
-            self.outcomes[type(error).__name__] += 1
+            counts[type(error).__name__] += 1
+
+    async def hold(self, number: int) -> None:
+        """Keep one connection open until the end, as often as the server closes it."""
+        kind = random.Random(number).choices(HELD, HELD_SHARES)[0]
+        while not self.over:
+            self.held += 1
+            self.most_held = max(self.most_held, self.held)
+            with suppress(OSError):
+                await hold(self.host, self.port, kind, lambda: self.over)
+            self.held -= 1
+            await asyncio.sleep(0.5)
 
     async def behave(self, number: int) -> None:
         """Ask for the same text until the end."""
         body = {"prompt": "one two", "max_tokens": 16, "seed": number, "temperature": 1.0}
         expected = text_of(await self.ask(body))
-        while time.monotonic() < self.deadline:
-            began = time.monotonic()
-            answer = await self.ask(body)
-            if b" 429 " in answer.split(b"\r\n", 1)[0] or b" 503 " in answer.split(b"\r\n", 1)[0]:
-                await asyncio.sleep(0.2)
+        while not self.over:
+            began, phase = time.monotonic(), self.phase
+            try:
+                answer = await self.ask(body)
+            except (OSError, asyncio.TimeoutError):
+                self.wrong += 1
                 continue
-            self.waits.append(time.monotonic() - began)
-            self.wrong += text_of(answer) != expected
+            if _status(answer) in ("429", "503"):
+                self.turned_away += 1
+            else:
+                self.waits.setdefault(phase, []).append(time.monotonic() - began)
+                self.wrong += text_of(answer) != expected
+            # As a program that does something with each text.
+            await asyncio.sleep(0.05)
+
+    def watch(self) -> None:
+        """Note the largest memory until the end."""
+        while not self.over:
+            self.peak = max(self.peak, memory_of(self.process))
+            time.sleep(0.05)
 
 
-def request(method: str, path: str, body: bytes, length: int | None = None) -> bytes:
-    size = len(body) if length is None else length
-    head = (
-        f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
-    )
-    return head.encode() + body
+def _status(answer: bytes) -> str:
+    found = re.match(rb"HTTP/1\.[01] (\d{3}) ", answer)
+    return found[1].decode() if found else "no answer"
 
 
 def text_of(answer: bytes) -> str:
     head, _, body = answer.partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n", 1)[0]:
+    if _status(head) != "200":
         return f"refused: {head[:60]!r}"
     text: str = json.loads(body)["choices"][0]["text"]
     return text
-
-
-def hostile(draw: random.Random) -> bytes:
-    """Return one hostile request."""
-    noise = draw.randbytes(draw.randrange(1, 3000))
-    value = draw.choice([None, -1, 10**30, "x" * 5000, [], [[]], {}, True, float("inf"), "\ud800", [10**9]])
-    name = draw.choice(
-        ["prompt", "max_tokens", "temperature", "n", "stop", "logit_bias", "logprobs", "stream", "seed"]
-    )
-    body = json.dumps({"prompt": "one", "max_tokens": 4, name: value}).encode()
-    path = draw.choice(["/v1/completions", "/v1/chat/completions", "/api", "/tokenize", "/detokenize", "/x"])
-    long = json.dumps(
-        {"prompt": "one", "max_tokens": 200, "stream": True, "n": 4, "ignore_eos": True}
-    ).encode()
-    return draw.choice(
-        [
-            noise,
-            b"GET /" + noise + b" HTTP/1.1\r\n\r\n",
-            request("POST", path, noise),
-            request("POST", path, body),
-            request(draw.choice(["PUT", "DELETE", "PATCH"]), path, body),
-            request("POST", path, body[: len(body) // 2], len(body) * 2),
-            request("POST", path, b"[" * 50_000),
-            request("POST", path, b'{"a":' * 5_000),
-            request("POST", path, b"", draw.choice([-1, 10**12, 5])),
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + noise,
-            b"GET / HTTP/1.1\r\n" + b"X-%d: y\r\n" % draw.randrange(9) * draw.randrange(500) + b"\r\n",
-            # Leaves in the middle of a long stream.
-            request("POST", "/v1/completions", long)[:-1] + b"}",
-        ]
-    )
 
 
 def memory_of(process: int) -> int:
@@ -119,57 +127,140 @@ def memory_of(process: int) -> int:
     return 0
 
 
-async def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the campaign and return its figures."""
-    address = urlsplit(arguments.url)
-    campaign = Campaign(
-        address.hostname or "127.0.0.1", address.port or 8000, time.monotonic() + arguments.seconds
-    )
-    before, began = memory_of(arguments.pid), time.monotonic()
-    idle = [await asyncio.open_connection(campaign.host, campaign.port) for _ in range(arguments.connections)]
-    clients = [asyncio.create_task(campaign.behave(number)) for number in range(4)]
-    gate, done = asyncio.Semaphore(arguments.at_once), 0
+async def run(
+    campaign: Campaign, requests: int, connections: int, at_once: int, quiet: float
+) -> dict[str, object]:
+    """Run the campaign and return its figures; `quiet`: seconds before and after the attack."""
+    before, began = memory_of(campaign.process), time.monotonic()
+    watcher = threading.Thread(target=campaign.watch, daemon=True)
+    watcher.start()
+    clients = [asyncio.create_task(campaign.behave(number)) for number in range(CLIENTS)]
+    await asyncio.sleep(quiet)
+    campaign.phase, attacked = "during", time.monotonic()
+    held = [asyncio.create_task(campaign.hold(number)) for number in range(connections)]
+    await asyncio.sleep(min(2.0, quiet))
+    gate, done = asyncio.Semaphore(at_once), 0
 
-    async def attack(number: int) -> None:
+    async def send(number: int) -> None:
         nonlocal done
         async with gate:
             if time.monotonic() < campaign.deadline:
                 await campaign.attack(number)
                 done += 1
 
-    await asyncio.gather(*(attack(number) for number in range(arguments.requests)))
-    campaign.deadline = min(campaign.deadline, time.monotonic() + 2)
+    await asyncio.gather(*(send(number) for number in range(requests)))
+    seconds = time.monotonic() - attacked
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    await asyncio.sleep(min(2.0, quiet))
+    campaign.phase = "after"
+    await asyncio.sleep(quiet)
+    campaign.over = True
     await asyncio.gather(*clients)
-    for _, writer in idle:
-        writer.close()
-    healthy = b" 200 " in (await campaign.send(request("GET", "/health", b"")))[:20]
-    waits = sorted(campaign.waits)
+    watcher.join()
     return {
         "hostile_requests": done,
-        "idle_connections": len(idle),
+        "held_connections": campaign.most_held,
+        "attack_seconds": round(seconds, 1),
         "seconds": round(time.monotonic() - began, 1),
-        "healthy": healthy,
-        "served": len(waits),
-        "wrong": campaign.wrong,
-        "median_wait": round(waits[len(waits) // 2], 2) if waits else None,
-        "longest_wait": round(waits[-1], 2) if waits else None,
-        "memory_before_mib": before,
-        "memory_after_mib": memory_of(arguments.pid),
-        "outcomes": dict(campaign.outcomes.most_common(12)),
+        "waits": {phase: _summary(waits) for phase, waits in campaign.waits.items()},
+        "wrong_texts": campaign.wrong,
+        "turned_away": campaign.turned_away,
+        "memory_mib": {
+            "before": before,
+            "peak": campaign.peak,
+            "after": memory_of(campaign.process),
+        },
+        "failures": sum(counts[status] for counts in campaign.outcomes.values() for status in ("500", "502")),
+        "outcomes": {kind: dict(counts.most_common(6)) for kind, counts in campaign.outcomes.items()},
     }
+
+
+def _summary(waits: list[float]) -> dict[str, float]:
+    ordered = sorted(waits)
+    middle, late = ordered[len(ordered) // 2], ordered[len(ordered) * 95 // 100]
+    return {
+        "texts": len(ordered),
+        "median": round(middle, 3),
+        "95%": round(late, 3),
+        "longest": round(ordered[-1], 3),
+    }
+
+
+def complaints(lines: list[str]) -> list[str]:
+    """Return the lines of a server's output that no hostile request may cause."""
+    return [line.rstrip() for line in lines if re.search(r"Traceback|Error|Exception|never awaited", line)]
+
+
+@contextmanager
+def served(checkpoint: Path | None) -> Iterator[tuple[str, int, list[str]]]:
+    """Start a server; yield its address, its process and the lines of its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-m", "trainer", "serve", "--port", "0", "--checkpoint"]
+        process = subprocess.Popen(
+            [*words, str(checkpoint or _small(Path(folder)))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        lines = list[str]()
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if found := re.search(r"serving .* at (http://\S+) ", line):
+                    break
+            else:
+                raise SystemExit("".join(lines))
+            reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+            reader.start()
+            yield found[1], process.pid, lines
+        finally:
+            process.terminate()
+            lines.append(f"exit status {process.wait(60)}\n")
+
+
+def _small(folder: Path) -> Path:
+    """Write a checkpoint of 3M parameters with random weights."""
+    from tests.support import weights
+    from trainer.config.model import ModelConfig
+    from trainer.corpus.tokenizer import train_tokenizer
+
+    config = ModelConfig(layers=4, hidden=256, heads=4, sequence=256, vocab=300)
+    weights.checkpoint(folder / "small", config, weights.random_state(config))
+    text = "one two three four five six seven eight nine ten. " * 12
+    train_tokenizer(iter([text] * 12), 300, folder / "small" / "tokenizer.json")
+    return folder / "small"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.serve.hostile", description=__doc__)
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--pid", type=int, default=0, help="of the server, for its memory")
+    parser.add_argument("--checkpoint", type=Path, help="default: a small random model")
+    parser.add_argument("--url", default="", help="of a server that runs")
+    parser.add_argument("--pid", type=int, default=0, help="of that server, for its memory")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=1_000)
     parser.add_argument("--at-once", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    found = asyncio.run(run(parser.parse_args()))
+    parser.add_argument("--quiet", type=float, default=10.0, help="seconds before and after the attack")
+    parser.add_argument("--seconds", type=float, default=600.0, help="the most that the attack takes")
+    arguments = parser.parse_args()
+
+    def attacked(url: str, process: int) -> dict[str, object]:
+        address, deadline = urlsplit(url), time.monotonic() + arguments.quiet + arguments.seconds
+        campaign = Campaign(address.hostname or "127.0.0.1", address.port or 8000, process, deadline)
+        numbers = (arguments.requests, arguments.connections, arguments.at_once, arguments.quiet)
+        return asyncio.run(run(campaign, *numbers))
+
+    if arguments.url:
+        found = attacked(arguments.url, arguments.pid)
+    else:
+        with served(arguments.checkpoint) as (url, process, lines):
+            found = attacked(url, process)
+        found["complaints"], found["end"] = complaints(lines)[:20], lines[-1].strip()
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    sys.exit(0 if found["healthy"] and not found["wrong"] and found["served"] else 1)
+    bad = found["wrong_texts"] or found["failures"] or found.get("complaints")
+    sys.exit(1 if bad or found.get("end", "exit status 0") != "exit status 0" else 0)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,14 @@ class Tokenizer:
         """The size of the vocabulary: ids are in [0, vocab)."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
 
+    @cached_property
+    def longest(self) -> int:
+        """The most bytes of text that one token stands for; 0 if that is not known."""
+        if self._inner.normalizer is not None:
+            # It may remove parts of a text.
+            return 0
+        return max(len(token.encode()) for token in self._inner.get_vocab(with_added_tokens=True))
+
     @classmethod
     def load(cls, path: Path, eod: str = "") -> Tokenizer:
         """Load tokenizer.json, vocab.json (with merges.txt next to it), or a folder that contains one of

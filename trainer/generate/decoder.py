@@ -113,7 +113,30 @@ class Decoder:
 
     def ids_of(self, prompt: str, truncate: bool = False) -> list[int]:
         """Return the ids of a prompt; an empty one begins a new document."""
-        return self.checked(self.tokenizer.encode(prompt) or [self.tokenizer.eod], truncate)
+        return self.checked(self.encoded(prompt, truncate) or [self.tokenizer.eod], truncate)
+
+    def encoded(self, prompt: str, truncate: bool = False) -> list[int]:
+        """Return the ids of a text; of one that is much longer than the window, those of its end."""
+        return self.tokenizer.encode(self._fitting(prompt, truncate))
+
+    def _fitting(self, prompt: str, truncate: bool = False) -> str:
+        """Return a prompt; refuse one that cannot fit the window, which takes less time than encoding it.
+
+        `truncate`: return its end instead, which has at least a window of tokens.
+        """
+        # A mask of a GLM has up to 7 characters.
+        longest = max(self.tokenizer.longest, 7)
+        most = self.window * longest
+        if not self.tokenizer.longest or len(prompt) <= most:
+            return prompt
+        if truncate:
+            # The first word may be cut; of the ids, only the last ones are used.
+            return prompt[-2 * most :]
+        raise InputError(
+            f"the prompt has {len(prompt)} characters, and the model sees {self.window} tokens of at most "
+            f"{longest} bytes",
+            "shorten it, or keep its end with --truncate",
+        )
 
     def checked(self, ids: Sequence[int], truncate: bool = False) -> list[int]:
         """Return the ids of a prompt; refuse unknown ones, and too many unless `truncate` keeps the last ones."""
@@ -148,6 +171,7 @@ class Decoder:
         assert self.glm is not None
         if sampling.beams > 1:
             raise InputError("a GLM's blanks are not written by beam search", "use --beams 1")
+        prompt = self._fitting(prompt)
         course = Filling(self.network.config, self.tokenizer, self.glm, prompt, sampling)
         return Request(course, sampling, sink), course
 

@@ -85,7 +85,11 @@ class Sampling:
             ("top_p_decay", 0 <= self.top_p_decay <= 1, "0 to 1"),
             ("top_p_bound", 0 <= self.top_p_bound <= self.top_p, "0 to top_p"),
             ("seed", -(2**63) <= self.seed < 2**64, "a number of 64 bits"),
-            ("stop", len(self.stop) <= 64 and all(self.stop), "at most 64 texts that are not empty"),
+            (
+                "stop",
+                len(self.stop) <= 64 and all(0 < len(text) <= 1000 for text in self.stop),
+                "at most 64 texts of 1 to 1000 characters",
+            ),
         )
         faults = [
             (name, f"{getattr(self, name)!r} is out of range: {need}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -12,7 +13,7 @@ from aiohttp import web
 
 from trainer.corpus.tokenizer import END_OF_DOCUMENT
 from trainer.errors import InputError
-from trainer.serve.chat import chat
+from trainer.serve.chat import MOST_TEXT, chat
 from trainer.serve.completions import completions
 from trainer.serve.faults import ApiError, Fields, Json
 from trainer.serve.guard import Counts
@@ -20,6 +21,7 @@ from trainer.serve.megatron import api
 from trainer.serve.page import page
 from trainer.serve.service import Service
 
+_LOG = logging.getLogger("clusterctl.serve")
 Handler = Callable[[Service, web.Request], Awaitable[web.StreamResponse]]
 OPEN = ("/", "/health")
 """Paths that need no key."""
@@ -57,10 +59,15 @@ def _middleware(service: Service) -> Callable[..., Awaitable[web.StreamResponse]
             response = await handler(request)
         except (ApiError, web.HTTPException) as error:
             response = _error(request, path, error)
-        except ConnectionResetError:
+        except ConnectionError:
             # The client left.
             service.metrics.answers[path, 499] += 1
             raise
+        except Exception:
+            _LOG.exception("%s failed", path)
+            response = _error(request, path, ApiError(500, "the server failed; its log says where"))
+        finally:
+            service.budget.release(request)
         service.metrics.answers[path, response.status] += 1
         return response
 
@@ -140,12 +147,15 @@ async def _model(service: Service, request: web.Request) -> web.Response:
 
 
 async def _tokenize(service: Service, request: web.Request) -> web.Response:
-    fields = Fields.read(await service.body(request), ("model", "add_special_tokens", "return_token_strs"))
+    body = await service.body(request)
+    fields = Fields.read(body, ("model", "add_special_tokens", "return_token_strs"))
     prompt = fields.text("prompt")
     if not fields.has("prompt"):
         fields.fault("prompt", "is missing")
+    if len(prompt) > MOST_TEXT:
+        fields.fault("prompt", f"has {len(prompt)} characters; at most {MOST_TEXT} are encoded at a time")
     fields.done()
-    ids = service.decoder.tokenizer.encode(prompt)
+    ids = await service.apart(len(body), lambda: service.decoder.tokenizer.encode(prompt))
     return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": service.decoder.window})
 
 

@@ -45,11 +45,12 @@ class Order:
 
 async def chat(service: Service, request: web.Request) -> web.StreamResponse:
     """Answer messages."""
-    fields = Fields.read(await service.body(request), IGNORED)
-    order = _read(fields, service)
+    body = await service.body(request)
+    order = _read(Fields.read(body, IGNORED), service)
     prompt = render(service.template or PLAIN, order.messages, service.tokenizer_config)
-    started, length = _started(service.decoder, prompt, order)
-    async with service.running(started) as streams:
+    started, length = await service.apart(len(prompt), lambda: _started(service.decoder, prompt, order))
+    service.reserve(request, [own for own, _ in started], in_pieces=order.stream)
+    async with service.running(started, in_pieces=order.stream) as streams:
         frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": service.name}
         if order.stream:
             return await service.events(request, _events(service, order, streams, frame, length))

@@ -163,17 +163,16 @@ async def _serve(service: Service, arguments: argparse.Namespace) -> int:
 
     from trainer.serve.app import application
     from trainer.serve.guard import Counts, guarded
+    from trainer.serve.protocol import protocol_of
 
     counts = Counts(service.limits.connections)
-    runner = web.AppRunner(
-        application(service, counts), handler_cancellation=True, access_log=None, keepalive_timeout=30.0
-    )
+    runner = web.AppRunner(application(service, counts), handler_cancellation=True, access_log=None)
     await runner.setup()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     assert runner.server is not None
-    make = guarded(runner.server, counts, service.limits.head_seconds)
+    make = guarded(protocol_of(runner.server), counts, service.limits.head_seconds)
     try:
         server = await loop.create_server(make, arguments.host, arguments.port, backlog=1024)
     except OSError as error:

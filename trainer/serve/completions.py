@@ -46,11 +46,13 @@ class Choice:
 
 async def completions(service: Service, request: web.Request) -> web.StreamResponse:
     """Continue prompts."""
-    fields = Fields.read(await service.body(request), IGNORED)
-    order = read_order(fields, service)
-    choices = choices_of(order, service.decoder)
+    body = await service.body(request)
+    order = read_order(Fields.read(body, IGNORED), service)
+    choices = await service.apart(len(body), lambda: choices_of(order, service.decoder))
+    service.reserve(request, [choice.request for choice in choices], in_pieces=order.stream)
     prompt_tokens = sum(len(choice.ids) for choice in choices[:: order.count])
-    async with service.running([(choice.request, choice.sink) for choice in choices]) as streams:
+    started = [(choice.request, choice.sink) for choice in choices]
+    async with service.running(started, in_pieces=order.stream) as streams:
         frame = {
             "id": new_id("cmpl"),
             "object": "text_completion",

@@ -22,6 +22,9 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
+_MOST_UNKNOWN = 10
+"""Unknown fields that an error names."""
+
 
 class ApiError(Exception):
     """An answer that is an error."""
@@ -120,12 +123,14 @@ class Fields:
                 self.fault(names.get(name, name), problem)
 
     def done(self) -> None:
-        for name in self._body:
-            if name not in self._taken:
-                near = difflib.get_close_matches(name, self._taken, n=1)
-                self.fault(name, "unknown field" + (f"; did you mean {near[0]}?" if near else ""))
+        unknown = [name for name in self._body if name not in self._taken]
+        for name in unknown[:_MOST_UNKNOWN]:
+            near = difflib.get_close_matches(name[:40], self._taken, n=1)
+            self.fault(name[:60], "unknown field" + (f"; did you mean {near[0]}?" if near else ""))
         if self._faults:
             message = "; ".join(f"{name}: {problem}" for name, problem in self._faults)
+            if len(unknown) > _MOST_UNKNOWN:
+                message += f"; and {len(unknown) - _MOST_UNKNOWN} more unknown fields"
             raise ApiError(400, message, self._faults[0][0])
 
 

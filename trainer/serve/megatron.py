@@ -47,8 +47,10 @@ class WithoutNewline(Continuation):
 
 async def api(service: Service, request: web.Request) -> web.StreamResponse:
     """Continue prompts as Megatron's text generation server does."""
-    order = read_order(Fields.read(await service.body(request)), service.decoder)
-    started, prompts = _started(service.decoder, order)
+    body = await service.body(request)
+    order = read_order(Fields.read(body), service.decoder)
+    started, prompts = await service.apart(len(body), lambda: _started(service.decoder, order))
+    service.reserve(request, [own for own, _ in started])
     async with service.running(started) as streams:
         await service.texts(streams)
     if order.sampling.beams > 1:
@@ -141,7 +143,7 @@ def _started(decoder: Decoder, order: Order) -> tuple[list[tuple[Request, Text]]
             sampling = Sampling(**{**sampling.__dict__, "seed": sampling.seed + number})
         own = [decoder.tokenizer.eod] if order.add_bos else []
         try:
-            ids = decoder.checked([*own, *decoder.tokenizer.encode(prompt)])
+            ids = decoder.checked([*own, *decoder.encoded(prompt)])
         except InputError as error:
             raise ApiError(400, error.message, "prompts") from None
         sink = Text(decoder.tokenizer, sampling.stop)

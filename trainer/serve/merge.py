@@ -24,7 +24,7 @@ async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Piece | 
                 while piece is not None and not stream.pieces.empty():
                     following = stream.pieces.get_nowait()
                     if following is None:
-                        yield index, _timed(stream, piece)
+                        yield index, piece
                         piece = None
                         break
                     piece = (piece[0] + following[0], [*piece[1], *following[1]])
@@ -33,13 +33,8 @@ async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Piece | 
                         raise ApiError(500, stream.sink.message)
                     yield index, None
                 else:
-                    yield index, _timed(stream, piece)
+                    yield index, piece
                     tasks[asyncio.ensure_future(stream.pieces.get())] = index
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _timed(stream: Stream, piece: Piece) -> Piece:
-    stream.note_first()
-    return piece

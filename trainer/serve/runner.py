@@ -24,6 +24,8 @@ class Stream:
     request: Request
     sink: Text
     loop: asyncio.AbstractEventLoop
+    in_pieces: bool = True
+    """Whether the text is wanted piece by piece, not as a whole."""
     pieces: asyncio.Queue[Piece | None] = field(default_factory=asyncio.Queue)
     started: float = field(default_factory=time.monotonic)
     first: float = 0.0
@@ -34,7 +36,9 @@ class Stream:
         self.sink.on_end = lambda: self._put(None)
 
     def _on_text(self, text: str, tokens: Sequence[Drawn]) -> None:
-        self._put((text, tokens))
+        self.first = self.first or time.monotonic() - self.started
+        if self.in_pieces:
+            self._put((text, tokens))
 
     def _put(self, piece: Piece | None) -> None:
         if not self.loop.is_closed():
@@ -42,13 +46,9 @@ class Stream:
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         while (piece := await self.pieces.get()) is not None:
-            self.note_first()
             yield piece
         if self.sink.message:
             raise ApiError(500, self.sink.message)
-
-    def note_first(self) -> None:
-        self.first = self.first or time.monotonic() - self.started
 
     async def text(self) -> Text:
         """Wait for the end."""
@@ -76,7 +76,7 @@ class Runner:
         self._inbox.put(None)
         self._thread.join(30)
 
-    def submit(self, requests: Sequence[tuple[Request, Text]]) -> list[Stream]:
+    def submit(self, requests: Sequence[tuple[Request, Text]], *, in_pieces: bool) -> list[Stream]:
         """Start requests, all or none; refuse them if too many wait."""
         batcher = self.decoder.batcher
         room = batcher.most_running + self.queued - len(self.active)
@@ -89,7 +89,7 @@ class Runner:
         for request, _ in requests:
             batcher.need(request)
         loop = asyncio.get_running_loop()
-        streams = [Stream(request, sink, loop) for request, sink in requests]
+        streams = [Stream(request, sink, loop, in_pieces) for request, sink in requests]
         for stream in streams:
             self.active[id(stream)] = stream
             self._inbox.put(stream.request)

@@ -6,18 +6,25 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aiohttp import web
 
 from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
+from trainer.serve.budget import FREE, PER_BYTE, PER_ENTRY, PER_LOGPROB, Budget
 from trainer.serve.faults import ApiError, Json
 from trainer.serve.metrics import Metrics
 from trainer.serve.runner import Runner, Stream
+
+Answer = TypeVar("Answer")
+SHORT = 8 << 10
+"""Bytes of a body whose texts are encoded at once; others wait for a thread, so that they delay nobody else."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class Limits:
     queue: int = 256
     """Requests that wait for their turn."""
     connections: int = 2048
+    memory: int = 512 << 20
+    """Bytes that large bodies and answers with log probabilities may take together."""
 
 
 @dataclass
@@ -52,24 +61,56 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 
+    def __post_init__(self) -> None:
+        self.budget = Budget(max(self.limits.memory, 2 * PER_BYTE * self.limits.body))
+        self._encoding = ThreadPoolExecutor(1, "encoding")
+
     async def body(self, request: web.Request) -> bytes:
         """Return the body of a request, if it is small and arrives in time."""
         if (request.content_length or 0) > self.limits.body:
             raise ApiError(413, f"the body is larger than {self.limits.body} bytes")
         try:
-            return await asyncio.wait_for(request.read(), self.limits.body_seconds)
+            return await asyncio.wait_for(self._read(request), self.limits.body_seconds)
         except asyncio.TimeoutError:
             raise ApiError(408, f"the body did not arrive in {self.limits.body_seconds:g} s") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise ApiError(413, f"the body is larger than {self.limits.body} bytes") from None
+
+    async def _read(self, request: web.Request) -> bytes:
+        content = bytearray()
+        async for chunk in request.content.iter_any():
+            if len(content) + len(chunk) > self.limits.body:
+                raise ApiError(413, f"the body is larger than {self.limits.body} bytes")
+            counted = max(0, len(content) + len(chunk) - FREE) - max(0, len(content) - FREE)
+            self.budget.take(request, PER_BYTE * counted)
+            content += chunk
+        return bytes(content)
+
+    async def apart(self, size: int, work: Callable[[], Answer]) -> Answer:
+        """Return what `work` on a body of `size` bytes returns; a large one is done in a thread of its own."""
+        if size <= SHORT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+
+    def reserve(self, request: web.Request, requests: Sequence[Request], *, in_pieces: bool = False) -> None:
+        """Count the log probabilities that an answer will have."""
+        entries = 0
+        for own in requests:
+            if own.sampling.logprobs is not None:
+                tokens = own.course.most() - (0 if own.score_prompt else len(own.prompt))
+                entries += tokens * (1 + own.sampling.logprobs)
+        self.budget.take(request, (PER_LOGPROB + (0 if in_pieces else PER_ENTRY)) * entries)
 
     @asynccontextmanager
-    async def running(self, requests: Sequence[tuple[Request, Text]]) -> AsyncIterator[list[Stream]]:
-        """Run requests; they are cancelled if the client leaves or their time is over."""
+    async def running(
+        self, requests: Sequence[tuple[Request, Text]], *, in_pieces: bool = False
+    ) -> AsyncIterator[list[Stream]]:
+        """Run requests; they are cancelled if the client leaves or their time is over.
+
+        in_pieces: whether the texts are wanted piece by piece.
+        """
         if self.draining:
             raise ApiError(503, "the server is stopping")
         try:
-            streams = self.runner.submit(requests)
+            streams = self.runner.submit(requests, in_pieces=in_pieces)
         except InputError as error:
             raise ApiError(400, error.message) from None
         try:
@@ -81,9 +122,7 @@ class Service:
     async def texts(self, streams: Sequence[Stream]) -> list[Text]:
         """Wait for all texts."""
         try:
-            return await asyncio.wait_for(
-                asyncio.gather(*(stream.text() for stream in streams)), self.limits.request_seconds
-            )
+            return await asyncio.wait_for(_texts(streams), self.limits.request_seconds)
         except asyncio.TimeoutError:
             raise ApiError(
                 503, f"no answer within {self.limits.request_seconds:g} s", code="timeout"
@@ -116,6 +155,10 @@ class Service:
         """Return the token counts of a request."""
         written = sum(len(stream.sink.tokens) for stream in streams)
         return {"prompt_tokens": prompts, "completion_tokens": written, "total_tokens": prompts + written}
+
+
+async def _texts(streams: Sequence[Stream]) -> list[Text]:
+    return [await stream.text() for stream in streams]
 
 
 def new_id(prefix: str) -> str:

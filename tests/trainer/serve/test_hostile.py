@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import signal
 import socket
 import threading
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.trainer.serve.conftest import Server
 
@@ -141,3 +145,118 @@ def test_a_client_that_does_not_read_delays_nobody(server: Server) -> None:
         server.complete(prompt="one", max_tokens=2)
         assert time.monotonic() - began < 30
     until(lambda: server.figure("running") == 0, 60)
+
+
+def test_hostile_requests_of_every_kind_and_held_connections_disturb_nobody(server: Server) -> None:
+    from bench.serve import hostile
+    from bench.serve.attacks import KINDS
+
+    campaign = hostile.Campaign("127.0.0.1", server.port, server.process.pid, time.monotonic() + 60)
+    figures = asyncio.run(hostile.run(campaign, 3 * len(KINDS), 20, 50, 0.3))
+    assert figures["hostile_requests"] == 3 * len(KINDS)
+    assert figures["wrong_texts"] == figures["failures"] == 0
+    assert {"before", "during"} <= set(campaign.waits)
+    until(lambda: server.figure("running") == 0)
+    assert server.figure("free_pages") == server.figure("pages")
+    # Broken requests and clients that leave are no failures of the server.
+    assert hostile.complaints(server.lines) == [], "".join(server.lines)
+
+
+def test_a_request_that_is_not_http_gets_an_error_in_openais_shape(server: Server) -> None:
+    with opened(server) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n")
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    assert answer.split()[1:2] == [b"400"], answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_a_compressed_body_is_not_decompressed(server: Server) -> None:
+    import gzip
+
+    body = gzip.compress(json.dumps({"prompt": "one", "max_tokens": 1}).encode())
+    status, answer = server.ask("POST", "/v1/completions", body, {"Content-Encoding": "gzip"})
+    assert status == 400 and "not JSON" in answer["error"]["message"]
+
+
+def test_many_unknown_fields_are_counted_and_few_are_named(server: Server) -> None:
+    names = {f"{'long' * 100}{number}": 1 for number in range(200)}
+    status, answer = server.ask("POST", "/v1/completions", {"prompt": "one", **names})
+    message = answer["error"]["message"]
+    assert status == 400 and "190 more unknown fields" in message and len(message) < 2000
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    from types import SimpleNamespace
+
+    from trainer.errors import InputError
+    from trainer.generate.decoder import Decoder
+
+    def encode(text: str) -> list[int]:
+        assert len(text) <= 2 * 8 * 10
+        return [len(word) for word in text.split()]
+
+    decoder = object.__new__(Decoder)
+    decoder.tokenizer = SimpleNamespace(encode=encode, longest=10, eod=0)  # type: ignore[assignment]
+    decoder.network = SimpleNamespace(config=SimpleNamespace(context=8, vocab=20))  # type: ignore[assignment]
+    with pytest.raises(
+        InputError, match="has 20000 characters, and the model sees 8 tokens of at most 10 bytes"
+    ):
+        decoder.ids_of("a b " * 5000)
+    assert decoder.ids_of("a bb " * 4000, truncate=True) == [1, 2] * 4
+
+
+def test_requests_share_the_memory_for_large_bodies_and_log_probabilities() -> None:
+    pytest.importorskip("aiohttp")
+    from aiohttp.test_utils import make_mocked_request
+
+    from trainer.serve.budget import Budget
+    from trainer.serve.faults import ApiError
+
+    budget, (first, second) = Budget(100), [make_mocked_request("GET", "/") for _ in range(2)]
+    budget.take(first, 60)
+    with pytest.raises(ApiError) as full:
+        budget.take(second, 60)
+    assert full.value.status == 503
+    budget.take(second, 40)
+    with pytest.raises(ApiError) as impossible:
+        budget.take(second, 61)
+    assert impossible.value.status == 400
+    budget.release(first)
+    budget.take(second, 60)
+    budget.release(second)
+    assert budget.used == 0
+
+
+def test_log_probabilities_beyond_the_memory_are_refused(serving: Start, model: Path) -> None:
+    # 128 texts of 240 tokens with 101 log probabilities take 1.2 GB.
+    fields = {"prompt": "one", "n": 128, "max_tokens": 240, "ignore_eos": True, "logprobs": 100}
+    with serving(model) as server:
+        status, answer = server.ask("POST", "/v1/completions", fields)
+        assert status == 400 and "bytes of memory" in answer["error"]["message"]
+        assert server.ask("POST", "/v1/completions", {**fields, "n": 1})[0] == 200
+
+
+def test_a_failure_of_a_handler_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("aiohttp")
+    from types import SimpleNamespace
+
+    from aiohttp import web
+    from aiohttp.test_utils import make_mocked_request
+
+    from trainer.serve import app
+    from trainer.serve.budget import Budget
+    from trainer.serve.metrics import Metrics
+
+    async def fails(_: web.Request) -> web.StreamResponse:
+        raise KeyError("a mistake of ours")
+
+    service: Any = SimpleNamespace(metrics=Metrics(), budget=Budget(10), api_key="")
+    request = make_mocked_request(
+        "GET", "/x", match_info=SimpleNamespace(route=SimpleNamespace(resource=None))
+    )
+    with caplog.at_level(logging.ERROR):
+        answer: Any = asyncio.run(app._middleware(service)(request, fails))  # type: ignore[arg-type]
+    assert answer.status == 500 and json.loads(answer.body)["error"]["type"] == "server_error"
+    assert "a mistake of ours" in caplog.text and service.metrics.answers["other", 500] == 1
