@@ -243,7 +243,6 @@ def test_a_failure_of_a_handler_is_logged_and_answered(caplog: pytest.LogCapture
     from types import SimpleNamespace
 
     from aiohttp import web
-    from aiohttp.test_utils import make_mocked_request
 
     from trainer.serve import app
     from trainer.serve.budget import Budget
@@ -253,9 +252,8 @@ def test_a_failure_of_a_handler_is_logged_and_answered(caplog: pytest.LogCapture
         raise KeyError("a mistake of ours")
 
     service: Any = SimpleNamespace(metrics=Metrics(), budget=Budget(10), api_key="")
-    request = make_mocked_request(
-        "GET", "/x", match_info=SimpleNamespace(route=SimpleNamespace(resource=None))
-    )
+    matched = SimpleNamespace(route=SimpleNamespace(resource=None))
+    request: Any = SimpleNamespace(match_info=matched, headers={}, path="/x", host="x")
     with caplog.at_level(logging.ERROR):
         answer: Any = asyncio.run(app._middleware(service)(request, fails))  # type: ignore[arg-type]
     assert answer.status == 500 and json.loads(answer.body)["error"]["type"] == "server_error"
