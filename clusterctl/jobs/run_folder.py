@@ -315,6 +315,10 @@ class RunDir:
             if (metric := read_metric(_value_of(line))) is not None:
                 yield metric
 
+    def written_metrics(self) -> dict[Path, int]:
+        """Return how many bytes of metrics were copied here, by file."""
+        return {path: path.stat().st_size for path in (self.metrics, self.log_steps) if path.exists()}
+
     def last_step(self) -> Metric | None:
         """Return the last step among the metrics that were copied here; mostly, only the end of the file is read."""
         try:

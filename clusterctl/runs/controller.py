@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import SILENCE
@@ -406,12 +407,19 @@ def history_of(event: Event) -> History:
 
 @contextlib.contextmanager
 def following(
-    run: RunDir, connections: Connections, first: int | None = None
+    run: RunDir, connections: Connections, first: int | None = None, known: Mapping[Path, int] | None = None
 ) -> Iterator[Control | KeptWatch]:
-    """Yield the view of a run: of what its controller copies, or our own if no other process is the controller."""
+    """Yield the view of a run: of what its controller copies, or our own if no other process is the controller.
+
+    The first `known` bytes of a file are passed over.
+    """
     with run.hold() as ours:
-        ended = run.phase().is_final
-        yield Control(run, connections) if ours and not ended else KeptWatch(run, first)
+        if ours and not run.phase().is_final:
+            yield Control(run, connections)
+            return
+        watch = KeptWatch(run, first)
+        watch.offsets.update(known or {})
+        yield watch
 
 
 def ignore_terminal() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -187,12 +188,21 @@ def prepare(
         master_port=job.master_port or free_port(connections.of(cluster.nodes[0]), cluster.nodes[0]),
         workdirs={name: hello.workdir for name, hello in hellos.items()},
         homes={name: hello.home for name, hello in hellos.items()},
-        cpus={name: hello.cpus for name, hello in hellos.items()},
+        cpus=_processors({node.name: hellos[node.name] for node in cluster.nodes}),
         code_paths=stored.code,
         data_paths=stored.data,
         forwarded=_forwarded(job),
         rank_table=table,
     )
+
+
+def _processors(hellos: Mapping[str, Hello]) -> dict[str, int]:
+    """Return the number of processors for the ranks of each node; nodes that are one machine share its processors."""
+    sharing = Counter(hello.boot_id or name for name, hello in hellos.items())
+    return {
+        name: max(1, min(hello.cpus, hello.machine_cpus // sharing[hello.boot_id or name]))
+        for name, hello in hellos.items()
+    }
 
 
 def start_all(

@@ -22,6 +22,9 @@ class Hello:
     home: str = ""
     workdir: str = ""
     cpus: int = 1
+    """Processors that this login may use."""
+    machine_cpus: int = 1
+    """Processors of the machine, which may be several nodes."""
     python: str = ""
     """Version of the agent's Python."""
     pid: int = 0

@@ -85,6 +85,8 @@ def test_a_killed_rank_is_the_cause_and_the_resumed_run_ends_like_an_uninterrupt
     resumed = shell("resume", run.name, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
     assert "from step 4" in resumed.stderr
+    # What the first attempt wrote is not shown again.
+    assert resumed.stderr.count(" parameters, ") == 1
     assert losses(run) == wanted
     assert not marked(run.name)
     assert shell("checkpoint", "verify", run.name).returncode == 0

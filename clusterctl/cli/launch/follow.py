@@ -11,7 +11,7 @@ from clusterctl.cli.views.log_printer import LogPrinter
 from clusterctl.cli.views.tables import log_line, start_text, step_text
 from clusterctl.cli.views.waiting import Waiting
 from clusterctl.logs.store import LogFilter
-from clusterctl.runs.overview import TrainProgress, read_progress
+from clusterctl.runs.overview import TrainProgress
 from clusterctl.text import duration
 
 if TYPE_CHECKING:
@@ -31,9 +31,18 @@ EVERY = 10.0
 class Follower:
     """Shows updates as they arrive; as a context manager it removes the progress line at the end."""
 
-    def __init__(self, run: RunDir, *, trains: bool, quiet: bool = False, as_json: bool = False) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        *,
+        trains: bool,
+        quiet: bool = False,
+        as_json: bool = False,
+        progress: TrainProgress | None = None,
+    ) -> None:
+        """`progress` is what the run reached before the first update that is shown."""
         self.run, self.trains, self.quiet, self.as_json = run, trains, quiet, as_json
-        self.progress = read_progress(run.metric_lines()) if trains else TrainProgress()
+        self.progress = progress or TrainProgress()
         self.filter = LogFilter()
         self.printer = LogPrinter(as_json=as_json)
         self.live: Live | None = None
@@ -45,6 +54,10 @@ class Follower:
 
     def __enter__(self) -> Follower:
         self.waiting.__enter__()
+        if self.trains and self.progress.start.kind and not (self.quiet or self.as_json):
+            self.waiting.line("train      " + start_text(self.progress.start), then="the next step")
+            if self.progress.last:
+                self._show_progress()
         return self
 
     def _start_live(self) -> None:
@@ -115,8 +128,12 @@ class Follower:
             return
         if update.metric.kind == "start":
             self.waiting.line("train      " + start_text(update.metric), then="the first step")
-        if not self.progress.last or update.metric.kind != "step":
-            return
+        if self.progress.last and update.metric.kind == "step":
+            self._show_progress()
+
+    def _show_progress(self) -> None:
+        """Show the last step: in the line of a terminal, elsewhere as a line from time to time."""
+        assert self.progress.last is not None
         self.waiting.close()
         self._start_live()
         if self.live:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.report.summary import RunSummary
+    from clusterctl.runs.overview import TrainProgress
     from clusterctl.transport.fanout import Connections
 
 
@@ -298,6 +300,7 @@ def resume_run(
         cluster = elsewhere
     if dry_run:
         show_plan(cluster, job, as_json=as_json, argv=True)
+        show_continuation(found)
         return
     names = set(cluster.names)
     former = [node for node in record.cluster.nodes if node.name not in names]
@@ -315,6 +318,7 @@ def resume_run(
                     controller.Control(found, connections).resume(log)
             become_steady()
 
+    known = found.written_metrics()
     first = start_in_background(becoming_controller(found, both, start_up))
     with options.connected(both) as connections:
         if detach:
@@ -323,8 +327,23 @@ def resume_run(
             return
         trains = job.train is not None
         follow_to_the_end(
-            found, connections, stop_on_interrupt=True, trains=trains, as_json=as_json, first=first
+            found,
+            connections,
+            stop_on_interrupt=True,
+            trains=trains,
+            as_json=as_json,
+            first=first,
+            known=known,
         )
+
+
+def show_continuation(run: RunDir) -> None:
+    """Report from which step the next attempt of a training would continue."""
+    from clusterctl.report.advice import resume_text
+    from clusterctl.report.summary import summarise
+
+    if text := resume_text(summarise(run)):
+        screen.log(f"resume     {text}")
 
 
 def lacks_controller(run: RunDir, connections: Connections) -> bool:
@@ -333,64 +352,6 @@ def lacks_controller(run: RunDir, connections: Connections) -> bool:
 
     state = current_state(run, connections)
     return not state.is_final and state.controller is None
-
-
-def attach(
-    run: options.RunName = "last",
-    *,
-    take_over: Annotated[
-        bool,
-        typer.Option("--take-over", help="Start a new controller, even if the old one is still running."),
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing; wait for the end of the run.")
-    ] = False,
-    as_json: options.Json = False,
-) -> None:
-    """Follow an active run; Ctrl-C leaves it running. If its controller died, a new one is started."""
-    from clusterctl.runs import controller
-    from clusterctl.runs.state import read_state
-
-    found = options.run_named(run)
-    trains = found.read_record().job.train is not None
-    if take_over:
-        controller.end(found)
-    state = read_state(found) if found.controller() is None and found.phase().is_final else None
-    if state is not None:
-        # The end is recorded here: no node is contacted.
-        conclude(found, state, as_json=as_json, quiet=quiet)
-        return
-    with options.connected_to(found) as connections:
-        if found.controller() is None and not found.phase().is_final:
-            screen.log(f"{found.run_id} has no controller; starting a new one")
-            warn_about_missing_variables(found)
-            put_in_charge(found)
-        follow_to_the_end(
-            found, connections, stop_on_interrupt=False, trains=trains, quiet=quiet, as_json=as_json
-        )
-
-
-def warn_about_missing_variables(run: RunDir) -> None:
-    """Warn if a controller that is started from this shell could not restart the run."""
-    from clusterctl.runs.start import missing_variables
-
-    job = run.read_record().job
-    missing = missing_variables(job) if job.restart is not None else []
-    if missing:
-        screen.log(
-            f"not set in this shell: {', '.join(missing)}; the run cannot be restarted from here", "yellow"
-        )
-
-
-def control(run: options.RunName) -> None:
-    """Control a run until its end. `launch`, `resume` and `attach` start this command."""
-    from clusterctl.memory import use_one_arena
-    from clusterctl.runs import controller
-
-    use_one_arena()
-    found = options.run_named(run)
-    with options.connected_to(found) as connections:
-        controller.serve(found, connections, lambda: screen.write(controller.READY.decode()))
 
 
 def follow_to_the_end(
@@ -403,8 +364,13 @@ def follow_to_the_end(
     as_json: bool = False,
     outlives_terminal: bool = True,
     first: int | None = None,
+    known: Mapping[Path, int] | None = None,
+    progress: TrainProgress | None = None,
 ) -> None:
-    """Show a run until it has ended; raise RunFailed with the root cause if it failed."""
+    """Show a run until it has ended; raise RunFailed with the root cause if it failed.
+
+    The first `known` bytes of its metrics are not shown again; `progress` is what they amount to.
+    """
     # The imports are inside: an interrupt while they load must stop the run too.
     try:
         from clusterctl.cli.launch.background import deliver_signals
@@ -413,8 +379,8 @@ def follow_to_the_end(
 
         deliver_signals()
         with (
-            following(run, connections, first) as watch,
-            Follower(run, trains=trains, quiet=quiet, as_json=as_json) as follower,
+            following(run, connections, first, known) as watch,
+            Follower(run, trains=trains, quiet=quiet, as_json=as_json, progress=progress) as follower,
         ):
             for update in watch:
                 follower.show(update)

@@ -175,7 +175,8 @@ class _Sweep:
 
     def _in_turn(self, number: int) -> None:
         """Start or resume a variant and follow it to its end; a failure is reported and noted."""
-        from clusterctl.cli.launch.run import attach, launch_job, resume_run
+        from clusterctl.cli.launch.attach import attach
+        from clusterctl.cli.launch.run import launch_job, resume_run
         from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")

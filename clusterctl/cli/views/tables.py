@@ -197,7 +197,14 @@ def start_text(start: Metric) -> str:
     for choice in native if isinstance(native, list) else ():
         if isinstance(choice, dict):
             served.setdefault(str(choice.get("backend")), []).append(str(choice.get("op")))
-    ops = "; ".join(f"{', '.join(names)} by {backend}" for backend, names in served.items())
+    most = max(served, key=lambda backend: len(served[backend]), default="")
+    listed = [
+        f"{len(names)} by {backend}"
+        if backend == most and len(names) > 3
+        else f"{', '.join(names)} by {backend}"
+        for backend, names in served.items()
+    ]
+    ops = "; ".join(listed)
     return text + (f"\n{'ops':<10} {ops}" if ops else "")
 
 

@@ -143,6 +143,8 @@ def test_the_start_of_a_training_says_which_backend_serves_which_op() -> None:
         "1M parameters, torch engine, zero 0, bf16, from step 4",
         "ops        a, c by cpu; b by reference",
     ]
+    many = [*({"op": f"op{n}", "backend": "cpu"} for n in range(14)), {"op": "b", "backend": "reference"}]
+    assert tables.start_text(metric_of({"native": many})).endswith("\nops        14 by cpu; b by reference")
 
 
 def test_json_holds_nothing_that_a_terminal_obeys_and_reads_back_the_same() -> None:
