@@ -32,6 +32,7 @@ CODE = (
     "text/bpe.cpp",
     "text/json_lines.cpp",
     "samples/sample_index.cpp",
+    "hashes/checksum.cpp",
     "hashes/sha256.cpp",
     "hashes/sha256_avx512.cpp",
     "decode/packed.cpp",

@@ -17,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from native.hashes import checksum
 from native.hashes.sha256 import block_hashes
 from trainer.checkpoint.header import WIDTHS, Entry, Header, decode_header
 from trainer.checkpoint.names import Shape, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume
-from trainer.checkpoint.write import HASHES, PIECE_BYTES
+from trainer.checkpoint.write import CHECKSUMS, HASHES, PIECE_BYTES
 from trainer.errors import CheckpointError
 
 TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -57,16 +58,20 @@ class Request:
 
 
 class VerifiedFile:
-    """Bytes of one file, verified while they are read: each piece is compared with its hash."""
+    """Bytes of one file, verified while they are read: each piece is compared with its checksum or its SHA-256."""
 
-    def __init__(self, file: Path, digest: str | None) -> None:
-        """`digest`: of the header. None: a file of version 0.1, which is verified as a whole before."""
-        self.file = file
+    def __init__(self, file: Path, digest: str | None, fast: bool = True) -> None:
+        """`digest`: of the header. None: a file of version 0.1, which is verified as a whole before.
+
+        `fast`: verify by the checksums, where the file has some. They notice damage, and do not resist an attacker.
+        """
+        self.file, self._fast = file, fast and checksum.is_available()
         self._handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.size = os.fstat(self._handle).st_size
             self.header = self._read_header(digest)
             self.hashes, self.piece_bytes = self._read_hashes(digest is not None)
+            self.checksums = self._read_checksums()
         except BaseException:
             self.close()
             raise
@@ -102,6 +107,16 @@ class VerifiedFile:
             raise CheckpointError(f"{self.file}: its header has not one hash for each piece of its data")
         return hashes, each
 
+    def _read_checksums(self) -> bytes:
+        """Return the checksum of each piece; nothing where they are not used, or an older version wrote the file."""
+        try:
+            found = bytes.fromhex(self.header.metadata.get(CHECKSUMS, "") if self._fast else "")
+        except ValueError:
+            found = b"\0"
+        if found and len(found) * 32 != len(self.hashes) * checksum.SIZE:
+            raise CheckpointError(f"{self.file}: its header has not one checksum for each piece of its data")
+        return found
+
     def piece_at(self, offset: int) -> int:
         """Return the number of the piece that holds a byte of the file."""
         return (offset - self.header.data) // self.piece_bytes
@@ -117,6 +132,19 @@ class VerifiedFile:
 
     def read_blocks(self, first: int, targets: Sequence[memoryview]) -> None:
         """Fill each target with a whole piece, from piece `first` on."""
+        if not self.checksums:
+            self._read(first, targets)
+            self._compare_hashes(first, targets)
+            return
+        for piece, target in enumerate(targets, first):
+            # One at a time, so that the checksum finds the bytes in the processor's cache.
+            self._read(piece, [target])
+            found, at = checksum.block_checksums([target]), checksum.SIZE * piece
+            if found != self.checksums[at : at + checksum.SIZE]:
+                # The hash decides.
+                self._compare_hashes(piece, [target])
+
+    def _read(self, first: int, targets: Sequence[memoryview]) -> None:
         begin, left = self.place_of(first), list(targets)
         while left:
             count = os.preadv(self._handle, left, begin)
@@ -126,6 +154,9 @@ class VerifiedFile:
             while left and count >= len(left[0]):
                 count -= len(left.pop(0))
             left[:1] = [block[count:] for block in left[:1]]
+
+    def _compare_hashes(self, first: int, targets: Sequence[memoryview]) -> None:
+        """Raise a CheckpointError where neighbouring pieces do not have their hashes."""
         if not self.hashes:
             return
         found = block_hashes(targets)

@@ -33,7 +33,7 @@ from trainer.checkpoint.store import (
     verify_file,
     write_latest,
 )
-from trainer.checkpoint.write import WrittenFile, write_parts
+from trainer.checkpoint.write import PIECE, WrittenFile, write_parts
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError, TrainerError, TrainingFailed
 from trainer.files import sha256, sync
@@ -167,7 +167,8 @@ def check_written(file: Path, written: WrittenFile, read_back: bool) -> None:
 
     A CheckpointError names the place that differs.
     """
-    drop_cached(file)
+    # Without reading back, the data stay in memory: the next load may follow at once.
+    drop_cached(file, 0 if read_back else PIECE)
     with VerifiedFile(file, written.sha256) as stream:
         if stream.size != written.bytes:
             raise CheckpointError(f"{file}: has {stream.size} bytes, and {written.bytes} were written")
@@ -175,11 +176,14 @@ def check_written(file: Path, written: WrittenFile, read_back: bool) -> None:
             stream.verify()
 
 
-def drop_cached(file: Path) -> None:
-    """Have the next read of a synced file come from its disk, where the system can do that."""
+def drop_cached(file: Path, size: int = 0) -> None:
+    """Have the next read of a synced file come from its disk, where the system can do that.
+
+    `size`: of its beginning; 0 for all of it.
+    """
     handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(handle, 0, size, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(handle)
 

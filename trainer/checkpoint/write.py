@@ -1,7 +1,8 @@
 """One rank's file of a checkpoint: a safetensors file whose header also holds the hashes of its data.
 
 The data are hashed in pieces of a fixed size, so that a reader of a slice verifies the pieces that it reads and no
-others. The manifest holds the hash of the header, and with it of everything.
+others. Each piece has a SHA-256, and a checksum that a load verifies instead because it costs much less. The manifest
+holds the hash of the header, and with it of everything.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from native.hashes.sha256 import piece_hashes
+from native.hashes import checksum
+from native.hashes.sha256 import block_hashes
 from trainer.checkpoint.names import Held, Shape, held_boxes, name_in_file
 from trainer.checkpoint.part import Part
 
 PIECE = 1 << 20
-"""Bytes of the data that have one hash."""
+"""Bytes of the data that have one hash and one checksum."""
 BLOCK = 8 << 20
 """Bytes that are copied, hashed and written at a time."""
 AHEAD = 2
 """Blocks that wait for their hash while the next ones are written."""
 HASHES = "sha256"
 PIECE_BYTES = "sha256_piece_bytes"
+CHECKSUMS = "checksum128"
 TYPES = {torch.float32: ("F32", 4)}
 
 
@@ -54,7 +57,8 @@ def write_parts(file: Path, parts: Sequence[Part], table: Mapping[str, Shape], n
     `nice`: how much lower than the training's the priority of hashing is.
     """
     entries, size = _entries(parts)
-    blank = _header(entries, "0" * 64 * -(-size // PIECE))
+    pieces = -(-size // PIECE)
+    blank = _header(entries, {name: "00" * width * pieces for name, width in _hash_widths().items()})
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         _write_all(handle, memoryview(blank))
@@ -80,16 +84,21 @@ def _entries(parts: Sequence[Part]) -> tuple[dict[str, object], int]:
     return entries, end
 
 
-def _header(entries: Mapping[str, Any], hashes: str) -> bytes:
+def _hash_widths() -> dict[str, int]:
+    """Return the bytes of each kind of hash that a piece has; without the compiled library it has no checksum."""
+    return {HASHES: 32, **({CHECKSUMS: checksum.SIZE} if checksum.is_available() else {})}
+
+
+def _header(entries: Mapping[str, Any], hashes: Mapping[str, str]) -> bytes:
     """Return the start of a file: the length of its header, and the header, padded to a multiple of 8."""
-    metadata = {"format": "pt", PIECE_BYTES: str(PIECE), HASHES: hashes}
+    metadata = {"format": "pt", PIECE_BYTES: str(PIECE), **hashes}
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_data(handle: int, parts: Sequence[Part], nice: int) -> str:
-    """Write all data and return the hashes of their pieces; hashing has a thread of its own."""
+def _write_data(handle: int, parts: Sequence[Part], nice: int) -> dict[str, str]:
+    """Write all data and return the hashes of their pieces by kind; hashing has a thread of its own."""
     hashes = PieceHashes()
     waiting: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(nice,)) as pool:
@@ -151,32 +160,37 @@ def lower_priority(nice: int) -> None:
 
 
 class PieceHashes:
-    """Hashes of neighbouring pieces of a stream of bytes."""
+    """Hashes and checksums of neighbouring pieces of a stream of bytes."""
 
     def __init__(self) -> None:
-        self._hashes: list[str] = []
-        self._open, self._size = hashlib.sha256(), 0
+        self._found = {name: list[str]() for name in _hash_widths()}
+        self._open = bytearray()
+        """The beginning of a piece."""
 
     def add(self, content: memoryview) -> None:
         while content:
-            whole = 0 if self._size else len(content) // PIECE * PIECE
+            whole = 0 if self._open else len(content) // PIECE * PIECE
             if whole:
-                self._hashes.append(piece_hashes(content[:whole], PIECE).hex())
+                self._hash([content[start : start + PIECE] for start in range(0, whole, PIECE)])
                 content = content[whole:]
                 continue
-            piece = content[: PIECE - self._size]
-            self._open.update(piece)
-            self._size += len(piece)
-            content = content[len(piece) :]
-            if self._size == PIECE:
+            taken = content[: PIECE - len(self._open)]
+            self._open += taken
+            content = content[len(taken) :]
+            if len(self._open) == PIECE:
                 self._close()
 
-    def _close(self) -> None:
-        self._hashes.append(self._open.hexdigest())
-        self._open, self._size = hashlib.sha256(), 0
+    def _hash(self, pieces: Sequence[memoryview]) -> None:
+        self._found[HASHES].append(block_hashes(pieces).hex())
+        if CHECKSUMS in self._found:
+            self._found[CHECKSUMS].append(checksum.block_checksums(pieces).hex())
 
-    def finish(self) -> str:
-        """Return all hashes, one after the other."""
-        if self._size:
+    def _close(self) -> None:
+        self._hash([memoryview(self._open)])
+        self._open = bytearray()
+
+    def finish(self) -> dict[str, str]:
+        """Return for each kind of hash those of all pieces, one after the other."""
+        if self._open:
             self._close()
-        return "".join(self._hashes)
+        return {name: "".join(found) for name, found in self._found.items()}

@@ -12,6 +12,7 @@ NAMES = {
     "kills": "kill ranks, supervisors and nodes during saves, and load what is left",
     "manifest": "the work for a manifest of 1,536 ranks",
     "pairs": "continue in every layout from the checkpoints of every other",
+    "processor": "processor time of saves and loads next to torch's, for busy machines",
     "reshard": "continue on fewer ranks, next to DeepSpeed's offline conversion",
     "times": "save and load times next to torch's distributed checkpoints",
 }

@@ -165,13 +165,16 @@ def measure_torch(
     dist.barrier()
 
 
-def main() -> None:
-    size = sys.argv[1] if len(sys.argv) > 1 else "gpt2-124M"
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    size = sys.argv[1] if len(sys.argv) > 1 else "gpt2-124M"
     folder = tempfile.mkdtemp(prefix="checkpoints-")
     try:
-        mp.spawn(rank_main, (size, folder, port), nprocs=RANKS)
+        mp.spawn(rank_main, (size, folder, free_port()), nprocs=RANKS)
     finally:
         shutil.rmtree(folder)
