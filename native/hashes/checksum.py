@@ -1,6 +1,6 @@
 """A checksum of 128 bits that notices damage and costs less than reading the memory; it resists no attacker.
 
-`checksum.cpp` says how it is computed, and what it notices for certain: every change within eight bytes.
+`checksum.cpp` says how it is computed. Every change within one word of eight bytes is noticed for certain.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Flip single bits of a checkpoint's files, one at a time, and see whether each is noticed.
 
 A checkpoint of three ranks with a tokenizer; the bits are drawn over all files, in proportion to their sizes and once
-more for each file alone. Each flip must be noticed, and the message must name the file. After every hundredth the
-loader must pass over the damaged checkpoint and load the one before.
+more for each file alone. Each flip must be noticed by `verify` (SHA-256) and by a load of all tensors (checksums), and
+the message must name the file. After every hundredth the loader must pass over the damaged checkpoint and load the one
+before.
 
 python -m bench.train.checkpoints flips --count 10000
 """
@@ -20,7 +21,7 @@ from random import Random
 import torch
 
 from tests.support.checkpoints import load_with, saved, state_at, whole_state
-from trainer.checkpoint.store import verify
+from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify
 from trainer.errors import CheckpointError
 
 RANKS = 3
@@ -37,11 +38,26 @@ def draw(files: dict[Path, bytes], random: Random) -> tuple[Path, int]:
 
 def notice(folder: Path, file: Path) -> str:
     """Return why a flip in `file` was not noticed as it should be, or ""."""
-    try:
-        verify(folder)
-    except CheckpointError as error:
-        return "" if file.name in error.message else f"names another file: {error.message}"
-    return "not noticed"
+    readers = {"verify": verify, "a load": read_all}
+    if file.name == TOKENIZER:
+        # A load of tensors alone does not read it.
+        del readers["a load"]
+    for name, reader in readers.items():
+        try:
+            reader(folder)
+        except CheckpointError as error:
+            if file.name in error.message:
+                continue
+            return f"{name} names another file: {error.message}"
+        return f"not noticed by {name}"
+    return ""
+
+
+def read_all(folder: Path) -> Checkpoint:
+    """Load all tensors, which compares the checksums of their pieces."""
+    checkpoint = open_checkpoint(folder)
+    checkpoint.read(list(checkpoint.table))
+    return checkpoint
 
 
 def pass_over(base: Path, folder: Path) -> str:
@@ -81,5 +97,6 @@ def main() -> int:
                 wrong += 1
                 sys.stderr.write(f"{file.name}, bit {bit}: {fault}\n")
         verify(folder)
+        read_all(folder)
     print(json.dumps({"flips": dict(sorted(counts.items())), "all": sum(counts.values()), "wrong": wrong}))
     return 1 if wrong else 0

@@ -60,7 +60,7 @@ def rank_main(rank: int, size: str, folder: str, port: int, rounds: int, saves: 
     identity = {"corpora": 0, "order": 0}
     at_once = Checkpointer(config, engine, group, ours / "never", identity)
     later = Checkpointer(config_of(size, "always"), engine, group, ours / "always", identity)
-    state: dict[str, Any] = {part.key: part.tensor for part in engine.parts()}
+    state: dict[str, torch.Tensor] = {part.key: part.tensor for part in engine.parts()}
     times: Times = defaultdict(list)
     for number in range(1, rounds + 1):
         step = number if saves else 1
@@ -94,9 +94,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="checkpoints-", dir=options.folder)
     try:
-        mp.spawn(
-            rank_main, (options.size, folder, free_port(), options.rounds, options.saves), nprocs=RANKS
-        )
+        mp.spawn(rank_main, (options.size, folder, free_port(), options.rounds, options.saves), nprocs=RANKS)
     finally:
         shutil.rmtree(folder)
     return 0

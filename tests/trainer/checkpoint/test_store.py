@@ -22,7 +22,7 @@ from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.keep import in_use, is_marked, prune
 from trainer.checkpoint.manifest import decode_manifest, encode_manifest
 from trainer.checkpoint.part import Part
-from trainer.checkpoint.store import Checkpoint, found, verify
+from trainer.checkpoint.store import Checkpoint, found, open_checkpoint, verify
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError, TrainingFailed
 from trainer.files import sha256
@@ -49,6 +49,12 @@ def flip_a_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-3] ^= 4
     file.write_bytes(content)
+
+
+def read_all(folder: Path) -> dict[str, torch.Tensor]:
+    """Load all tensors of a checkpoint."""
+    checkpoint = open_checkpoint(folder)
+    return checkpoint.read(list(checkpoint.table))
 
 
 def test_what_was_saved_verifies_and_is_read_back(tmp_path: Path) -> None:
@@ -105,10 +111,13 @@ def test_a_thousand_flipped_bits_over_all_files_are_noticed(tmp_path: Path) -> N
         content = bytearray(files[file])
         content[random.randrange(len(content))] ^= 1 << random.randrange(8)
         file.write_bytes(content)
-        with pytest.raises(CheckpointError, match=file.name):
-            verify(folder)
+        # By SHA-256, and then as a load does, by the checksums.
+        for look in (verify, read_all):
+            with pytest.raises(CheckpointError, match=file.name):
+                look(folder)
         file.write_bytes(files[file])
     verify(folder)
+    read_all(folder)
 
 
 @pytest.mark.parametrize("content", WRONG_MANIFESTS)
