@@ -5,12 +5,13 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-import json
+# The C half: the module around it imports enum.
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import select
-import signal
 import time
 
+from clusterctl.agent import lean
 from clusterctl.agent.conflicts import conflicts, one_start_at_a_time
 from clusterctl.agent.processes import (
     GRACE,
@@ -110,7 +111,7 @@ def _spawn_supervisor(
     # This is the first of two forks, which exits right away.
     os.waitpid(pid, 0)
     try:
-        answer = json.loads(line)
+        answer = lean.loads(line)
     except ValueError:
         raise Refused(
             "supervisor", f"the supervisor did not start: {_end_of(files.supervisor_log)}"

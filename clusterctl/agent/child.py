@@ -17,8 +17,7 @@ from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import end_all
 from clusterctl.agent.reaper import MARKER as MARKER
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.variables import environment as environment
-from clusterctl.agent.variables import raw as raw
+from clusterctl.agent.spawn import NOT_FOUND, NOT_RUNNABLE, command, environment
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
@@ -29,18 +28,7 @@ if TYPE_CHECKING:
 POLITE = 2.0
 # Seconds for the last output, if the command left a process behind that holds its pipes open.
 AFTERMATH = 0.5
-# The exit codes that shells use for it.
-NOT_FOUND, NOT_RUNNABLE = 127, 126
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-
-
-def command(argv: List[str]) -> List[bytes]:
-    """Return argv as the kernel takes it.
-
-    `~/` at the start of the program's name (not of arguments) is the login's home.
-    """
-    program = os.path.expanduser(argv[0]) if argv[0].startswith("~/") else argv[0]
-    return [raw(entry) for entry in [program, *argv[1:]]]
 
 
 def run(request: Request) -> Dict[str, Any]:

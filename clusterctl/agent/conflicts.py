@@ -5,10 +5,9 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import glob
 import os
+from io import FileIO
 
 from clusterctl.agent.processes import is_alive
 from clusterctl.agent.records import read_json
@@ -22,26 +21,35 @@ if TYPE_CHECKING:
 EXCLUSIVE = ("npu", "cuda")
 
 
-@contextlib.contextmanager
-def one_start_at_a_time(run_dir: str) -> Iterator[None]:
-    """Hold a per-user lock, so that only one run at a time checks for conflicts and registers itself."""
+def one_start_at_a_time(run_dir: str) -> FileIO:
+    """Return a per-user lock, so that only one run at a time checks for conflicts and registers itself.
+
+    The caller closes it.
+    """
     folder = os.path.dirname(os.path.dirname(run_dir))
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    with open(os.path.join(folder, ".starting"), "a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    lock = FileIO(os.path.join(folder, ".starting"), "a")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def living(run_dir: str) -> "Iterator[Tuple[str, Dict[str, Any]]]":
     """Yield the other runs with a living supervisor on this machine, each with its specification."""
     folder = os.path.dirname(os.path.dirname(run_dir))
-    for path in glob.glob(os.path.join(glob.escape(folder), "*", "*", "attempts", "*", "supervisor.json")):
-        attempt = os.path.dirname(path)
-        if os.path.dirname(os.path.dirname(attempt)) == run_dir:
-            continue
-        supervisor, spec = read_json(path), read_json(os.path.join(attempt, "spec.json"))
+    runs = [run for name in _folders(folder) for run in _folders(name) if run != run_dir]
+    for attempt in (entry for run in runs for entry in _folders(os.path.join(run, "attempts"))):
+        supervisor = read_json(os.path.join(attempt, "supervisor.json"))
+        spec = None if supervisor is None else read_json(os.path.join(attempt, "spec.json"))
         if supervisor is not None and spec is not None and is_alive(supervisor):
             yield str(spec.get("run_id")), spec
+
+
+def _folders(path: str) -> List[str]:
+    """Return what a folder holds, sorted, without hidden names; empty for what is no folder."""
+    try:
+        return [os.path.join(path, name) for name in sorted(os.listdir(path)) if not name.startswith(".")]
+    except OSError:
+        return []
 
 
 def conflicts(run_dir: str, spec: Dict[str, Any]) -> List[str]:

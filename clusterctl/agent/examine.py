@@ -11,10 +11,11 @@ import threading
 import time
 
 from clusterctl.agent.bounded import outputs_of
-from clusterctl.agent.child import MARKER, command, environment
+from clusterctl.agent.child import MARKER
 from clusterctl.agent.network import holders, interfaces, place_of, rdma_ports
 from clusterctl.agent.processes import LARGEST_ENVIRON, boot_id, end_all, is_alive, read_limited, text_of
 from clusterctl.agent.request import Refused, Request
+from clusterctl.agent.spawn import command, environment
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

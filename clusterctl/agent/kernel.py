@@ -1,7 +1,6 @@
 """Report what the kernel of a node recorded about processes that ended: out of memory, segmentation faults, devices.
 
-Not every login may read the kernel's log, and in a container it names other pids. The counter of kills that the kernel
-keeps for each control group is readable by everybody, and the ranks are in the supervisor's group.
+Not every login may read the kernel's log, and in a container it names other pids.
 
 Runs on nodes: standard library only, Python 3.8 and newer.
 """
@@ -9,8 +8,6 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import time
 
 from clusterctl.agent.bounded import outputs_of
@@ -31,14 +28,13 @@ MOST = 10
 # Seconds and bytes for all messages of the kernel; its buffer has a few MB at most.
 DMESG_LIMIT, LARGEST = 10.0, 64 << 20
 KILL = 9
-WORTH = re.compile(
+WORTH = (
     r"oom-kill|out of memory|killed process|segfault|general protection|traps:|xid|machine check"
-    r"|hardware error|i/o error|blocked for more than|davinci|devdrv",
-    re.IGNORECASE,
+    r"|hardware error|i/o error|blocked for more than|davinci|devdrv"
 )
-OOM = re.compile(r"oom-kill|out of memory|killed process", re.IGNORECASE)
-KILLED = re.compile(r"killed process (\d+)", re.IGNORECASE)
-PID = re.compile(r"\bpid[=: ](\d+)|process (\d+)\b|\[(\d+)\]: segfault|traps: \S+\[(\d+)\]", re.IGNORECASE)
+OOM = r"oom-kill|out of memory|killed process"
+KILLED = r"killed process (\d+)"
+PID = r"\bpid[=: ](\d+)|process (\d+)\b|\[(\d+)\]: segfault|traps: \S+\[(\d+)\]"
 
 
 def evidence(request: Request) -> Dict[str, Any]:
@@ -59,14 +55,17 @@ def evidence(request: Request) -> Dict[str, Any]:
 
 def about(pid: int, ended: float, number: Optional[int], messages: List[Tuple[float, str]]) -> Dict[str, Any]:
     """Return the evidence about one process that ended at `ended` (seconds since boot) by signal `number`."""
+    # Imported here, because a supervisor imports this module too, and does not need it.
+    import re
+
     lines, oom = [], False
     for when, text in messages:
-        if not ended - BEFORE <= when <= ended + AFTER or not WORTH.search(text):
+        if not ended - BEFORE <= when <= ended + AFTER or not re.search(WORTH, text, re.IGNORECASE):
             continue
-        named = [int(group) for groups in PID.findall(text) for group in groups if group]
-        if OOM.search(text):
+        named = [int(group) for groups in re.findall(PID, text, re.IGNORECASE) for group in groups if group]
+        if re.search(OOM, text, re.IGNORECASE):
             mine = number == KILL and (pid in named or abs(when - ended) < AT_ONCE)
-            oom = oom or (mine and bool(KILLED.search(text)))
+            oom = oom or (mine and bool(re.search(KILLED, text, re.IGNORECASE)))
         else:
             mine = not named or pid in named
         if mine:
@@ -107,6 +106,9 @@ def _read_kmsg() -> List[Tuple[float, str]]:
 
 
 def _run_dmesg() -> List[Tuple[float, str]]:
+    import re
+    import subprocess
+
     try:
         process = subprocess.Popen(
             ["dmesg"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""JSON and NamedTuple without the modules that are slow to import.
+"""JSON, NamedTuple and SHA-256 without the modules that are slow to import.
 
 JSON comes from the C half of Python's json module: the whole module imports regular expressions and enum, 8 ms at every
 start of an agent. NamedTuple is that of typing, whose import takes 10 ms.
@@ -71,6 +71,19 @@ _loads, dumps = _chosen()
 def loads(data: "bytes | str") -> "Any":
     """Return the value of a JSON text; raise ValueError for other texts, RecursionError if it is nested too deeply."""
     return _loads(data if isinstance(data, str) else data.decode("utf-8", "surrogatepass"))
+
+
+def sha256() -> "Any":
+    """Return a hash for small files: Python's own, because the one of hashlib loads OpenSSL, 3 ms of CPU."""
+    try:
+        # Python 3.12 and newer.
+        from _sha2 import sha256 as made  # type: ignore[import-not-found]
+    except ImportError:
+        try:
+            from _sha256 import sha256 as made  # type: ignore[import-not-found]
+        except ImportError:
+            from hashlib import sha256 as made
+    return made()
 
 
 TYPE_CHECKING = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from clusterctl.agent import lean
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.processes import marked
 from clusterctl.agent.request import Refused, Request
@@ -24,13 +25,11 @@ OWN_FOLDERS = ("runs", "store", "trees", "tmp")
 
 def put(request: Request) -> Dict[str, Any]:
     """Write one file, whole or not at all: aside, verified, renamed."""
-    import hashlib
-
     path = request.path()
     mode = int(request.params.get("mode", 0o600))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.{request.id}.aside"
-    digest, size = hashlib.sha256(), 0
+    digest, size = lean.sha256(), 0
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             while True:

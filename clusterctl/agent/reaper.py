@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from io import FileIO
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from typing import Dict, List, Optional, Tuple
+
+    from clusterctl.agent.spawn import Child
 
 MARKER = "CLUSTERCTL_EXEC"
 
@@ -79,7 +81,8 @@ class Watcher:
     def __init__(self) -> None:
         self._token = os.urandom(16).hex() + "-"
         self._numbers = itertools.count(1)
-        self._shell: Optional["subprocess.Popen[bytes]"] = None
+        self._shell: Optional[Child] = None
+        self._orders: Optional[FileIO] = None
         self._change = threading.Lock()
         self._tried = False
 
@@ -106,26 +109,25 @@ class Watcher:
         return [self._shell.pid] if self._shell is not None else []
 
     def _start(self) -> None:
-        # Imported here, because it takes 1 MB that an agent without commands does not need.
-        import subprocess
+        # Imported here, because an agent without commands does not need it.
+        from clusterctl.agent.spawn import start
 
+        argv = [b"/bin/sh", b"-c", f"T={MARKER}={self._token} {WATCH}".encode()]
+        reading, writing = os.pipe()
+        self._orders = FileIO(writing, "wb")
         try:
-            self._shell = subprocess.Popen(
-                ["/bin/sh", "-c", f"T={MARKER}={self._token} {WATCH}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                bufsize=0,
-            )
+            with open(os.devnull, "wb", buffering=0) as nothing:
+                self._shell = start(argv, os.environb, nothing.fileno(), nothing.fileno(), reading)
         except OSError:
             # There is no shell: see the class.
-            return
+            self._orders.close()
+        finally:
+            os.close(reading)
 
     def _say(self, line: str) -> None:
-        if self._shell is not None and self._shell.stdin is not None:
+        if self._shell is not None and self._orders is not None:
             try:
-                self._shell.stdin.write(line.encode())
+                self._orders.write(line.encode())
             except OSError:
                 # The shell was ended from outside.
                 return

@@ -5,12 +5,11 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import time
 
+from clusterctl.agent import lean
 from clusterctl.agent.processes import read_limited
 
 # Importing typing takes 10 ms.
@@ -70,7 +69,7 @@ def write_json(path: str, value: Dict[str, Any], durable: bool = True) -> None:
     `durable` waits until it is on the disk. If the disk is full, an existing file is overwritten in place: it has a
     block already, and these files fit into one.
     """
-    aside, text = f"{path}.{os.getpid()}.aside", json.dumps(value).encode()
+    aside, text = f"{path}.{os.getpid()}.aside", lean.dumps(value).encode()
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(text)
@@ -79,11 +78,18 @@ def write_json(path: str, value: Dict[str, Any], durable: bool = True) -> None:
                 os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
+        _unlink(aside)
         if problem.errno not in FULL or not os.path.exists(path):
             raise
         _write_over(path, text)
+
+
+def _unlink(path: str) -> None:
+    """Remove a file if that is possible."""
+    try:
+        os.unlink(path)
+    except OSError:
+        return
 
 
 def _write_over(path: str, text: bytes) -> None:
@@ -96,7 +102,7 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
     """Return the JSON object in a file; None if the file is missing, too large or damaged."""
     try:
         data = read_limited(path, LARGEST + 1)
-        value = json.loads(data) if len(data) <= LARGEST else None
+        value = lean.loads(data) if len(data) <= LARGEST else None
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -155,8 +161,10 @@ class Records:
 
 def write_beat(descriptor: int, now: float) -> None:
     """Record the time of a heartbeat in an open file; a disk that takes nothing is noticed elsewhere."""
-    with contextlib.suppress(OSError):
+    try:
         os.pwrite(descriptor, b"%020.3f\n" % now, 0)
+    except OSError:
+        return
 
 
 def read_beat(path: str) -> Optional[float]:
@@ -180,5 +188,7 @@ def blank_secrets(files: AttemptFiles, spec: Dict[str, Any]) -> None:
         }
         for rank in spec["ranks"]
     ]
-    with contextlib.suppress(OSError):
+    try:
         write_json(files.spec, {**spec, "ranks": ranks, "secrets": []})
+    except OSError:
+        return

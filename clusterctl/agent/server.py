@@ -234,6 +234,16 @@ def hello(request: Request) -> Dict[str, Any]:
     }
 
 
+def _keep_files() -> None:
+    """Let no program that is started here inherit what the login left open, except the standard streams."""
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            os.set_inheritable(int(name), int(name) <= 2)
+        except OSError:
+            # The file of the listing itself.
+            continue
+
+
 def _ignore(*_: object) -> None:
     pass
 
@@ -242,6 +252,7 @@ def main(workdir: str) -> None:
     """Be the agent on this process's standard input and output until the launcher ends the link."""
     # The type declares no read1.
     source: Any = sys.stdin.buffer
+    _keep_files()
     output = os.dup(1)
     # A stray print must not land between frames.
     os.dup2(2, 1)

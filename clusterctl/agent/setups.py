@@ -21,7 +21,7 @@ import time
 from clusterctl.agent.processes import boot_id, end_all
 from clusterctl.agent.records import read_json, write_json
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.variables import environment, raw
+from clusterctl.agent.spawn import environment, raw
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

@@ -5,16 +5,13 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-import json
+# The C half: the module around it imports enum.
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import select
-import shutil
-import signal
-import subprocess
 import time
 
-from clusterctl.agent import containers, stacks
-from clusterctl.agent.child import NOT_FOUND, NOT_RUNNABLE, command, environment
+from clusterctl.agent import containers, lean
 from clusterctl.agent.descendants import adopted, become_subreaper, names_of, reap_adopted
 from clusterctl.agent.device_locks import DeviceLocks
 from clusterctl.agent.hangs import Steps, Stopped
@@ -32,11 +29,14 @@ from clusterctl.agent.records import (
     write_beat,
     write_json,
 )
+from clusterctl.agent.spawn import NOT_FOUND, NOT_RUNNABLE, candidates, command, environment, start
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
+
+    from clusterctl.agent.spawn import Child
 
 # At most so many seconds of grace after a failure: ranks that wait for a dead one cannot save a checkpoint.
 FAILED_GRACE = 5.0
@@ -56,7 +56,7 @@ class Rank:
 
     def __init__(self, spec: Dict[str, Any]) -> None:
         self.spec = spec
-        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.process: Optional[Child] = None
         self.record: Dict[str, Any] = {
             "rank": spec["rank"],
             "local_rank": spec.get("local_rank"),
@@ -132,15 +132,8 @@ class Supervisor:
         cwd = os.path.expanduser(rank.spec.get("cwd") or self.files.run_dir)
         argv = command([str(word) for word in rank.spec["argv"]])
         try:
-            rank.process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment(extra, self.change),
-                cwd=cwd,
-                start_new_session=True,
-            )
+            os.chdir(cwd)
+            rank.process = start(argv, environment(extra, self.change), out, err)
         except (OSError, ValueError) as problem:
             os.write(
                 err,
@@ -151,6 +144,7 @@ class Supervisor:
             self._ended(rank, NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_RUNNABLE, None)
             return
         finally:
+            os.chdir("/")
             os.close(out)
             os.close(err)
         self.watcher.watch(rank.process.pid, self._watch_name())
@@ -239,6 +233,9 @@ class Supervisor:
             for rank in living
             if rank.process
         ]
+        # Imported here, because few attempts need it.
+        from clusterctl.agent import stacks
+
         stacks.save(where, self.steps.beating())
 
     def request_stop(self, *_: object) -> None:
@@ -326,18 +323,18 @@ def main(run_dir: str, attempt: int, ready: int, change: Optional[Dict[str, Any]
     taken = locks.take()
     if taken:
         blank_secrets(supervisor.files, supervisor.spec)
-        os.write(ready, json.dumps({"in_use": "; ".join(taken)}).encode() + b"\n")
+        os.write(ready, lean.dumps({"in_use": "; ".join(taken)}).encode() + b"\n")
         return
     me = identity(os.getpid())
     write_json(supervisor.files.supervisor, {**me, "started": supervisor.started})
     supervisor.spawn_all()
-    os.write(ready, json.dumps({**me, "note": locks.note}).encode() + b"\n")
+    os.write(ready, lean.dumps({**me, "note": locks.note}).encode() + b"\n")
     os.close(ready)
     supervisor.supervise()
 
 
 # Where npu-smi is: on the path, or where the vendor installs it.
-TOOLS = ("npu-smi", "/usr/local/bin/npu-smi")
+TOOLS = (b"npu-smi", b"/usr/local/bin/npu-smi")
 
 
 class NpuInfo:
@@ -348,15 +345,16 @@ class NpuInfo:
     """
 
     def __init__(self, spec: Dict[str, Any], path: str) -> None:
-        self._process: Optional["subprocess.Popen[bytes]"] = None
-        tool = next((result for name in TOOLS for result in [shutil.which(name)] if result), None)
-        if spec.get("kind") != "npu" or tool is None:
+        self._process: Optional[Child] = None
+        if spec.get("kind") != "npu":
+            return
+        tools = (found for name in TOOLS for found in candidates(name, os.environb))
+        tool = next((found for found in tools if os.access(found, os.X_OK)), None)
+        if tool is None:
             return
         try:
             with open(path, "wb") as file:
-                self._process = subprocess.Popen(
-                    [tool, "info"], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-                )
+                self._process = start([tool, b"info"], os.environb, file.fileno(), file.fileno())
         except OSError:
             # A full disk is reported by those who need it.
             return

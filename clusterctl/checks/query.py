@@ -30,17 +30,21 @@ PACKAGES = ("torch", "torch_npu", "deepspeed", "numpy", "safetensors", "tokenize
 # Seconds for one command on a node; npu-smi of sixteen devices takes up to 6.
 TIMEOUT = 20.0
 
-# Reads the names of installed packages from folders: importing importlib.metadata would take longer than all the rest.
+# Reads the names of installed packages from folders: importing importlib.metadata would take longer than all the rest,
+# and re and json a third of it.
 NODE_PYTHON = """
-import json, os, re, sys
+import os, sys
 found = {}
 for folder in sys.path:
-    for name in os.listdir(folder or ".") if os.path.isdir(folder or ".") else ():
-        match = re.match(r"([A-Za-z0-9_.]+)-([^-]+)(-py[0-9.]+)?\\.(dist|egg)-info$", name)
-        if match:
-            found.setdefault(match[1].lower().replace(".", "_"), match[2])
-wanted = json.loads(sys.argv[1])
-print(json.dumps({"python": sys.version.split()[0], "packages": {n: found[n] for n in wanted if n in found}}))
+    for name in os.listdir(folder) if folder and os.path.isdir(folder) else ():
+        stem, _, kind = name.rpartition(".")
+        package, _, version = stem.partition("-")
+        version = version.partition("-")[0]
+        is_plain = version.isascii() and version.isprintable() and not set(version) & set('"' + chr(92))
+        if kind in ("dist-info", "egg-info") and is_plain:
+            found.setdefault(package.lower().replace(".", "_"), version)
+packages = ", ".join('"%s": "%s"' % (name, found[name]) for name in sys.argv[1:] if name in found)
+print('{"python": "%s", "packages": {%s}}' % (sys.version.split()[0], packages))
 """
 
 NVIDIA_FIELDS = (
@@ -106,7 +110,7 @@ def questions_for(node: Node, quick: bool = False, of_job: JobSetupAnswer | None
     """Return what the second request asks of a node."""
     questions = Questions(node.address)
     python = rank_python(node.python, node.setup, of_job.setup if of_job else None)
-    questions.commands["python"] = Question([[python, "-c", NODE_PYTHON, _json_list(PACKAGES)]])
+    questions.commands["python"] = Question([[python, "-c", NODE_PYTHON, *PACKAGES]])
     if node.kind == "npu":
         _npu(node, questions, quick)
     elif node.kind == "cuda":
@@ -163,9 +167,3 @@ def hccl_base(node: Node) -> int:
     """Return the first of the ports on which HCCL listens there."""
     text = node.env.get("HCCL_IF_BASE_PORT", "")
     return int(text) if text.isdecimal() and text.isascii() and 0 < int(text) <= 65520 else HCCL_BASE
-
-
-def _json_list(names: tuple[str, ...]) -> str:
-    import json
-
-    return json.dumps(names)

@@ -545,12 +545,3 @@ def test_an_idle_agent_is_small(tmp_path: Path) -> None:
     own = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_"))
     # kB; what it shares with other Pythons comes on top of it.
     assert 1000 < own < 12_000, rollup
-
-
-def test_an_agent_that_starts_a_run_imports_no_typing() -> None:
-    modules = ("server", "operations", "attempts", "supervisor", "follow")
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r}); " + "; ".join(
-        f"import clusterctl.agent.{name}" for name in modules
-    )
-    argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", f"{code}; print('typing' in sys.modules)"]
-    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"False\n"

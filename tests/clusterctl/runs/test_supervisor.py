@@ -124,7 +124,7 @@ if os.environ["RANK"] == "0":
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", MARK], {})
         os._exit(0)
     os.wait()
     time.sleep(1.5)
@@ -133,8 +133,8 @@ else:
 """
 
 
-def unmarked_sleepers() -> set[int]:
-    """Return the processes that a rank of this test left behind."""
+def unmarked_sleepers(mark: str) -> set[int]:
+    """Return the processes that a rank of this test left behind: no other test gives its sleepers this mark."""
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -142,7 +142,7 @@ def unmarked_sleepers() -> set[int]:
                 words = Path(f"/proc/{entry}/cmdline").read_bytes()
             except OSError:
                 continue
-            if b"import time; time.sleep(600)\0" in words and state_letter(int(entry)) not in ("Z", ""):
+            if mark.encode() in words.split(b"\0") and state_letter(int(entry)) not in ("Z", ""):
                 found.add(int(entry))
     return found
 
@@ -150,12 +150,11 @@ def unmarked_sleepers() -> set[int]:
 def test_a_daemon_that_dropped_its_environment_ends_with_its_run(
     tmp_path: Path, connections: Connections
 ) -> None:
-    before = unmarked_sleepers()
-    run = launched(tmp_path, connections, program(DAEMON))
-    wait_for(lambda: bool(unmarked_sleepers() - before))
-    daemons = unmarked_sleepers() - before
+    mark = f"left by {tmp_path}"
+    run = launched(tmp_path, connections, program(DAEMON.replace("MARK", repr(mark))))
+    wait_for(lambda: bool(unmarked_sleepers(mark)))
     assert controlled(run, connections).phase is Phase.FINISHED
-    assert not daemons & unmarked_sleepers()
+    assert not unmarked_sleepers(mark)
     assert "node1: 1 detached process of the ranks ended with them" in said(run)
 
 
