@@ -21,6 +21,7 @@ from native.registry import (
     survey,
 )
 from native.update import AdamWStep
+from native.vocabulary import VocabularyPart
 
 __all__ = [
     "AdamWStep",
@@ -32,6 +33,7 @@ __all__ = [
     "Mask",
     "NativeError",
     "Status",
+    "VocabularyPart",
     "choose",
     "survey",
 ]

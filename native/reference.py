@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.optim.adamw import adamw as functional_adamw
 
+from native.divided import ColumnKernels, divided_loss
 from native.masks import EVERY_KEY, Dropout, Mask
 from native.masters import joined_one_by_one
 from native.philox import factors, kept_numbers
 from native.update import AdamWStep
+from native.vocabulary import VocabularyPart
 
 # Devices that have torch's fused AdamW.
 FUSED_ON = ("cpu", "cuda")
@@ -154,6 +156,64 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy of x times the rows of `weight` before `vocabulary`; the logits are not copied."""
     return cross_entropy(F.linear(x, weight[:vocabulary]), targets, ignore_index)
+
+
+def vocabulary_cross_entropy(
+    logits: Tensor, targets: Tensor, part: VocabularyPart, smoothing: float = 0.0, ignore_index: int = -100
+) -> Tensor:
+    """Return the mean cross-entropy of logits that ranks divide by columns."""
+    return divided_loss(logits, targets, part, smoothing, ignore_index, _COLUMNS)
+
+
+def _column_sums(logits: Tensor, columns: Tensor, own: int, of_target: float, of_all: float) -> Tensor:
+    wide = _wide(logits[:, :own])
+    top = wide.amax(1) if own else wide.new_full(wide.shape[:1], float("-inf"))
+    rows = (columns >= 0).nonzero().squeeze(1)
+    wanted = wide.new_zeros(wide.shape[:1])
+    wanted[rows] = wide[rows, columns[rows]] * of_target
+    if of_all:
+        wanted += wide.sum(1) * of_all
+    return torch.stack((top, (wide - top.unsqueeze(1)).exp_().sum(1), wanted))
+
+
+def _column_slopes(
+    logits: Tensor, columns: Tensor, factors: Tensor, own: int, of_target: float, of_all: float
+) -> None:
+    top, factor, share = factors.unsqueeze(2)
+    slopes = (_wide(logits[:, :own]) - top).exp_().mul_(factor).sub_(share * of_all)
+    rows = (columns >= 0).nonzero().squeeze(1)
+    slopes[rows, columns[rows]] -= share[rows, 0] * of_target
+    logits[:, :own] = slopes.masked_fill_((share == 0) | share.isnan(), 0.0)
+    logits[:, own:] = 0
+
+
+def _scale(gradient: Tensor, upstream: Tensor) -> None:
+    gradient.mul_(upstream)
+
+
+_COLUMNS = ColumnKernels(_column_sums, _column_slopes, _scale)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Return the row of `weight` for each id."""
+    return F.embedding(ids, weight)
+
+
+def route(logits: Tensor, top_k: int, renormalize: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the softmax of logits, and the weights and numbers of the largest."""
+    wide = _wide(logits)
+    chances = torch.softmax(wide, -1)
+    # topk may return any of equal logits.
+    order = torch.argsort(wide.detach(), dim=-1, descending=True, stable=True)
+    chosen = order[:, :top_k]
+    weights = chances.gather(-1, chosen)
+    return chances, weights / weights.sum(-1, keepdim=True) if renormalize else weights, chosen
+
+
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Return the rows of each group times the transpose of its matrix."""
+    groups = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
+    return torch.cat([F.linear(rows, matrix) for rows, matrix in groups])
 
 
 def attention(

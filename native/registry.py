@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from native.masks import EVERY_KEY, Dropout, Mask
+from native.vocabulary import VocabularyPart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,6 +171,44 @@ class Choice:
         raise NotImplementedError
 
     @_op
+    def vocabulary_cross_entropy(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        part: VocabularyPart,
+        smoothing: float = 0.0,
+        ignore_index: int = -100,
+    ) -> Tensor:
+        """Return the mean cross-entropy of logits (tokens, columns) that ranks divide by columns, as an fp32 scalar.
+
+        targets: (tokens,), ids of the whole vocabulary. With `smoothing`, this part of each target's probability is
+        spread evenly over the vocabulary. A backend may overwrite `logits` with their gradient if they need one.
+        """
+        raise NotImplementedError
+
+    @_op
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """Return the row of `weight` for each id. Its gradient sums the tokens of a row in fp32."""
+        raise NotImplementedError
+
+    @_op
+    def route(self, logits: Tensor, top_k: int, renormalize: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the softmax of logits (tokens, experts), and the weights and numbers of the `top_k` largest.
+
+        Softmax and weights are in fp32, numbers in int64 and without gradient; of equal logits the lower number comes
+        first. With `renormalize` the weights of a token add up to 1.
+        """
+        raise NotImplementedError
+
+    @_op
+    def grouped_linear(self, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """Return rows x (rows, inputs) of each group times the transpose of its matrix.
+
+        weight: (groups, outputs, inputs); counts: (groups,) in int64, how many rows each group has, in order.
+        """
+        raise NotImplementedError
+
+    @_op
     def attention(
         self,
         q: Tensor,
@@ -208,13 +247,14 @@ _CPU_FILES = {
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "norm"),
     "bias_gelu": "gelu",
 }
-_CPU_ALONE = ("dropout_add", "rotary")
+_CPU_ALONE = ("dropout_add", "rotary", "embedding", "route")
+_NOT_ON_ASCEND = (*_CPU_ALONE, "square_sum", "vocabulary_cross_entropy")
 # In the order in which `auto` tries them; the reference is last and serves every device that torch does.
 BACKENDS = (
     Backend("cpu", "cpu", {op: f"native.cpu.{_CPU_FILES.get(op, op)}" for op in OPS}),
     Backend("cuda", "cuda", {op: f"native.cuda.{op}" for op in OPS if op not in _CPU_ALONE}),
     # CANN has no kernel for a sum of squares.
-    Backend("npu", "npu", {op: f"native.npu.{op}" for op in OPS if op not in (*_CPU_ALONE, "square_sum")}),
+    Backend("npu", "npu", {op: f"native.npu.{op}" for op in OPS if op not in _NOT_ON_ASCEND}),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
     # By name alone: torch's own attention. The reference is plain torch for every other op.
     Backend(TORCH, None, {"attention": "native.sdpa"}),

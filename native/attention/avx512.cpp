@@ -1,5 +1,6 @@
 // Attention for AVX-512, in bf16 with AVX512-BF16 where the processor has it; else tensors in bf16 are widened.
 #include "../compiled/native.h"
+#include "../compiled/transpose_avx512.h"
 
 NATIVE_TEXT(native_text_of_attention_avx512)
 
@@ -56,35 +57,10 @@ constexpr int64_t TURNED = 16;
 
 // Transpose 16 x 16 words.
 NATIVE_INLINE void turn(const uint32_t* from, int64_t from_row, uint32_t* to, int64_t to_row) {
-    __m512i a[16], b[16];
+    __m512i a[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(from + i * from_row);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
-        b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-        b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
-        b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        a[i] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88);
-        a[i + 8] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd);
-        a[i + 4] = _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88);
-        a[i + 12] = _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd);
-    }
+    transpose_words(a);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * to_row, a[i]);
 }

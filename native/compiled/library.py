@@ -23,9 +23,11 @@ CODE = (
     "attention/avx2.cpp",
     "attention/avx512.cpp",
     "cpu/dropout.cpp",
+    "cpu/embedding.cpp",
     "cpu/gelu.cpp",
     "cpu/norm.cpp",
     "cpu/rotary.cpp",
+    "cpu/route.cpp",
     "cpu/swiglu.cpp",
     "cpu/adamw.cpp",
     "cpu/square_sum.cpp",
@@ -42,6 +44,7 @@ CODE = (
 )
 HEADERS = (
     "compiled/native.h",
+    "compiled/transpose_avx512.h",
     "attention/kernel.h",
     "decode/packed.h",
     "decode/paged.h",

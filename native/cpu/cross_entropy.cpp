@@ -144,10 +144,79 @@ void cross_entropy(T* logits, const Arguments& a) {
     }
 }
 
+// A rank's columns of the logits, for a vocabulary that ranks divide.
+struct Columns {
+    void* logits;
+    const int64_t* targets;  // the column of each token's target; -1: another rank's; -2: the token is not counted
+    float* numbers;          // (3, tokens): the largest logit, the sum of exp(logit - largest), the weighted sum of logits
+    const float* factors;    // (3, tokens), or null: what the gradient is computed from
+    float* scratch;          // (threads, vocabulary), for bf16
+    int64_t tokens, vocabulary, columns, row;  // columns from `vocabulary` on are padding; `row`: from one to the next
+    float of_target, of_all;  // weights of the target's logit and of every logit
+    int threads, level, bf16;
+
+    void* logits_of(int64_t t) const {
+        return static_cast<char*>(logits) + t * row * (bf16 ? 2 : 4);
+    }
+};
+
+NATIVE_INLINE double sum_in_blocks(const float* x, int64_t n) {
+    double total = 0.0;
+    for (int64_t start = 0; start < n; start += BLOCK) total += sum_of(x + start, block_end(start, n) - start);
+    return total;
+}
+
+template <typename T>
+struct ColumnSums {
+    NATIVE_INLINE void run(const Columns& a, int64_t t, float* scratch) {
+        const int64_t n = a.vocabulary, target = a.targets[t];
+        T* logits = static_cast<T*>(a.logits_of(t));
+        float* wide = wide_row(logits, scratch);
+        const float largest = widen_and_max(logits, wide, n);
+        double wanted = 0.0;
+        if (target >= 0) wanted += static_cast<double>(a.of_target) * wide[target];
+        if (a.of_all != 0.0f) wanted += a.of_all * sum_in_blocks(wide, n);
+        a.numbers[t] = largest;
+        a.numbers[a.tokens + t] = static_cast<float>(sum_of_exp(wide, n, largest));
+        a.numbers[2 * a.tokens + t] = static_cast<float>(wanted);
+    }
+};
+
+template <typename T>
+struct ColumnSlopes {
+    NATIVE_INLINE void run(const Columns& a, int64_t t, float*) {
+        const int64_t target = a.targets[t], n = target == -2 ? 0 : a.vocabulary;
+        const float top = a.factors[t], factor = a.factors[a.tokens + t], share = a.factors[2 * a.tokens + t];
+        const float each = a.of_all * share;
+        T* logits = static_cast<T*>(a.logits_of(t));
+        const float own = target >= 0 ? exp_nonpositive(to_float(logits[target]) - top) : 0.0f;
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) store(&logits[i], exp_nonpositive(to_float(logits[i]) - top) * factor - each);
+        if (target >= 0) store(&logits[target], own * factor - each - a.of_target * share);
+        std::memset(logits + n, 0, sizeof(T) * static_cast<size_t>(a.columns - n));
+    }
+};
+
+template <typename Work>
+void all_columns(const Columns& a) {
+    const auto row = for_level<Work, const Columns&, int64_t, float*>(a.level);
+#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.tokens * a.vocabulary > 65536)
+    for (int64_t t = 0; t < a.tokens; ++t) row(a, t, a.scratch + thread_number() * a.vocabulary);
+}
+
+template <typename T>
+void columns(const Columns& a) {
+    if (a.factors) all_columns<ColumnSlopes<T>>(a);
+    else all_columns<ColumnSums<T>>(a);
+}
+
 }  // namespace
 
 NATIVE_EXPORT void native_cross_entropy_f32(float* logits, const Arguments* a) { cross_entropy(logits, *a); }
 NATIVE_EXPORT void native_cross_entropy_bf16(uint16_t* logits, const Arguments* a) { cross_entropy(logits, *a); }
+// Fill the numbers, or with factors write the gradient over the logits.
+NATIVE_EXPORT void native_columns_f32(const Columns* a) { columns<float>(*a); }
+NATIVE_EXPORT void native_columns_bf16(const Columns* a) { columns<uint16_t>(*a); }
 
 // Never called: the reference keeps the linker from dropping the embedded source texts.
 NATIVE_EXPORT const char* native_source_cross_entropy(int part) {

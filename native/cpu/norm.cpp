@@ -9,7 +9,7 @@ NATIVE_TEXT(native_text_of_norm)
 
 struct Arguments {
     const void *x, *residual;    // (rows, width); `residual` is added to `x` unless it is null
-    const void *above, *beside;  // gradients of the norm, and of the sum (or null)
+    const void *above, *of_sum;  // gradients of the norm, and of the sum (or null)
     const float *weight, *bias;  // (width); bias may be null
     void *out, *added;           // (rows, width): the norm, or the gradient of x; and the sum, rounded, if there is one
     float* facts;                // (rows, 2): mean and 1 / deviation; of an RMS norm (rows, 1): 1 / root of the mean square
@@ -118,12 +118,12 @@ NATIVE_INLINE void backward_row(const Arguments& a, int64_t r, float* slope, flo
     }
     const float one = RMS ? 0.0f : total(slope, n) / static_cast<float>(n);
     const float two = total(product, n) / static_cast<float>(n);
-    if (a.beside) {
-        const T* beside = static_cast<const T*>(a.beside) + r * n;
+    if (a.of_sum) {
+        const T* of_sum = static_cast<const T*>(a.of_sum) + r * n;
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) {
             const float normal = (to_float(x[i]) - mean) * inverse;
-            store(&out[i], inverse * (slope[i] - one - normal * two) + to_float(beside[i]));
+            store(&out[i], inverse * (slope[i] - one - normal * two) + to_float(of_sum[i]));
         }
     } else {
 #pragma omp simd

@@ -28,7 +28,7 @@ class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in norm.cpp."""
 
     _fields_ = structure(
-        ("x", "residual", "above", "beside", "weight", "bias", "out", "added", "facts", "sums", "scratch"),
+        ("x", "residual", "above", "of_sum", "weight", "bias", "out", "added", "facts", "sums", "scratch"),
         ("rows", ctypes.c_int64),
         ("width", ctypes.c_int64),
         ("piece", ctypes.c_int64),
@@ -97,13 +97,13 @@ def _forward(
 
 
 def _backward(
-    name: str, upstream: Tensor, beside: Tensor | None, x: Tensor, weight: Tensor, facts: Tensor
+    name: str, upstream: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, facts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of `x`, and in fp32 those of the weight and the bias."""
     x, upstream = x.contiguous(), upstream.contiguous()
-    beside = None if beside is None else beside.contiguous()
+    of_sum = None if of_sum is None else of_sum.contiguous()
     out, sums = torch.empty_like(x), x.new_zeros(PIECES, 2, x.shape[-1], dtype=torch.float32)
-    _run(name, (x, None, upstream, beside, weight.contiguous(), None, out, None, facts, sums), 0.0)
+    _run(name, (x, None, upstream, of_sum, weight.contiguous(), None, out, None, facts, sums), 0.0)
     return out, sums.sum(0)
 
 
@@ -137,7 +137,7 @@ def _three_results(name: str) -> Callable[..., tuple[Tensor, ...]]:
     return make
 
 
-def _gradients(upstream: Tensor, beside: Tensor | None, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _gradients(upstream: Tensor, of_sum: Tensor | None, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     own = torch.empty_like(x, memory_format=torch.contiguous_format)
     return own, x.new_empty(2, x.shape[-1], dtype=torch.float32)
 
@@ -171,10 +171,10 @@ def _gradient(backward: Callable[..., Any]) -> Callable[..., Any]:
 def _gradient_of_sum(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return the gradient of an addition and the norm of its result."""
 
-    def gradient(ctx: Any, beside: Tensor | None, upstream: Tensor | None, _: None) -> tuple[Any, ...]:
+    def gradient(ctx: Any, of_sum: Tensor | None, upstream: Tensor | None, _: None) -> tuple[Any, ...]:
         if upstream is None:
-            return (beside, beside, *(None,) * len(ctx.needs_input_grad[3:]))
-        own, sums = backward(upstream, beside, *ctx.saved_tensors)
+            return (of_sum, of_sum, *(None,) * len(ctx.needs_input_grad[3:]))
+        own, sums = backward(upstream, of_sum, *ctx.saved_tensors)
         return _of_inputs((own, own), sums, ctx)
 
     return gradient
@@ -187,7 +187,7 @@ def _of_inputs(own: tuple[Tensor, ...], sums: Tensor, ctx: Any) -> tuple[Any, ..
     return (*own, sums[0], *bias, None)
 
 
-_BACKWARD = "(Tensor upstream, Tensor? beside, Tensor x, Tensor weight, Tensor facts) -> (Tensor, Tensor)"
+_BACKWARD = "(Tensor upstream, Tensor? of_sum, Tensor x, Tensor weight, Tensor facts) -> (Tensor, Tensor)"
 _LAYER_BACKWARD = register(
     f"layer_norm_backward{_BACKWARD}", lambda *given: _backward(LAYER, *given), _gradients
 )

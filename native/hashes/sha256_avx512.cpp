@@ -1,5 +1,6 @@
 // SHA-256 of 16 blocks at a time: lane i of each register belongs to block i.
 #include "sha256.h"
+#include "../compiled/transpose_avx512.h"
 
 NATIVE_TEXT(native_text_of_sha256_avx512)
 
@@ -19,37 +20,6 @@ WIDE_INLINE __m512i parity(__m512i x, __m512i y, __m512i z) { return _mm512_tern
 WIDE_INLINE __m512i choice(__m512i x, __m512i y, __m512i z) { return _mm512_ternarylogic_epi32(x, y, z, 0xca); }
 WIDE_INLINE __m512i majority(__m512i x, __m512i y, __m512i z) { return _mm512_ternarylogic_epi32(x, y, z, 0xe8); }
 WIDE_INLINE __m512i sum(__m512i x, __m512i y) { return _mm512_add_epi32(x, y); }
-
-// Exchange rows and columns of 16 x 16 words.
-WIDE_INLINE void transpose(__m512i (&m)[16]) {
-    __m512i t[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        t[2 * i] = _mm512_unpacklo_epi32(m[2 * i], m[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(m[2 * i], m[2 * i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        m[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        m[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        m[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        m[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        t[i] = _mm512_shuffle_i32x4(m[i], m[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(m[i], m[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(m[i + 8], m[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(m[i + 8], m[i + 12], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        m[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        m[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        m[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        m[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
 
 // Mix 64 bytes of each block, whose words are in `m`, into the state.
 WIDE_INLINE void mix(__m512i (&state)[8], __m512i (&m)[16]) {
@@ -81,7 +51,7 @@ WIDE_INLINE void load(const uint8_t* const* blocks, int64_t at, __m512i (&m)[16]
     const __m512i order = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0c0d0e0f08090a0bLL, 0x0405060700010203LL));
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) m[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(blocks[i] + at), order);
-    transpose(m);
+    transpose_words(m);
 }
 
 }  // namespace

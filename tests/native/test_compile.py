@@ -30,6 +30,8 @@ FIRST = {
     if case.dtype == torch.bfloat16 and case.name == NAMES.get(case.op, case.name)
 }
 SMALL = list(FIRST.values())
+# Ranks exchange numbers in the middle of this one: it is two nodes, and autograd is around them.
+EXCHANGING = "vocabulary_cross_entropy"
 
 
 def of_cpu(case: cases.Case) -> Any:
@@ -43,7 +45,7 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.parametrize("case", [case for case in SMALL if case.op != EXCHANGING], ids=str)
 def test_a_compiled_model_has_one_graph_and_the_same_bits(case: cases.Case) -> None:
     op, inputs = of_cpu(case), case.inputs()
     expected = cases.run(case, op, inputs)

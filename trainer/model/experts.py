@@ -33,7 +33,7 @@ class ExpertLinear(nn.Module):
 
 
 class Router(nn.Module):
-    """Chances of each expert for each token; every rank has the whole matrix."""
+    """The matrix that rates each expert for each token; every rank has the whole of it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.experts, config.hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (tokens, experts) in fp32, which add up to 1."""
-        return torch.softmax(F.linear(x, self.weight).float(), -1)
+        """Return logits (tokens, experts)."""
+        return F.linear(x, self.weight)
 
 
 class Experts(nn.Module):
@@ -50,7 +50,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig, ops: native.Choice, parallel: Parallel) -> None:
         super().__init__()
-        self.config, self.parallel = config, parallel
+        self.config, self.ops, self.parallel = config, ops, parallel
         self.router = Router(config)
         self.up = ExpertLinear(config.experts, config.hidden, config.up_width, parallel)
         self.down = ExpertLinear(config.experts, config.inner, config.hidden, parallel)
@@ -62,10 +62,9 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, aux_weight: float = 0.0) -> Tensor:
         """Return (batch, sequence, hidden). `aux_weight`: what the auxiliary loss counts in the loss of the step."""
         tokens = x.flatten(0, 1)
-        chances = self.router(tokens)
-        weights, chosen = chances.topk(self.config.top_k, -1)
-        if self.config.renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
+        chances, weights, chosen = self.ops.route(
+            self.router(tokens), self.config.top_k, self.config.renormalize
+        )
         weights = weights * self._within_capacity(chosen, x.shape[0])
         mix = self._across_ranks if self.parallel.divides_sequence else self._own_experts
         mixed = mix(tokens, weights.to(x.dtype), chosen).view(x.shape)
@@ -102,7 +101,7 @@ class Experts(nn.Module):
         experts = chosen[index, choice] - first
         order = torch.argsort(experts, stable=True)
         index, choice = index[order], choice[order]
-        results = self._run(tokens[index], torch.bincount(experts, minlength=self.own))
+        results = self._run(self.ops.embedding(index, tokens), torch.bincount(experts, minlength=self.own))
         mixed = torch.zeros_like(tokens).index_add(0, index, results * weights[index, choice].unsqueeze(-1))
         return self.parallel.leave(mixed)
 
@@ -117,7 +116,7 @@ class Experts(nn.Module):
         # How many rows each rank sends for each expert.
         table = self.parallel.gather(counts.view(1, -1), 0).view(size, size, self.own)
         sent, received = table[rank].sum(-1).tolist(), table[:, rank].sum(-1).tolist()
-        arrived = _apply(_Exchanged, tokens[index], sent, received, self.parallel)
+        arrived = _apply(_Exchanged, self.ops.embedding(index, tokens), sent, received, self.parallel)
         of_expert = torch.arange(self.own, device=counts.device).repeat(size)
         of_expert = of_expert.repeat_interleave(table[:, rank].flatten())
         order = torch.argsort(of_expert, stable=True)
@@ -128,11 +127,8 @@ class Experts(nn.Module):
 
     def _run(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return this rank's experts' results; `rows` are ordered by expert, `counts` rows for each."""
-        results = []
-        for expert, own in enumerate(rows.split(counts.tolist())):
-            inner = self.activation(F.linear(own, self.up.weight[expert]))
-            results.append(F.linear(inner, self.down.weight[expert]))
-        return torch.cat(results)
+        inner = self.activation(self.ops.grouped_linear(rows, self.up.weight, counts))
+        return self.ops.grouped_linear(inner, self.down.weight, counts)
 
     def _imbalance(self, chances: Tensor, chosen: Tensor) -> Tensor:
         """Return experts x sum of (part of the choices x mean chance) of each expert: 1 where all are used alike."""

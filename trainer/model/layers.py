@@ -23,7 +23,7 @@ from trainer.model.feed_forward import FeedForward
 from trainer.model.masks import UNCOUNTED
 from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
-from trainer.parallel.tensor import ALONE, Parallel, column_linear, cross_entropy
+from trainer.parallel.tensor import ALONE, Parallel, column_linear
 
 INTO_RESIDUAL = ("attention.out.weight", "feed_forward.down.weight")
 
@@ -48,10 +48,10 @@ class TokenTable(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return (batch, sequence or this rank's part of it, hidden)."""
         if self.parallel.size == 1:
-            return F.embedding(tokens, self.weight)
+            return self.ops.embedding(tokens, self.weight)
         own = tokens - self.first
         elsewhere = (own < 0) | (own >= len(self.weight))
-        found = F.embedding(own.masked_fill(elsewhere, 0), self.weight)
+        found = self.ops.embedding(own.masked_fill(elsewhere, 0), self.weight)
         return self.parallel.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
     def logits(self, x: Tensor) -> Tensor:
@@ -72,9 +72,9 @@ class TokenTable(nn.Module):
         if self.parallel.size == 1:
             loss = self.ops.linear_cross_entropy(x, self.weight, targets, self.vocab)
             return loss + smoothing * self.above_mean(x, targets) if smoothing else loss
-        own = column_linear(x, self.weight, None, self.parallel)[..., : self.real]
-        evenly = smoothing / self.vocab
-        return cross_entropy(own.flatten(0, 1), targets, self.first, self.parallel, smoothing, evenly)
+        own = column_linear(x, self.weight, None, self.parallel)
+        part = native.VocabularyPart(self.vocab, self.first, self.real, self.parallel.stacked)
+        return self.ops.vocabulary_cross_entropy(own.flatten(0, 1), targets, part, smoothing)
 
     def above_mean(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return how far the logits of the targets are above the mean logit, on average.

@@ -77,6 +77,10 @@ class Parallel:
         dist.all_gather(parts, part.contiguous(), group=self.group)
         return torch.cat(parts, dim)
 
+    def stacked(self, x: Tensor) -> Tensor:
+        """Return the ranks' tensors of one shape, (ranks, ...); no gradient."""
+        return self.gather(x.unsqueeze(0), 0)
+
     def scatter_sum(self, x: Tensor, dim: int = SEQUENCE) -> Tensor:
         """Return this rank's part along `dim` of the sum over the ranks; no gradient."""
         if self.size == 1:
@@ -192,67 +196,3 @@ class _Whole(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         return ctx.parallel.scatter_sum(upstream, ctx.dim), None, None
-
-
-def cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    first: int,
-    parallel: Parallel,
-    smoothing: float = 0.0,
-    evenly: float = 0.0,
-    ignored: int = -100,
-) -> Tensor:
-    """Return the mean loss of logits divided by columns: this rank's begin at id `first`.
-
-    logits: (tokens, own columns), destroyed; targets: (tokens,). Three numbers a token travel, four with smoothing:
-    a target's probability is then 1 - `smoothing`, and each of the vocabulary's ids has `evenly` more.
-    """
-    return _apply(_CrossEntropy, logits, targets, first, parallel, smoothing, evenly, ignored)
-
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        targets: Tensor,
-        first: int,
-        parallel: Parallel,
-        smoothing: float,
-        evenly: float,
-        ignored: int,
-    ) -> Tensor:
-        # The logits themselves where they are fp32.
-        work = logits.float()
-        counts = targets != ignored
-        column = targets - first
-        here = counts & (column >= 0) & (column < work.shape[1])
-        rows, own = here.nonzero().squeeze(1), column[here]
-        top = work.new_full(work.shape[:1], float("-inf"))
-        if work.shape[1]:
-            top = work.amax(1)
-        work.sub_(parallel.largest(top).unsqueeze(1))
-        wanted = work.new_zeros(work.shape[0])
-        wanted[rows] = work[rows, own] * (1.0 - smoothing)
-        if smoothing:
-            wanted += work.sum(1) * evenly
-        work.exp_()
-        sums = parallel.sum(torch.stack([work.sum(1), wanted]))
-        # Probabilities.
-        work.div_(sums[0].unsqueeze(1))
-        total = counts.sum()
-        ctx.save_for_backward(work, rows, own, counts, total)
-        ctx.dtype, ctx.smoothing, ctx.evenly = logits.dtype, smoothing, evenly
-        losses = sums[0].log() - sums[1]
-        return losses.masked_fill(~counts, 0.0).sum() / total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        work, rows, own, counts, total = ctx.saved_tensors
-        work[rows, own] -= 1.0 - ctx.smoothing
-        if ctx.smoothing:
-            work.sub_(ctx.evenly)
-        work.mul_((counts * (upstream / total)).unsqueeze(1))
-        return work.to(ctx.dtype), None, None, None, None, None, None

@@ -236,7 +236,8 @@ def _moments(
             yield Moment("loss", 0, through, logits, everything + gradients)
         else:
             scores = micro.tokens * micro.model.padded(micro.tensor) // micro.tensor
-            wide = 0 if micro.width == WIDE and micro.tensor > 1 else WIDE if micro.tensor > 1 else 2 * WIDE
+            in_place = micro.width == WIDE or micro.kind in ("cpu", "cuda")
+            wide = (0 if in_place else WIDE) if micro.tensor > 1 else 2 * WIDE
             yield Moment("loss", 0, through, scores * (micro.width + wide), everything)
             gradient = sizes.table * (max(width, added) + (micro.width if micro.cast else 0))
             yield Moment(

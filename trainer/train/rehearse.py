@@ -213,7 +213,7 @@ class _Shapes:
             x = x.flatten(0, 1)
             loss: Tensor = _AtOnce.apply(x, table.weight)  # type: ignore[no-untyped-call]
             return loss + smoothing * table.above_mean(x, targets.flatten()) if smoothing else loss
-        own = column_linear(x, table.weight, None, table.parallel)[..., : table.real].flatten(0, 1)
+        own = column_linear(x, table.weight, None, table.parallel).flatten(0, 1)
         loss = _Cut.apply(own)  # type: ignore[no-untyped-call]
         return loss
 
@@ -241,18 +241,18 @@ class _AtOnce(torch.autograd.Function):
 
 
 class _Cut(torch.autograd.Function):
-    """Allocates as trainer.parallel.tensor.cross_entropy: it keeps probabilities in fp32."""
+    """Allocates as native.cpu.vocabulary_cross_entropy: the gradient is in place of the logits."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
-        ctx.gradient, ctx.type = scores.float(), scores.dtype
+        ctx.gradient = scores
         return scores.new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Tensor:
         gradient: Tensor = ctx.gradient
         ctx.gradient = None
-        return gradient.to(ctx.type)
+        return gradient
 
 
 def _join(rank: int, world: int) -> None:

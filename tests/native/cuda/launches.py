@@ -12,11 +12,14 @@ from native.cuda.add_rms_norm import add_rms_norm
 from native.cuda.bias_gelu import bias_gelu
 from native.cuda.cross_entropy import cross_entropy
 from native.cuda.gelu import gelu
+from native.cuda.grouped_linear import grouped_linear
 from native.cuda.layer_norm import layer_norm
 from native.cuda.rms_norm import rms_norm
 from native.cuda.square_sum import square_sum
 from native.cuda.swiglu import swiglu
+from native.cuda.vocabulary_cross_entropy import vocabulary_cross_entropy
 from native.update import AdamWStep
+from native.vocabulary import VocabularyPart
 
 TYPES = (torch.bfloat16, torch.float32)
 # Hidden sizes of a small GPT and of the largest models.
@@ -41,6 +44,10 @@ def calls(types: Sequence[torch.dtype] = TYPES, widths: Sequence[int] = WIDTHS) 
         swiglu(x).sum().backward()
         targets = torch.zeros(8, dtype=torch.int64)
         cross_entropy(torch.randn(8, 50304, dtype=dtype, requires_grad=True), targets).backward()
+        logits = torch.randn(8, 25152, dtype=dtype, requires_grad=True)
+        vocabulary_cross_entropy(logits, targets, VocabularyPart(50304, 0, 25152), 0.1).backward()
+        matrices = torch.randn(4, 2048, 768, dtype=dtype, requires_grad=True)
+        grouped_linear(x, matrices, torch.tensor([8, 0, 20, 4])).sum().backward()
         square_sum([x.detach()])
         held, average, square = torch.ones(3, 4096).unbind()
         low = torch.ones(4096, dtype=dtype) if dtype != torch.float32 else None

@@ -8,7 +8,7 @@ import native
 from trainer.config.model import ModelConfig
 from trainer.model.gpt import GPT
 from trainer.model.layers import TokenTable
-from trainer.parallel.tensor import ALONE, cross_entropy
+from trainer.parallel.tensor import ALONE
 
 CONFIG = ModelConfig(layers=1, hidden=16, heads=2, sequence=8, vocab=30, vocab_multiple=32)
 SMOOTHING = 0.1
@@ -40,14 +40,15 @@ def test_a_smoothed_loss_and_its_gradients_are_those_of_torch(backend: str) -> N
     torch.testing.assert_close((x.grad, table.weight.grad), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_a_smoothed_loss_of_columns_is_that_of_torch() -> None:
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_smoothed_loss_of_columns_is_that_of_torch(backend: str) -> None:
     weight = torch.randn(CONFIG.vocab, 16, requires_grad=True)
     x, targets = data()
     (plain := expected(x, weight, targets)).backward()
     wanted, weight.grad = weight.grad, None
     logits = x.detach().flatten(0, 1) @ weight.T
-    evenly = SMOOTHING / CONFIG.vocab
-    (loss := cross_entropy(logits, targets.flatten(), 0, ALONE, SMOOTHING, evenly)).backward()
+    ops, part = native.choose("cpu", backend), native.VocabularyPart(CONFIG.vocab)
+    (loss := ops.vocabulary_cross_entropy(logits, targets.flatten(), part, SMOOTHING)).backward()
     torch.testing.assert_close(loss, plain)
     torch.testing.assert_close(weight.grad, wanted, rtol=1e-4, atol=1e-6)
 

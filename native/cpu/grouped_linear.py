@@ -1,0 +1,96 @@
+"""Products of groups of rows with a matrix each on a CPU, by torch's products into one result.
+
+torch's products use the processor's best instructions (AMX for bf16 where it has them), and a group is large enough
+that a call for each costs nothing. What this saves is the gradient of the matrices: autograd's of a slice is a tensor
+of zeros as large as all matrices, for each group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native.compiled.library import why_not
+from native.compiled.op import register
+
+__all__ = ["describe", "grouped_linear", "why_not"]
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "torch's products, with the gradient of all matrices in one tensor"
+
+
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Return the rows of each group times the transpose of its matrix."""
+    if torch.is_autocast_enabled("cpu"):
+        x, weight = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, weight))
+    if x.dtype != weight.dtype or weight.dim() != 3 or x.shape[1:] != weight.shape[2:]:
+        shapes = f"{tuple(x.shape)} in {x.dtype} and {tuple(weight.shape)} in {weight.dtype}"
+        raise ValueError(f"grouped_linear takes rows and matrices (groups, outputs, inputs), not {shapes}")
+    result: Tensor = _FORWARD(x, weight, counts)
+    return result
+
+
+def _forward(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return _products(x, weight.transpose(1, 2), counts)
+
+
+def _products(x: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
+    """Return the rows of each group times its matrix (inputs, outputs)."""
+    out = x.new_empty(len(x), matrices.shape[2])
+    sizes = counts.tolist()
+    if len(sizes) != len(matrices) or sum(sizes) != len(x):
+        raise ValueError(f"grouped_linear takes {len(x)} rows in {len(matrices)} groups, not {sizes}")
+    for rows, own, matrix in zip(x.split(sizes), out.split(sizes), matrices, strict=True):
+        torch.mm(rows, matrix, out=own)
+    return out
+
+
+def _backward(
+    upstream: Tensor, x: Tensor, weight: Tensor, counts: Tensor, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    upstream = upstream.contiguous()
+    first = _products(upstream, weight, counts) if of_x else x.new_empty(0)
+    second = torch.empty_like(weight, memory_format=torch.contiguous_format) if of_weight else x.new_empty(0)
+    if of_weight:
+        sizes = counts.tolist()
+        for slopes, rows, own in zip(upstream.split(sizes), x.split(sizes), second, strict=True):
+            torch.mm(slopes.t(), rows, out=own)
+    return first, second
+
+
+def _rows(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+def _gradients(
+    upstream: Tensor, x: Tensor, weight: Tensor, counts: Tensor, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    first = x.new_empty(x.shape if of_x else 0)
+    return first, weight.new_empty(weight.shape if of_weight else 0)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, counts = ctx.saved_tensors
+    # The first of the inputs is the set of torch's keys.
+    of_x, of_weight = ctx.needs_input_grad[1:3]
+    first, second = _BACKWARD(upstream, x, weight, counts, of_x, of_weight)
+    return first if of_x else None, second if of_weight else None, None
+
+
+_BACKWARD = register(
+    "grouped_linear_backward(Tensor upstream, Tensor x, Tensor weight, Tensor counts, bool of_x, bool of_weight) "
+    "-> (Tensor, Tensor)",
+    _backward,
+    _gradients,
+)
+_FORWARD = register(
+    "grouped_linear(Tensor x, Tensor weight, Tensor counts) -> Tensor", _forward, _rows, _keep, _gradient
+)

@@ -1,0 +1,120 @@
+"""Cross-entropy on a CPU of logits that ranks divide by columns: the local logits are read once before the exchange."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from native import reference
+from native.compiled.library import load, why_not
+from native.compiled.op import POINTER, SUFFIX, address, kernel, register, structure
+from native.divided import ColumnKernels, divided_loss
+from native.fallback import report_fallback
+from native.vocabulary import VocabularyPart
+
+__all__ = ["describe", "vocabulary_cross_entropy", "why_not"]
+
+
+class _Columns(ctypes.Structure):
+    """The layout of `struct Columns` in cross_entropy.cpp."""
+
+    _fields_ = structure(
+        ("logits", "targets", "numbers", "factors", "scratch"),
+        *((name, ctypes.c_int64) for name in ("tokens", "vocabulary", "columns", "row")),
+        ("of_target", ctypes.c_float),
+        ("of_all", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("threads", "level", "bf16")),
+    )
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return f"one pass before the exchange, gradient in place ({load().describe()})"
+
+
+def vocabulary_cross_entropy(
+    logits: Tensor, targets: Tensor, part: VocabularyPart, smoothing: float = 0.0, ignore_index: int = -100
+) -> Tensor:
+    """Return the mean loss; the reference computes other types than fp32 and bf16."""
+    if logits.dtype not in SUFFIX:
+        report_fallback("vocabulary_cross_entropy", "cpu", f"has no kernel for {logits.dtype}")
+        return reference.vocabulary_cross_entropy(logits, targets, part, smoothing, ignore_index)
+    return divided_loss(logits, targets, part, smoothing, ignore_index, _KERNELS)
+
+
+def _sums(logits: Tensor, columns: Tensor, own: int, of_target: float, of_all: float) -> Tensor:
+    numbers = _empty(logits)
+    _run(
+        logits if logits.stride(-1) == 1 else logits.contiguous(),
+        columns,
+        numbers,
+        None,
+        own,
+        of_target,
+        of_all,
+    )
+    return numbers
+
+
+def _slopes(
+    logits: Tensor, columns: Tensor, factors: Tensor, own: int, of_target: float, of_all: float
+) -> None:
+    _run(logits, columns, None, factors.contiguous(), own, of_target, of_all)
+
+
+def _run(
+    logits: Tensor,
+    columns: Tensor,
+    numbers: Tensor | None,
+    factors: Tensor | None,
+    own: int,
+    of_target: float,
+    of_all: float,
+) -> None:
+    threads, is_bf16 = torch.get_num_threads(), logits.dtype == torch.bfloat16
+    scratch = torch.empty(threads if is_bf16 and factors is None else 0, own)
+    arguments = _Columns(
+        *map(address, (logits, columns.contiguous(), numbers, factors, scratch)),
+        logits.shape[0],
+        own,
+        logits.shape[1],
+        logits.stride(0),
+        of_target,
+        of_all,
+        threads,
+        load().level,
+        is_bf16,
+    )
+    kernel("native_columns", logits.dtype, POINTER)(ctypes.byref(arguments))
+
+
+def _empty(logits: Tensor, *_: object) -> Tensor:
+    return logits.new_empty(3, logits.shape[0], dtype=torch.float32)
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _scale(gradient: Tensor, upstream: Tensor) -> None:
+    # Without gradient accumulation the factor is 1, which saves a pass over the logits.
+    if upstream.item() != 1.0:
+        gradient.mul_(upstream)
+
+
+_KERNELS = ColumnKernels(
+    register(
+        "column_sums(Tensor logits, Tensor columns, int own, float of_target, float of_all) -> Tensor",
+        _sums,
+        _empty,
+    ),
+    register(
+        "column_slopes_(Tensor(a!) logits, Tensor columns, Tensor factors, int own, float of_target, "
+        "float of_all) -> ()",
+        _slopes,
+        _nothing,
+    ),
+    _scale,
+)
