@@ -1,16 +1,19 @@
 """Steps per second of instruction tuning, of all weights and of adapters, next to transformers and peft.
 
     python -m bench.tune [--threads 2] [--model 124M|20M] [--steps 3] [--only lora|all]
+                         [--precision fp32|bf16]
 
 Needs an interpreter with transformers and peft: pip install -e '.[train,judges]'. Both have the same random GPT-2, the
-same examples and AdamW in fp32 without dropout, and take steps in turn. Theirs is the usual one: examples are
-padded to the longest, with torch's fused AdamW, its attention kernel, and the logits of all tokens. `mixed` examples
-have 32 to 128 tokens, `equal` ones 128; the last third of each is the answer.
+same examples and AdamW without dropout, and take steps in turn. Theirs is the usual one: examples are padded to
+the longest, with torch's fused AdamW, its attention kernel, and the logits of all tokens; bf16 is autocast there, as
+transformers' Trainer has it. `mixed` examples have 32 to 128 tokens, `equal` ones 128; the last third of each is the
+answer. Processor seconds, the least of all steps, say most on a machine with other work.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,7 +56,7 @@ def examples(equal: bool, vocab: int) -> list[tuple[Tensor, int]]:
     return [(torch.from_numpy(random.randint(0, vocab, length)), length * 2 // 3) for length in lengths]
 
 
-def theirs(model: Any, rows: Sequence[tuple[Tensor, int]]) -> Step:
+def theirs(model: Any, rows: Sequence[tuple[Tensor, int]], precision: str) -> Step:
     """Return a step of transformers, with peft's adapters if the model has some."""
     longest = max(len(tokens) for tokens, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.int64)
@@ -66,7 +69,8 @@ def theirs(model: Any, rows: Sequence[tuple[Tensor, int]]) -> Step:
     model.train()
 
     def step() -> float:
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
@@ -76,14 +80,22 @@ def theirs(model: Any, rows: Sequence[tuple[Tensor, int]]) -> Step:
     return step
 
 
-def ours(peer: Any, size: ModelConfig, lora: bool, rows: Sequence[tuple[Tensor, int]], threads: int) -> Step:
+def ours(
+    peer: Any,
+    size: ModelConfig,
+    lora: bool,
+    rows: Sequence[tuple[Tensor, int]],
+    arguments: argparse.Namespace,
+) -> Step:
     """Return a step of the trainer with the weights of a model of transformers."""
+    threads = arguments.threads
     device = open_device("cpu", 0, 1, threads, False)
     own = LoraConfig(RANK, float(ALPHA)) if lora else LoraConfig()
     config = TrainConfig(
         model=size,
         tune=TuneConfig(task="chat", lora=own),
         optimizer=OptimizerConfig(lr=1e-4, schedule="constant"),
+        precision=arguments.precision,
         micro_batch=EXAMPLES,
         global_batch=EXAMPLES,
     )
@@ -124,24 +136,33 @@ def measure(name: str, lora: bool, equal: bool, arguments: argparse.Namespace) -
     )
     size = ModelConfig(layers=layers, hidden=hidden, heads=heads, sequence=1024, vocab=peer.config.vocab_size)
     rows = examples(equal, size.vocab)
-    steps = [ours(peer, replace(size), lora, rows, arguments.threads)]
+    steps = [ours(peer, replace(size), lora, rows, arguments)]
     settings = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["c_attn"], fan_in_fan_out=True)
-    steps.append(theirs(peft.get_peft_model(peer, settings) if lora else peer, rows))
+    steps.append(theirs(peft.get_peft_model(peer, settings) if lora else peer, rows, arguments.precision))
     first, seconds = [step() for step in steps], list[list[float]]()
+    used = list[list[float]]()
     for _ in range(arguments.steps):
         seconds.append([])
+        used.append([])
         for step in steps:
-            began = time.perf_counter()
+            began, before = time.perf_counter(), processor_seconds()
             step()
             seconds[-1].append(time.perf_counter() - began)
+            used[-1].append(processor_seconds() - before)
     own, other = (median(times[at] for times in seconds) for at in (0, 1))
     difference = abs(first[0] - first[1])
     ratios = sorted(times[1] / times[0] for times in seconds)
     print(
         f"| {name} | {1 / own:.2f} | {1 / other:.2f} | {other / own:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        f" | {difference:.0e} |",
+        f" | {min(own for own, _ in used):.2f} | {min(other for _, other in used):.2f} | {difference:.0e} |",
         flush=True,
     )
+
+
+def processor_seconds() -> float:
+    """Return what this process has used so far, in all its threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -152,12 +173,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", choices=("lora", "all"), help="adapters, or all weights")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--model", choices=SIZES, default="124M")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(f"GPT-2 {arguments.model}, {arguments.threads} threads, fp32, {EXAMPLES} examples a step")
     print(
-        "| | ours, steps/s | transformers and peft, steps/s | ours / theirs | difference of the first loss |"
+        f"GPT-2 {arguments.model}, {arguments.threads} threads, {arguments.precision}, {EXAMPLES} examples a step"
+    )
+    print(
+        "| | ours, steps/s | transformers and peft, steps/s | ours / theirs | ours, processor s | theirs, processor s"
+        " | difference of the first loss |"
     )
     for lora in (True, False):
         if arguments.only not in (None, "lora" if lora else "all"):

@@ -48,10 +48,16 @@ class Adapters(nn.ModuleDict):
     def each(self) -> list[Adapter]:
         return [adapter for adapter in self.values() if isinstance(adapter, Adapter)]
 
-    def is_plain(self, x: Tensor) -> bool:
-        """Return whether matrix and adapters can be computed as one op: on one rank, without dropout and autocast."""
-        autocast = torch.is_autocast_enabled(x.device.type)
-        return self.parallel.size == 1 and not autocast and not (self.dropout and self.training)
+    def one_type(self, x: Tensor, weight: Tensor) -> torch.dtype | None:
+        """Return the type in which matrix and adapters are one op; None if they are not: on several ranks, or where
+        autocast would cast a matrix."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        types = {
+            weight.dtype,
+            *(matrix.dtype for adapter in self.each() for matrix in (adapter.a, adapter.b)),
+        }
+        return dtype if self.parallel.size == 1 and types == {dtype} else None
 
     def added(self, x: Tensor, result: Tensor) -> Tensor:
         """Return a matrix's result with what the adapters add; `x` as it enters the matrix."""
@@ -73,8 +79,9 @@ class AdaptedColumns(ColumnLinear):
     adapter: Adapters
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.adapter.is_plain(x):
-            return _at_once(x, self.weight, self.bias, self.adapter)
+        dtype = self.adapter.one_type(x, self.weight)
+        if dtype is not None:
+            return _at_once(x.to(dtype), self.weight, self.bias, self.adapter)
         return self.adapter.added(x, super().forward(x))
 
 
@@ -85,8 +92,9 @@ class AdaptedRows(RowLinear):
 
     def forward(self, x: Tensor, activation: Activate | None = None) -> Tensor:
         x = x if activation is None else activation(x)
-        if self.adapter.is_plain(x):
-            return _at_once(x, self.weight, self.bias, self.adapter)
+        dtype = self.adapter.one_type(x, self.weight)
+        if dtype is not None:
+            return _at_once(x.to(dtype), self.weight, self.bias, self.adapter)
         return self.adapter.added(x, super().forward(x))
 
 
@@ -94,7 +102,10 @@ def _at_once(x: Tensor, weight: Tensor, bias: Tensor | None, adapters: Adapters)
     found = adapters.each()
     pairs = [matrix for adapter in found for matrix in (adapter.a, adapter.b)]
     first = [adapter.first for adapter in found]
-    result: Tensor = _AtOnce.apply(x, weight, bias, adapters.scale, first, *pairs)  # type: ignore[no-untyped-call]
+    drops = adapters.dropout > 0 and adapters.training
+    kept = F.dropout(x, adapters.dropout) if drops else None
+    with torch.autocast(x.device.type, enabled=False):
+        result: Tensor = _AtOnce.apply(x, kept, weight, bias, adapters.scale, first, *pairs)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -105,40 +116,44 @@ class _AtOnce(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
+        kept: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
         scale: float,
         first: Sequence[int],
         *pairs: Tensor,
     ) -> Tensor:
-        rows = x.flatten(0, -2)  # (tokens, inputs)
-        result = F.linear(rows, weight, bias)
+        """`kept`: what dropout leaves of `x` for the adapters; None: all of it."""
+        result = F.linear(x.flatten(0, -2), weight, bias)  # (tokens, outputs)
+        given = (x if kept is None else kept).flatten(0, -2)
         lows = []
         for start, a, b in zip(first, pairs[::2], pairs[1::2], strict=True):
-            low = rows @ a.t()
+            low = given @ a.t()
             result[:, start : start + len(b)].addmm_(low, b.t(), alpha=scale)
             lows.append(low)
-        ctx.save_for_backward(rows, weight, *pairs, *lows)
+        ctx.save_for_backward(given, weight, *pairs, *lows)
         ctx.scale, ctx.first, ctx.shape = scale, first, x.shape
         return result.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, *rest = ctx.saved_tensors
+        given, weight, *rest = ctx.saved_tensors
         count = len(ctx.first)
         pairs, lows = rest[: 2 * count], rest[2 * count :]
         slope = upstream.flatten(0, -2)
         of_input = slope @ weight if ctx.needs_input_grad[0] else None
+        of_kept = torch.zeros_like(given) if ctx.needs_input_grad[1] else None
+        of_given = of_input if of_kept is None else of_kept
         of_pairs = list[Tensor]()
         for start, a, b, low in zip(ctx.first, pairs[::2], pairs[1::2], lows, strict=True):
             own = slope[:, start : start + len(b)]
             of_low = (own @ b).mul_(ctx.scale)
-            of_pairs += [of_low.t() @ rows, (own.t() @ low).mul_(ctx.scale)]
-            if of_input is not None:
-                of_input.addmm_(of_low, a)
-        whole = None if of_input is None else of_input.view(ctx.shape)
-        return whole, None, None, None, None, *of_pairs
+            of_pairs += [of_low.t() @ given, (own.t() @ low).mul_(ctx.scale)]
+            if of_given is not None:
+                of_given.addmm_(of_low, a)
+        of_input, of_kept = (None if each is None else each.view(ctx.shape) for each in (of_input, of_kept))
+        return of_input, of_kept, None, None, None, None, *of_pairs
 
 
 def adapt(model: Any, config: ModelConfig, lora: LoraConfig, seed: int | None) -> None:

@@ -35,6 +35,11 @@ class Sight:
 PLAIN = Sight()
 
 
+def picked(x: Tensor, wanted: Tensor | None) -> Tensor:
+    """Return the wanted rows of (batch, sequence, width) as one sample; `wanted` numbers them over all samples."""
+    return x if wanted is None else x.flatten(0, 1)[wanted].unsqueeze(0)
+
+
 class Attention(nn.Module):
     """Self-attention with one projection for queries, keys and values; a group of queries may share its keys."""
 
@@ -54,7 +59,8 @@ class Attention(nn.Module):
         )
         self.ops, self.recompute = ops, recompute
 
-    def forward(self, x: Tensor, sight: Sight) -> Tensor:
+    def forward(self, x: Tensor, sight: Sight, wanted: Tensor | None = None) -> Tensor:
+        """Return what is added to the residual stream; `wanted`: the rows of all samples to compute it for."""
         q, k, v = self.project(x)
         if sight.turns is not None:
             q, k = self.rotate(q, k, sight.turns)
@@ -62,7 +68,7 @@ class Attention(nn.Module):
             # Up to the last one of this rank's queries.
             seen = k.shape[2] * (sight.context.rank + 1)
             k, v = (sight.context.whole(part, 2)[:, :, :seen] for part in (k, v))
-        return self.output(self.attend(q, k, v, sight.mask))
+        return self.output(self.attend(q, k, v, sight.mask), wanted)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's queries, keys and values, (batch, heads or groups, sequence, head size)."""
@@ -85,9 +91,9 @@ class Attention(nn.Module):
         draws = bool(self.attention_dropout and self.training)
         return self.recompute.scores(partial(self._mix, mask), q, k, v, draws=draws)
 
-    def output(self, mixed: Tensor) -> Tensor:
+    def output(self, mixed: Tensor, wanted: Tensor | None = None) -> Tensor:
         """Return what attention adds to the residual stream before its dropout, (batch, sequence, hidden)."""
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        result: Tensor = self.out(picked(mixed.transpose(1, 2).flatten(2), wanted))
         return result
 
     def _mix(self, mask: native.Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

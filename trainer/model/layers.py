@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import native
 from trainer.config.model import ModelConfig
-from trainer.model.attention import PLAIN, Attention, Sight
+from trainer.model.attention import PLAIN, Attention, Sight, picked
 from trainer.model.cuts import Cut, cuts_of
 from trainer.model.dropout import dropout_add
 from trainer.model.experts import Experts
@@ -128,8 +128,15 @@ class Block(nn.Module):
         self.parallel_residual = config.parallel_residual
         self.dropout, self.ops = config.dropout, ops
 
-    def forward(self, x: Tensor, sight: Sight = PLAIN) -> Tensor:
-        return self.rest(x, self.attention(self.norm_1(x), sight), sight.aux_weight)
+    def forward(self, x: Tensor, sight: Sight = PLAIN, wanted: Tensor | None = None) -> Tensor:
+        """Return the block's result; `wanted`: of these rows alone, as one sample. They are numbered over all samples.
+
+        The last block of a model so computes only what its loss reads. Experts still see all rows.
+        """
+        if wanted is not None and isinstance(self.feed_forward, Experts):
+            return picked(self(x, sight), wanted)
+        mixed = self.attention(self.norm_1(x), sight, wanted)
+        return self.rest(picked(x, wanted), mixed, sight.aux_weight)
 
     def rest(self, x: Tensor, mixed: Tensor, aux_weight: float = 0.0) -> Tensor:
         """Return the block's result from its input and the result of attention; `aux_weight` as in Sight."""

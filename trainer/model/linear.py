@@ -47,10 +47,11 @@ class RowLinear(nn.Module):
         bias = self.bias if self.parallel.size == 1 else None
         if activation is None:
             own = F.linear(x, self.weight, bias)
-        elif x.dtype == self.weight.dtype:
+        elif self.weight.requires_grad and x.dtype == self.weight.dtype:
             own = _ActivatedLinear.apply(x, self.weight, bias, activation)  # type: ignore[no-untyped-call]
         else:
-            # Autocast makes a copy of the weight, which the graph keeps.
+            # Autocast makes a copy of the weight, which the graph keeps. A weight that does not change needs no
+            # activations in the backward pass, so that none are kept or computed again.
             own = F.linear(activation(x), self.weight, bias)
         if self.parallel.size == 1:
             return own
@@ -64,7 +65,7 @@ class _ActivatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activate) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.activation, ctx.has_bias = activation, bias is not None
+        ctx.activation = activation
         return F.linear(activation(x), weight, bias)
 
     @staticmethod
@@ -77,4 +78,4 @@ class _ActivatedLinear(torch.autograd.Function):
             active = ctx.activation(leaf)
         of_weight = rows.t() @ active.detach().flatten(0, -2) if ctx.needs_input_grad[1] else None
         (of_input,) = torch.autograd.grad(active, leaf, upstream @ weight)
-        return of_input, of_weight, rows.sum(0) if ctx.has_bias else None, None
+        return of_input, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -27,7 +27,7 @@ class Recompute:
     """Whether each tensor parallel rank keeps its part of an input, which the backward pass gathers."""
     parallel: Parallel = ALONE
 
-    def through(self, blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
+    def through(self, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *shared: object) -> Tensor:
         """Run the blocks in order and return the result; `shared` is passed to each of them."""
         if self.mode != "full" or not torch.is_grad_enabled():
             return _through(blocks, x, *shared)
@@ -45,7 +45,7 @@ class Recompute:
         result: Tensor = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=draws)
         return result
 
-    def _again(self, blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
+    def _again(self, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *shared: object) -> Tensor:
         # With sequence parallel the input is divided already.
         if not self.split or self.parallel.sequence:
             result: Tensor = checkpoint(_through, blocks, x, *shared, use_reentrant=False)
@@ -63,7 +63,7 @@ class Recompute:
 NOTHING = Recompute()
 
 
-def _through(blocks: Sequence[nn.Module], x: Tensor, *shared: object) -> Tensor:
+def _through(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *shared: object) -> Tensor:
     for block in blocks:
         x = block(x, *shared)
     return x

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import native
 from trainer.model import masks
-from trainer.model.attention import Sight
+from trainer.model.attention import Sight, picked
 from trainer.model.gpt import GPT
 from trainer.model.masks import UNCOUNTED
 from trainer.model.rotary import turns
@@ -29,15 +30,26 @@ class ExamplesModel(GPT):
     """Right answers since `take_accuracy` was called, in evaluations only."""
     seen: int = 0
 
-    def states(self, tokens: Tensor, documents: Tensor, x: Tensor | None, piece: int) -> Tensor:
+    def states(
+        self,
+        tokens: Tensor,
+        documents: Tensor,
+        x: Tensor | None,
+        piece: int,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """Return the result of a piece's layers, (batch, sequence, hidden).
+
+        With `wanted`, the last piece returns these rows alone, as one sample; they are numbered over all samples.
 
         With context parallel, `tokens` are this rank's stretch and `documents` are of the whole rows.
         """
         first = self.context.rank * tokens.shape[1]
         at = masks.places(documents)[:, first : first + tokens.shape[1]]
         x = self._embedded(tokens, at) if x is None else x
-        blocks = [self.blocks[str(i)] for i in self.pieces[piece].layers]
+        blocks: list[Callable[..., Tensor]] = [self.blocks[str(i)] for i in self.pieces[piece].layers]
+        if wanted is not None and self.pieces[piece].last:
+            blocks[-1] = partial(blocks[-1], wanted=wanted)
         return self.recompute.through(blocks, x, self._sight_of(documents, at))
 
     def _sight_of(self, documents: Tensor, at: Tensor) -> Sight:
@@ -63,6 +75,11 @@ class ExamplesModel(GPT):
         return True
 
 
+def rows_of(targets: Tensor) -> Tensor:
+    """Return the numbers of the targets that count, over all samples."""
+    return (targets.flatten() != UNCOUNTED).nonzero().squeeze(1)
+
+
 class ChatModel(ExamplesModel):
     """The mean loss over the tokens of answers."""
 
@@ -77,34 +94,26 @@ class ChatModel(ExamplesModel):
         """Return the mean loss over the targets that count; in a pipeline, the result of a piece before the last."""
         if targets is None or documents is None:
             return super().forward(tokens, None, x, piece)
-        x = self.states(tokens, documents, x, piece)
+        # Most tokens of a conversation are not learned: their logits are not needed, nor most of the last block.
+        counted = rows_of(targets)
+        wanted = None if self.parallel.divides_sequence else counted if len(counted) else counted.new_zeros(1)
+        x = self.states(tokens, documents, x, piece, wanted)
         if not self.pieces[piece].last:
             return x
         x = self.norm(x)
-        counted = targets != UNCOUNTED
         if not self.training:
-            self._count(x, targets, counted)
-        if self.parallel.divides_sequence:
+            rows = picked(self.parallel.gather(x), counted) if wanted is None else x
+            self._count(rows[0], targets.flatten()[counted])
+        if wanted is None:
             return masks.loss_over_counted(self._loss_of(x), targets)
-        # Most tokens of a conversation are not learned: their logits are not needed.
-        none = not bool(counted.any())
-        if none:
-            counted = torch.zeros_like(counted)
-            counted[0, 0] = True
-        wanted = targets[counted].clamp_min(0) if none else targets[counted]
-        loss = self._loss_of(x[counted].unsqueeze(0))(wanted.unsqueeze(0))
-        return loss * 0.0 if none else loss
+        loss = self._loss_of(x)(targets.flatten()[wanted].clamp_min(0).unsqueeze(0))
+        return loss if len(counted) else loss * 0.0
 
     @torch.no_grad()
-    def _count(self, x: Tensor, targets: Tensor, counted: Tensor) -> None:
-        if self.parallel.divides_sequence:
-            x = self.parallel.gather(x)
-        places = counted.nonzero()
-        for some in places.split(COUNTED_AT_ONCE):
-            rows, wanted = x[some[:, 0], some[:, 1]], targets[some[:, 0], some[:, 1]]
-            logits = self.head.whole_logits(rows)
-            self.right += int((logits.argmax(-1) == wanted).sum().item())
-        self.seen += len(places)
+    def _count(self, rows: Tensor, targets: Tensor) -> None:
+        for own, wanted in zip(rows.split(COUNTED_AT_ONCE), targets.split(COUNTED_AT_ONCE), strict=False):
+            self.right += int((self.head.whole_logits(own).argmax(-1) == wanted).sum().item())
+        self.seen += len(targets)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the arguments of `forward`: rows that the ranks can divide, and this rank's stretch of them."""

@@ -74,10 +74,10 @@ class LabelGPT(_Counting, ExamplesModel):
         """Return the mean loss of the texts; in a pipeline, the result of a piece before the last."""
         if documents is None or ends is None or labels is None:
             return super().forward(tokens, None, x, piece)
-        x = self.states(tokens, documents, x, piece)
+        x = self.states(tokens, documents, x, piece, ends)
         if not self.pieces[piece].last:
             return x
-        return self._loss(self.classifier(self.norm(x[0, ends])), labels, self.training)
+        return self._loss(self.classifier(self.norm(x)[0]), labels, self.training)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the arguments of `forward`."""

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.masks import UNCOUNTED
-from trainer.tune.chat_model import ExamplesModel
+from trainer.tune.chat_model import ExamplesModel, rows_of
 
 
 class PreferenceModel(ExamplesModel):
@@ -32,10 +31,14 @@ class PreferenceModel(ExamplesModel):
         """Return the mean loss of the pairs that count; in a pipeline, the result of a piece before the last."""
         if targets is None or documents is None or reference is None or counts is None:
             return super().forward(tokens, None, x, piece)
-        x = self.states(tokens, documents, x, piece)
+        wanted = rows_of(targets)
+        x = self.states(tokens, documents, x, piece, wanted)
         if not self.pieces[piece].last:
             return x
-        likely = self._likely(self.norm(x), targets, documents, 2 * len(counts)).view(-1, 2)
+        numbers = documents.flatten()[wanted]
+        likely = self._likely(self.norm(x)[0], targets.flatten()[wanted], numbers, 2 * len(counts)).view(
+            -1, 2
+        )
         if self.recorded is not None:
             self.recorded.append(likely.detach().float().cpu())
         gains = likely - reference
@@ -45,10 +48,11 @@ class PreferenceModel(ExamplesModel):
             self.seen += int(counts.sum().item())
         return -(F.logsigmoid(margins) * counts).sum() / counts.sum().clamp_min(1)
 
-    def _likely(self, x: Tensor, targets: Tensor, documents: Tensor, examples: int) -> Tensor:
-        """Return the sum of the log probabilities of each example's targets, (examples,)."""
-        counted = targets != UNCOUNTED
-        rows, wanted, numbers = x[counted], targets[counted], documents[counted]
+    def _likely(self, rows: Tensor, wanted: Tensor, numbers: Tensor, examples: int) -> Tensor:
+        """Return the sum of the log probabilities of each example's targets, (examples,).
+
+        `rows`: what the output layer reads for each target of `wanted`; `numbers`: the example of each.
+        """
         if self.parallel.size == 1:
             logits = F.linear(rows, self.head.weight)[:, : self.config.vocab].float()
             lost = F.cross_entropy(logits, wanted, reduction="none")

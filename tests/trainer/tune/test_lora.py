@@ -16,7 +16,7 @@ from trainer.__main__ import main
 from trainer.checkpoint.store import found, open_checkpoint
 from trainer.config.lora import LoraConfig, adapted, adapter_parameters
 from trainer.config.model import ModelConfig
-from trainer.engine.rank_state import load_parameters
+from trainer.engine.rank_state import load_parameters, lowered
 from trainer.errors import CheckpointError, InputError
 from trainer.generate.loading import load_network
 from trainer.model.adapter import Adapters, adapt
@@ -69,28 +69,50 @@ def small(changes: dict[str, Any], targets: tuple[str, ...], dropout: float = 0.
 
 
 @pytest.mark.parametrize(
-    ("changes", "targets"),
-    [({}, ("all",)), (LLAMA, ("all",)), (LLAMA, ("q", "v", "gate")), (LLAMA, ("qkv", "gate_up"))],
+    ("changes", "targets", "dropout", "dtype"),
+    [
+        ({}, ("all",), 0.0, torch.float32),
+        (LLAMA, ("all",), 0.0, torch.float32),
+        (LLAMA, ("q", "v", "gate"), 0.5, torch.float32),
+        (LLAMA, ("qkv", "gate_up"), 0.0, torch.float32),
+        (LLAMA, ("all",), 0.5, torch.bfloat16),
+    ],
 )
 def test_the_op_of_matrix_and_adapters_equals_both_apart(
-    changes: dict[str, Any], targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any],
+    targets: tuple[str, ...],
+    dropout: float,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = small(changes, targets)
+    model = small(changes, targets, dropout)
+    for name in lowered(model) if dtype != torch.float32 else ():
+        model.get_parameter(name).data = model.get_parameter(name).data.to(dtype)
     tokens = torch.arange(32).view(2, 16)
-    results = []
-    for plain in (True, False):
-        monkeypatch.setattr(Adapters, "is_plain", lambda self, x, plain=plain: plain)
+    given, results, types = Adapters.one_type, [], []
+    for fused in (True, False):
+
+        def one_type(self: Adapters, x: torch.Tensor, weight: torch.Tensor, fused: bool = fused) -> Any:
+            types.append(given(self, x, weight))
+            return types[-1] if fused else None
+
+        monkeypatch.setattr(Adapters, "one_type", one_type)
         model.zero_grad()
-        loss = model(tokens, tokens.roll(-1, 1))
+        torch.manual_seed(3)
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = model(tokens, tokens.roll(-1, 1))
         loss.backward()
+        monkeypatch.undo()
         results.append(
             (loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.requires_grad})
         )
     (first, own), (second, other) = results
-    assert float(first) == pytest.approx(float(second), abs=1e-6)
+    assert set(types) == {dtype}
+    close = {"atol": 1e-6, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 2e-3, "rtol": 5e-2}
+    assert float(first) == pytest.approx(float(second), abs=close["atol"])
     assert own.keys() == other.keys() and all(".adapter." in name for name in own)
     for name, gradient in own.items():
-        torch.testing.assert_close(gradient, other[name], atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(gradient, other[name], **close)
         assert gradient is not None and gradient.abs().max() > 0
 
 
