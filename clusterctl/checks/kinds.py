@@ -81,5 +81,7 @@ def unexpected(cluster: Cluster, connections: Connections) -> list[Finding]:
                 f"it has {outcome.get().text()}, and {cluster.source} does not tell: its ranks run as on CPUs"
             )
             remedy = f"--kind {kind}, or once for all: clusterctl init --hostfile {cluster.source} --ask"
+            if outcome.node.allocation:
+                remedy = f"ask Slurm for them: gres: {'gpu' if kind == 'cuda' else kind}:N"
             findings.append(Finding("warning", outcome.node.name, text, remedy, "kind"))
     return findings

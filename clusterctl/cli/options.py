@@ -233,6 +233,8 @@ def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
     tells = file.is_file() and kind_of_file(file) in ("cluster", "ranktable")
     if kind_option.chosen() and tells and any(node.kind != kind for node in cluster.nodes):
         raise UsageError(f"--kind {kind}: {file} has the kind of its nodes", "edit the file, or leave it out")
+    # Slurm tells the kind of the devices that it has given to a job.
+    tells = tells or all(node.allocation and node.kind != Settings.kind for node in cluster.nodes)
     guessed = not tells and kind_option.chosen() is None and of_settings == Settings.kind
     return replace(cluster, assumed=True) if guessed else cluster
 
@@ -257,10 +259,12 @@ def connected(
     persist: str | None = None,
     connect_timeout: float | None = None,
     at_once: int | None = None,
+    begin: bool = False,
 ) -> Iterator[Connections]:
     """Yield connections to a cluster's nodes, made as the settings say and closed at the end; or the keeper's.
 
-    `at_once` is how many nodes are connected at the same time: all of them by default.
+    `at_once` is how many nodes are connected at the same time: all of them by default. With `begin` the agents of an
+    allocation start now, not at the first use of a connection.
     """
     from clusterctl.ssh.choose import transport_to
     from clusterctl.transport import open_files
@@ -284,9 +288,12 @@ def connected(
     else:
         most = len(cluster.nodes) if at_once is None else at_once
         open_files.require(cluster.nodes, most, children=ssh == "openssh")
-        transport = transport_to(
+        by_host = transport_to(
             cluster, ask=screen.ask_secret, accept_new=trust_new, ssh=ssh, connect_timeout=patience
         )
+        if begin:
+            by_host.begin()
+        transport = by_host
     with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:
         yield connections
 

@@ -18,7 +18,6 @@ from clusterctl.files import replace_file
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan
 from clusterctl.jobs.job import Job, devices_on
-from clusterctl.jobs.parts.own_table import file_of, read_table
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
@@ -29,7 +28,7 @@ from clusterctl.jobs.run_folder import (
     new_run_id,
 )
 from clusterctl.json_types import JsonObject
-from clusterctl.runs.prepare.master_port import free_port
+from clusterctl.runs.prepare import node_facts
 from clusterctl.runs.prepare.setups import run_setups
 from clusterctl.runs.prepare.stage import (
     Stored,
@@ -50,6 +49,7 @@ from clusterctl.transport.link import RequestFailed
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
+    from clusterctl.runs.prepare.node_facts import Question
     from clusterctl.transport.fanout import Connection, Connections
     from clusterctl.transport.hello import Hello
 
@@ -62,10 +62,12 @@ def launch(
     tell: Tell,
     run: RunDir | None = None,
     spares: Sequence[Node] = (),
+    asked: Question | None = None,
 ) -> RunDir:
     """Start a run on all of its nodes, or on none of them; return the run's folder.
 
-    Code and data are pushed to the spare nodes too: a restart then uses nothing that may have changed here.
+    `asked` is a question for the nodes' facts that the caller has asked already. Code and data are pushed to the spare
+    nodes too: a restart then uses nothing that may have changed here.
     """
     run = run or new_run(job, runs)
     everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
@@ -73,7 +75,7 @@ def launch(
     code = push_code(everywhere, job, connections, tell, runs)
     run_setups(cluster, job, connections, code, tell)
     data = push_data(everywhere, job, connections, tell)
-    facts = prepare(cluster, job, connections, hellos, Stored(code, data), tell)
+    facts = prepare(cluster, job, connections, hellos, Stored(code, data), tell, asked)
     made = plan.make_plan(cluster, job, replace(facts, run_id=run.run_id))
     try:
         start_all(run, made, connections, tell, spares)
@@ -163,10 +165,9 @@ def prepare(
     hellos: dict[str, Hello],
     stored: Stored,
     tell: Tell,
+    asked: Question | None = None,
 ) -> plan.Facts:
     """Return the facts about a run that only its nodes know."""
-    from clusterctl.ranktable import from_nodes
-
     if folder := saving_of(job.train).dir:
         tell("checkpoint", check_shared(folder, cluster.nodes, connections))
 
@@ -175,24 +176,18 @@ def prepare(
         check_access(cluster.nodes, access, connections.of)
         tell("store", f"{access.address} takes checkpoints from {plural(len(cluster.nodes), 'node')}")
 
-    table = ""
-    if file := file_of(job.rank_table):
-        table = read_table(file)
-        tell("ranktable", f"{file} fits the ranks of the job")
-    elif plan.rank_table_wanted(job, cluster):
-        answer = from_nodes.build_from_nodes(cluster, connections, job.devices)
-        table = answer.table.render()
-        notes = "".join(f"; {text}" for text in (answer.detected, *answer.other_sources) if text)
-        tell("ranktable", f"built from the answers of {plural(len(cluster.nodes), 'node')}{notes}")
+    found = asked.answer() if asked is not None else node_facts.ask(cluster, job, connections)
+    if found.note:
+        tell("ranktable", found.note)
     return plan.Facts(
-        master_port=job.master_port or free_port(connections.of(cluster.nodes[0]), cluster.nodes[0]),
+        master_port=found.master_port,
         workdirs={name: hello.workdir for name, hello in hellos.items()},
         homes={name: hello.home for name, hello in hellos.items()},
         cpus=_processors({node.name: hellos[node.name] for node in cluster.nodes}),
         code_paths=stored.code,
         data_paths=stored.data,
         forwarded=_forwarded(job),
-        rank_table=table,
+        rank_table=found.rank_table,
     )
 
 

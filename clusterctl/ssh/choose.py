@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.ssh.transport import SshTransport
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Stream
+    from clusterctl.transport.srun import SrunTransport
 
 CHOICES = ("auto", "paramiko", "openssh")
 
@@ -155,13 +156,13 @@ def choice_for(
     )
 
 
-class _ByHost:
+class ByHost:
     """SSH for every node; srun for a node of a Slurm allocation; this machine for a node whose host is `local`."""
 
     def __init__(self, ssh: Callable[[], Transport], allocated: Sequence[Node]) -> None:
         self._make_ssh = ssh
         self._allocated = allocated
-        self._srun: Transport | None = None
+        self._srun: SrunTransport | None = None
         self._ssh: Transport | None = None
         self._local = LocalTransport()
         self._change = threading.Lock()
@@ -172,6 +173,11 @@ class _ByHost:
     def start(self, node: Node, command: str) -> Stream:
         return self._way_to(node).start(node, command)
 
+    def begin(self) -> None:
+        """Start the agents of a Slurm allocation before the first connection is asked for."""
+        if self._allocated:
+            self._by_srun().begin()
+
     def _way_to(self, node: Node) -> Transport:
         if node.host == "local":
             return self._local
@@ -181,7 +187,7 @@ class _ByHost:
             self._ssh = self._ssh or self._make_ssh()
         return self._ssh
 
-    def _by_srun(self) -> Transport:
+    def _by_srun(self) -> SrunTransport:
         from clusterctl.transport.srun import SrunTransport
 
         with self._change:
@@ -196,7 +202,7 @@ def transport_to(
     connect_timeout: float = 10.0,
     ssh: str = "auto",
     ask: Callable[[str], str | None] | None = None,
-) -> Transport:
+) -> ByHost:
     """Return the transport to a cluster's nodes. Each backend is loaded when it is needed. `ask` gets a passphrase
     from the user."""
 
@@ -205,4 +211,4 @@ def transport_to(
 
         return choice_for(cluster, ssh, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask)
 
-    return _ByHost(chosen, [node for node in cluster.nodes if node.allocation])
+    return ByHost(chosen, [node for node in cluster.nodes if node.allocation])

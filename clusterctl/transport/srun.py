@@ -86,6 +86,13 @@ class SrunTransport:
         # Nodes that could not connect back.
         self._by_streams: set[str] = set()
 
+    def begin(self) -> None:
+        """Start the step of all nodes now, so that their agents start before the first connection is asked for."""
+        for node in self._together[:1]:
+            step = self._step_for(node)
+            with self._change:
+                self._steps[node.name] = step
+
     def connect(self, node: Node) -> Connection:
         pipe: _SocketPipe | StreamPipe | None = None
         if node.name not in self._by_streams:

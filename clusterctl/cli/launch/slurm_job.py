@@ -60,7 +60,8 @@ def start(
         if not ours:
             raise UsageError(f"{found.run_id} has another controller", "clusterctl status " + found.run_id)
         try:
-            with options.connected(cluster) as connections:
+            with options.connected(cluster, begin=True) as connections:
+                _load_modules()
                 _start(found, cluster, connections, checks=not no_checks)
                 _control(found, connections, trains=record.job.train is not None)
         except SystemExit:
@@ -72,6 +73,16 @@ def start(
             if not _lost_a_node(found, error) or not _requeue(found, cluster, "lost a node"):
                 raise
             screen.report_error(error)
+
+
+def _load_modules() -> None:
+    """Import what the run needs soon: this takes as long as srun needs to start the agents."""
+    import clusterctl.checks.doctor
+    import clusterctl.cli.launch.follow
+    import clusterctl.cli.launch.run
+    import clusterctl.ranktable.from_nodes
+    import clusterctl.runs.controller
+    import clusterctl.runs.start  # noqa: F401
 
 
 @contextmanager
@@ -103,12 +114,14 @@ def _launch(run: RunDir, cluster: Cluster, connections: Connections, log: Any, *
     from clusterctl.checks import doctor
     from clusterctl.jobs import job as jobs
     from clusterctl.runs import start as runs
+    from clusterctl.runs.prepare.node_facts import Question
 
     job = run.read_record().job
     summary = jobs.check(job, cluster)
+    asked = Question(cluster, job, connections)
     if checks:
         doctor.before_launch(cluster, job, connections, log, summary)
-    runs.launch(cluster, job, connections, run.root.parent, log, run)
+    runs.launch(cluster, job, connections, run.root.parent, log, run, asked=asked)
 
 
 def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -> None:

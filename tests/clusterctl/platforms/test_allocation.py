@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from clusterctl.cli import options
 from clusterctl.hostfile import detect
 from clusterctl.platforms import allocation, slurm
 
@@ -69,3 +72,15 @@ def test_nodes_are_reached_by_srun_at_the_addresses_that_slurm_knows(monkeypatch
 def test_without_the_id_of_a_job_the_names_are_reached_by_ssh() -> None:
     node = allocation.cluster_of({"SLURM_JOB_NODELIST": "node1"}, "cpu").nodes[0]
     assert (node.host, node.allocation) == ("node1", "")
+
+
+@pytest.mark.parametrize(("gres", "assumed"), [("Nodes=node[1-2] GRES=npu(CNT:8)", False), ("GRES=", True)])
+def test_devices_that_slurm_has_given_to_a_job_are_no_guess(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gres: str, assumed: bool
+) -> None:
+    answers(monkeypatch, gres)
+    monkeypatch.setattr(slurm, "is_installed", lambda: True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
+    assert options.cluster_of(None).assumed is assumed
