@@ -75,15 +75,15 @@ def loads(data: "bytes | str") -> "Any":
 
 def sha256() -> "Any":
     """Return a hash for small files: Python's own, because the one of hashlib loads OpenSSL, 3 ms of CPU."""
-    try:
-        # Python 3.12 and newer.
-        from _sha2 import sha256 as made  # type: ignore[import-not-found]
-    except ImportError:
+    # Named _sha2 since Python 3.12.
+    for name in ("_sha256", "_sha2"):
         try:
-            from _sha256 import sha256 as made  # type: ignore[import-not-found]
+            return __import__(name).sha256()
         except ImportError:
-            from hashlib import sha256 as made
-    return made()
+            continue
+    import hashlib
+
+    return hashlib.sha256()
 
 
 TYPE_CHECKING = False

@@ -62,11 +62,11 @@ def launch(
     tell: Tell,
     run: RunDir | None = None,
     spares: Sequence[Node] = (),
-    asked: Question | None = None,
+    question: Question | None = None,
 ) -> RunDir:
     """Start a run on all of its nodes, or on none of them; return the run's folder.
 
-    `asked` is a question for the nodes' facts that the caller has asked already. Code and data are pushed to the spare
+    `question` asks the nodes for their facts; the caller has sent it already. Code and data are pushed to the spare
     nodes too: a restart then uses nothing that may have changed here.
     """
     run = run or new_run(job, runs)
@@ -75,7 +75,7 @@ def launch(
     code = push_code(everywhere, job, connections, tell, runs)
     run_setups(cluster, job, connections, code, tell)
     data = push_data(everywhere, job, connections, tell)
-    facts = prepare(cluster, job, connections, hellos, Stored(code, data), tell, asked)
+    facts = prepare(cluster, job, connections, hellos, Stored(code, data), tell, question)
     made = plan.make_plan(cluster, job, replace(facts, run_id=run.run_id))
     try:
         start_all(run, made, connections, tell, spares)
@@ -165,7 +165,7 @@ def prepare(
     hellos: dict[str, Hello],
     stored: Stored,
     tell: Tell,
-    asked: Question | None = None,
+    question: Question | None = None,
 ) -> plan.Facts:
     """Return the facts about a run that only its nodes know."""
     if folder := saving_of(job.train).dir:
@@ -176,7 +176,7 @@ def prepare(
         check_access(cluster.nodes, access, connections.of)
         tell("store", f"{access.address} takes checkpoints from {plural(len(cluster.nodes), 'node')}")
 
-    found = asked.answer() if asked is not None else node_facts.ask(cluster, job, connections)
+    found = question.answer() if question is not None else node_facts.ask(cluster, job, connections)
     if found.note:
         tell("ranktable", found.note)
     return plan.Facts(

@@ -118,10 +118,10 @@ def _launch(run: RunDir, cluster: Cluster, connections: Connections, log: Any, *
 
     job = run.read_record().job
     summary = jobs.check(job, cluster)
-    asked = Question(cluster, job, connections)
+    question = Question(cluster, job, connections)
     if checks:
         doctor.before_launch(cluster, job, connections, log, summary)
-    runs.launch(cluster, job, connections, run.root.parent, log, run, asked=asked)
+    runs.launch(cluster, job, connections, run.root.parent, log, run, question=question)
 
 
 def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -> None:

@@ -76,13 +76,6 @@ def test_a_file_of_that_name_that_cannot_run_does_not_hide_a_later_one(tmp_path:
     assert run([b"tool"], tmp_path, {b"PATH": path}) == (0, "here\n")
 
 
-def test_the_output_of_pipes_is_read_to_its_end() -> None:
-    process = spawn.start_with_pipes([b"sh", b"-c", b"echo out; echo error >&2"], PATH)
-    assert process.stdout is not None and process.stderr is not None
-    with process.stdout, process.stderr:
-        assert (process.stdout.read(), process.stderr.read(), process.wait()) == (b"out\n", b"error\n", 0)
-
-
 def test_a_start_of_ranks_imports_nothing_that_costs_most() -> None:
     """json, re, subprocess, ctypes and the rest are 9 of 22 ms of CPU that a start takes on a node."""
     modules = "server operations attempts supervisor follow spawn"

@@ -14,7 +14,9 @@ import native
 from trainer.config.model import ModelConfig
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
+from trainer.model.linear import RowLinear
 from trainer.model.recompute import NOTHING, Recompute
+from trainer.parallel.tensor import ALONE
 
 Make = Callable[..., dict[str, Any]]
 SHAPE = ModelConfig(layers=3, hidden=32, heads=4, sequence=48, vocab=69, dropout=0.2, attention_dropout=0.1)
@@ -104,3 +106,18 @@ def test_a_job_that_recomputes_has_the_losses_of_one_that_keeps_on_every_layout(
         assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
         found.append([(one["loss"], one["grad_norm"]) for one in metrics(tmp_path / name, "step")])
     assert len(found[0]) == 8 and found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(("is_frozen", "calls"), [(True, 1), (False, 2)])
+def test_the_activation_before_a_frozen_matrix_is_computed_once(is_frozen: bool, calls: int) -> None:
+    matrix, count = RowLinear(8, 4, ALONE), 0
+    matrix.weight.requires_grad_(not is_frozen)
+
+    def activate(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return torch.relu(x)
+
+    x = torch.ones(3, 8, requires_grad=True)
+    matrix(x, activate).sum().backward()
+    assert count == calls and x.grad is not None

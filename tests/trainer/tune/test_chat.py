@@ -89,6 +89,19 @@ def test_examples_in_one_row_give_the_loss_of_each_alone(material: Path) -> None
         assert float(own.detach()) == pytest.approx(float(wanted.detach()), abs=1e-5)
 
 
+def test_the_last_block_computes_only_the_rows_whose_loss_counts(material: Path) -> None:
+    config = read_config(config_for(material))
+    model = ChatModel(config.model, native.choose("cpu", "reference"))
+    joined = [torch.from_numpy(part) for part in ChatData(config).orders()["valid"].read(range(4))]
+    rows = []
+    for block in model.blocks.values():
+        block.feed_forward.register_forward_pre_hook(
+            lambda _, given: rows.append(given[0].shape[:-1].numel())
+        )
+    model(*model.arguments(joined))
+    assert rows[-1] == model.counted(joined) < min(rows[:-1])
+
+
 def test_attention_by_a_mask_equals_attention_of_each_example(material: Path) -> None:
     from trainer.model import masks
 
