@@ -70,19 +70,21 @@ def _row_products(
         row = begin + left * ROWS + tl.arange(0, ROWS)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         lane = tl.arange(0, INNER)
-        x_at += row[:, None] * x_row
-        matrix_at += group.to(tl.int64) * matrix_group + column[None, :].to(tl.int64) * matrix_column
+        from_row = x_at + row[:, None] * x_row
+        from_column = (
+            matrix_at + group.to(tl.int64) * matrix_group + column[None, :].to(tl.int64) * matrix_column
+        )
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, inner, INNER):
             at = (start + lane).to(tl.int64)
             known = at < inner
-            x = tl.load(x_at + at[None, :] * x_column, (row[:, None] < end) & known[None, :], 0.0)
+            x = tl.load(from_row + at[None, :] * x_column, (row[:, None] < end) & known[None, :], 0.0)
             matrix = tl.load(
-                matrix_at + at[:, None] * matrix_row, known[:, None] & (column[None, :] < width), 0.0
+                from_column + at[:, None] * matrix_row, known[:, None] & (column[None, :] < width), 0.0
             )
             total = tl.dot(x, matrix, total, input_precision="ieee")
-        out_at += row[:, None] * width + column[None, :]
-        tl.store(out_at, total.to(out_at.dtype.element_ty), (row[:, None] < end) & (column[None, :] < width))
+        inside = (row[:, None] < end) & (column[None, :] < width)
+        tl.store(out_at + row[:, None] * width + column[None, :], total.to(out_at.dtype.element_ty), inside)
 
 
 @jit
