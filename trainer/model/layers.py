@@ -135,6 +135,8 @@ class Block(nn.Module):
         """
         if wanted is not None and isinstance(self.feed_forward, Experts):
             return picked(self(x, sight), wanted)
+        if wanted is None:
+            return self.rest(x, self.attention(self.norm_1(x), sight), sight.aux_weight)
         mixed = self.attention(self.norm_1(x), sight, wanted)
         return self.rest(picked(x, wanted), mixed, sight.aux_weight)
 
