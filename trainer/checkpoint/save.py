@@ -167,7 +167,7 @@ def check_written(file: Path, written: WrittenFile, read_back: bool) -> None:
 
     A CheckpointError names the place that differs.
     """
-    # Without reading back, the data stay in memory: the next load may follow at once.
+    # A file that is not read back stays in the page cache, so that a load soon after the save reads it from memory.
     drop_cached(file, 0 if read_back else PIECE)
     with VerifiedFile(file, written.sha256) as stream:
         if stream.size != written.bytes:

@@ -24,7 +24,7 @@ from trainer.serve.runner import Runner, Stream
 
 Answer = TypeVar("Answer")
 SHORT = 8 << 10
-"""Bytes of a body whose texts are encoded at once; others wait for a thread, so that they delay nobody else."""
+"""The most bytes of a body whose texts the event loop encodes itself. A thread encodes the texts of larger bodies."""
 
 
 @dataclass(frozen=True)

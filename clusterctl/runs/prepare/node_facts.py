@@ -46,7 +46,7 @@ def ask(cluster: Cluster, job: Job, connections: Connections) -> NodeFacts:
 
 
 class Question:
-    """The same question, asked while something else goes on, such as the checks of the nodes."""
+    """A call of `ask` in a thread of its own; the caller can check the nodes meanwhile."""
 
     def __init__(self, cluster: Cluster, job: Job, connections: Connections) -> None:
         self._facts: NodeFacts | None = None

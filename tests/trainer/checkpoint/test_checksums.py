@@ -1,4 +1,4 @@
-"""What a load verifies: the checksum of each piece, and its SHA-256 where there is none or where it differs."""
+"""A load compares the checksum of each piece. It compares the SHA-256 if a piece has no checksum or a different one."""
 
 from __future__ import annotations
 
