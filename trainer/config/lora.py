@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from trainer.config.model import ModelConfig
 from trainer.config.reader import closest_match, setting
@@ -21,6 +22,8 @@ TARGETS: dict[str, tuple[str, str]] = {
     "up": ("feed_forward.up", "up"),
     "down": ("feed_forward.down", "all"),
 }
+# Next to experts, the part of a block that every token passes through.
+SHARED = "shared"
 # Hugging Face's names of modules.
 ALIASES = {
     **{f"{name}_proj": (name,) for name in ("q", "k", "v", "gate", "up", "down", "gate_up")},
@@ -34,6 +37,10 @@ ALIASES = {
     "attn.c_proj": ("out",),
     "mlp.c_proj": ("down",),
     "c_proj": ("out", "down"),
+    # Mixtral's.
+    "w1": ("gate",),
+    "w3": ("up",),
+    "w2": ("down",),
 }
 
 
@@ -49,7 +56,7 @@ class LoraConfig:
     """Chance to drop an input of an adapter, in training only."""
     targets: tuple[str, ...] = setting(())
     """Matrices with an adapter: q, k, v, qkv, out, gate, up, gate_up, down, `all`, or Hugging Face's names of them. By
-    default q and v, or qkv where a family has them as one matrix, as PEFT does."""
+    default q and v, or qkv where a family has them as one matrix, as PEFT does. Each expert has adapters of its own."""
 
     @property
     def scale(self) -> float:
@@ -62,21 +69,37 @@ def is_split(model: ModelConfig) -> bool:
     return model.norm == "rms" or model.groups != model.heads
 
 
+def modules_of(model: ModelConfig, module: str) -> tuple[str, ...]:
+    """Return the modules of a block that a target's module stands for: next to experts, the part for all tokens too."""
+    part, _, matrix = module.partition(".")
+    shared = part == "feed_forward" and model.shared_ffn
+    return (module, f"{part}.{SHARED}.{matrix}") if shared else (module,)
+
+
+def is_of_experts(model: ModelConfig, module: str) -> bool:
+    """Return whether a module has a matrix for each expert."""
+    return model.experts > 0 and module in ("feed_forward.up", "feed_forward.down")
+
+
 def sections_of(model: ModelConfig, module: str) -> dict[str, int]:
     """Return the outputs of each section of a matrix, under their names."""
     if module == "attention.qkv":
         keys = model.groups * model.head_size
         return {"q": model.attention_width, "k": keys, "v": keys}
-    if module == "feed_forward.up":
-        return {"gate": model.inner, "up": model.inner} if model.swiglu else {"up": model.inner}
+    if module.startswith("feed_forward.") and module.endswith(".up"):
+        inner = model.shared_ffn if SHARED in module else model.inner
+        return {"gate": inner, "up": inner} if model.swiglu else {"up": inner}
     return {"all": model.hidden}
 
 
 def inputs_of(model: ModelConfig, module: str) -> int:
     """Return the inputs of a matrix."""
-    return {"attention.out": model.attention_width, "feed_forward.down": model.inner}.get(
-        module, model.hidden
-    )
+    widths = {
+        "attention.out": model.attention_width,
+        "feed_forward.down": model.inner,
+        f"feed_forward.{SHARED}.down": model.shared_ffn,
+    }
+    return widths.get(module, model.hidden)
 
 
 def adapted(model: ModelConfig, lora: LoraConfig) -> dict[str, tuple[str, ...]]:
@@ -97,7 +120,9 @@ def adapted(model: ModelConfig, lora: LoraConfig) -> dict[str, tuple[str, ...]]:
         sections = sections_of(model, module)
         if section != "all" and section not in sections:
             raise ValueError(f"this model has no {name}: its feed-forward part has no gate")
-        found[module] = (*found.get(module, ()), "all" if len(sections) == 1 else section)
+        section = "all" if len(sections) == 1 else section
+        for path in modules_of(model, module):
+            found[path] = (*found.get(path, ()), section)
     for module, chosen in found.items():
         if "all" in chosen and len(set(chosen)) > 1:
             raise ValueError(f"{module} gets an adapter as a whole and for parts of it: keep one")
@@ -108,20 +133,25 @@ def adapted(model: ModelConfig, lora: LoraConfig) -> dict[str, tuple[str, ...]]:
 
 def adapter_shapes(
     model: ModelConfig, lora: LoraConfig
-) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Yield each adapter of a block: its name, and the shapes of its two matrices."""
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Yield each adapter of a block: its name, and the shapes of its two matrices, of experts those of all."""
     for module, chosen in adapted(model, lora).items():
         sections = sections_of(model, module)
+        each = (model.experts,) if is_of_experts(model, module) else ()
         for section in chosen:
             outputs = sum(sections.values()) if section == "all" else sections[section]
-            yield f"{module}.adapter.{section}", (lora.rank, inputs_of(model, module)), (outputs, lora.rank)
+            first, second = (lora.rank, inputs_of(model, module)), (outputs, lora.rank)
+            yield f"{module}.adapter.{section}", (*each, *first), (*each, *second)
 
 
 def adapter_parameters(model: ModelConfig, lora: LoraConfig, tensor: int = 1) -> int:
     """Return the numbers of a block's adapters on one of `tensor` ranks."""
     count = 0
-    for name, (rank, inputs), (outputs, _) in adapter_shapes(model, lora):
-        rows = name.startswith(("attention.out", "feed_forward.down"))
+    for name, (*each, rank, inputs), (*_, outputs, _) in adapter_shapes(model, lora):
+        if each:
+            count += prod(each) * rank * (inputs + outputs) // tensor
+            continue
+        rows = name.startswith("attention.out") or ".down." in name
         count += rank * (inputs // tensor + outputs if rows else inputs + outputs // tensor)
     return count
 
@@ -133,9 +163,6 @@ def lora_faults(model: ModelConfig, lora: LoraConfig) -> Iterator[Fault]:
             yield Fault("train.tune.lora.rank", "is 0, which is no adapter", "use a rank such as 8")
         return
     try:
-        modules = adapted(model, lora)
+        adapted(model, lora)
     except ValueError as error:
         yield Fault("train.tune.lora.targets", str(error))
-        return
-    if model.experts and any(module.startswith("feed_forward") for module in modules):
-        yield Fault("train.tune.lora.targets", "experts get no adapters", "name matrices of attention")

@@ -1,13 +1,15 @@
 """Adapters of low rank beside the matrices of a model, whose own weights no longer change.
 
 An adapter adds scale x B A x to the result of a matrix, or to one section of it. It is divided among the tensor
-parallel ranks as its matrix: by outputs B is divided and A is whole, by inputs the other way round.
+parallel ranks as its matrix: by outputs B is divided and A is whole, by inputs the other way round. Each expert has
+adapters of its own, which are where its matrices are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from trainer.config.lora import LoraConfig, adapted, sections_of
 from trainer.config.model import ModelConfig
 from trainer.model.cuts import Cut, cuts_of
+from trainer.model.experts import ExpertLinear
 from trainer.model.layers import generator_of
 from trainer.model.linear import Activate, ColumnLinear, RowLinear
 from trainer.parallel.tensor import Parallel, column_linear
@@ -29,7 +32,7 @@ MARK = ".adapter."
 class Adapter(nn.Module):
     """The two matrices of one adapter."""
 
-    def __init__(self, a: tuple[int, int], b: tuple[int, int], cuts: dict[str, Cut], first: int) -> None:
+    def __init__(self, a: tuple[int, ...], b: tuple[int, ...], cuts: dict[str, Cut], first: int) -> None:
         """`a`, `b`: shapes on this rank; `first`: where its section begins in this rank's result."""
         super().__init__()
         self.a, self.b = nn.Parameter(torch.zeros(a)), nn.Parameter(torch.zeros(b))
@@ -96,6 +99,22 @@ class AdaptedRows(RowLinear):
         if dtype is not None:
             return _at_once(x.to(dtype), self.weight, self.bias, self.adapter)
         return self.adapter.added(x, super().forward(x))
+
+
+class AdaptedExperts(ExpertLinear):
+    """One matrix of each expert, with adapters."""
+
+    adapter: Adapters
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        result, adapters = super().forward(rows, counts), self.adapter
+        kept = F.dropout(rows, adapters.dropout, self.training)
+        for adapter in adapters.each():
+            low = self.ops.grouped_linear(kept, adapter.a, counts)
+            more = self.ops.grouped_linear(low * adapters.scale, adapter.b, counts)
+            rest = result.shape[-1] - adapter.first - more.shape[-1]
+            result = result + F.pad(more, (adapter.first, rest))
+        return result
 
 
 def _at_once(x: Tensor, weight: Tensor, bias: Tensor | None, adapters: Adapters) -> Tensor:
@@ -170,14 +189,23 @@ def adapt(model: Any, config: ModelConfig, lora: LoraConfig, seed: int | None) -
             module.adapter = Adapters(
                 _made(module, config, lora, path, chosen), lora, model.parallel, by_rows
             )
-            module.__class__ = AdaptedRows if by_rows else AdaptedColumns
+            if isinstance(module, ExpertLinear):
+                module.__class__ = AdaptedExperts
+            else:
+                module.__class__ = AdaptedRows if by_rows else AdaptedColumns
     if seed is not None:
         _draw(model, seed)
 
 
 def _made(
-    module: ColumnLinear | RowLinear, config: ModelConfig, lora: LoraConfig, path: str, chosen: Sequence[str]
+    module: ColumnLinear | RowLinear | ExpertLinear,
+    config: ModelConfig,
+    lora: LoraConfig,
+    path: str,
+    chosen: Sequence[str],
 ) -> dict[str, Adapter]:
+    if isinstance(module, ExpertLinear):
+        return _made_for_experts(module, config, lora, path, chosen)
     outputs, inputs = module.weight.shape
     if isinstance(module, RowLinear):
         cuts = {"a": Cut(1), "b": Cut(partial=True)}
@@ -194,6 +222,24 @@ def _made(
     return found
 
 
+def _made_for_experts(
+    module: ExpertLinear, config: ModelConfig, lora: LoraConfig, path: str, chosen: Sequence[str]
+) -> dict[str, Adapter]:
+    experts, outputs, inputs = module.weight.shape
+    sections = sections_of(config, path)
+    first = dict(zip(sections, accumulate(sections.values(), initial=0), strict=False))
+    cuts = {"a": Cut(0), "b": Cut(0)}
+    return {
+        name: Adapter(
+            (experts, lora.rank, inputs),
+            (experts, sections.get(name, outputs), lora.rank),
+            cuts,
+            first.get(name, 0),
+        )
+        for name in chosen
+    }
+
+
 @torch.no_grad()
 def _draw(model: Any, seed: int) -> None:
     cuts = cuts_of(model)
@@ -206,5 +252,5 @@ def _draw(model: Any, seed: int) -> None:
 
 def drawn_adapter(name: str, shape: Sequence[int], seed: int) -> Tensor:
     """Return the numbers that a whole matrix A begins with, as PEFT draws them."""
-    bound = 1 / math.sqrt(shape[1])
+    bound = 1 / math.sqrt(shape[-1])
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator_of(seed, name))

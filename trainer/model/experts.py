@@ -26,10 +26,16 @@ from trainer.parallel.tensor import Parallel
 class ExpertLinear(nn.Module):
     """One matrix of each expert of this rank."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int, parallel: Parallel) -> None:
+    def __init__(
+        self, experts: int, inputs: int, outputs: int, ops: native.Choice, parallel: Parallel
+    ) -> None:
         super().__init__()
-        self.cuts = {"weight": Cut(0)}
+        self.cuts, self.ops = {"weight": Cut(0)}, ops
         self.weight = nn.Parameter(torch.zeros(experts // parallel.size, outputs, inputs))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Return each row times the matrix of its expert; `rows` are ordered by expert, `counts` rows for each."""
+        return self.ops.grouped_linear(rows, self.weight, counts)
 
 
 class Router(nn.Module):
@@ -52,8 +58,8 @@ class Experts(nn.Module):
         super().__init__()
         self.config, self.ops, self.parallel = config, ops, parallel
         self.router = Router(config)
-        self.up = ExpertLinear(config.experts, config.hidden, config.up_width, parallel)
-        self.down = ExpertLinear(config.experts, config.inner, config.hidden, parallel)
+        self.up = ExpertLinear(config.experts, config.hidden, config.up_width, ops, parallel)
+        self.down = ExpertLinear(config.experts, config.inner, config.hidden, ops, parallel)
         self.activation = Activation(config, ops)
         self.shared = FeedForward(config, ops, parallel, config.shared_ffn) if config.shared_ffn else None
         self.own = len(self.up.weight)
@@ -127,8 +133,8 @@ class Experts(nn.Module):
 
     def _run(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return this rank's experts' results; `rows` are ordered by expert, `counts` rows for each."""
-        inner = self.activation(self.ops.grouped_linear(rows, self.up.weight, counts))
-        return self.ops.grouped_linear(inner, self.down.weight, counts)
+        result: Tensor = self.down(self.activation(self.up(rows, counts)), counts)
+        return result
 
     def _imbalance(self, chances: Tensor, chosen: Tensor) -> Tensor:
         """Return experts x sum of (part of the choices x mean chance) of each expert: 1 where all are used alike."""

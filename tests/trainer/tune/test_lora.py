@@ -25,10 +25,11 @@ from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import summary
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
-from trainer.weights.adapters.merge import open_whole, read_whole
+from trainer.weights.adapters.merge import open_whole, read_whole, with_adapters
 from trainer.weights.adapters.peft import ALL_FORMATS
 from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
+from trainer.weights.lazy import in_memory
 
 LLAMA = {
     "rotary": True,
@@ -40,6 +41,7 @@ LLAMA = {
     "ffn": 64,
 }
 LLAMA4 = {**LLAMA, "heads": 4}
+MIXTURE = {**LLAMA4, "experts": 4, "ffn": 24, "aux_loss": 0.1}
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 60}
 
 
@@ -51,9 +53,18 @@ def base(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found(folder / "checkpoints")[0]
 
 
+@pytest.fixture(scope="module")
+def mixture(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the checkpoint of a short training of a mixture of experts."""
+    folder: Path = tmp_path_factory.mktemp("mixture")
+    learn(folder, config_for(material, model=MIXTURE, steps=1))
+    return found(folder / "checkpoints")[0]
+
+
 def lora_config(material: Path, base: Path, **changes: Any) -> dict[str, Any]:
     lora = {"rank": 4, "alpha": 8, "targets": ["all"], **changes.pop("lora", {})}
-    raw = config_for(material, model=LLAMA4, tune={"lora": lora}, init={"source": str(base)}, **changes)
+    model = changes.pop("model", LLAMA4)
+    raw = config_for(material, model=model, tune={"lora": lora}, init={"source": str(base)}, **changes)
     return {"steps": 3, "save": {"every": 3}, **raw, "optimizer": {"lr": 1e-2, "schedule": "constant"}}
 
 
@@ -136,8 +147,51 @@ def test_targets_follow_the_family_and_have_the_names_of_hugging_face() -> None:
         adapted(plain, LoraConfig(4, targets=("c_attn", "c_proj", "c_fc"))).keys()
         == adapted(plain, LoraConfig(4, targets=("all-linear",))).keys()
     )
-    learned = sum(p.numel() for p in small(LLAMA, ("all",)).parameters() if p.requires_grad)
-    assert learned == 2 * adapter_parameters(llama, LoraConfig(4, targets=("all",)))
+    for changes in (LLAMA, {**MIXTURE, "shared_ffn": 16}):
+        learned = sum(p.numel() for p in small(changes, ("all",)).parameters() if p.requires_grad)
+        model = ModelConfig(**{**SHAPE, **changes})
+        assert learned == 2 * adapter_parameters(model, LoraConfig(4, targets=("all",)))
+
+
+@pytest.mark.parametrize("targets", [("all",), ("gate_up", "down"), ("up",), ("down",)])
+def test_adapters_of_experts_change_each_expert_as_its_merged_matrix_does(targets: tuple[str, ...]) -> None:
+    model = small({**MIXTURE, "shared_ffn": 16}, targets)
+    plain = GPT(model.config, native.choose("cpu", "reference"))
+    state, lora = model.state_dict(), LoraConfig(4, 8.0, 0.0, targets)
+    pairs = {name: tensor for name, tensor in state.items() if ".adapter." in name}
+    assert any(".feed_forward.shared." in name for name in pairs)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            whole = with_adapters(name, in_memory(state[name]), pairs, model.config, lora)
+            parameter.copy_(whole.whole())
+            if name.endswith((".up.weight", ".down.weight")) and targets == ("all",):
+                assert not torch.equal(parameter, state[name]), name
+    tokens = torch.arange(32).view(2, 16)
+    for each in (model, plain):
+        each.eval()
+    with torch.no_grad():
+        assert float(model(tokens, tokens)) == pytest.approx(float(plain(tokens, tokens)), abs=1e-6)
+
+
+@pytest.mark.parametrize("targets", [("all",), ("gate_up", "v"), ("gate_up", "down")])
+def test_adapters_of_experts_go_to_a_folder_of_peft_and_back(
+    material: Path, mixture: Path, tmp_path: Path, targets: tuple[str, ...]
+) -> None:
+    config = lora_config(material, mixture, model=MIXTURE, lora={"targets": list(targets)}, steps=1)
+    learn(tmp_path / "run", {**config, "save": {"every": 1}})
+    checkpoint = found(tmp_path / "run" / "checkpoints")[0]
+    peft = ALL_FORMATS["peft"]
+    export_weights(checkpoint, tmp_path / "peft", "peft", ExportRequest(), form=peft, read=read_whole)
+    settings = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert "mlp.experts.gate_up_proj" in settings["target_parameters"]
+    asked = ImportRequest(base=str(mixture))
+    import_weights(tmp_path / "peft", tmp_path / "again", request=asked, formats=ALL_FORMATS)
+    again, before = open_checkpoint(tmp_path / "again"), open_checkpoint(checkpoint)
+    assert again.weights == before.weights and any(
+        ".feed_forward.up.adapter." in name for name in again.weights
+    )
+    for name, tensor in again.read(list(again.weights)).items():
+        assert torch.equal(tensor, before.read([name])[name]), name
 
 
 @pytest.mark.parametrize(
@@ -284,16 +338,21 @@ def test_another_base_is_refused_and_one_that_moved_is_named(
         {"engine": "deepspeed", "zero": 3},
         {"engine": "deepspeed", "parallel": {"pipeline": 2}},
         {"engine": "deepspeed", "parallel": {"tensor": 2}, "zero": 1},
+        {"model": MIXTURE, "zero": 3},
+        {"model": MIXTURE, "parallel": {"tensor": 2}},
+        {"model": MIXTURE, "parallel": {"tensor": 2, "sequence": True}, "zero": 1},
+        {"model": MIXTURE, "parallel": {"pipeline": 2}, "lora": {"targets": ["gate_up", "down"]}},
     ],
 )
 def test_two_ranks_learn_the_adapters_that_one_learns(
     material: Path,
     base: Path,
+    mixture: Path,
     tmp_path: Path,
     run_ranks: Callable[..., Any],
     layout: dict[str, Any],
 ) -> None:
-    config = lora_config(material, base, **layout)
+    config = lora_config(material, mixture if "model" in layout else base, **layout)
     learn(
         tmp_path / "one",
         {key: value for key, value in config.items() if key not in ("zero", "parallel", "engine")},

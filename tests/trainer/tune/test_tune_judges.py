@@ -170,6 +170,10 @@ def peer(transformers: Any, kind: str, vocab: int) -> Any:
         sizes |= {"max_position_embeddings": 256}
         if kind != "GPTNeoX":
             sizes["num_key_value_heads"] = 2
+        if kind == "Mixtral":
+            sizes |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+        if kind == "Qwen3Moe":
+            sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
         config = getattr(transformers, f"{kind}Config")(vocab_size=vocab, **sizes)
     name = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     model = getattr(transformers, name)(config)
@@ -255,6 +259,10 @@ ADAPTED = [
     ("Llama", ["q_proj", "v_proj", "gate_proj", "down_proj"]),
     ("Qwen3", ["k_proj", "o_proj", "up_proj"]),
     ("GPTNeoX", ["query_key_value", "dense_h_to_4h"]),
+    ("Mixtral", ["q_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+    ("Qwen3Moe", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+    ("Qwen3Moe", ["v_proj", "mlp.experts.down_proj"]),
+    ("Qwen3Moe", ["mlp.experts.gate_up_proj"]),
 ]
 
 
@@ -265,8 +273,14 @@ def test_adapters_are_those_of_peft(
     vocab = Tokenizer.load(material / "tokenizer.json").vocab
     model = peer(transformers, kind, vocab)
     model.save_pretrained(tmp_path / "hf")
+    parameters = [target for target in targets if "." in target and "experts" in target]
     settings = peft.LoraConfig(
-        r=4, lora_alpha=6, target_modules=targets, fan_in_fan_out=kind == "GPT2", task_type="CAUSAL_LM"
+        r=4,
+        lora_alpha=6,
+        target_modules=[target for target in targets if target not in parameters],
+        target_parameters=parameters or None,
+        fan_in_fan_out=kind == "GPT2",
+        task_type="CAUSAL_LM",
     )
     theirs = peft.get_peft_model(model, settings)
     with torch.no_grad():
@@ -317,6 +331,49 @@ def test_adapters_are_those_of_peft(
 
     with torch.no_grad():
         assert (load_model(open_checkpoint(tmp_path / "ours"))(tokens) - wanted).abs().max() < 1e-5
+
+
+def test_adapters_of_each_expert_are_read_as_peft_reads_them_and_written_in_its_present_layout(
+    material: Path, tmp_path: Path, transformers: Any, peft: Any
+) -> None:
+    """With a pair for each matrix of each expert, as PEFT saved them on transformers 4."""
+    from safetensors.torch import save_file
+
+    model = peer(transformers, "Mixtral", Tokenizer.load(material / "tokenizer.json").vocab)
+    model.save_pretrained(tmp_path / "hf")
+    torch.manual_seed(5)
+    tensors = {}
+    for layer in range(2):
+        for name, (inputs, outputs) in {"w1": (32, 64), "w3": (32, 64), "w2": (64, 32)}.items():
+            for expert in range(4):
+                path = f"base_model.model.model.layers.{layer}.block_sparse_moe.experts.{expert}.{name}"
+                tensors[f"{path}.lora_A.weight"] = 0.2 * torch.randn(4, inputs)
+                tensors[f"{path}.lora_B.weight"] = 0.2 * torch.randn(outputs, 4)
+    (tmp_path / "peft").mkdir()
+    save_file(tensors, tmp_path / "peft" / "adapter_model.safetensors")
+    settings = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["w1", "w2", "w3"], task_type="CAUSAL_LM")
+    settings.save_pretrained(tmp_path / "peft")
+    asked = ImportRequest(base=str(tmp_path / "hf"))
+    import_weights(tmp_path / "peft", tmp_path / "ours", request=asked, formats=ALL_FORMATS)
+    read = lambda folder, state: read_whole(folder, state)  # noqa: E731
+    export_weights(
+        tmp_path / "ours", tmp_path / "back", "peft", ExportRequest(), form=ALL_FORMATS["peft"], read=read
+    )
+    tokens, found = torch.arange(40).view(2, 20), []
+    with torch.no_grad():
+        for folder in ("peft", "back"):
+            fresh = type(model).from_pretrained(tmp_path / "hf").eval()
+            found.append(peft.PeftModel.from_pretrained(fresh, tmp_path / folder).eval()(tokens).logits)
+        from trainer.checkpoint.store import open_checkpoint
+
+        own = load_model(open_checkpoint(tmp_path / "ours"))(tokens)
+        assert (found[0] - model(tokens).logits).abs().max() > 0.01
+    assert all((logits - own).abs().max() < 1e-5 for logits in found)
+    import_weights(tmp_path / "back", tmp_path / "again", request=asked, formats=ALL_FORMATS)
+    first, second = (read_whole(tmp_path / name, False).adapters for name in ("ours", "again"))
+    assert first is not None and second is not None and first.lora == second.lora
+    assert first.tensors.keys() == second.tensors.keys()
+    assert all(torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items())
 
 
 def test_the_loss_of_trl_is_ours(material: Path, tmp_path: Path, transformers: Any, trl: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.checkpoint.names import Shape
 from trainer.checkpoint.store import Checkpoint, open_checkpoint
-from trainer.config.lora import LoraConfig, sections_of
+from trainer.config.lora import LoraConfig, is_of_experts, sections_of
 from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.errors import CheckpointError, Fault, InputError
@@ -120,12 +120,13 @@ def merged(
             f"{found.path}: its adapters are of a model with another {wrong[0]} than its base"
         )
     pairs = found.read(list(found.weights))
-    return {name: _with_adapters(name, base[name], pairs, model, lora) for name in shapes}
+    return {name: with_adapters(name, base[name], pairs, model, lora) for name in shapes}
 
 
-def _with_adapters(
+def with_adapters(
     name: str, lazy: Lazy, pairs: Mapping[str, Tensor], model: ModelConfig, lora: LoraConfig
 ) -> Lazy:
+    """Return a tensor of a base with its adapters among `pairs` added; without any, the tensor itself."""
     path, _, leaf = name.rpartition(".")
     prefix = path + MARK
     own = {key: tensor for key, tensor in pairs.items() if key.startswith(prefix)}
@@ -139,7 +140,8 @@ def _with_adapters(
         if f"{prefix}{section}.a" in own and section != "all":
             added.append((first, own[f"{prefix}{section}.a"], own[f"{prefix}{section}.b"]))
         first += width
-    return Lazy(lazy.shape, torch.float32, partial(_rows, lazy, added, lora.scale), lazy.at_once)
+    read = _matrices_of_experts if is_of_experts(model, module) else _rows
+    return Lazy(lazy.shape, torch.float32, partial(read, lazy, added, lora.scale), lazy.at_once)
 
 
 def _rows(
@@ -151,6 +153,17 @@ def _rows(
         if begin < end:
             rows[begin - start : end - start].addmm_(b[begin - first : end - first], a, alpha=scale)
     return rows
+
+
+def _matrices_of_experts(
+    lazy: Lazy, added: Sequence[tuple[int, Tensor, Tensor]], scale: float, start: int, stop: int
+) -> Tensor:
+    """Return the matrices of some experts with their adapters added."""
+    matrices = lazy.read(start, stop).to(torch.float32, copy=True)
+    for first, a, b in added:
+        own = matrices[:, first : first + b.shape[1]]
+        own.baddbmm_(b[start:stop], a[start:stop], alpha=scale)
+    return matrices
 
 
 def read_whole(folder: Path, state: bool, base: Path | None = None) -> Contents:

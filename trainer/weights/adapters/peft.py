@@ -18,6 +18,7 @@ from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.json_types import JsonObject
 from trainer.model.adapter import MARK
+from trainer.weights.adapters.experts import Found, read_experts, write_experts
 from trainer.weights.adapters.merge import base_at, contents_at
 from trainer.weights.contents import AdapterContents, Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.convert import FORMATS, Format
@@ -48,7 +49,8 @@ def _matrices(family: Family, model: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of the matrices that may have adapters."""
     modules = {module for module, _ in TARGETS.values()}
     for rule in rules_of(family.rules, model.layers):
-        if rule.ours.endswith(".weight") and ".".join(rule.ours.split(".")[2:-1]) in modules:
+        # Those of experts have names for a number of experts alone.
+        if rule.theirs and rule.ours.endswith(".weight") and ".".join(rule.ours.split(".")[2:-1]) in modules:
             yield rule
 
 
@@ -74,12 +76,16 @@ def write_peft(contents: Contents, target: Target, wanted: ExportRequest, report
                 tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = cast(
                     in_memory(matrix), DTYPES[wanted.dtype]
                 )
+    of_experts, parameters = write_experts(contents.model, adapters.tensors)
+    for name, pair in of_experts.items():
+        for letter, matrix in zip("AB", pair, strict=True):
+            tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = cast(in_memory(matrix), DTYPES[wanted.dtype])
     metadata = {"format": "pt", FINGERPRINT: adapters.base["fingerprint"]}
     total = sum(tensor.bytes for tensor in tensors.values())
     target.write(FILE, partial(_write_file, tensors, metadata))
     report(total, total)
     every = [name for rule in _matrices(family, contents.model) for name in _module_names(rule, family)]
-    target.write_bytes(CONFIG_FILE, as_json(_config(adapters, ranks, family, every)))
+    target.write_bytes(CONFIG_FILE, as_json(_config(adapters, ranks, parameters, family, every)))
 
 
 def _write_file(tensors: Mapping[str, Lazy], metadata: Mapping[str, str], file: Path) -> Mapping[str, Any]:
@@ -123,11 +129,15 @@ def _stacked(
 
 
 def _config(
-    adapters: AdapterContents, ranks: Mapping[str, int], family: Family, every: list[str]
+    adapters: AdapterContents,
+    ranks: Mapping[str, int],
+    parameters: Mapping[str, int],
+    family: Family,
+    every: list[str],
 ) -> JsonObject:
-    lora = adapters.lora
-    rank = lora.rank if lora.rank in ranks.values() else next(iter(ranks.values()))
-    others = {name: own for name, own in ranks.items() if own != rank}
+    lora, both = adapters.lora, {**ranks, **parameters}
+    rank = lora.rank if lora.rank in both.values() or parameters else next(iter(both.values()))
+    others = {name: own for name, own in both.items() if own != rank}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -135,8 +145,10 @@ def _config(
         "inference_mode": True,
         "r": rank,
         "lora_alpha": lora.scale * rank,
-        "lora_dropout": lora.dropout,
+        # PEFT has no dropout for parameters, and refuses it; it matters in training alone.
+        "lora_dropout": 0.0 if parameters else lora.dropout,
         "target_modules": sorted(_suffixes(ranks, every)),
+        **({"target_parameters": sorted(parameters)} if parameters else {}),
         "rank_pattern": others,
         # So that alpha / rank is the same everywhere.
         "alpha_pattern": {name: lora.scale * own for name, own in others.items()},
@@ -182,13 +194,11 @@ def read_peft(folder: Path, request: ImportRequest) -> Contents:
         ("modules_to_save", None),
     ):
         keys.must_be(key, wanted, wanted, "our adapters have nothing like it")
-    for key in ("rank_pattern", "alpha_pattern"):
-        if keys.get(key):
-            keys.faults.append(f"{key}: our adapters have all the same rank and alpha")
+    _check_patterns(keys, scale)
     keys.check()
     whole, known = contents_at(Path(base)), base_at(Path(base))
     theirs = _pairs(folder)
-    pairs, chosen = _ours(folder, whole, theirs)
+    pairs, chosen = _ours(folder, whole, theirs, rank)
     lora = LoraConfig(rank, scale * rank, keys.real("lora_dropout", default=0.0), tuple(chosen))
     faults = list(lora_faults(whole.model, lora))
     if faults:
@@ -202,6 +212,21 @@ def read_peft(folder: Path, request: ImportRequest) -> Contents:
         config=config,
         adapters=AdapterContents(lora, pairs, known),
     )
+
+
+def _check_patterns(keys: Keys, scale: float) -> None:
+    """Add faults for ranks that differ. Those of experts' gate and up together may: the tensors tell what they are."""
+    ranks: Any = keys.get("rank_pattern") or {}
+    alphas: Any = keys.get("alpha_pattern") or {}
+    for key, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+        if any(not name.endswith("gate_up_proj") for name in pattern):
+            keys.faults.append(f"{key}: our adapters have all the same rank and alpha")
+            return
+    for name in {**ranks, **alphas}:
+        if name not in ranks or name not in alphas or float(alphas[name]) != scale * float(ranks[name]):
+            keys.faults.append(
+                f"alpha_pattern: alpha / rank of {name} differs from that of the other adapters"
+            )
 
 
 def _pairs(folder: Path) -> dict[str, dict[str, Tensor]]:
@@ -218,11 +243,12 @@ def _pairs(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def _ours(
-    folder: Path, whole: Contents, theirs: Mapping[str, Mapping[str, Tensor]]
+    folder: Path, whole: Contents, theirs: Mapping[str, Mapping[str, Tensor]], rank: int
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the adapters under our names, and the targets that they make; refuse what only some layers have."""
     family, model = family_for(whole), whole.model
     pairs, used, layers_of = dict[str, Tensor](), set[str](), dict[str, int]()
+    of_matrices = list[Found]()
     for rule in _matrices(family, model):
         path, names = rule.ours.removesuffix(".weight"), _module_names(rule, family)
         module = ".".join(path.split(".")[2:])
@@ -236,11 +262,17 @@ def _ours(
             if len(names) == 1:
                 b = in_sections(in_memory(b), rule.rows, Heads.of(model)).whole()
             section = "all" if len(names) == 1 else sections[at]
-            pairs |= {f"{path}{MARK}{section}.a": a, f"{path}{MARK}{section}.b": b}
-            target = next(key for key, value in TARGETS.items() if value == (module, section))
-            target = "up" if target == "gate_up" and not model.swiglu else target
-            layers_of[target] = layers_of.get(target, 0) + 1
-            used.add(name)
+            of_matrices.append(Found(path, section, (a, b), (name,)))
+    of_experts = read_experts(str(folder), family, model, theirs, rank) if model.experts else ()
+    for found in (*of_matrices, *of_experts):
+        pairs |= {
+            f"{found.path}{MARK}{found.section}.{which}": m for which, m in zip("ab", found.pair, strict=True)
+        }
+        module = ".".join(found.path.split(".")[2:])
+        target = next(key for key, value in TARGETS.items() if value == (module, found.section))
+        target = "up" if target == "gate_up" and not model.swiglu else target
+        layers_of[target] = layers_of.get(target, 0) + 1
+        used.update(found.names)
     if left := sorted(set(theirs) - used):
         raise CheckpointError(f"{folder}: {left[0]} is no matrix of a {family.name} that gets adapters here")
     for target, count in layers_of.items():
