@@ -16,8 +16,8 @@ import threading
 import time
 from pathlib import Path
 
-from clusterctl.cli.live_board import LiveBoard
-from clusterctl.cli.top import LiveScreen
+from clusterctl.cli.runs.live_board import LiveBoard
+from clusterctl.cli.runs.top import LiveScreen
 from clusterctl.jobs.phase import Phase
 from clusterctl.report.board import Board
 from clusterctl.runs.state import RankPhase, RankState, RunState

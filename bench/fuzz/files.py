@@ -17,8 +17,10 @@ from random import Random
 from typing import Any
 
 from bench.fuzz.inputs import mutate_json
-from clusterctl.agent import attempts, bootstrap, conflicts, fingerprint, hangs, kernel, transfer, tree_cache
+from clusterctl.agent import bootstrap
+from clusterctl.agent.files import fingerprint, transfer, tree_cache
 from clusterctl.agent.processes import identity
+from clusterctl.agent.ranks import attempts, conflicts, hangs, kernel
 from clusterctl.agent.records import AttemptFiles, blank_secrets, read_beat, read_json
 from clusterctl.agent.request import Refused
 from clusterctl.errors import ClusterctlError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from clusterctl.agent import tree
+from clusterctl.agent.files import tree
 from clusterctl.agent.frames import MAX_PAYLOAD, PREFIX, ByteReader, Frame, StreamEnded, encode
 from clusterctl.agent.request import Request
 from clusterctl.agent.server import Agent

@@ -51,9 +51,11 @@ def install(folder: str, files: "dict[str, str]", wanted: "dict[str, int]") -> N
     if sums(files) != wanted:
         raise OSError("the agent arrived damaged")
     aside = "%s.%d" % (folder, os.getpid())
-    os.makedirs(os.path.join(aside, "clusterctl", "agent"))
+    os.makedirs(aside)
     for name, text in files.items():
-        handle = os.open(os.path.join(aside, "clusterctl", name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        path = os.path.join(aside, "clusterctl", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
     if os.path.isdir(folder) and not is_whole(folder, wanted):

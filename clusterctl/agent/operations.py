@@ -87,7 +87,7 @@ def fingerprint(request: Request) -> Dict[str, Any]:
     kind = kinds.get(stat.S_IFMT(results.st_mode), "other")
     result = {"path": path, "kind": kind, "mode": results.st_mode & 0o7777, "size": results.st_size}
     if kind == "f" and os.access(path, os.R_OK):
-        from clusterctl.agent import tree
+        from clusterctl.agent.files import tree
 
         result["sha256"] = tree.hash_file(path)[1]
     return result
@@ -167,26 +167,26 @@ HERE: Dict[str, Operation] = {
 # These modules are loaded when they are first needed: an idle agent stays small.
 ELSEWHERE = {
     "run": ("child", "run"),
-    "follow": ("follow", "follow"),
-    "start": ("attempts", "start"),
-    "state": ("attempts", "state"),
-    "alive": ("attempts", "alive"),
-    "stop": ("attempts", "stop"),
-    "evidence": ("kernel", "evidence"),
-    "receive": ("transfer", "receive"),
-    "tree": ("transfer", "send_tree"),
+    "follow": ("ranks.follow", "follow"),
+    "start": ("ranks.attempts", "start"),
+    "state": ("ranks.attempts", "state"),
+    "alive": ("ranks.attempts", "alive"),
+    "stop": ("ranks.attempts", "stop"),
+    "evidence": ("ranks.kernel", "evidence"),
+    "receive": ("files.transfer", "receive"),
+    "tree": ("files.transfer", "send_tree"),
     "examine": ("examine", "examine"),
     "setup": ("setups", "setup"),
     "listen": ("network", "listen"),
     "knock": ("network", "knock"),
-    "fingerprint_folder": ("fingerprint", "fingerprint_folder"),
-    "offer": ("offer", "offer"),
-    "checkpoints": ("checkpoints", "checkpoints"),
-    "complete_checkpoint": ("checkpoints", "complete_checkpoint"),
-    "probe_shared": ("checkpoints", "probe_shared"),
-    "verify_checkpoint": ("checkpoints", "verify_checkpoint"),
-    "hold_checkpoint": ("checkpoints", "hold_checkpoint"),
-    "remove_checkpoint": ("checkpoints", "remove_checkpoint"),
+    "fingerprint_folder": ("files.fingerprint", "fingerprint_folder"),
+    "offer": ("files.offer", "offer"),
+    "checkpoints": ("files.checkpoints", "checkpoints"),
+    "complete_checkpoint": ("files.checkpoints", "complete_checkpoint"),
+    "probe_shared": ("files.checkpoints", "probe_shared"),
+    "verify_checkpoint": ("files.checkpoints", "verify_checkpoint"),
+    "hold_checkpoint": ("files.checkpoints", "hold_checkpoint"),
+    "remove_checkpoint": ("files.checkpoints", "remove_checkpoint"),
 }
 
 

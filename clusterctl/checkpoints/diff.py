@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.saved import PARTS, Damaged, boxes_of
+from clusterctl.agent.files.saved import PARTS, Damaged, boxes_of
 from clusterctl.checkpoints.find import Checkpoint
 from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.saved import LATEST, MANIFEST
+from clusterctl.agent.files.saved import LATEST, MANIFEST
 from clusterctl.checkpoints.holder import Entry, Holder, Listing, NodeHolder, ThisMachine
 from clusterctl.errors import UsageError
 from clusterctl.inventory import nodeset

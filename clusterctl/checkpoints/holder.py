@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from clusterctl.agent import checkpoints as on_disk
-from clusterctl.agent import saved
+from clusterctl.agent.files import checkpoints as on_disk
+from clusterctl.agent.files import saved
 from clusterctl.agent.request import Refused
 from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.checkpoints import UNFINISHED
-from clusterctl.agent.saved import MANIFEST
+from clusterctl.agent.files.checkpoints import UNFINISHED
+from clusterctl.agent.files.saved import MANIFEST
 from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import NodeHolder
 from clusterctl.transfer.between import End, copy_between

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import checkpoints as on_disk
-from clusterctl.agent.saved import MANIFEST
+from clusterctl.agent.files import checkpoints as on_disk
+from clusterctl.agent.files.saved import MANIFEST
 from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy, Health
 from clusterctl.checkpoints.holder import NodeHolder, ThisMachine
 from clusterctl.errors import UsageError, WorkFailed

@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.checkpoints import UNFINISHED, step_of
-from clusterctl.agent.saved import LATEST, MANIFEST
+from clusterctl.agent.files.checkpoints import UNFINISHED, step_of
+from clusterctl.agent.files.saved import LATEST, MANIFEST
 from clusterctl.checkpoints.copies import Copier, folders_in
 from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import NodeHolder

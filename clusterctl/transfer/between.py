@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import tree
-from clusterctl.agent.tree import Range
+from clusterctl.agent.files import tree
+from clusterctl.agent.files.tree import Range
 from clusterctl.json_types import JsonObject
 from clusterctl.transfer.manifest import Manifest
 from clusterctl.transfer.push import Progress, PushResult, Source, launcher_error, push_apart

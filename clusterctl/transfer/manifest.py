@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from clusterctl.agent import tree, tree_cache
-from clusterctl.agent.tree import Entry
+from clusterctl.agent.files import tree, tree_cache
+from clusterctl.agent.files.tree import Entry
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.settings import cache_folder
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from clusterctl.agent import tree
+from clusterctl.agent.files import tree
+from clusterctl.agent.files.tree import Range
+from clusterctl.agent.files.tree_build import Base, Builder
 from clusterctl.agent.frames import ByteReader, Frame
-from clusterctl.agent.tree import Range
-from clusterctl.agent.tree_build import Base, Builder
 from clusterctl.transfer.push import Progress, PushResult, launcher_error
 from clusterctl.transport.fanout import Connection
 

@@ -12,10 +12,10 @@ from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import tree
+from clusterctl.agent.files import tree
+from clusterctl.agent.files.tree import Entry, Range
 from clusterctl.agent.frames import Frame
 from clusterctl.agent.request import Refused
-from clusterctl.agent.tree import Entry, Range
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.transfer.manifest import Manifest as Manifest
 from clusterctl.transfer.manifest import file_manifest as make_file_manifest

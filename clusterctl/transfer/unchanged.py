@@ -1,6 +1,6 @@
 """Check whether a push would change a node, before an agent is started there.
 
-The agent records the state of a tree that it found unchanged (agent/tree_state.py). If /bin/sh, `find` and
+The agent records the state of a tree that it found unchanged (agent/files/tree_state.py). If /bin/sh, `find` and
 `sha256sum` find the same state again, the tree is unchanged; for 2,000 files this takes a third of the
 agent's time. Otherwise the agent replaces the shell on the same connection.
 """
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.tree_state import FORMAT, name_of
+from clusterctl.agent.files.tree_state import FORMAT, name_of
 from clusterctl.errors import LinkLost
 from clusterctl.transfer.push import PushResult, Source
 from clusterctl.transport.connection import LinkConnection

@@ -59,8 +59,9 @@ class RequestFailed(WorkFailed):
 @lru_cache(maxsize=1)
 def agent_files() -> dict[str, str]:
     """Return the agent's files as they are sent: the folder `clusterctl/agent` inside an empty package."""
-    folder = Path(bootstrap.__file__).parent
-    files = {f"agent/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    package = Path(bootstrap.__file__).parents[1]
+    paths = sorted((package / "agent").rglob("*.py"))
+    files = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return {"__init__.py": "", **files}
 
 

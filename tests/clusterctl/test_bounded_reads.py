@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2] / "clusterctl"
 FILES = sorted(
     path
     for pattern in (
-        "agent/*.py",
+        "agent/**/*.py",
         "runs/*.py",
         "logs/*.py",
         "checks/*.py",
@@ -30,12 +30,12 @@ REASONS = {
     "agent/bootstrap.py:is_whole:read": "an installed file of the agent, which this login wrote",
     "agent/bootstrap.py:start:readline": "the launcher's own first line: the launcher is trusted",
     "agent/frames.py:take:wait": "waits for credit; a request that ends closes the window",
-    "agent/peer_tls.py:_flush:read": "what TLS made of one piece that is about to be sent",
+    "agent/files/peer_tls.py:_flush:read": "what TLS made of one piece that is about to be sent",
     "agent/child.py:_wait:wait": "in a thread that waits for a command of the user; a timeout ends the command",
     "agent/child.py:finish:wait": "after the command's output has ended, or after it was killed",
-    "agent/kernel.py:_run_dmesg:wait": "after SIGKILL",
+    "agent/ranks/kernel.py:_run_dmesg:wait": "after SIGKILL",
     "agent/setups.py:_wait:wait": "after SIGKILL",
-    "agent/supervisor.py:end:wait": "after SIGKILL",
+    "agent/ranks/supervisor.py:end:wait": "after SIGKILL",
     "runs/carry.py:_work:wait": "a thread that waits for the next checkpoint; close() ends it",
 }
 READS = ("read", "readline", "readlines", "communicate", "wait")

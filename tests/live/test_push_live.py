@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import tree
+from clusterctl.agent.files import tree
 from clusterctl.sandbox import cluster, namespaces
 from clusterctl.sandbox.cluster import Sandbox
 from tests.live.conftest import Shell, clean_environment

@@ -85,7 +85,7 @@ def scatter(
     as_json: options.Json = False,
 ) -> None:
     """Distribute the shards of a corpus over nodes in turn: the first shard to the first node, and so on."""
-    from clusterctl.cli.push import show_pushed
+    from clusterctl.cli.nodes.push import show_pushed
     from clusterctl.cli.views.progress_bar import bar
     from clusterctl.transfer import scatter as transfer_scatter
 

@@ -417,7 +417,7 @@ def test_an_agent_starts_without_what_costs_most_and_finds_itself_compiled(
         [python, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert not {"typing", "enum", "re", "json", "contextlib", "subprocess", "hashlib"} & set(loaded.split())
-    code = code.replace("agent.server", "agent.transfer")
+    code = code.replace("agent.server", "agent.files.transfer")
     loaded = subprocess.run(
         [python, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     ).stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.changes import Changes
+from clusterctl.agent.ranks.changes import Changes
 
 
 @pytest.fixture

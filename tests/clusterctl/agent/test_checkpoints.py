@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from clusterctl.agent import checkpoints, saved
+from clusterctl.agent.files import checkpoints, saved
 from clusterctl.agent.request import Refused
 from tests.support import checkpoints as made
 from trainer.checkpoint.keep import FRESH, IN_USE, in_use

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.kernel import (
+from clusterctl.agent.ranks.kernel import (
     RECENT,
     Kills,
     counter_of,

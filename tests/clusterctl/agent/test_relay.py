@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import peer, peer_tls, tree
-from clusterctl.agent import relay as agent_relay
-from clusterctl.agent.relay import LENGTH
-from clusterctl.agent.tree import Range
+from clusterctl.agent.files import peer, peer_tls, tree
+from clusterctl.agent.files import relay as agent_relay
+from clusterctl.agent.files.relay import LENGTH
+from clusterctl.agent.files.tree import Range
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.push import (
@@ -359,7 +359,7 @@ def test_a_python_whose_openssl_is_called_otherwise_speaks_the_same_tls(
 
 def test_what_a_node_loads_to_take_part_stays_little() -> None:
     script = (
-        "import sys\nfrom clusterctl.agent import relay, server, peer_tls\n"
+        "import sys\nfrom clusterctl.agent import server\nfrom clusterctl.agent.files import relay, peer_tls\n"
         "print(sorted({'enum', 'ipaddress', 'json', 're', 'socket', 'ssl', 'typing'} & set(sys.modules)))"
     )
     said = subprocess.run(

@@ -78,7 +78,7 @@ def test_a_file_of_that_name_that_cannot_run_does_not_hide_a_later_one(tmp_path:
 
 def test_a_start_of_ranks_imports_nothing_that_costs_most() -> None:
     """json, re, subprocess, ctypes and the rest are 9 of 22 ms of CPU that a start takes on a node."""
-    modules = "server operations attempts supervisor follow spawn"
+    modules = "server operations ranks.attempts ranks.supervisor ranks.follow spawn"
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
     code += f"for name in {modules!r}.split(): __import__('clusterctl.agent.' + name)\nprint(*sys.modules)"
     argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", code]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import stacks
-from clusterctl.agent.stacks import catches, tool_of
+from clusterctl.agent.ranks import stacks
+from clusterctl.agent.ranks.stacks import catches, tool_of
 from tests.support.nodes import wait_for
 
 TRAINS = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import checkpoints as on_disk
+from clusterctl.agent.files import checkpoints as on_disk
 from clusterctl.checkpoints.find import CheckpointList, of_folder
 from clusterctl.checkpoints.prune import Keep, prune, reasons
 from tests.clusterctl.checkpoints.test_find import entry, together

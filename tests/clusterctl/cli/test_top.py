@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clusterctl.cli.top import LiveScreen
+from clusterctl.cli.runs.top import LiveScreen
 from clusterctl.cli.views.live_lines import LineWriter
 from clusterctl.cli.views.live_screen import ScreenLines
 from clusterctl.jobs.phase import Phase

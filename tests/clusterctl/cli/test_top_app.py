@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.live_board import LiveBoard
+from clusterctl.cli.runs.live_board import LiveBoard
 from clusterctl.jobs.phase import Phase
 from clusterctl.runs.state import RunState, write_state
 from clusterctl.runs.watching import usage

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.checks.doctor import OP_DETAIL
 from clusterctl.cli import screen
-from clusterctl.cli.doctor import Report
+from clusterctl.cli.nodes.doctor import Report
 from clusterctl.cli.views.waiting import Waiting
 from clusterctl.finding import Finding
 

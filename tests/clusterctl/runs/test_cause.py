@@ -426,7 +426,7 @@ KERNEL = [
 
 
 def test_the_kernels_words_are_found_by_pid_and_time() -> None:
-    from clusterctl.agent.kernel import about
+    from clusterctl.agent.ranks.kernel import about
 
     xid, oom = KERNEL[1][1], [text for _, text in KERNEL[2:5]]
     assert about(42, 100.0, 9, KERNEL) == {"oom": True, "kernel": [xid, *oom]}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.hangs import LEAST, PAUSE, Pace, Stopped, is_stopped
+from clusterctl.agent.ranks.hangs import LEAST, PAUSE, Pace, Stopped, is_stopped
 from clusterctl.cli.views.run_status import head
 from clusterctl.errors import ClusterctlError, InputFaults, Unreachable
 from clusterctl.inventory.cluster import Node

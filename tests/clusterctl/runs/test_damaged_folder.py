@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.runs import _row
+from clusterctl.cli.runs.runs import _row
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, to_json

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import fingerprint as asked
+from clusterctl.agent.files import fingerprint as asked
 from clusterctl.errors import InputFaults, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.hangs import REPORTED, Steps, own_seconds
+from clusterctl.agent.ranks.hangs import REPORTED, Steps, own_seconds
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.jobs.run_lines import Events
 from clusterctl.runs.controller import Control

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from clusterctl.agent.device_locks import DeviceLocks
 from clusterctl.agent.processes import is_alive, state_letter
+from clusterctl.agent.ranks.device_locks import DeviceLocks
 from clusterctl.agent.records import AttemptFiles
 from clusterctl.cli.launch.attach import warn_about_missing_variables
 from clusterctl.cli.views.tables import plan_facts

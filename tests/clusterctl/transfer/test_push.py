@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent import tree, tree_build
+from clusterctl.agent.files import tree, tree_build
+from clusterctl.agent.files.tree import Entry
 from clusterctl.agent.request import Refused
-from clusterctl.agent.tree import Entry
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.transfer.pull import fold, pull_place, pull_tree
 from clusterctl.transfer.push import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import tree_cache, tree_state
-from clusterctl.agent.tree_cache import TICK
+from clusterctl.agent.files import tree_cache, tree_state
+from clusterctl.agent.files.tree_cache import TICK
 from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.push import (
     PushResult,

@@ -15,11 +15,11 @@ import threading
 import time
 
 from clusterctl.agent import lean
-from clusterctl.agent.peer import PeerFailed, Wire
-from clusterctl.agent.pieces import read_answer, take_pieces
+from clusterctl.agent.files.peer import PeerFailed, Wire
+from clusterctl.agent.files.pieces import read_answer, take_pieces
+from clusterctl.agent.files.tree import BadTree, Range, ranges_of
+from clusterctl.agent.files.tree_build import Builder
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.tree import BadTree, Range, ranges_of
-from clusterctl.agent.tree_build import Builder
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Type
 
-    from clusterctl.agent.tree import Pieces
+    from clusterctl.agent.files.tree import Pieces
 
     class Served(Protocol):
         """A tree whose pieces are served: one that is being received, or one that is whole."""
@@ -322,7 +322,7 @@ def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
     if terms["mode"] != "tls":
         return terms
     # Imported here, because a plain transfer needs no OpenSSL.
-    from clusterctl.agent import peer_tls
+    from clusterctl.agent.files import peer_tls
 
     return peer_tls.prepared(terms, folder)
 
@@ -331,5 +331,5 @@ def opened(connection: socket.socket, terms: Dict[str, Any], accepts: bool) -> W
     """Return a stream as the terms require, once both sides know that the other one belongs to the transfer."""
     kind: Type[Wire] = Wire
     if terms["mode"] == "tls":
-        from clusterctl.agent.peer_tls import TlsWire as kind
+        from clusterctl.agent.files.peer_tls import TlsWire as kind
     return kind(connection, terms, accepts)

@@ -5,11 +5,12 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-from clusterctl.agent import lean, tree
+from clusterctl.agent import lean
+from clusterctl.agent.files import tree
+from clusterctl.agent.files.tree import PIECE, Range
+from clusterctl.agent.files.tree_build import Builder
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.tree import PIECE, Range
-from clusterctl.agent.tree_build import Builder
 
 # `typing` itself takes 10 ms to import.
 TYPE_CHECKING = False

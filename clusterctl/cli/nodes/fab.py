@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import exec as executing
 from clusterctl.cli import options, screen, ssh_option
+from clusterctl.cli.nodes import exec as executing
 from clusterctl.errors import UsageError
 from clusterctl.settings import load_settings
 

@@ -12,7 +12,6 @@ import select
 import time
 
 from clusterctl.agent import lean
-from clusterctl.agent.conflicts import conflicts, one_start_at_a_time
 from clusterctl.agent.processes import (
     GRACE,
     carries,
@@ -22,6 +21,7 @@ from clusterctl.agent.processes import (
     marked,
     state_letter,
 )
+from clusterctl.agent.ranks.conflicts import conflicts, one_start_at_a_time
 from clusterctl.agent.records import (
     FINAL,
     PATIENCE,
@@ -139,7 +139,7 @@ def _become_supervisor(
             os.dup2(file, stream)
         _release_files(ready, nothing)
         os.chdir("/")
-        from clusterctl.agent.supervisor import main
+        from clusterctl.agent.ranks.supervisor import main
 
         main(run_dir, attempt, ready, change)
         code = 0
@@ -343,7 +343,7 @@ def _end_supervisor(
 def _stop_without_supervisor(files: AttemptFiles, spec: Dict[str, Any], grace: float) -> None:
     """End the ranks of a dead supervisor: they are known by their marker and by nothing else."""
     end_all([], marker_of(spec), grace)
-    from clusterctl.agent import containers
+    from clusterctl.agent.ranks import containers
 
     containers.remove(spec)
     for entry in spec["ranks"]:

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import os
 
-from clusterctl.agent.peer import PeerFailed, Wire
+from clusterctl.agent.files.peer import PeerFailed, Wire
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

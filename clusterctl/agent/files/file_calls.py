@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 
-from clusterctl.agent.tree import Entry
+from clusterctl.agent.files.tree import Entry
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

@@ -13,8 +13,8 @@ import threading
 import time
 from hashlib import sha256
 
-from clusterctl.agent import tree
-from clusterctl.agent.file_calls import (
+from clusterctl.agent.files import tree
+from clusterctl.agent.files.file_calls import (
     copy_file,
     exchange,
     is_plain_folder,
@@ -25,10 +25,10 @@ from clusterctl.agent.file_calls import (
     status_of,
     write_at,
 )
+from clusterctl.agent.files.tree import Entry, Piece, Pieces, Range
+from clusterctl.agent.files.tree_cache import CacheEntry, Memory
 from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.request import Refused
-from clusterctl.agent.tree import Entry, Piece, Pieces, Range
-from clusterctl.agent.tree_cache import CacheEntry, Memory
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

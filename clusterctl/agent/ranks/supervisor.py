@@ -11,12 +11,13 @@ import os
 import select
 import time
 
-from clusterctl.agent import containers, lean
-from clusterctl.agent.descendants import adopted, become_subreaper, names_of, reap_adopted
-from clusterctl.agent.device_locks import DeviceLocks
-from clusterctl.agent.hangs import Steps, Stopped
-from clusterctl.agent.kernel import Kills
+from clusterctl.agent import lean
 from clusterctl.agent.processes import GRACE, end_all, identity
+from clusterctl.agent.ranks import containers
+from clusterctl.agent.ranks.descendants import adopted, become_subreaper, names_of, reap_adopted
+from clusterctl.agent.ranks.device_locks import DeviceLocks
+from clusterctl.agent.ranks.hangs import Steps, Stopped
+from clusterctl.agent.ranks.kernel import Kills
 from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.records import (
     AttemptFiles,
@@ -234,7 +235,7 @@ class Supervisor:
             if rank.process
         ]
         # Imported here, because few attempts need it.
-        from clusterctl.agent import stacks
+        from clusterctl.agent.ranks import stacks
 
         stacks.save(where, self.steps.beating())
 

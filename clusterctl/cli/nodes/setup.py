@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.fab import choice_of
+from clusterctl.cli.nodes.fab import choice_of
 from clusterctl.errors import UsageError
 from clusterctl.settings import load_settings
 

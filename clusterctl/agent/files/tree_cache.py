@@ -9,9 +9,9 @@ import os
 import time
 
 from clusterctl.agent import lean
+from clusterctl.agent.files.tree import content_of
 from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.processes import read_limited
-from clusterctl.agent.tree import content_of
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.live_board import FRAME, LiveBoard
+from clusterctl.cli.runs.live_board import FRAME, LiveBoard
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:

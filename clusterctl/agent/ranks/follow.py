@@ -8,10 +8,10 @@ import time
 from io import FileIO
 
 from clusterctl.agent import lean
-from clusterctl.agent.attempts import read_node
-from clusterctl.agent.changes import Changes
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import state_letter
+from clusterctl.agent.ranks.attempts import read_node
+from clusterctl.agent.ranks.changes import Changes
 from clusterctl.agent.records import FINAL, AttemptFiles, read_beat, read_json
 from clusterctl.agent.request import Refused, Request
 

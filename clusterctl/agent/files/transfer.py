@@ -7,20 +7,16 @@ import os
 import stat
 import time
 
-from clusterctl.agent import (
-    lean,
-    tree,
-    tree_cache,
-    tree_state,
-)
-from clusterctl.agent.file_calls import matches_entry
+from clusterctl.agent import lean
+from clusterctl.agent.files import tree, tree_cache, tree_state
+from clusterctl.agent.files.file_calls import matches_entry
+from clusterctl.agent.files.pieces import MAX_ANSWER, read_answer, send_manifest, take_pieces
+from clusterctl.agent.files.tree import BadTree, Entry
+from clusterctl.agent.files.tree_build import Base, Builder
+from clusterctl.agent.files.tree_cache import CacheEntry, Memory
 from clusterctl.agent.lean import NamedTuple
-from clusterctl.agent.pieces import MAX_ANSWER, read_answer, send_manifest, take_pieces
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.tree import BadTree, Entry
-from clusterctl.agent.tree_build import Base, Builder
-from clusterctl.agent.tree_cache import CacheEntry, Memory
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
@@ -119,7 +115,7 @@ def _take(
         take_pieces(request, builder, wanted)
         return _put_in_place(request, builder, record_path, old)
     # Imported here, because its cryptography takes 20 ms and few transfers need it.
-    from clusterctl.agent import relay
+    from clusterctl.agent.files import relay
 
     with relay.Exchange(request, builder, read_answer(request)) as exchange:
         builder.copy_over()

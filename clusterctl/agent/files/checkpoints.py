@@ -8,10 +8,10 @@ import hashlib
 import os
 import time
 
-from clusterctl.agent import saved
+from clusterctl.agent.files import saved
+from clusterctl.agent.files.saved import Damaged
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.saved import Damaged
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

@@ -82,7 +82,7 @@ def push(
     if not source.exists():
         raise UsageError(f"{source}: no such file or folder", "give the file or folder to push")
     if how.image:
-        from clusterctl.cli.push_image import push_image
+        from clusterctl.cli.nodes.push_image import push_image
 
         loaded = push_image(
             source, chosen, connection, runtime=how.runtime, relay_choice=how.relay, dry_run=dry_run

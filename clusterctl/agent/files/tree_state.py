@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 
-from clusterctl.agent import tree_cache
-from clusterctl.agent.tree_cache import CacheEntry
+from clusterctl.agent.files import tree_cache
+from clusterctl.agent.files.tree_cache import CacheEntry
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

@@ -6,11 +6,12 @@ import contextlib
 import os
 import threading
 
-from clusterctl.agent import lean, tree
-from clusterctl.agent.pieces import read_answer, send_manifest
-from clusterctl.agent.relay import Giver, prepared
+from clusterctl.agent import lean
+from clusterctl.agent.files import tree
+from clusterctl.agent.files.pieces import read_answer, send_manifest
+from clusterctl.agent.files.relay import Giver, prepared
+from clusterctl.agent.files.tree import BadTree, Pieces
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.tree import BadTree, Pieces
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False

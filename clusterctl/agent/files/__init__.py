@@ -1,0 +1,1 @@
+"""Folders and checkpoints on this node: received, sent, remembered and verified."""

@@ -1,0 +1,1 @@
+"""The ranks of a run on this node: started, recorded, followed and ended."""

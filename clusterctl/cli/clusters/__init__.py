@@ -1,0 +1,1 @@
+"""Commands that make a cluster: `init`, `sandbox` and `demo`."""

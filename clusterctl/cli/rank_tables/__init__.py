@@ -1,0 +1,1 @@
+"""Commands on rank tables and host files."""

@@ -1,0 +1,1 @@
+"""Commands on runs that exist: `runs`, `status`, `top`, `logs`, `report`."""
