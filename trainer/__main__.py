@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -70,9 +71,13 @@ def _train(arguments: argparse.Namespace) -> int:
     run_dir = arguments.run_dir or environment.run_dir or arguments.config.resolve().parent
     keep_freed_memory()
     prepare_import()
+    # The collections during these imports find nothing and take 0.2 s of a core.
+    gc.disable()
     from trainer.parallel.group import leave
     from trainer.train.assemble import StopOnSigterm, run_training
 
+    gc.freeze()
+    gc.enable()
     _, group = run_training(config, environment, run_dir, StopOnSigterm(), startup)
     leave(group, 0)
     return 0

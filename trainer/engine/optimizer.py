@@ -15,6 +15,8 @@ from trainer.config.parts import LossScaleConfig, OptimizerConfig
 from trainer.parallel.group import Group
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+# Bytes of a parameter that is broadcast from its place to its place.
+LARGE = 1 << 20
 
 
 def decay_of(parameter: nn.Parameter, config: OptimizerConfig) -> float:
@@ -156,19 +158,28 @@ class ShardedAdamW:
             self._exchange(self.owner)
 
     def _exchange(self, owner: Mapping[str, int]) -> None:
-        """Broadcast each rank's parameters, one message per type: 50 small ones would cost 0.3 ms each on gloo."""
+        """Broadcast each rank's parameters; the small ones together, in one message for each type."""
         for rank in range(self.group.world):
-            owned = [parameter for name, parameter in self.parameters.items() if owner[name] == rank]
-            for dtype in dict.fromkeys(parameter.dtype for parameter in owned):
-                self._send([parameter for parameter in owned if parameter.dtype == dtype], rank)
+            owned = [parameter.detach() for name, parameter in self.parameters.items() if owner[name] == rank]
+            large = [tensor for tensor in owned if _is_large(tensor)]
+            # A copy of them would cost a pass over memory on either side, and that memory.
+            self.group.broadcast(large, rank)
+            small = [tensor for tensor in owned if not _is_large(tensor)]
+            for dtype in dict.fromkeys(tensor.dtype for tensor in small):
+                self._send([tensor for tensor in small if tensor.dtype == dtype], rank)
 
-    def _send(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
-        flat = torch.cat([parameter.flatten() for parameter in parameters])
+    def _send(self, tensors: Sequence[Tensor], rank: int) -> None:
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
         self.group.broadcast([flat], rank)
         if rank != self.group.rank:
-            parts = flat.split([parameter.numel() for parameter in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.copy_(part.view_as(parameter))
+            parts = flat.split([tensor.numel() for tensor in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+
+def _is_large(tensor: Tensor) -> bool:
+    """Return whether a message of its own costs less than copies: one takes 0.3 ms on gloo."""
+    return tensor.is_contiguous() and tensor.numel() * tensor.element_size() >= LARGE
 
 
 ONE = BatchSizes(1)

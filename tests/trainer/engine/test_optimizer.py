@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from trainer.checkpoint.part import Part, whole_box
 from trainer.config.parts import OptimizerConfig
 from trainer.device import Device
 from trainer.engine.optimizer import (
+    LARGE,
     ShardedAdamW,
     adamw,
     decay_of,
@@ -71,3 +72,28 @@ def test_state_in_the_nodes_memory_gives_the_same_weights(dtype: torch.dtype) ->
         assert all(part.tensor.dtype == torch.float32 for part in parts if part.owned)
         weights.append([*named.values(), *(part.tensor for part in parts if part.owned)])
     assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
+
+
+def test_large_parameters_travel_from_their_place_and_small_ones_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"large": LARGE // 4, "odd": LARGE // 4 - 1, "small": 2}
+    named = {name: nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
+    sent = list[tuple[int, torch.Tensor]]()
+
+    def fill_with_the_senders(_: Group, tensors: Iterable[torch.Tensor], source: int = 0) -> None:
+        for tensor in tensors:
+            sent.append((source, tensor))
+            tensor.fill_(source + 1)
+
+    monkeypatch.setattr(Group, "broadcast", fill_with_the_senders)
+    own = ShardedAdamW(named, OptimizerConfig(), Group(1, 2, Device("cpu")), zero=1)
+    own.owner = {"large": 0, "odd": 0, "small": 0}
+    own.mine = {}
+    own.step(0.1)
+    assert [(source, len(tensor)) for source, tensor in sent] == [
+        (0, sizes["large"]),
+        (0, sizes["odd"] + sizes["small"]),
+    ]
+    assert sent[0][1].data_ptr() == named["large"].data_ptr()
+    assert all(torch.all(parameter == 1) for parameter in named.values())

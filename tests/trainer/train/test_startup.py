@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import json
 import os
 import subprocess
@@ -9,8 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
+
+from trainer.__main__ import main
 from trainer.train.startup import Startup, startup_line
 
 
@@ -57,3 +63,28 @@ def test_the_startup_is_measured_before_torch_is_loaded() -> None:
     """What prepares the import of torch runs after it."""
     code = "import sys, trainer.__main__, trainer.train.startup; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_nothing_is_collected_during_the_imports_of_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[object]()
+
+    class Watched(ModuleType):
+        def __getattr__(self, name: str) -> Callable[..., object]:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            seen.append(("imports", gc.isenabled()))
+            return lambda *_: (seen.append(("trains", gc.isenabled())), None)
+
+    config = tmp_path / "train.json"
+    config.write_text(json.dumps({"model": {"name": "gpt-tiny"}, "data": {"prefix": "x"}, "steps": 1}))
+    monkeypatch.setitem(sys.modules, "trainer.train.assemble", Watched("assemble"))
+    monkeypatch.setattr("trainer.device.keep_freed_memory", lambda: None)
+    monkeypatch.setattr(faulthandler, "register", lambda *_: None)
+    monkeypatch.setattr(gc, "freeze", lambda: seen.append("freeze"))
+    monkeypatch.setattr("trainer.parallel.group.leave", lambda *_: None)
+    assert main(["train", str(config)]) == 0
+    assert seen[0] == ("imports", False)
+    assert "freeze" in seen
+    assert seen[-1] == ("trains", True)
