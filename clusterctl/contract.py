@@ -54,6 +54,9 @@ POD_COUNT = "CLUSTERCTL_PODS"
 POD_PEERS = "CLUSTERCTL_PEERS"
 # The number of devices on each.
 POD_DEVICES = "CLUSTERCTL_DEVICES"
+# The name of a run's folder on a shared disk or in an object store, if it is not that of the run: each pod of a job
+# starts a run of its own, and a new one when its platform starts it again.
+SAVED_AS = "CLUSTERCTL_SAVED_AS"
 # A folder of this node that all runs may share.
 CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 

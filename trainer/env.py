@@ -21,6 +21,7 @@ RUN_DIR = "CLUSTERCTL_RUN_DIR"
 ATTEMPT = "CLUSTERCTL_ATTEMPT"
 NODE = "CLUSTERCTL_NODE"
 DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"
+SAVED_AS = "CLUSTERCTL_SAVED_AS"
 CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 
 METRICS_FILE = "metrics.jsonl"
@@ -63,6 +64,8 @@ class Env:
     master_addr: str = ""
     master_port: int = 0
     run_id: str = ""
+    # The name of the run's folder on a shared disk; "" for that of the run.
+    saved_as: str = ""
     run_dir: Path | None = None
     attempt: int = 1
     node: str = ""
@@ -87,6 +90,7 @@ class Env:
             master_addr=given.get(MASTER_ADDR, ""),
             master_port=_integer(given, MASTER_PORT, 0),
             run_id=given.get(RUN_ID, ""),
+            saved_as=given.get(SAVED_AS, ""),
             run_dir=Path(given[RUN_DIR]) if given.get(RUN_DIR) else None,
             attempt=_integer(given, ATTEMPT, 1, least=1),
             node=given.get(NODE, ""),

@@ -36,6 +36,8 @@ class Copier:
     after_failures = False
     # Of a failure, in the run's events.
     subject = "a checkpoint has not all its copies"
+    # Seconds between two looks for a new checkpoint; None: `note` tells of each.
+    every: float | None = None
 
     def __init__(self, run: RunDir, connections: Connections, copies: int = 1, last: float = LAST) -> None:
         """`last`: seconds that the end of a run waits."""
@@ -67,7 +69,10 @@ class Copier:
         self._saved.set()
 
     def _work(self) -> None:
-        while self._saved.wait() and not self._closed.is_set():
+        while True:
+            self._saved.wait(self.every)
+            if self._closed.is_set():
+                break
             self._saved.clear()
             for pause in (*PAUSES, None):
                 if self._attempt(last=pause is None) or pause is None or self._closed.wait(pause):

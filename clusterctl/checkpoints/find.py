@@ -176,7 +176,7 @@ def _has_checkpoints(path: Path) -> bool:
 def shared_folder(record: RunRecord) -> str:
     """Return the folder of the run's checkpoints on a shared disk; "" if each node has its own."""
     folder = saving_of(record.job.train).dir
-    return f"{folder}/{record.run}" if folder else ""
+    return f"{folder}/{record.folder_name}" if folder else ""
 
 
 def folder_on(record: RunRecord, run_dir: str) -> str:

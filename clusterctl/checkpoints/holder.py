@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from clusterctl.agent.files import checkpoints as on_disk
@@ -15,14 +17,18 @@ from clusterctl.agent.request import Refused
 from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.json_types import JsonObject
+from clusterctl.transfer.pull import pull_tree
 from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
+    from clusterctl.transfer.push import Progress
     from clusterctl.transport.fanout import Connection
 
 Report = Callable[[int], None]
 """Called with the number of bytes that were read since the last call."""
 HERE = "here"
+Manifest = JsonObject
+"""The manifest of a checkpoint: docs/internals/checkpoints.md describes its keys."""
 T = TypeVar("T")
 
 
@@ -122,8 +128,14 @@ class Holder(Protocol):
     def remove(self, path: str, digest: str, *, check: bool) -> Removal:
         """Remove a checkpoint unless it is in use; with `check`, only report whether it is."""
 
-    def manifest(self, path: str) -> JsonObject:
+    def manifest(self, path: str) -> Manifest:
         """Return the manifest of a checkpoint."""
+
+    def manifest_content(self, path: str) -> bytes:
+        """Return the manifest's file byte for byte: its hash is over the text."""
+
+    def fetch(self, path: str, names: Sequence[str], dest: Path, progress: Progress) -> None:
+        """Fetch files of a checkpoint to a folder of this machine."""
 
 
 class ThisMachine:
@@ -157,13 +169,21 @@ class ThisMachine:
         except OSError as error:
             raise WorkFailed(f"{path}: {error.strerror}", "check the folder's permissions") from None
 
-    def manifest(self, path: str) -> JsonObject:
+    def manifest(self, path: str) -> Manifest:
         try:
             return saved.read_manifest(path)
         except saved.Damaged as problem:
             raise UsageError(str(problem)) from None
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
+
+    def manifest_content(self, path: str) -> bytes:
+        return Path(path, saved.MANIFEST).read_bytes()
+
+    def fetch(self, path: str, names: Sequence[str], dest: Path, progress: Progress) -> None:
+        dest.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copyfile(f"{path}/{name}", dest / name)
 
 
 @dataclass(frozen=True)
@@ -205,15 +225,20 @@ class NodeHolder:
         answer = self.connection.call("remove_checkpoint", {"path": path, "digest": digest, "check": check})
         return _decoded(Removal, answer, self.name)
 
-    def manifest(self, path: str) -> JsonObject:
-        file = f"{path}/{saved.MANIFEST}"
-        content = self.connection.get(file, limit=saved.MOST_MANIFEST)
+    def manifest(self, path: str) -> Manifest:
+        content = self.manifest_content(path)
         try:
-            return saved.decode_manifest(content, f"{self.name}:{file}")
+            return saved.decode_manifest(content, f"{self.name}:{path}/{saved.MANIFEST}")
         except saved.Damaged as problem:
             raise WorkFailed(
                 str(problem), "another node's copy may be sound: see `checkpoint verify`"
             ) from None
+
+    def manifest_content(self, path: str) -> bytes:
+        return self.connection.get(f"{path}/{saved.MANIFEST}", limit=saved.MOST_MANIFEST)
+
+    def fetch(self, path: str, names: Sequence[str], dest: Path, progress: Progress) -> None:
+        pull_tree(self.connection, path, dest, files=names, progress=progress)
 
 
 def _decoded(kind: type[T], answer: object, name: str) -> T:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.files import checkpoints as on_disk
 from clusterctl.agent.files.saved import MANIFEST
 from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy, Health
-from clusterctl.checkpoints.holder import NodeHolder, ThisMachine
+from clusterctl.checkpoints.holder import ThisMachine
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.json_types import JsonObject
-from clusterctl.transfer.pull import pull_tree
 from clusterctl.transport.fanout import on_each, raise_failures
 
 if TYPE_CHECKING:
@@ -106,21 +105,12 @@ def pull(plan: Pull, progress_of: Callable[[str], Progress]) -> None:
 def _fetch(fetch: Fetch, dest: Path, progress: Progress) -> None:
     holder, path = fetch.holding.holder, fetch.holding.entry.path
     with holder.held([path]):
-        if isinstance(holder, NodeHolder):
-            pull_tree(holder.connection, path, dest, files=fetch.names, progress=progress)
-            return
-        dest.mkdir(parents=True, exist_ok=True)
-        for name in fetch.names:
-            shutil.copyfile(f"{path}/{name}", dest / name)
+        holder.fetch(path, fetch.names, dest, progress)
 
 
 def _write_manifest(plan: Pull, folder: Path) -> None:
-    """Write the manifest byte for byte as a machine has it: its hash is over the text."""
     holding = next(holding for holding in plan.checkpoint.holdings if holding.entry.digest)
-    file = f"{holding.entry.path}/{MANIFEST}"
-    holder = holding.holder
-    content = holder.connection.get(file) if isinstance(holder, NodeHolder) else Path(file).read_bytes()
-    (folder / MANIFEST).write_bytes(content)
+    (folder / MANIFEST).write_bytes(holding.holder.manifest_content(holding.entry.path))
 
 
 def _verify(folder: Path) -> None:

@@ -66,7 +66,7 @@ def _from_store(
 ) -> tuple[str, str]:
     """Fetch a checkpoint that is newer than those of the nodes; return what was fetched, or why nothing was."""
     record = run.read_record()
-    access = access_of(record.job, record.run)
+    access = access_of(record.job, record.folder_name)
     if access is None:
         return "", ""
     try:

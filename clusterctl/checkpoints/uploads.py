@@ -10,7 +10,7 @@ import hashlib
 import json
 import posixpath
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.files.checkpoints import UNFINISHED, step_of
@@ -40,17 +40,11 @@ if TYPE_CHECKING:
 LAST_UPLOAD = 86400.0
 
 
-def access_of(job: Job, run_id: str) -> Access | None:
-    """Return where the checkpoints of a run go in the store; None if its job names no store."""
+def access_of(job: Job, name: str) -> Access | None:
+    """Return where the checkpoints of a run go in the store; None if its job names no store. `name` is that of its
+    folder there."""
     to = saving_of(job.train).to
-    return access_to(parse_address(to) / run_id, job.storage) if to else None
-
-
-def uploader_for(run: RunDir, connections: Connections) -> Uploader | None:
-    """Return what sends the checkpoints of a run to its store, None if its job names none."""
-    record = run.read_record()
-    access = access_of(record.job, record.run)
-    return Uploader(run, connections, access) if access else None
+    return access_to(parse_address(to) / name, job.storage) if to else None
 
 
 class Uploader(Copier):
@@ -71,7 +65,7 @@ class Uploader(Copier):
             return
         self._protect(newest)
         shares = _shares(newest, list(folders_in(record)))
-        target = Access(self._access.address / newest.name.partition(".")[0], *self._rest())
+        target = self.target_of(newest)
         sent = on_each(
             [copy.holder.node for copy in shares], lambda node: self._send(node, shares, newest, target)
         )
@@ -83,8 +77,9 @@ class Uploader(Copier):
         text = f"{newest.name} is in {self._access.address}: {size(total)} sent in {seconds:.1f} s"
         self.run.add_event("uploaded", step=newest.step, bytes=total, seconds=round(seconds, 3), text=text)
 
-    def _rest(self) -> tuple[str, str, tuple[str, str, str] | None]:
-        return self._access.endpoint, self._access.region, self._access.keys
+    def target_of(self, newest: Checkpoint) -> Access:
+        """Return the folder of a checkpoint in the store."""
+        return replace(self._access, address=self._access.address / newest.name.partition(".")[0])
 
     def _send(
         self, node: Node, shares: dict[CheckpointCopy, list[str]], newest: Checkpoint, target: Access
@@ -171,24 +166,22 @@ def fetch_checkpoint(
     folders: dict[str, tuple[Node, str]],
     connections: Connections,
 ) -> str:
-    """Fetch a checkpoint to the nodes: each gets its ranks' files; return a line for the log."""
+    """Fetch a checkpoint to the nodes of `folders`: each gets its ranks' files; return a line for the log.
+
+    The other nodes of the plan fetch their files themselves.
+    """
     began = time.monotonic()
     node_of = {process.rank: part.node.name for part in made.nodes for process in part.processes}
-    names = list(folders)
+    names = [part.node.name for part in made.nodes]
     wanted: dict[str, list[str]] = {node: [] for node in names}
     for number, file in enumerate(sorted(found.files)):
         rank = rank_of(file)
         target = node_of.get(rank) if rank is not None else None
         for node in [target] if target else names if rank is None else [names[number % len(names)]]:
             wanted[node].append(file)
-    manifest = on_node(
-        folders[names[0]][0],
-        connections.of(folders[names[0]][0]),
-        access,
-        "read",
-        None,
-        key=(access.address / name / MANIFEST).prefix,
-    )
+    first = next(iter(folders.values()))[0]
+    key = (access.address / name / MANIFEST).prefix
+    manifest = on_node(first, connections.of(first), access, "read", None, key=key)
     if manifest is None or hashlib.sha256(manifest.encode()).hexdigest() != found.digest:
         raise WorkFailed(f"{access.address / name / MANIFEST}: is not the manifest of this checkpoint")
 
@@ -214,5 +207,6 @@ def fetch_checkpoint(
     raise_failures(outcomes)
     moved = sum(outcome.get() for outcome in outcomes)
     seconds = time.monotonic() - began
-    where = f"{access.address}, {size(moved)} to {fold(names)} in {seconds:.1f} s"
-    return f"{name}: {plural(len(found.files), 'file')} fetched from {where}"
+    count = len({file for node in folders for file in wanted[node]})
+    where = f"{access.address}, {size(moved)} to {fold(list(folders))} in {seconds:.1f} s"
+    return f"{name}: {plural(count, 'file')} fetched from {where}"

@@ -11,6 +11,10 @@ class Facts:
     """What only the nodes or the clock know; a plan without facts has the defaults in their place."""
 
     run_id: str = "<run>"
+    saved_as: str = ""
+    """The name of the run's folder on a shared disk or in a store; "" for `run_id`."""
+    parts: tuple[str, ...] = ()
+    """In a pod the names of all nodes of the job, each of which starts its own ranks; else empty."""
     attempt: int = 1
     master_port: int = 29500
     workdirs: Mapping[str, str] = field(default_factory=dict)

@@ -84,6 +84,7 @@ def rank_environment(place: NodePlace, local_rank: int, job: Job, facts: Facts) 
         contract.NODE: node.name,
         contract.DEVICE_KIND: node.kind,
         contract.CACHE_DIR: posixpath.join(workdir, "cache"),
+        **({contract.SAVED_AS: facts.saved_as} if facts.saved_as else {}),
     }
 
 

@@ -52,6 +52,15 @@ class RunRecord:
     metrics_base: int = 0
     """Bytes of metrics.jsonl here that came from nodes which ran rank 0 before."""
     format: int = 1
+    saved_as: str = ""
+    """The name of the run's folder on a shared disk or in a store; "" for `run`."""
+    parts: tuple[str, ...] = ()
+    """In a pod the names of all nodes of the job, each of which starts its own ranks; else empty."""
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the run's folder on a shared disk or in a store."""
+        return self.saved_as or self.run
 
     @property
     def full_size(self) -> int:

@@ -78,6 +78,8 @@ def environment(request: PodRequest, *, peers: bool = True) -> list[JsonObject]:
         contract.POD_DEVICES: str(options.devices),
         contract.DEVICE_KIND: options.kind,
     }
+    if request.saved_as:
+        values[contract.SAVED_AS] = request.saved_as
     if peers and request.peers:
         values[contract.POD_PEERS] = ",".join(request.peers)
     found: list[JsonObject] = [{"name": name, "value": value} for name, value in values.items()]

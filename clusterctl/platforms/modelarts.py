@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from clusterctl import contract
 from clusterctl.document import Document
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.pods import ModelArtsOptions
 from clusterctl.json_types import JsonObject
-from clusterctl.platforms.request import CREDENTIAL
+from clusterctl.platforms.request import CREDENTIAL, saved_name
 
 # Where ModelArts copies the code folder to.
 CODE_FOLDER = "/home/ma-user/modelarts/user-job-dir"
@@ -35,7 +36,10 @@ def training_job(job: Job, job_file: Path, image: str = "") -> JsonObject:
         "command": shlex.join(
             ["clusterctl", "launch", f"{CODE_FOLDER}/{_last(options.code)}/{job_file.name}"]
         ),
-        "environments": dict(job.env),
+        "environments": {
+            **dict(job.env),
+            **({contract.SAVED_AS: saved} if (saved := saved_name(job)) else {}),
+        },
         "inputs": _folders("data", options.inputs),
         "outputs": _folders("output", options.outputs),
     }

@@ -6,6 +6,7 @@ the ranks of its own node. They meet at the address and the port of node 0.
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import time
@@ -14,6 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl import contract
+from clusterctl.checkpoints.pod_uploads import bring_from_store
+from clusterctl.checkpoints.uploads import access_of
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
@@ -21,10 +25,12 @@ from clusterctl.jobs import plan as plans
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.own_table import file_of, read_table
+from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.platforms import rank_table
 from clusterctl.platforms.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.runs import start as runs
 from clusterctl.runs.prepare.stage import Tell, push_code, push_data
+from clusterctl.storage.client import check_access
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 # Seconds until the name of node 0 must resolve: the names of pods exist only after the pods do.
 RESOLVE_PATIENCE = 300.0
 RESOLVE_POLL = 2.0
+SAVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Variables of the container that no rank gets: those of this shell, and options that torchrun reads from its
 # environment, which describe the platform's own ranks.
 NOT_PASSED = ("_", "PWD", "OLDPWD", "SHLVL", "RANK_TABLE_FILE", "TORCHELASTIC_RUN_ID")
@@ -61,8 +68,14 @@ class Part:
         """Start the ranks of this node; the others start theirs."""
         hellos = runs.reach(self.here, connections, tell)
         hello = hellos[self.own.name]
+        saved_as = saved_name(job, self.place.count)
+        access = access_of(job, saved_as or run.run_id)
+        if access:
+            check_access(self.here.nodes, access, connections.of)
         facts = Facts(
             run_id=run.run_id,
+            saved_as=saved_as,
+            parts=tuple(self.whole.names),
             master_port=job.master_port or self.place.port or DEFAULT_PORT,
             workdirs={self.own.name: hello.workdir},
             homes={self.own.name: hello.home},
@@ -72,7 +85,10 @@ class Part:
             forwarded=passed_on(environment()),
             rank_table=self.table if plans.rank_table_wanted(job, self.whole) else "",
         )
-        made = self.of(plans.make_plan(self.whole, job, facts))
+        whole = plans.make_plan(self.whole, job, facts)
+        made = self.of(whole)
+        if access and (text := bring_from_store(access, whole, self.own, connections)):
+            tell("checkpoint", text)
         wait_for_name(made.master_address, tell)
         try:
             runs.start_all(run, made, connections, tell)
@@ -123,6 +139,23 @@ def refuse(place: Place) -> None:
     if place.processes > 1:
         problem = f"{place.platform.title} started {place.processes} processes on this node"
         raise UsageError(problem, "start one on each node (mpirun -N 1): clusterctl starts the ranks")
+
+
+def saved_name(job: Job, nodes: int) -> str:
+    """Return the name under which all pods of a job, and those that take their places, keep its checkpoints.
+
+    Raise a UsageError if several pods would keep them under names of their own.
+    """
+    saving, name = saving_of(job.train), environment().get(contract.SAVED_AS, "")
+    if name and not SAVED_NAME.fullmatch(name):
+        remedy = "use letters, digits, '.', '_' and '-', at most 100"
+        raise UsageError(f"{contract.SAVED_AS}: {name!r} cannot name a folder", remedy)
+    if nodes > 1 and not name and (saving.to or saving.dir):
+        key = "to" if saving.to else "dir"
+        problem = f"train.save.{key}: the {nodes} nodes do not know under which name they save together"
+        remedy = f"set {contract.SAVED_AS} to the same name on all nodes, such as {job.name}-1"
+        raise UsageError(problem, f"{remedy}; `clusterctl submit` does so")
+    return name
 
 
 def adapted(job: Job, tell: Tell) -> Job:

@@ -14,6 +14,8 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.pods import LABEL, KubernetesOptions
+from clusterctl.jobs.parts.saving import saving_of
+from clusterctl.jobs.run_folder import new_run_id
 from clusterctl.transfer.manifest import make_manifest
 
 KINDS = ("job", "jobset", "trainjob", "vcjob", "acjob")
@@ -49,6 +51,8 @@ class PodRequest:
     """The files of the code by their path; empty if the image has it."""
     secrets: tuple[str, ...] = ()
     """Variables that come from the Secret."""
+    saved_as: str = ""
+    """The name under which all pods save together, if they save to a store or a shared disk: that of the run."""
 
     @property
     def service(self) -> str:
@@ -82,7 +86,14 @@ def request_for(
     if faults:
         raise InputFaults(faults)
     grace = options.grace or int(job.grace) + MARGIN
-    return PodRequest(name, kind, image, options, grace, _job_text(job, options), code, job.forward)
+    text = _job_text(job, options)
+    return PodRequest(name, kind, image, options, grace, text, code, job.forward, saved_name(job))
+
+
+def saved_name(job: Job) -> str:
+    """Return a new name under which all pods of a job save together; "" if they save to no store and no shared disk."""
+    saving = saving_of(job.train)
+    return new_run_id(job.name) if saving.to or saving.dir else ""
 
 
 def imagined(options: KubernetesOptions) -> Cluster:
@@ -138,6 +149,10 @@ def _faults(job: Job, options: KubernetesOptions, kind: str, name: str, image: s
     if job.forward and not options.secret:
         problem = f"the values of {', '.join(job.forward)} would have to be in the manifest"
         yield _at(job, ("forward",), problem, "kubernetes: {secret: NAME}, a Secret with these keys")
+    if job.storage.credentials:
+        problem = f"{job.storage.credentials} is a file of this machine, which no pod has"
+        remedy = "forward: [AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY], and kubernetes: {secret: NAME}"
+        yield _at(job, ("storage", "credentials"), problem, remedy)
     for variable in job.env:
         if CREDENTIAL.search(variable):
             problem = f"{variable} looks like a credential, and the manifest would show it"

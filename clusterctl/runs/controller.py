@@ -18,7 +18,7 @@ from clusterctl.agent.frames import SILENCE
 from clusterctl.agent.processes import identity, is_alive
 from clusterctl.checkpoints.copies import copier_for
 from clusterctl.checkpoints.find import shared_folder
-from clusterctl.checkpoints.uploads import uploader_for
+from clusterctl.checkpoints.pod_uploads import uploader_for
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
 from clusterctl.files import open_private
 from clusterctl.inventory.cluster import Cluster, Node

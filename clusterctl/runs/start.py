@@ -258,6 +258,8 @@ def _record_of(run: RunDir, made: plan.Plan, before: RunRecord | None, spares: t
         spares=before.spares if before else spares,
         size=before.full_size if before else len(made.cluster.nodes),
         format=FORMAT,
+        saved_as=before.saved_as if before else made.facts.saved_as,
+        parts=made.facts.parts,
     )
     if before is None:
         return record

@@ -80,6 +80,7 @@ def carry_out(order: Order, report: Callable[[int], None]) -> Any:
         "upload": lambda: store.upload(order["files"], report),
         "publish": lambda: store.publish(order["objects"]),
         "read": lambda: store.read(order["key"]),
+        "texts": lambda: [store.read(key) for key in order["keys"]],
         "names": lambda: store.names(order["prefix"], order["delimiter"]),
         "download": lambda: store.download(order["files"], report),
     }

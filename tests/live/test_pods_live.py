@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ from clusterctl import contract
 from tests.live.conftest import clean_environment
 from tests.live.test_training import JOB
 from tests.live.test_training import data as data
+from tests.support.object_store import KEY, SECRET, object_store
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(200)]
 
@@ -108,3 +111,38 @@ def test_a_rank_of_torchrun_is_refused(tmp_path: Path) -> None:
     pod = start_pod(tmp_path, 0, variables, "--no-code", "--", "true")
     _, error = pod.communicate(timeout=30)
     assert pod.returncode == 2 and "which has started the ranks already" in error
+
+
+@pytest.mark.skipif(not os.environ.get("LONG_TESTS"), reason="two trainings: set LONG_TESTS=1")
+def test_pods_resume_from_the_store_after_all_disks_were_wiped(tmp_path: Path, data: Path) -> None:
+    pytest.importorskip("boto3", reason="boto3 is not installed: the extra `storage`")
+    with object_store() as store:
+        keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, contract.SAVED_AS: "gpt-1"}
+        options = ["--set", f"storage.endpoint={store.url}", "--set", "train.save.to=s3://bucket/runs"]
+        runs: list[list[tuple[str, int]]] = []
+        for fault in ("env: {CLUSTERCTL_FAULT: rank1:step7:kill9}\n", ""):
+            text = JOB.format(data=data, steps=10) + f"master_port: {free_port()}\n{fault}"
+            (tmp_path / "job.yaml").write_text(text)
+            pods = [
+                start_pod(
+                    tmp_path,
+                    number,
+                    {**MODELARTS, **keys, "VC_TASK_INDEX": str(number)},
+                    str(tmp_path / "job.yaml"),
+                    *options,
+                )
+                for number in range(2)
+            ]
+            outputs = outputs_of(pods)
+            assert [pod.returncode == 0 for pod in pods] == [not fault] * 2, outputs
+            (metrics,) = tmp_path.glob("pod0/runs/*/metrics.jsonl")
+            events = [json.loads(line) for line in metrics.read_text().splitlines()]
+            runs.append(
+                [(event["event"], event["step"]) for event in events if event["event"] in ("start", "step")]
+            )
+            for number in range(2):
+                shutil.rmtree(tmp_path / f"pod{number}")
+        assert runs[0][0] == ("start", 0) and runs[1][:2] == [("start", 4), ("step", 5)], runs
+        assert runs[1][-1] == ("step", 10)
+        assert json.loads(store.objects["runs/gpt-1/latest"]) == {"name": "step-00000010"}
+        assert "fetched from s3://bucket/runs/gpt-1" in outputs[1][1]

@@ -40,6 +40,8 @@ train:
 slurm: {slurm}
 """
 TWO = "{nodes: 2, time: 10}"
+# Steps that are long enough for a signal to come before the last one.
+SLOW = 'env: {CLUSTERCTL_FAULT: "rank0:step1:slow200"}\n'
 STEPS = 24
 
 
@@ -95,7 +97,7 @@ def test_the_same_job_over_ssh_and_over_slurm_has_identical_losses(
 
 
 def test_no_step_is_lost_when_a_job_saves_and_is_requeued(login: Login, over_ssh: dict[int, float]) -> None:
-    run, number = login.submit(job(login))
+    run, number = login.submit(job(login) + SLOW)
     login.wait_for_steps(run, 6, 100)
     assert login("scancel", "--signal=USR1", "--batch", str(number)).returncode == 0
     login.wait(run, lambda state: state["phase"] == "pending", 60)

@@ -108,6 +108,8 @@ class Login:
         while self("squeue", "-h", "-j", str(job), "-o", "%T").stdout.strip() != "PENDING":
             assert time.monotonic() < deadline
             time.sleep(0.2)
+        # A node refuses a job that starts in the second in which its last start ended: "already killed".
+        time.sleep(1.1)
         assert self("scontrol", "update", f"JobId={job}", "StartTime=now").returncode == 0
 
 

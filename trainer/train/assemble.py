@@ -212,7 +212,7 @@ def _checkpoint_folder(config: TrainConfig, environment: Env, run_dir: Path) -> 
     if not shared.is_dir():
         raise InputError(f"train.save.dir: {shared}: no such folder", "create it on the shared disk")
     check_access(shared)
-    return shared / (environment.run_id or run_dir.name)
+    return shared / (environment.saved_as or environment.run_id or run_dir.name)
 
 
 def _open_data(config: TrainConfig, cache: Path) -> Data | TaskData:

@@ -17,6 +17,7 @@ from clusterctl.text import escape_controls
 if TYPE_CHECKING:
     from clusterctl.checkpoints.diff import Side
     from clusterctl.checkpoints.find import Checkpoint, CheckpointList
+    from clusterctl.jobs.run_folder import RunDir
 
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with checkpoints.")]
 Step = Annotated[
@@ -36,11 +37,27 @@ def found_at(where: str) -> Iterator[CheckpointList]:
         yield find.of_folder(Path(where))
         return
     run = options.run_named(where)
+    if (run.root / "kubernetes.json").exists():
+        yield in_store(run)
+        return
     with options.connected_to(run) as connections:
         found = find.of_run(run, connections)
         for node, reason in found.unreachable.items():
             screen.log(f"{node} is not reachable: {reason}", "yellow")
         yield found
+
+
+def in_store(run: RunDir) -> CheckpointList:
+    """Return the checkpoints of a run in pods: only those in its store are reached from here."""
+    from clusterctl.checkpoints.store_holder import of_store
+    from clusterctl.checkpoints.uploads import access_of
+
+    record = run.read_record()
+    access = access_of(record.job, record.folder_name)
+    if access is None:
+        problem = f"{run.run_id} runs in pods, whose disks are not reached from here"
+        raise UsageError(problem, "give the job an object store: train: {save: {to: s3://BUCKET/FOLDER}}")
+    return of_store(run.run_id, access)
 
 
 def list_(where: Where = "last", *, as_json: options.Json = False) -> None:

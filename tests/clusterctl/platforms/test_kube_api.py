@@ -199,7 +199,7 @@ def test_a_submitted_job_is_a_run_with_state_logs_and_an_end(
     assert "pod0:0 step 1\npod0:0 step 2\n" in shown("logs", "show", "last")
     # SSH would look for a host called pod0.
     assert run(["checkpoint", "list", "last"]) == 2
-    assert "runs in pods, which cannot be logged in to" in capfd.readouterr().err
+    assert "runs in pods, whose disks are not reached from here" in capfd.readouterr().err
     failed = pod("gpt-1-x", "Failed", {"terminated": {"exitCode": 7, "reason": "Error"}})
     ended = {"conditions": [{"type": "Failed", "status": "True", "message": "too many"}]}
     api.stages = [Stage(both, log), Stage([both[0], failed], log + "2026-01-01T00:00:03Z step 3\n", ended)]

@@ -202,3 +202,19 @@ def test_code_that_is_too_large_for_a_config_map_is_refused(tmp_path: Path) -> N
     with pytest.raises(InputFaults, match="a ConfigMap holds 1 MiB"):
         request_for(jobs.load(tmp_path / "job.yaml"), "job")
     assert not request(tmp_path, "job", "cpu", "kubernetes.code=image").code
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_that_save_to_a_store_share_a_name(tmp_path: Path, kind: str) -> None:
+    made = request(tmp_path, kind, "cpu")
+    assert contract.SAVED_AS not in environment_of(manifests_of(made))
+    text = (JOB % "cpu").replace("command: [python, train.py]", "train: {save: {to: s3://bucket/runs}}")
+    (tmp_path / "job.yaml").write_text(text)
+    named = request_for(jobs.load(tmp_path / "job.yaml"), kind)
+    assert environment_of(manifests_of(named))[contract.SAVED_AS] == named.saved_as
+    assert named.saved_as.startswith("gpt-")
+
+
+def test_a_file_of_keys_is_refused_for_pods(tmp_path: Path) -> None:
+    with pytest.raises(InputFaults, match="forward: \\[AWS_ACCESS_KEY_ID"):
+        request(tmp_path, "jobset", "cpu", "storage.credentials=keys.ini")
