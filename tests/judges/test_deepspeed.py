@@ -147,7 +147,7 @@ def test_ten_steps_here_and_ten_there_are_twenty_here(tmp_path: Path, stage: int
     assert float((state["transformer.h.3.mlp.c_fc.weight"] - up).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize(("zero", "topology"), [(1, "plain"), (1, "model")])
+@pytest.mark.parametrize(("zero", "topology"), [(1, "plain"), (1, "model"), (0, "plain"), (0, "model")])
 def test_ten_steps_in_its_pipeline_and_ten_here_are_twenty_here(
     tmp_path: Path, zero: int, topology: str
 ) -> None:

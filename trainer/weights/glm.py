@@ -1,21 +1,23 @@
-"""Folders of THUDM's GLM: mp_rank_XX_model_states.pt, for any model parallel size. Weights only."""
+"""Folders of THUDM's GLM: mp_rank_XX_model_states.pt, and DeepSpeed's files of the optimizer next to them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Contents, ImportRequest
+from trainer.model.cuts import Cut
+from trainer.weights.contents import Contents, ImportRequest, Progress
+from trainer.weights.files.deepspeed import Saved, read_step
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, rows_of
-from trainer.weights.megatron import flat
-from trainer.weights.megatron_names import IGNORED, core_name, core_of, layer_of
+from trainer.weights.megatron_names import IGNORED, core_name, core_of, flat, layer_of
 from trainer.weights.ours import cuts_for, shapes_for
 from trainer.weights.rules import check_shapes, refuse_unknown
 from trainer.weights.tensor_parts import joined
@@ -38,29 +40,52 @@ def is_glm(folder: Path) -> bool:
 
 def read_glm(folder: Path, request: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
-    if request.state:
-        problem = f"{folder}: the state of GLM's optimizer is divided by ZeRO, and is not read"
-        raise InputError(problem, "leave out --state")
     check_access(folder)
     files = _files(folder)
     if not files or sorted(files) != list(range(len(files))):
         raise CheckpointError(f"{folder}: lacks some of mp_rank_XX_model_states.pt")
+    saved = read_step(files[0].parent) if request.state else None
     ranks = [_tensors(files[rank]) for rank in range(len(files))]
+    if saved is not None:
+        ranks = [{**held, **_renamed(own.weights)} for held, own in zip(ranks, saved.ranks, strict=True)]
     names = set(ranks[0])
     if any(set(held) != names for held in ranks) or BLOCK_POSITIONS not in names:
         raise CheckpointError(f"{folder}: the ranks' files hold different tensors, or not those of a GLM")
     model, notes = _model(folder, ranks[0], len(ranks), request, read_torch(files[0]))
     shapes, cuts = shapes_for(model), cuts_for(model)
     refuse_unknown(str(folder), [core_of(name) for name in shapes], names, IGNORED)
+    tensors = _whole(model, shapes, cuts, ranks)
+    check_shapes(str(folder), shapes, tensors)
+    for moment in MOMENTS if saved else ():
+        averages = [_renamed(own.moments.get(moment, {})) for own in saved.ranks] if saved else []
+        if not all(core_of(name) in held for held in averages for name in shapes):
+            raise InputError(f"{folder}: holds no state of an optimizer", "leave out --state")
+        found = _whole(model, shapes, cuts, averages)
+        tensors |= {f"{moment}.{name}": tensor for name, tensor in found.items()}
+    origin = {"format": "glm", "path": str(folder), "tensor": len(ranks)}
+    return Contents(model, tensors, origin, notes=tuple(notes), progress=_progress(saved))
+
+
+def _whole(
+    model: ModelConfig, shapes: Iterable[str], cuts: Mapping[str, Cut], ranks: Sequence[Mapping[str, Lazy]]
+) -> dict[str, Lazy]:
+    """Return the tensors of all ranks, whole and under our names."""
     tensors = {}
     for name in shapes:
         # A rank's rows are all its queries, all its keys, all its values: our order.
         whole = joined([held[core_of(name)] for held in ranks], cuts[name])
         table = cuts[name].rows is not None and whole.rows >= model.vocab
         tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
-    check_shapes(str(folder), shapes, tensors)
-    origin = {"format": "glm", "path": str(folder), "tensor": len(ranks)}
-    return Contents(model, tensors, origin, notes=tuple(notes))
+    return tensors
+
+
+def _progress(saved: Saved | None) -> Progress:
+    if saved is None:
+        return Progress()
+    facts = {key: value for key, value in saved.facts.items() if type(value) is int and value > 0}
+    step = facts.get("iteration", facts.get("global_steps", saved.optimizer_steps))
+    taken = saved.optimizer_steps or facts.get("global_steps", step) - facts.get("skipped_steps", 0)
+    return Progress(step, taken, facts.get("global_samples", 0))
 
 
 def _files(folder: Path) -> dict[int, Path]:
@@ -84,8 +109,13 @@ def _tensors(file: Path) -> dict[str, Lazy]:
     module = document.get("module") if isinstance(document, dict) else None
     if module is None:
         raise CheckpointError(f"{file}: has no entry 'module'")
+    return _renamed(dict(flat(module, file)))
+
+
+def _renamed(held: Mapping[str, Lazy]) -> dict[str, Lazy]:
+    """Return tensors under Megatron-core's names."""
     found = {}
-    for path, tensor in flat(module, file):
+    for path, tensor in held.items():
         name = re.sub(r"^(module\.)+", "", path)
         name = re.sub(
             r"^(transformer\.)?(word|position|block_position)_embeddings\.", r"embedding.\2_embeddings.", name

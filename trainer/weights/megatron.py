@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.json_types import JsonObject
 from trainer.model.cuts import Cut
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import DTYPES
@@ -26,10 +26,12 @@ from trainer.weights.megatron_names import (
     OUTPUT,
     core_name,
     core_of,
+    flat,
     layer_of,
     older_name,
     with_layer,
 )
+from trainer.weights.megatron_state import with_state
 from trainer.weights.ours import cuts_for, shapes_for
 from trainer.weights.rules import Heads, Rows, check_shapes, in_groups, in_sections, refuse_unknown
 from trainer.weights.target import Target
@@ -38,8 +40,6 @@ from trainer.weights.tensor_parts import joined, part_of
 FILE = "model_optim_rng.pt"
 POINTER = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
-DEEPEST = 12
-"""Levels of dicts in a state dict."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,34 @@ def read_megatron(folder: Path, request: ImportRequest) -> Contents:
     files = {path.name: path / FILE for path in found.glob("mp_rank_*") if (path / FILE).is_file()}
     if not files:
         raise CheckpointError(f"{found}: holds no mp_rank_XX/{FILE}")
-    states = read_ranks(found, files)
-    return contents_of(states, "megatron", request)
+    states, steps = read_ranks(found, files), 0
+    if request.state:
+        ranks = {
+            key: with_state(document, files[_name_of(key, files)])
+            for key, document in states.documents.items()
+        }
+        states = replace(states, documents={key: document for key, (document, _) in ranks.items()})
+        steps = max(taken for _, taken in ranks.values())
+    return replace(contents_of(states, "megatron", request), progress=progress_of(states, steps, request))
+
+
+def _name_of(key: tuple[int, int], names: Iterable[str]) -> str:
+    """Return the name of the folder of a tensor parallel rank of a stage."""
+    found = ((name, _RANK.match(name)) for name in names)
+    return next(name for name, match in found if match and (int(match[1]), int(match[2] or 0)) == key)
+
+
+def progress_of(states: RankStates, steps: int, request: ImportRequest) -> Progress:
+    """Return how far the training was; without its state, nothing."""
+    if not request.state:
+        return Progress()
+    iteration = states.first.get("iteration")
+    samples = attributes(states.first.get("args")).get("consumed_train_samples")
+    return Progress(
+        iteration if type(iteration) is int else steps,
+        steps,
+        samples if type(samples) is int and samples > 0 else 0,
+    )
 
 
 def iteration_folder(folder: Path) -> Path:
@@ -117,9 +143,8 @@ def contents_of(states: RankStates, form: str, request: ImportRequest, key: str 
 
     With state the documents also have `exp_avg` and `exp_avg_sq`, by the names of the model.
     """
-    if request.state and MOMENTS[0] not in states.first:
-        problem = f"{states.folder}: the state of Megatron's optimizer is not read"
-        raise InputError(problem, "leave out --state")
+    if request.state and not any(name.startswith(MOMENTS[0]) for name in states.first):
+        raise InputError(f"{states.folder}: holds no state of an optimizer", "leave out --state")
     arguments = attributes(states.first.get("args"))
     found = _by_name(states, key)
     model, notes = model_of(str(states.folder), arguments, found, request)
@@ -198,19 +223,6 @@ def _by_name(states: RankStates, key: str) -> dict[str, list[Lazy]]:
                 found.setdefault(whole, [part for part in parts if part is not None])
             before += len(numbers)
     return found
-
-
-def flat(document: object, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Lazy]]:
-    """Yield every tensor of nested dicts with the keys on the way to it, joined by dots."""
-    if depth > DEEPEST:
-        raise CheckpointError(f"{folder}: its dicts contain each other")
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{folder}: the state of the model is not a dict")
-    for key, value in document.items():
-        if isinstance(value, Lazy):
-            yield f"{prefix}{key}", value
-        elif isinstance(value, dict):
-            yield from flat(value, folder, f"{prefix}{key}.", depth + 1)
 
 
 # -- write --------------------------------------------------------------------------------------------------

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
-from trainer.errors import InputError
+from trainer.errors import CheckpointError, InputError
+from trainer.weights.lazy import Lazy
 
+DEEPEST = 12
+"""Levels of dicts in a state dict."""
 # What the older generation calls things, and what Megatron-core does.
 RENAMES = (
     (r"^language_model\.", ""),
@@ -85,3 +90,16 @@ def layer_of(name: str) -> int | None:
 def with_layer(name: str, number: int) -> str:
     """Return the name with another number of the layer."""
     return _LAYER.sub(f".layers.{number}.", name, count=1)
+
+
+def flat(document: object, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Lazy]]:
+    """Yield every tensor of nested dicts with the keys on the way to it, joined by dots."""
+    if depth > DEEPEST:
+        raise CheckpointError(f"{folder}: its dicts contain each other")
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{folder}: the state of the model is not a dict")
+    for key, value in document.items():
+        if isinstance(value, Lazy):
+            yield f"{prefix}{key}", value
+        elif isinstance(value, dict):
+            yield from flat(value, folder, f"{prefix}{key}.", depth + 1)

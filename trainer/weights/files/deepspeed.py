@@ -14,18 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError
 from trainer.weights.contents import NamedState
 from trainer.weights.files.torch_read import attributes, read_torch
+from trainer.weights.files.torch_state import by_name
 from trainer.weights.lazy import Lazy, Shape, rows_of, stacked
 
 POINTERS = ("latest_universal", "latest")
 UNIVERSAL = "zero"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
-_OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 MASTERS = "fp32"
 Flat = dict[str, Lazy]
@@ -88,7 +90,7 @@ def read_step(folder: Path) -> Saved:
         if own:
             state, steps = _with_shards(folder, state, document, own, mp)
         elif document.get("optimizer") is not None:
-            state, steps = _with_optimizer(state, attributes(document["optimizer"]), first[mp])
+            state, steps = _with_optimizer(state, attributes(document["optimizer"]))
         ranks.append(state)
     layers = files_of(folder, _LAYER)
     found: list[dict[int, Mapping[str, Lazy]]] = []
@@ -97,6 +99,10 @@ def read_step(folder: Path) -> Saved:
         if model >= len(found):
             raise CheckpointError(f"{file}: there is no model parallel rank {model}")
         found[model] = {**found[model], layer: _tensors(read_torch(file), file)}
+    if len(found) == 1 and not optimizers:
+        stages = _with_stages(found[0], [attributes(document.get("optimizer")) for document in documents])
+        ranks = [state for state, _ in stages] or ranks
+        steps = max((taken for _, taken in stages), default=steps)
     return Saved(folder, ranks, documents[0], steps, found)
 
 
@@ -139,7 +145,9 @@ def _with_shards(
     world = world[0] if isinstance(world, list) and world else world
     if type(world) is int and world != len(files):
         raise CheckpointError(f"{folder}: has {len(files)} files of an optimizer that {world} ranks divided")
-    shapes = _shapes(document, folder)
+    shapes = (
+        _shapes(document, folder) if "param_shapes" in document else _guessed(state.weights, documents, files)
+    )
     if documents[0].get("fp32_flat_groups") is not None:
         found = _from_stage_3(documents, shapes, files)
     else:
@@ -163,6 +171,38 @@ def _shapes(document: Mapping[str, Any], folder: Path) -> list[dict[str, Shape]]
     if not sound or not all(_is_shape(shape) for group in groups or () for shape in group.values()):
         raise CheckpointError(f"{folder}: its model_states lack param_shapes, the names of what ZeRO divided")
     return [dict(group) for group in groups or ()]
+
+
+def _guessed(
+    module: Mapping[str, Lazy], documents: Sequence[Mapping[str, Any]], files: Mapping[int, Path]
+) -> list[dict[str, Shape]]:
+    """Return the groups of an older version, which recorded no names: all in order, or matrices and vectors.
+
+    They are accepted if the masters that they lead to are the weights.
+    """
+    kinds = {name: len(tensor.shape) > 1 for name, tensor in module.items()}
+    rows = _rows_of_rank(documents[0], "single_partition_of_fp32_groups", files[0])
+    if len(rows) == 1:
+        groups = [dict(module)]
+    else:
+        groups = [
+            {name: module[name] for name in module if kinds[name] is wanted} for wanted in (True, False)
+        ]
+    shapes = [{name: tensor.shape for name, tensor in group.items()} for group in groups]
+    if not rows or len(rows) != len(groups):
+        problem = f"{files[0]}: an optimizer of {len(rows)} groups, and no param_shapes names what is in them"
+        raise CheckpointError(problem, "leave out --state to import the weights alone")
+    for name, flat in _from_stage_1(documents, shapes, files):
+        weight, master = module[name], flat[MASTERS]
+        first, last = master.read(0, 1), master.read(weight.rows - 1, weight.rows)
+        if not (_same(first, weight.read(0, 1)) and _same(last, weight.read(weight.rows - 1, weight.rows))):
+            problem = f"{files[0]}: its masters are not in the model's order, seen from {name}"
+            raise CheckpointError(problem, "leave out --state to import the weights alone")
+    return shapes
+
+
+def _same(master: Tensor, weight: Tensor) -> bool:
+    return torch.equal(master.to(weight.dtype), weight)
 
 
 def _is_shape(value: object) -> bool:
@@ -297,36 +337,41 @@ def _rows(flat: Lazy, shape: Shape, start: int, stop: int) -> Tensor:
 # -- without ZeRO, and universal ------------------------------------------------------------------------------
 
 
-def _with_optimizer(state: NamedState, optimizer: Mapping[str, Any], file: Path) -> tuple[NamedState, int]:
-    """Return the averages of a torch optimizer, which knows its parameters by number alone.
+def _with_optimizer(state: NamedState, optimizer: Mapping[str, Any]) -> tuple[NamedState, int]:
+    """Return the averages of a torch optimizer next to the weights, and its steps."""
+    # A tied output matrix is in the state dict and not among the optimizer's parameters.
+    shapes = {name: tensor.shape for name, tensor in state.weights.items()}
+    found = by_name(shapes, optimizer, every=False)
+    return (state, 0) if found is None else (NamedState(state.weights, found.moments), found.steps)
 
-    A group of matrices has those of the model in its order, a group of vectors likewise, and one of both has all.
+
+def _with_stages(
+    layers: Mapping[int, Mapping[str, Lazy]], optimizers: Sequence[Mapping[str, Any]]
+) -> list[tuple[NamedState, int]]:
+    """Return the averages of each stage of a pipeline under the names of its layers, as `3.mlp.weight`.
+
+    No file says which layers are on which stage. Stages have neighbouring layers, and a stage's optimizer fits exactly
+    one number of them. A module that two stages share comes first on both.
     """
-    groups, states = optimizer.get("param_groups"), attributes(optimizer.get("state"))
-    if not isinstance(groups, list) or not states:
-        return state, 0
-    moments: dict[str, dict[str, Lazy]] = {moment: {} for moment in MOMENTS}
-    left = list(state.weights)
-    for group in map(attributes, groups):
-        own = [attributes(states.get(number)) for number in group.get("params", ())]
-        if any(not isinstance(entry.get(moment), Lazy) for entry in own for moment in MOMENTS):
-            return state, 0
-        dims = {len(entry[MOMENTS[0]].shape) > 1 for entry in own}
-        names = [name for name in left if (len(state.weights[name].shape) > 1) in dims]
-        wanted = [state.weights[name].shape for name in names[: len(own)]]
-        if wanted != [entry[MOMENTS[0]].shape for entry in own]:
-            # The order is another one: no state is better than one of other parameters.
-            return state, 0
-        for name, entry in zip(names, own, strict=False):
-            left.remove(name)
-            for moment in MOMENTS:
-                moments[moment][name] = entry[moment]
-    return NamedState(state.weights, moments), _step_of(states)
+    found, first, numbers = list[tuple[NamedState, int]](), 0, sorted(layers)
+    for optimizer in optimizers:
+        for last in range(first + 1, len(numbers) + 1):
+            own = numbers[first:last]
+            shared = [number for number in numbers[:first] if number not in own]
+            fitting = (by_name(_shapes_in([*extra, *own], layers), optimizer) for extra in ([], *zip(shared)))
+            numbered = next((entry for entry in fitting if entry is not None), None)
+            if numbered is not None:
+                found.append((NamedState({}, numbered.moments), numbered.steps))
+                first = last
+                break
+        else:
+            return []
+    return found if first == len(numbers) else []
 
 
-def _step_of(states: Mapping[Any, Any]) -> int:
-    step = attributes(next(iter(states.values()))).get("step", 0)
-    return int(step.whole().view(-1)[0]) if isinstance(step, Lazy) else int(step)
+def _shapes_in(numbers: Sequence[int], layers: Mapping[int, Mapping[str, Lazy]]) -> dict[str, Shape]:
+    """Return the shapes of layers in this order, by names with the numbers of the layers."""
+    return {f"{number}.{name}": tensor.shape for number in numbers for name, tensor in layers[number].items()}
 
 
 def _universal(folder: Path) -> tuple[NamedState, int]:
