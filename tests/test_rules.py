@@ -276,10 +276,11 @@ JSON_MODULES = {
     "trainer/serve": "command faults",
     "trainer/train": "tensorboard",
     "trainer/tune": "chat cloze conversations task",
-    "trainer/weights": "convert huggingface megatron target",
+    "trainer/weights": "convert huggingface target",
     "trainer/weights/adapters": "peft",
     "trainer/weights/families": "decoders experts family gpt2 rope",
     "trainer/weights/files": "distcp",
+    "trainer/weights/megatron": "ranks",
     "trainer/weights/named": "deepspeed optimizer",
 }
 # How often the modules of a package may write `dict[str, Any]`, or JsonObject: lower a number when it falls.

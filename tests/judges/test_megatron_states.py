@@ -18,7 +18,7 @@ from trainer.checkpoint.part import MOMENTS
 from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.torch_read import read_torch
-from trainer.weights.megatron_names import core_name, core_of, flat
+from trainer.weights.megatron.names import core_name, core_of, flat
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-judges" / "megatron" / "bin" / "python"

@@ -16,8 +16,8 @@ from trainer.json_types import JsonObject
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.glm import is_glm, read_glm
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface
-from trainer.weights.megatron import is_megatron, read_megatron, write_megatron
-from trainer.weights.megatron_core import is_megatron_core, read_megatron_core, write_megatron_core
+from trainer.weights.megatron.core import is_megatron_core, read_megatron_core, write_megatron_core
+from trainer.weights.megatron.ranks import is_megatron, read_megatron, write_megatron
 from trainer.weights.mindspore import is_mindspore, read_mindformers, write_ckpt, write_ms_safetensors
 from trainer.weights.named.dcp import is_dcp, read_dcp, write_dcp
 from trainer.weights.named.deepspeed import is_deepspeed, read_deepspeed, write_universal

@@ -17,7 +17,7 @@ from trainer.weights.files.deepspeed import Saved, read_step
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, rows_of
-from trainer.weights.megatron_names import IGNORED, core_name, core_of, flat, layer_of
+from trainer.weights.megatron.names import IGNORED, core_name, core_of, flat, layer_of
 from trainer.weights.ours import cuts_for, shapes_for
 from trainer.weights.rules import check_shapes, refuse_unknown
 from trainer.weights.tensor_parts import joined

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import CheckpointError, InputError
-from trainer.weights import huggingface, megatron
+from trainer.weights import huggingface
 from trainer.weights.contents import Contents, ImportRequest, NamedState, Progress
 from trainer.weights.huggingface import CONFIG_FILE
-from trainer.weights.megatron_names import core_name
+from trainer.weights.megatron import ranks
+from trainer.weights.megatron.names import core_name
 
 EMBEDDING = "embedding.word_embeddings.weight"
 
@@ -63,4 +64,4 @@ def _megatron(
         }
         for rank, state in enumerate(states)
     }
-    return megatron.contents_of(megatron.RankStates(source, documents, len(states), 1), form, request)
+    return ranks.contents_of(ranks.RankStates(source, documents, len(states), 1), form, request)

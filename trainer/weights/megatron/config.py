@@ -15,7 +15,7 @@ from trainer.weights.huggingface import DTYPES
 from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy
-from trainer.weights.megatron_names import OUTPUT, layer_of
+from trainer.weights.megatron.names import OUTPUT, layer_of
 
 
 def model_of(

@@ -18,12 +18,11 @@ import torch
 
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError, InputError
-from trainer.json_types import JsonObject
 from trainer.weights.files.deepspeed import shaped
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_state import by_name, steps_of
 from trainer.weights.lazy import Lazy, rows_of, stacked
-from trainer.weights.megatron_names import flat
+from trainer.weights.megatron.names import flat
 
 DISTRIBUTED = "distrib_optim.pt"
 MASTER = "param"
@@ -35,7 +34,7 @@ NO_PARAMETERS = ("_extra_state", "inv_freq")
 Tensors = dict[str, Lazy]
 
 
-def with_state(document: Mapping[str, Any], file: Path) -> tuple[JsonObject, int]:
+def with_state(document: Mapping[str, Any], file: Path) -> tuple[Mapping[str, Any], int]:
     """Return a rank's document with its masters as weights and with averages by the same names, and the steps taken."""
     pieces = {
         key: {name: tensor for name, tensor in flat(document[key], file) if not name.endswith(NO_PARAMETERS)}

@@ -19,9 +19,9 @@ from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import DTYPES, as_json, read_json
 from trainer.weights.lazy import Lazy, cast, padded, reshaped, rows_of
-from trainer.weights.megatron import iteration_folder
-from trainer.weights.megatron_config import arguments_for, check_fits, model_of
-from trainer.weights.megatron_names import IGNORED, OUTPUT, core_name, core_of, layer_of
+from trainer.weights.megatron.config import arguments_for, check_fits, model_of
+from trainer.weights.megatron.names import IGNORED, OUTPUT, core_name, core_of, layer_of
+from trainer.weights.megatron.ranks import iteration_folder
 from trainer.weights.ours import cuts_for, shapes_for
 from trainer.weights.rules import Heads, Rows, check_shapes, in_groups, in_sections, refuse_unknown
 from trainer.weights.target import Target

@@ -20,8 +20,8 @@ from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import DTYPES
 from trainer.weights.lazy import Lazy, cast, padded, rows_of
-from trainer.weights.megatron_config import arguments_for, check_fits, model_of
-from trainer.weights.megatron_names import (
+from trainer.weights.megatron.config import arguments_for, check_fits, model_of
+from trainer.weights.megatron.names import (
     IGNORED,
     OUTPUT,
     core_name,
@@ -31,7 +31,7 @@ from trainer.weights.megatron_names import (
     older_name,
     with_layer,
 )
-from trainer.weights.megatron_state import with_state
+from trainer.weights.megatron.state import with_state
 from trainer.weights.ours import cuts_for, shapes_for
 from trainer.weights.rules import Heads, Rows, check_shapes, in_groups, in_sections, refuse_unknown
 from trainer.weights.target import Target
