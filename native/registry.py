@@ -247,13 +247,13 @@ _CPU_FILES = {
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "norm"),
     "bias_gelu": "gelu",
 }
-_CPU_ALONE = ("dropout_add", "rotary", "embedding", "route")
-_NOT_ON_ASCEND = (*_CPU_ALONE, "square_sum", "vocabulary_cross_entropy")
+_CPU_ALONE = ("embedding", "route")
+_NOT_ON_ASCEND = (*_CPU_ALONE, "dropout_add", "square_sum", "vocabulary_cross_entropy")
 # In the order in which `auto` tries them; the reference is last and serves every device that torch does.
 BACKENDS = (
     Backend("cpu", "cpu", {op: f"native.cpu.{_CPU_FILES.get(op, op)}" for op in OPS}),
     Backend("cuda", "cuda", {op: f"native.cuda.{op}" for op in OPS if op not in _CPU_ALONE}),
-    # CANN has no kernel for a sum of squares.
+    # CANN has no kernel for a sum of squares, nor a dropout whose mask follows from a seed and a place.
     Backend("npu", "npu", {op: f"native.npu.{op}" for op in OPS if op not in _NOT_ON_ASCEND}),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
     # By name alone: torch's own attention. The reference is plain torch for every other op.

@@ -87,7 +87,7 @@ MAY = {
         "hashes": "compiled",
         "decode": "compiled",
         "cpu": "compiled",
-        "cuda": "",
+        "cuda": "compiled",
         "npu": "",
     },
 }

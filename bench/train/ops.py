@@ -1,7 +1,7 @@
 """Measure how much faster each backend is here than plain torch: forward and backward.
 
     python -m bench.train.ops [--repeat 15] [--threads 1] [--compile] [--only OP] [--json]
-    python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention at each instruction set, in turn
+    python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention by each kernel, in turn
 
 All run in turn in one process, with the allocator settings that the launcher gives every rank; a row shows the medians.
 The last column is our time over the time that the bytes which must be read and written need at the rate at which this
@@ -125,7 +125,7 @@ def least_bytes(op: str, run: Callable, inputs: tuple) -> int:
 
 
 def print_levels(repeat: int, threads: int) -> None:
-    """Print the milliseconds of attention, forward and backward, at each instruction set of this processor."""
+    """Print the milliseconds of attention, forward and backward, by each kernel of this processor."""
     import torch
 
     from native import cases
@@ -136,7 +136,11 @@ def print_levels(repeat: int, threads: int) -> None:
         torch.set_num_threads(threads)
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     loaded = library.load()
-    levels = range(loaded.level, -1, -1)
+    levels = {library.LEVELS[level]: level for level in range(loaded.level, -1, -1)}
+    if library.attention_level() == 3:
+        # As attention/plain.cpp numbers its kernels.
+        levels = {"AMX": 2, "AVX512-BF16": 3, "AVX-512, widened": 4, **levels}
+        del levels[library.LEVELS[2]]
 
     def at(level: int) -> Callable:
         def run(*inputs: torch.Tensor) -> torch.Tensor:
@@ -146,8 +150,8 @@ def print_levels(repeat: int, threads: int) -> None:
         return run
 
     for case in (case for case in cases.large_cases() if case.op == "attention"):
-        times = medians([at(level) for level in levels], case.inputs(), repeat, clock)
-        named = (f"{library.LEVELS[level]} {ms:.2f}" for level, ms in zip(levels, times, strict=True))
+        times = medians([at(level) for level in levels.values()], case.inputs(), repeat, clock)
+        named = (f"{name} {ms:.2f}" for name, ms in zip(levels, times, strict=True))
         print(f"{case.name:<22}{str(case.dtype).removeprefix('torch.'):<10}{', '.join(named)} ms")
 
 

@@ -55,7 +55,7 @@ NATIVE_INLINE void turn(const uint32_t* from, int64_t from_row, uint32_t* to, in
 
 #include "kernel.h"
 
-AttentionKernel attention_avx2(bool bf16) { return bf16 ? attention_of<F32, uint16_t> : attention_of<F32, float>; }
+AttentionKernel attention_avx2(bool bf16) { return bf16 ? attention_of<Rounded, uint16_t> : attention_of<F32, float>; }
 
 #ifdef __clang__
 #pragma clang attribute pop

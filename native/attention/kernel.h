@@ -44,7 +44,10 @@ using AttentionKernel = void (*)(const AttentionArguments&, bool backward);
 // The kernels by instruction set; null where the compiler has none. `bf16`: the type of all tensors.
 AttentionKernel attention_plain(bool bf16);
 AttentionKernel attention_avx2(bool bf16);
-AttentionKernel attention_avx512(bool bf16);
+// products: with those of AVX512-BF16, which the processor must have.
+AttentionKernel attention_avx512(bool bf16, bool products);
+// For AVX-512 with the tiles of AMX, in bf16 alone; null also where this processor has no tiles.
+AttentionKernel attention_amx();
 
 #ifdef LANES_OF_REGISTER
 
@@ -53,7 +56,10 @@ namespace {
 constexpr int64_t B = 64;  // queries and keys per block
 constexpr int W = LANES_OF_REGISTER;
 constexpr int VECTORS = B / W;
-constexpr int TILE = W == 16 ? 4 : 2;  // registers of columns that a product has at a time, for four rows
+// A product has so many rows, and registers of columns, at a time. Its sums, a row of the right operand and a number of
+// the left one fit into the registers: AVX2 has 16, and twelve sums hide how long its additions take.
+constexpr int ROWS = W == 8 ? 6 : 4;
+constexpr int TILE = W == 16 ? 4 : 2;
 
 typedef float F __attribute__((vector_size(4 * W)));
 typedef int32_t I __attribute__((vector_size(4 * W)));
@@ -104,11 +110,36 @@ constexpr int64_t TURNED = 1;
 NATIVE_INLINE void turn(const uint32_t* from, int64_t, uint32_t* to, int64_t) { *to = *from; }
 #endif
 
+struct Nothing {};
+
+// Products in fp32. Others also say how many numbers a unit has, what a block's weights are rounded to, whether tiles
+// compute the products, and what a thread holds while it computes.
 struct F32 {
     using Number = float;
-    static constexpr int64_t EACH = 1;  // numbers per unit
+    using Session = Nothing;
+    static constexpr int64_t EACH = 1;
+    static constexpr bool TILES = false;
     static inline __attribute__((always_inline)) F dot(F sum, F a, F b) { return sum + a * b; }
+    static inline __attribute__((always_inline)) F kept(F x) { return x; }
 };
+
+// The same for tensors in bf16: weights and slopes are rounded to bf16, as where products take bf16, so that all
+// processors compute with the same numbers. A NaN stays one, because the lower half of those that occur is zero.
+struct Rounded : F32 {
+    static inline __attribute__((always_inline)) F kept(F x) {
+        I bits;
+        std::memcpy(&bits, &x, sizeof bits);
+        bits = (bits + ((bits >> 16) & all(1)) + all(0x7fff)) & all(static_cast<int32_t>(0xffff0000u));
+        F result;
+        std::memcpy(&result, &bits, sizeof result);
+        return result;
+    }
+};
+
+#ifndef HAS_OWN_TILES
+template <bool ADD, typename... A>
+NATIVE_INLINE void tile_product(A...) {}
+#endif
 
 NATIVE_INLINE int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 NATIVE_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -121,13 +152,13 @@ NATIVE_INLINE F unit(uint32_t x) {
     return result;
 }
 
-// Four rows of a product: c[4][W V] (+)= a[4][units] b[units][W V]. If `factor` is given, the old c is multiplied by it.
-template <typename N, int V, bool ADD>
-NATIVE_INLINE void four_rows(const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int64_t units,
+// Some rows of a product: c[R][W V] (+)= a[R][units] b[units][W V]. If `factor` is given, the old c is multiplied by it.
+template <typename N, int R, int V, bool ADD>
+NATIVE_INLINE void some_rows(const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int64_t units,
                              float* c, int64_t c_row, const F* factor) {
-    F sum[4][V];
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r)
+    F sum[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
             sum[r][v] = F{};
@@ -138,34 +169,51 @@ NATIVE_INLINE void four_rows(const uint32_t* a, int64_t a_row, const uint32_t* b
         F right[V];
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) right[v] = lanes_of(b + u * b_row + W * v);
-#pragma GCC unroll 4
-        for (int r = 0; r < 4; ++r) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
             const F left = unit(a[r * a_row + u]);
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) sum[r][v] = N::dot(sum[r][v], left, right[v]);
         }
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) save(c + r * c_row + W * v, sum[r][v]);
 }
 
-// c[rows][columns] (+)= a b, computed by four rows and up to TILE registers of columns at a time.
+// All columns of R rows, up to TILE registers of them at a time.
+template <typename N, int R, bool ADD>
+NATIVE_INLINE void rows_of_product(const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int64_t units,
+                                   float* c, int64_t c_row, int64_t vectors, const F* factor) {
+    if (vectors >= TILE) some_rows<N, R, TILE, ADD>(a, a_row, b, b_row, units, c, c_row, factor);
+    else if (TILE > 2 && vectors == 3) some_rows<N, R, 3, ADD>(a, a_row, b, b_row, units, c, c_row, factor);
+    else if (TILE > 2 && vectors == 2) some_rows<N, R, 2, ADD>(a, a_row, b, b_row, units, c, c_row, factor);
+    else some_rows<N, R, 1, ADD>(a, a_row, b, b_row, units, c, c_row, factor);
+}
+
+// c[rows][columns] (+)= a b, computed by ROWS rows and up to TILE registers of columns at a time; `rows` is even.
 template <typename N, bool ADD>
 NATIVE_INLINE void product(const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int64_t units,
                            float* c, int64_t c_row, int64_t rows, int64_t columns, const F* factor = nullptr) {
+    if (N::TILES) {
+        for (int64_t r = 0; factor && r < rows; ++r)
+            for (int64_t i = 0; i < columns; i += W) save(c + r * c_row + i, load(c + r * c_row + i) * factor[i / W]);
+        tile_product<ADD>(a, a_row, b, b_row, units, c, c_row, rows, columns);
+        return;
+    }
     for (int64_t left = 0; left < columns; left += W * TILE) {
         const int64_t vectors = (columns - left) / W;
         const F* own = factor ? factor + left / W : nullptr;
-        for (int64_t r = 0; r < rows; r += 4) {
-            const uint32_t* from = a + r * a_row;
-            float* to = c + r * c_row + left;
-            if (vectors >= TILE) four_rows<N, TILE, ADD>(from, a_row, b + left, b_row, units, to, c_row, own);
-            else if (TILE > 2 && vectors == 3) four_rows<N, 3, ADD>(from, a_row, b + left, b_row, units, to, c_row, own);
-            else if (TILE > 2 && vectors == 2) four_rows<N, 2, ADD>(from, a_row, b + left, b_row, units, to, c_row, own);
-            else four_rows<N, 1, ADD>(from, a_row, b + left, b_row, units, to, c_row, own);
-        }
+        const uint32_t* from = b + left;
+        float* to = c + left;
+        int64_t r = 0;
+        for (; r + ROWS <= rows; r += ROWS)
+            rows_of_product<N, ROWS, ADD>(a + r * a_row, a_row, from, b_row, units, to + r * c_row, c_row, vectors, own);
+        for (; ROWS > 4 && r + 4 <= rows; r += 4)
+            rows_of_product<N, 4, ADD>(a + r * a_row, a_row, from, b_row, units, to + r * c_row, c_row, vectors, own);
+        for (; ROWS > 4 && r + 2 <= rows; r += 2)
+            rows_of_product<N, 2, ADD>(a + r * a_row, a_row, from, b_row, units, to + r * c_row, c_row, vectors, own);
     }
 }
 
@@ -404,8 +452,8 @@ NATIVE_INLINE void soften(const Sight& sight, const Dropout& dropout, int64_t qu
                 Dropout::factors(dropout, query + W * i, key + r, factor);
                 for (int j = 0; j < 4; ++j) p[j] = p[j] * factor[j];
             }
-            put_units(own.weights + r * B + W * N::EACH * i, p[0], p[1]);
-            put_units(own.weights + (r + 2) * B + W * N::EACH * i, p[2], p[3]);
+            put_units(own.weights + r * B + W * N::EACH * i, N::kept(p[0]), N::kept(p[1]));
+            put_units(own.weights + (r + 2) * B + W * N::EACH * i, N::kept(p[2]), N::kept(p[3]));
         }
         sums[i] = sums[i] * again[i] + sum;
     }
@@ -514,8 +562,8 @@ NATIVE_INLINE void slope_block(const Sight& sight, const Dropout& dropout, int64
                 p[j] = exp_lanes(load(own.scores + at) * scale - shift);
                 if (!whole) p[j] = Sight::lanes(sight, query + W * i, key + r + j) ? p[j] : F{};
                 const F above = load(own.through + at);
-                slope[j] = p[j] * ((DROP ? above * factor[j] : above) - mean);
-                if (DROP) p[j] = p[j] * factor[j];
+                slope[j] = N::kept(p[j] * ((DROP ? above * factor[j] : above) - mean));
+                p[j] = N::kept(DROP ? p[j] * factor[j] : p[j]);
             }
             for (int j = 0; j < 4; j += 2) {
                 const int64_t at = (r + j) * B;
@@ -615,6 +663,8 @@ void all_heads(const AttentionArguments& a, bool backward) {
 #else
         const Room room{a.scratch};
 #endif
+        const typename N::Session session;
+        (void)session;
         const int64_t at = task / chunks, first = task % chunks * size;
         if (backward) backward_group<N, T, DROP>(a, at / heads, at % heads, room);
         else forward_head<N, T, DROP>(a, at / heads, at % heads, first, least(first + size, a.queries), room);

@@ -4,12 +4,42 @@
 
 NATIVE_TEXT(native_text_of_attention)
 
-AttentionKernel attention_plain(bool bf16) { return bf16 ? attention_of<F32, uint16_t> : attention_of<F32, float>; }
+AttentionKernel attention_plain(bool bf16) { return bf16 ? attention_of<Rounded, uint16_t> : attention_of<F32, float>; }
+
+// What `level` may be besides the instruction sets, so that every kernel of a processor can be tested and measured.
+enum { AVX512 = 2, AVX512_PRODUCTS = 3, AVX512_WIDENED = 4 };
+
+static bool has_bf16_products() {
+#ifdef NATIVE_X86
+    __builtin_cpu_init();
+    return best_level() == AVX512 && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+// Intel's processors take longer for AVX-512's products of bf16 than for those in fp32; there AMX is for bf16.
+static bool products_are_fast() {
+#ifdef NATIVE_X86
+    return has_bf16_products() && !__builtin_cpu_is("intel");
+#else
+    return false;
+#endif
+}
 
 static AttentionKernel kernel_for(bool bf16, int level) {
-    AttentionKernel kernel = level == 2 ? attention_avx512(bf16) : nullptr;
+    AttentionKernel kernel = bf16 && level == AVX512 ? attention_amx() : nullptr;
+    if (!kernel && level >= AVX512)
+        kernel = attention_avx512(bf16, level == AVX512_PRODUCTS ? has_bf16_products()
+                                                                 : level == AVX512 && products_are_fast());
     if (!kernel && level >= 1) kernel = attention_avx2(bf16);
     return kernel ? kernel : attention_plain(bf16);
+}
+
+// Return which products there are: 0 none of AVX-512, 1 in fp32, 2 in fp32 and bf16, 3 in bf16 by AMX.
+NATIVE_EXPORT int native_attention_level() {
+    if (best_level() < AVX512 || !attention_avx512(false, false)) return 0;
+    return attention_amx() ? 3 : products_are_fast() ? 2 : 1;
 }
 
 NATIVE_EXPORT void native_attention(const AttentionArguments* a, int backward, int bf16, int level) {

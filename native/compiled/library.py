@@ -22,6 +22,7 @@ CODE = (
     "attention/plain.cpp",
     "attention/avx2.cpp",
     "attention/avx512.cpp",
+    "attention/amx.cpp",
     "cpu/dropout.cpp",
     "cpu/embedding.cpp",
     "cpu/gelu.cpp",
@@ -45,6 +46,7 @@ CODE = (
 HEADERS = (
     "compiled/native.h",
     "compiled/transpose_avx512.h",
+    "attention/avx512_lanes.h",
     "attention/kernel.h",
     "decode/packed.h",
     "decode/paged.h",
@@ -104,7 +106,10 @@ def cache_folder() -> Path:
 
 @functools.cache
 def attention_level() -> int:
-    """Return which products attention's kernel has here: 0 those of AVX2 or less, 1 of AVX-512, 2 of bf16 too."""
+    """Return which products attention's kernel has here.
+
+    0: those of AVX2 or less, 1: of AVX-512, 2: of bf16 too, 3: of bf16 by AMX.
+    """
     try:
         library = load()
     except LibraryMissing:

@@ -1,4 +1,4 @@
-"""Register ops with torch: schema, kernel for CPUs, shapes of the results, and gradient.
+"""Register ops with torch: schema, kernel for each device, shapes of the results, and gradient.
 
 So torch.compile sees one node for each op and does not break its graph, and profilers show the names of the ops.
 """
@@ -20,7 +20,9 @@ from native.fallback import report_fallback
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
 
-_BELOW, _CPU = torch._C._after_autograd_keyset, torch._C.DispatchKey.CPU
+_BELOW = torch._C._after_autograd_keyset
+# torch before 2.8 does not have it.
+_any_requires_grad: Callable[..., bool] | None = getattr(torch._C, "_any_requires_grad", None)
 # torch forgets the ops with the library, so it lives as long as this module.
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
@@ -31,36 +33,44 @@ def register(
     results: Callable[..., Any],
     keep: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    devices: Sequence[str] = ("CPU",),
 ) -> Callable[..., Any]:
     """Register the op that `schema` declares, and return it.
 
-    kernel: computes it on a CPU. results: returns empty tensors with the shapes of the results. keep(ctx, inputs,
-    output): saves for `backward(ctx, *gradients)`, which returns the gradients of the inputs; a gradient is None for a
-    result that the loss does not depend on. An op without `backward` has no gradient.
+    kernel: computes it on each of `devices`, torch's dispatch keys. results: returns empty tensors with the shapes of
+    the results. keep(ctx, inputs, output): saves for `backward(ctx, *gradients)`, which returns the gradients of the
+    inputs; a gradient is None for a result that the loss does not depend on. An op without `backward` has no gradient.
     """
     name = schema.partition("(")[0]
     qualified = f"{NAMESPACE}::{name}"
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    _LIBRARY.impl(name, kernel, "CPU")
+    for device in devices:
+        _LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(qualified, results, lib=_LIBRARY)
     op: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default
     if keep is not None and backward is not None:
-        _LIBRARY.impl(name, _with_gradient(op, kernel, keep, backward), "Autograd", with_keyset=True)
+        _LIBRARY.impl(name, _with_gradient(op, kernel, keep, backward, devices), "Autograd", with_keyset=True)
     return op
 
 
 def _with_gradient(
-    op: Any, kernel: Callable[..., Any], keep: Callable[..., None], backward: Callable[..., Any]
+    op: Any,
+    kernel: Callable[..., Any],
+    keep: Callable[..., None],
+    backward: Callable[..., Any],
+    devices: Sequence[str],
 ) -> Callable[..., Any]:
     """Return what computes the op for autograd.
 
     It does what `torch.library.register_autograd` does, which takes 4 us more of each call: this one does not go
-    through torch's dispatcher again to find the kernel of plain tensors on a CPU.
+    through torch's dispatcher again to find the kernel of plain tensors.
     """
+    requires_grad = _any_requires_grad or _one_requires_grad
+    direct = tuple(getattr(torch._C.DispatchKey, device) for device in devices)
 
     def compute(keyset: Any, arguments: tuple[Any, ...]) -> Any:
         rest = keyset & _BELOW
-        if rest.highestPriorityTypeId() is _CPU:
+        if rest.highestPriorityTypeId() in direct:
             return kernel(*arguments)
         return op.redispatch(rest, *arguments)
 
@@ -80,12 +90,17 @@ def _with_gradient(
             return (None, *found) if isinstance(found, tuple) else (None, found)
 
     def run(keyset: Any, *arguments: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        if torch.is_grad_enabled() and requires_grad(*arguments):
             return Function.apply(keyset, *arguments)  # type: ignore[no-untyped-call]
         with torch._C._AutoDispatchBelowAutograd():
             return compute(keyset, arguments)
 
     return run
+
+
+def _one_requires_grad(*arguments: Any) -> bool:
+    """Return whether one of the arguments is a tensor that requires a gradient."""
+    return any(isinstance(each, Tensor) and each.requires_grad for each in arguments)
 
 
 def computes(op: str, *tensors: Tensor) -> bool:

@@ -73,7 +73,7 @@ class _Arguments(ctypes.Structure):
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    products = ", products of bf16" if attention_level() == 2 else ""
+    products = ("", "", ", products of bf16", ", products of bf16 by AMX")[attention_level()]
     return f"a kernel that holds no scores ({load().describe()}{products})"
 
 

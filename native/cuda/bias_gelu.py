@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.gelu import gelu_of, gelu_slope
-from native.cuda.language import jit, on_device, tl
+from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.reference import bias_gelu as plain
 
@@ -25,12 +24,12 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     """Return GELU of x + bias, exact or by tanh."""
     if approximate not in ("none", "tanh") or not language.computes("bias_gelu", x):
         return plain(x, bias, approximate)
-    result: Tensor = _BiasGELU.apply(x, bias, approximate == "tanh")  # type: ignore[no-untyped-call]
+    result: Tensor = _FORWARD(x, bias, approximate == "tanh")
     return result
 
 
 @jit
-def _forward(
+def _values(
     x_at: tl.tensor, bias_at: tl.tensor, out_at: tl.tensor, count: tl.tensor, width: tl.tensor,
     TANH: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -43,7 +42,7 @@ def _forward(
 
 
 @jit
-def _backward(
+def _slopes(
     x_at: tl.tensor, bias_at: tl.tensor, upstream_at: tl.tensor, out_at: tl.tensor, sums_at: tl.tensor,
     rows: tl.tensor, width: tl.tensor, piece: tl.tensor, TANH: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -61,32 +60,55 @@ def _backward(
     tl.store(sums_at + program * width + column, total, inside)
 
 
-class _BiasGELU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-        x, own = x.contiguous(), bias.contiguous()
-        ctx.save_for_backward(x, own)
-        ctx.tanh = tanh
-        out, count, blocks = torch.empty_like(x), x.numel(), blocks_for(x)
-        if count:
-            grid = (-(-count // blocks.flat),)
-            with on_device(x):
-                _forward[grid](x, own, out, count, x.shape[-1], TANH=tanh, BLOCK=blocks.flat)
-        return out
+def _forward(x: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+    x, own = x.contiguous(), bias.contiguous()
+    out, count, blocks = torch.empty_like(x), x.numel(), blocks_for(x)
+    if count:
+        grid = (-(-count // blocks.flat),)
+        with on_device(x):
+            _values[grid](x, own, out, count, x.shape[-1], TANH=tanh, BLOCK=blocks.flat)
+    return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, bias = ctx.saved_tensors
-        width, blocks = x.shape[-1], blocks_for(x)
-        rows = x.numel() // max(1, width)
-        piece = -(-max(1, rows) // blocks.pieces)
-        pieces = -(-rows // piece)
-        out = torch.empty_like(x)
-        sums = torch.zeros(pieces, width, dtype=torch.float32, device=x.device)
-        if rows and width:
-            size = min(blocks.flat, language.width_of(width))
-            given = (x, bias, upstream.contiguous(), out, sums, rows, width, piece)
-            with on_device(x):
-                _backward[(pieces, -(-width // size))](*given, TANH=ctx.tanh, BLOCK=size)
-        return out, sums.sum(0).to(bias.dtype), None
+
+def _backward(x: Tensor, bias: Tensor, upstream: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `x` and of the bias."""
+    x, own = x.contiguous(), bias.contiguous()
+    width, blocks = x.shape[-1], blocks_for(x)
+    rows = x.numel() // max(1, width)
+    piece = -(-max(1, rows) // blocks.pieces)
+    pieces = -(-rows // piece)
+    out = torch.empty_like(x)
+    sums = torch.zeros(pieces, width, dtype=torch.float32, device=x.device)
+    if rows and width:
+        size = min(blocks.flat, language.width_of(width))
+        given = (x, own, upstream.contiguous(), out, sums, rows, width, piece)
+        with on_device(x):
+            _slopes[(pieces, -(-width // size))](*given, TANH=tanh, BLOCK=size)
+    return out, sums.sum(0).to(bias.dtype)
+
+
+def _empty(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _gradients(x: Tensor, bias: Tensor, upstream: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    return _empty(x), bias.new_empty(bias.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, bias, ctx.tanh = inputs
+    ctx.save_for_backward(x, bias)
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+    return *_BACKWARD(*ctx.saved_tensors, upstream, ctx.tanh), None
+
+
+_BACKWARD = register(
+    "bias_gelu_backward(Tensor x, Tensor bias, Tensor upstream, bool tanh) -> (Tensor, Tensor)",
+    _backward,
+    _gradients,
+)
+_FORWARD = register(
+    "bias_gelu(Tensor x, Tensor bias, bool tanh) -> Tensor", _forward, _empty, _keep, _gradient
+)

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from native.cuda import language
 from native.cuda.blocks import blocks_for
-from native.cuda.language import jit, on_device, tl
+from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.reference import cross_entropy as plain
 
@@ -28,7 +28,10 @@ def describe() -> str:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
-    """Return the mean cross-entropy; logits that need a gradient are overwritten with it, unless they are a leaf."""
+    """Return the mean cross-entropy.
+
+    Logits that need a gradient are overwritten with it, unless they are a leaf or torch.compile traces the call.
+    """
     if not language.computes("cross_entropy", logits, types=TYPES):
         return plain(logits, targets, ignore_index)
     if logits.dim() != 2 or targets.shape != logits.shape[:1]:
@@ -36,6 +39,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> 
         raise ValueError(
             f"cross_entropy takes logits (tokens, vocabulary) and targets (tokens,), not {shapes}"
         )
+    if torch.compiler.is_compiling():
+        found: Tensor = _APART(logits, targets, ignore_index)[0]
+        return found
     count = count_of(targets, ignore_index)
     if not (logits.requires_grad and torch.is_grad_enabled()):
         losses = losses_of(logits.detach().contiguous(), targets, ignore_index, count, logits.shape[1])
@@ -169,3 +175,35 @@ def scale_(x: Tensor, factor: Tensor) -> None:
     if x.numel():
         with on_device(x):
             _scale[(-(-x.numel() // blocks.flat),)](x, factor, x.numel(), BLOCK=blocks.flat)
+
+
+def _apart(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the loss, and its gradient in new memory."""
+    gradient, count = logits.clone(memory_format=torch.contiguous_format), count_of(targets, ignore_index)
+    losses = losses_of(gradient, targets, ignore_index, count, logits.shape[1], gradient=True)
+    return mean_of(losses, count), gradient
+
+
+def _apart_empty(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    return logits.new_empty((), dtype=torch.float32), gradient
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, gradient = output
+    ctx.mark_non_differentiable(gradient)
+    ctx.save_for_backward(gradient)
+
+
+def _scaled(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    (gradient,) = ctx.saved_tensors
+    return (gradient * upstream).to(gradient.dtype), None, None
+
+
+_APART = register(
+    "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)",
+    _apart,
+    _apart_empty,
+    _keep,
+    _scaled,
+)

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from native.cuda import language
 from native.cuda.blocks import blocks_for
-from native.cuda.language import jit, on_device, tl
+from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.reference import gelu as plain
 
@@ -24,7 +23,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Return GELU of `x`, exact or by tanh."""
     if approximate not in ("none", "tanh") or not language.computes("gelu", x):
         return plain(x, approximate)
-    result: Tensor = _GELU.apply(x, approximate == "tanh")  # type: ignore[no-untyped-call]
+    result: Tensor = _FORWARD(x, approximate == "tanh")
     return result
 
 
@@ -78,14 +77,22 @@ def _run(x: Tensor, upstream: Tensor | None, tanh: bool) -> Tensor:
     return out
 
 
-class _GELU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tanh: bool) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.tanh = tanh
-        return _run(x, None, tanh)
+def _forward(x: Tensor, tanh: bool) -> Tensor:
+    return _run(x, None, tanh)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return _run(ctx.saved_tensors[0], upstream, ctx.tanh), None
+
+def _empty(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.tanh = inputs
+    ctx.save_for_backward(x)
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+    return _BACKWARD(ctx.saved_tensors[0], upstream, ctx.tanh), None
+
+
+_BACKWARD = register("gelu_backward(Tensor x, Tensor upstream, bool tanh) -> Tensor", _run, _empty)
+_FORWARD = register("gelu(Tensor x, bool tanh) -> Tensor", _forward, _empty, _keep, _gradient)

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from native.cuda import language
-from native.cuda.language import jit, on_device, tl
+from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.reference import grouped_linear as plain
 
@@ -30,23 +29,8 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         x, weight = (each.to(torch.get_autocast_dtype(device)) for each in (x, weight))
     if x.dtype != weight.dtype or not language.computes("grouped_linear", x):
         return plain(x, weight, counts)
-    result: Tensor = _GroupedLinear.apply(x, weight, F.pad(counts.cumsum(0), (1, 0)))  # type: ignore[no-untyped-call]
+    result: Tensor = _FORWARD(x, weight, F.pad(counts.cumsum(0), (1, 0)))
     return result
-
-
-class _GroupedLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bounds: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, bounds)
-        return _rows(x, weight.transpose(1, 2), bounds)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bounds = ctx.saved_tensors
-        of_x, of_weight, _ = ctx.needs_input_grad
-        own = _rows(upstream, weight, bounds) if of_x else None
-        return own, _matrices(upstream, x, bounds) if of_weight else None, None
 
 
 @jit
@@ -142,3 +126,47 @@ def _matrices(upstream: Tensor, x: Tensor, bounds: Tensor) -> Tensor:
         with on_device(x):
             _matrix_products[grid](*given, ROWS=ROWS, COLUMNS=COLUMNS, INNER=INNER)
     return out
+
+
+def _forward(x: Tensor, weight: Tensor, bounds: Tensor) -> Tensor:
+    return _rows(x, weight.transpose(1, 2), bounds)
+
+
+def _backward(
+    upstream: Tensor, x: Tensor, weight: Tensor, bounds: Tensor, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    first = _rows(upstream, weight, bounds) if of_x else x.new_empty(0)
+    return first, _matrices(upstream, x, bounds) if of_weight else x.new_empty(0)
+
+
+def _products(x: Tensor, weight: Tensor, bounds: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+def _gradients(
+    upstream: Tensor, x: Tensor, weight: Tensor, bounds: Tensor, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor]:
+    first = x.new_empty(x.shape if of_x else 0)
+    return first, weight.new_empty(weight.shape if of_weight else 0)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    # The first of the inputs is the set of torch's keys.
+    of_x, of_weight = ctx.needs_input_grad[1:3]
+    first, second = _BACKWARD(upstream, *ctx.saved_tensors, of_x, of_weight)
+    return first if of_x else None, second if of_weight else None, None
+
+
+_BACKWARD = register(
+    "grouped_linear_backward(Tensor upstream, Tensor x, Tensor weight, Tensor bounds, bool of_x, bool of_weight) "
+    "-> (Tensor, Tensor)",
+    _backward,
+    _gradients,
+)
+_FORWARD = register(
+    "grouped_linear(Tensor x, Tensor weight, Tensor bounds) -> Tensor", _forward, _products, _keep, _gradient
+)

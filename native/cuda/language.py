@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from native.compiled.op import register as register_op
 from native.fallback import report_fallback
 
 try:
@@ -22,7 +23,18 @@ try:
 except ImportError:
     triton = tl = None
 
-__all__ = ["TYPES", "computes", "interpreted", "jit", "on_device", "rows_of", "tl", "why_not", "width_of"]
+__all__ = [
+    "TYPES",
+    "computes",
+    "interpreted",
+    "jit",
+    "on_device",
+    "register",
+    "rows_of",
+    "tl",
+    "why_not",
+    "width_of",
+]
 
 # The first version whose philox, interpreter and offline compiler are as these kernels use them.
 OLDEST = (3, 2)
@@ -36,6 +48,17 @@ WIDEST = 16384
 def jit(kernel: Callable[..., Any]) -> Any:
     """Return `kernel` for Triton's compiler; unchanged, and not callable, without Triton."""
     return kernel if triton is None else triton.jit(kernel)
+
+
+def register(
+    schema: str,
+    kernel: Callable[..., Any],
+    results: Callable[..., Any],
+    keep: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Register an op with torch under `cuda_` and its name; tensors of a CPU are for the interpreter."""
+    return register_op(f"cuda_{schema}", kernel, results, keep, backward, ("CUDA", "CPU"))
 
 
 def interpreted() -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from native.chunked import TokenLoss, chunked_loss
+from native.chunked import TokenLoss, loss_in_pieces
 from native.cuda import language
 from native.cuda.cross_entropy import TYPES, count_of, losses_of, mean_of, scale_
+from native.cuda.language import register
 from native.cuda.language import why_not as why_not
 from native.fallback import report_fallback
 from native.reference import linear_cross_entropy as plain
@@ -32,9 +35,72 @@ def linear_cross_entropy(
             return plain(x, weight, targets, vocabulary, ignore_index)
         if not language.computes("linear_cross_entropy", x, types=TYPES):
             return plain(x, weight, targets, vocabulary, ignore_index)
-        count = count_of(targets, ignore_index)
+        # The matrix of a model that learns adapters alone gets no gradient.
+        of_weight = torch.is_grad_enabled() and weight.requires_grad
+        of_x = of_weight or (torch.is_grad_enabled() and x.requires_grad)
+        loss: Tensor = _OP(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)[0]
+        return loss
 
-        def losses(logits: Tensor, own: Tensor, gradient: bool) -> Tensor:
-            return losses_of(logits, own, ignore_index, count, vocabulary, gradient)
 
-        return chunked_loss(x, weight, targets, TokenLoss(losses, lambda each: mean_of(each, count), scale_))
+def _compute(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    ignore_index: int,
+    of_x: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss and the gradients of `x` and `weight`, which are empty if nobody needs them."""
+    count = count_of(targets, ignore_index)
+
+    def losses(logits: Tensor, own: Tensor, gradient: bool) -> Tensor:
+        return losses_of(logits, own, ignore_index, count, vocabulary, gradient)
+
+    token_loss = TokenLoss(losses, lambda each: mean_of(each, count), scale_)
+    _, dx, dw = _results(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)
+    given = dx if of_x else None, dw if of_weight else None
+    return loss_in_pieces(x, weight, targets, token_loss, *given), dx, dw
+
+
+def _results(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    ignore_index: int,
+    of_x: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if of_x else x.new_empty(0)
+    dw = torch.empty_like(weight, memory_format=torch.contiguous_format) if of_weight else x.new_empty(0)
+    return x.new_empty((), dtype=torch.float32), dx, dw
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, dx, dw = output
+    ctx.mark_non_differentiable(dx, dw)
+    ctx.save_for_backward(dx, dw)
+    ctx.has = inputs[-2:]
+
+
+def _gradient(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = ctx.saved_tensors
+    if type(upstream) is not Tensor:
+        # torch.compile traces this: a saved tensor stays as it is.
+        gradients = tuple((gradient * upstream).to(gradient.dtype) for gradient in gradients)
+    else:
+        for gradient in gradients:
+            scale_(gradient, upstream)
+    dx, dw = (gradient if has else None for gradient, has in zip(gradients, ctx.has, strict=True))
+    return dx, dw, None, None, None, None, None
+
+
+_OP = register(
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, int vocabulary, int ignore_index, bool of_x,"
+    " bool of_weight) -> (Tensor, Tensor, Tensor)",
+    _compute,
+    _results,
+    _keep,
+    _gradient,
+)

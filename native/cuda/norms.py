@@ -7,13 +7,15 @@ too are read once more for them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from native.cuda.blocks import blocks_for
-from native.cuda.language import jit, on_device, rows_of, tl, width_of
+from native.cuda.language import jit, on_device, register, rows_of, tl, width_of
 
 
 @dataclass(frozen=True)
@@ -222,5 +224,98 @@ def derive(
                 given = (slopes, flat, first, inverses, sums[0], sums[-1])
                 grid = (pieces, -(-width // blocks.flat))
                 _sum_columns[grid](*given, *shape, CENTRE=centre, BIAS=bias, WIDTH=blocks.flat)
-    added = sums.sum(1)
-    return Slopes(out, added[0].to(weight.dtype), added[1] if bias else None)
+    return Slopes(out, sums[0].sum(0).to(weight.dtype), sums[1].sum(0) if bias else None)
+
+
+def _forward(centre: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """Return what computes a norm: its result, the sum of x and residual, and each row's mean and inverse deviation."""
+
+    def forward(
+        x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, ...]:
+        made = normalise(x, residual, weight, bias, eps, centre=centre)
+        absent = made.inverses.new_empty(0)
+        total = x.new_empty(0) if made.total is None else made.total
+        return made.out, total, absent if made.means is None else made.means, made.inverses
+
+    return forward
+
+
+def _results(centre: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """Return what makes empty tensors like those of the norm."""
+
+    def results(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+        rows = x.numel() // max(1, x.shape[-1])
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        total = x.new_empty(0) if residual is None else torch.empty_like(out)
+        means = x.new_empty(rows if centre else 0, dtype=torch.float32)
+        return out, total, means, x.new_empty(rows, dtype=torch.float32)
+
+    return results
+
+
+def _backward(
+    upstream: Tensor,
+    extra: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    means: Tensor,
+    inverses: Tensor,
+    centre: bool,
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, the weight, and in fp32 the bias."""
+    made = derive(upstream, extra, x, weight, means if centre else None, inverses, bias=biased)
+    return made.x, made.weight, inverses.new_empty(0) if made.bias is None else made.bias
+
+
+def _gradients(
+    upstream: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    own = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return (
+        own,
+        weight.new_empty(weight.shape),
+        x.new_empty(weight.shape if rest[-1] else 0, dtype=torch.float32),
+    )
+
+
+def _keep(centre: bool) -> Callable[..., None]:
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, residual, weight, bias, _ = inputs
+        _, total, means, inverses = output
+        ctx.mark_non_differentiable(means, inverses)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if residual is None else total, weight, means, inverses)
+        ctx.summed, ctx.centre, ctx.bias_type = (
+            residual is not None,
+            centre,
+            None if bias is None else bias.dtype,
+        )
+
+    return keep
+
+
+def _gradient(
+    ctx: Any, upstream: Tensor | None, of_total: Tensor | None, *_: None
+) -> tuple[Tensor | None, ...]:
+    of_total = of_total if ctx.summed else None
+    if upstream is None:
+        return of_total, of_total, None, None, None
+    biased = ctx.bias_type is not None
+    own, of_weight, of_bias = _BACKWARD(upstream, of_total, *ctx.saved_tensors, ctx.centre, biased)
+    return own, own if ctx.summed else None, of_weight, of_bias.to(ctx.bias_type) if biased else None, None
+
+
+_BACKWARD = register(
+    "norm_backward(Tensor upstream, Tensor? extra, Tensor x, Tensor weight, Tensor means, Tensor inverses, "
+    "bool centre, bool biased) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _gradients,
+)
+_NORM = (
+    "(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+# Each returns the norm and the sum of x and residual (empty without one), and numbers for the backward pass.
+LAYER = register(f"layer_norm{_NORM}", _forward(True), _results(True), _keep(True), _gradient)
+RMS = register(f"rms_norm{_NORM}", _forward(False), _results(False), _keep(False), _gradient)

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from native.cuda import language
 from native.cuda.blocks import blocks_for
-from native.cuda.language import jit, on_device, tl
+from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.reference import swiglu as plain
 
@@ -24,7 +23,7 @@ def swiglu(x: Tensor) -> Tensor:
     """Return silu(gate) times up of the halves of `x`."""
     if x.shape[-1] % 2 or not language.computes("swiglu", x):
         return plain(x)
-    result: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
+    result: Tensor = _FORWARD(x)
     return result
 
 
@@ -52,7 +51,7 @@ def _swiglu(
 def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
     x = x.contiguous()
     inner = x.shape[-1] // 2
-    out = x.new_empty(*x.shape[:-1], inner) if upstream is None else torch.empty_like(x)
+    out = _half(x) if upstream is None else torch.empty_like(x)
     above = out if upstream is None else upstream.contiguous()
     count, blocks = x.numel() // 2, blocks_for(x)
     if count:
@@ -63,13 +62,26 @@ def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
     return out
 
 
-class _SwiGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return _run(x, None)
+def _forward(x: Tensor) -> Tensor:
+    return _run(x, None)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        return _run(ctx.saved_tensors[0], upstream)
+
+def _half(x: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+def _empty(x: Tensor, upstream: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> Tensor:
+    found: Tensor = _BACKWARD(*ctx.saved_tensors, upstream)
+    return found
+
+
+_BACKWARD = register("swiglu_backward(Tensor x, Tensor upstream) -> Tensor", _run, _empty)
+_FORWARD = register("swiglu(Tensor x) -> Tensor", _forward, _half, _keep, _gradient)

@@ -8,7 +8,7 @@ from torch import Tensor
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.cross_entropy import TYPES, scale_
-from native.cuda.language import jit, on_device, tl
+from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.divided import IGNORED, ColumnKernels, divided_loss
 from native.reference import vocabulary_cross_entropy as plain
@@ -106,4 +106,25 @@ def _slopes(
             _column_slopes[grid](*given, SKIP=IGNORED, BLOCK=size, num_warps=blocks.warps(size))
 
 
-_KERNELS = ColumnKernels(_sums, _slopes, scale_)
+def _empty(logits: Tensor, *_: object) -> Tensor:
+    return logits.new_empty(3, logits.shape[0], dtype=torch.float32)
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+_KERNELS = ColumnKernels(
+    register(
+        "column_sums(Tensor logits, Tensor columns, int own, float of_target, float of_all) -> Tensor",
+        _sums,
+        _empty,
+    ),
+    register(
+        "column_slopes_(Tensor(a!) logits, Tensor columns, Tensor factors, int own, float of_target, "
+        "float of_all) -> ()",
+        _slopes,
+        _nothing,
+    ),
+    scale_,
+)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
 
 import native
 from native import cases, philox, reference
+from native.compiled import library
 from native.cpu import attention as cpu
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -82,6 +85,55 @@ def test_what_is_not_finite_stays_in_the_rows_that_see_it(which: int, value: flo
     # multiplies all keys, the kernel those of blocks that a query sees.
     ours, theirs = out.isnan().any(-1), expected.isnan().any(-1)
     assert torch.equal(ours, theirs) if which < 2 else not (ours & ~theirs).any()
+
+
+@pytest.fixture(params=[3, 4], ids=["products of AVX512-BF16", "widened"])
+def kernel_of_avx512(request: pytest.FixtureRequest, compiled: library.Library) -> Iterator[None]:
+    """Use a kernel in place of the best one of a processor with AVX-512."""
+    if compiled.level < 2:
+        pytest.skip("this processor has no AVX-512")
+    object.__setattr__(compiled, "level", request.param)
+    yield
+    object.__setattr__(compiled, "level", 2)
+
+
+@pytest.mark.usefixtures("kernel_of_avx512")
+def test_every_kernel_for_bf16_gives_the_meaning_of_every_case() -> None:
+    for case in (case for case in cases.cases("attention") if case.dtype == torch.bfloat16):
+        expected = cases.meaning(case, reference.attention, case.inputs())
+        actual = cases.run(case, cpu.attention, case.inputs())
+        assert cases.error(actual.value, expected.value) <= case.value_error, str(case)
+        for ours, theirs in zip(actual.gradients, expected.gradients, strict=True):
+            assert cases.error(ours, theirs) <= case.gradient_error, str(case)
+
+
+def test_all_kernels_for_bf16_round_the_same_numbers(compiled: library.Library) -> None:
+    """They differ in the order of additions alone: far less than by one rounding of the probabilities to bf16."""
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn(3, 1, 2, 200, 32, generator=generator).bfloat16()
+    best, found = compiled.level, []
+    try:
+        for level in range(5 if best == 2 else best + 1):
+            object.__setattr__(compiled, "level", level)
+            leaves = [x.clone().requires_grad_() for x in given]
+            out = cpu.attention(*leaves)
+            out.float().square().sum().backward()
+            found.append([out.detach(), *(x.grad for x in leaves if x.grad is not None)])
+    finally:
+        object.__setattr__(compiled, "level", best)
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            # What is rounded last may fall to the other side.
+            assert (one != two).float().mean() < 0.02
+
+
+def test_torchs_products_find_the_tiles_as_they_left_them() -> None:
+    generator = torch.Generator().manual_seed(1)
+    a, q = torch.randn(256, 256, generator=generator).bfloat16(), torch.randn(1, 2, 100, 16).bfloat16()
+    expected, attended = a @ a, cpu.attention(q, q, q)
+    for _ in range(3):
+        assert torch.equal(cpu.attention(q, q, q), attended)
+        assert torch.equal(a @ a, expected)
 
 
 def test_empty_inputs_and_shapes_without_data() -> None:

@@ -19,6 +19,7 @@ from native.npu import adamw as npu_adamw
 from native.npu import attention as npu_attention
 from native.npu import layer_norm as npu_layer_norm
 from native.npu import library
+from native.npu import rotary as npu_rotary
 from native.update import AdamWStep
 from tests.support.npu_node import documented_kernels as documented
 
@@ -44,6 +45,7 @@ OWN = (
     "gelu",
     "bias_gelu",
     "swiglu",
+    "rotary",
     "cross_entropy",
     "linear_cross_entropy",
     "grouped_linear",
@@ -113,6 +115,10 @@ def test_a_type_without_a_kernel_is_computed_by_the_reference_and_reported_once(
         lambda cann, x: cann.npu_rms_norm(x.bfloat16(), torch.ones(8, dtype=torch.float16), 1e-5),
         lambda cann, x: cann.npu_add_rms_norm(x, x, torch.ones(8, dtype=torch.bfloat16)),
         lambda cann, x: cann.npu_swiglu(x.t()),
+        lambda cann, x: cann.npu_rotary_mul(x.view(1, 1, 3, 8), *[x.view(1, 3, 1, 8)] * 2),
+        lambda cann, x: cann.npu_rotary_mul(x.view(1, 3, 1, 8), *[x[:1].view(1, 1, 1, 8)] * 2, "quarter"),
+        lambda cann, x: cann.npu_rotary_mul(x.view(3, 1, 1, 8), *[x.view(3, 1, 1, 8)] * 2, "interleave"),
+        lambda cann, x: cann.npu_rotary_mul(x.view(1, 3, 1, 8), *[2 + x[:1].view(1, 1, 1, 8)] * 2),
         lambda cann, x: cann.npu_swiglu(x[:0]),
         lambda cann, x: cann.npu_gelu(x, approximate="fast"),
         lambda cann, x: cann.npu_cross_entropy_loss(x, torch.tensor([0, -100, 1])),
@@ -199,6 +205,20 @@ def test_prefixes_shorter_than_the_cache_and_too_many_of_them(
         torch_npu, monkeypatch, many, many, many, mask=Mask(source=torch.ones(33, dtype=torch.int64))
     )
     assert form["sparse_mode"] == 1
+
+
+def test_rotary_keeps_the_angles_alone_and_leaves_to_the_reference_what_the_kernel_refuses() -> None:
+    report_fallback.cache_clear()
+    q, k = torch.randn(2, 2, 5, 8), torch.randn(2, 1, 5, 8)
+    angles = torch.rand(2, 1, 5, 4)
+    with pytest.warns(RuntimeWarning, match="one set of angles for all samples where pairs are neighbours"):
+        actual = npu_rotary.rotary(q, k, angles.cos(), angles.sin(), True)
+    for ours, theirs in zip(actual, reference.rotary(q, k, angles.cos(), angles.sin(), True), strict=True):
+        assert torch.equal(ours, theirs)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        npu_rotary.rotary(q.requires_grad_(), k, angles.cos(), angles.sin())
+    assert {x.shape for x in kept} == {angles.shape}
 
 
 def test_dropped_probabilities_are_those_of_every_device() -> None:

@@ -99,7 +99,6 @@ def test_a_training_on_an_npu_is_that_on_a_cpu_and_calls_its_fused_kernels(
     assert {op for op, backend in backends.items() if backend != "npu"} == {
         "square_sum",
         "dropout_add",
-        "rotary",
         "embedding",
         "route",
         "vocabulary_cross_entropy",

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import native
+from native import reference
 
 # Seeds and counters are from 0 to this.
 LARGEST = 1 << 62
@@ -15,9 +16,10 @@ LARGEST = 1 << 62
 def dropout_add(ops: native.Choice, x: Tensor, residual: Tensor, probability: float) -> Tensor:
     """Return residual + dropout(x).
 
-    On a CPU the seed comes from torch's generator, which recomputation sets back, and the mask is not kept. Other
-    devices have no kernel for it, so there torch draws and keeps the mask.
+    The seed comes from torch's generator, which recomputation sets back, and the mask is not kept. Where a device has
+    no kernel for it, torch draws and keeps the mask; on a CPU the reference repeats what the kernel drops.
     """
-    if x.device.type != "cpu" or x.dtype != residual.dtype:
+    is_slow = x.device.type != "cpu" and ops.dropout_add is reference.dropout_add
+    if is_slow or x.dtype != residual.dtype:
         return residual + F.dropout(x, probability)
     return ops.dropout_add(x, residual, None, torch.randint(LARGEST, (2,)), probability)

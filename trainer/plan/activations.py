@@ -81,8 +81,9 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
     into_matrices = 2 * micro.width * micro.own_tokens * model.hidden
     feed_forward = experts(micro) if model.experts else feed_forward_inner(micro, model.inner)
     saved = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
-    # The CPU's kernel, which adds to a residual stream of its type, keeps no mask.
-    masks = 0 if micro.kind == "cpu" and not micro.cast and not model.sandwich_norms else 2 * dropout(micro)
+    # The kernel, which adds to a residual stream of its type, keeps no mask; Ascend has none.
+    fused = micro.kind != "npu" and not micro.cast and not model.sandwich_norms
+    masks = 0 if fused else 2 * dropout(micro)
     return saved + masks
 
 

@@ -51,7 +51,7 @@ class Hardware:
 # GB/s that the processors of a node have for one device's optimizer: eight channels of memory for eight devices.
 UPDATED_GBYTES = 20.0
 # Names of the CPU chips, by what the compiled attention kernels can compute on them.
-CPU_LEVELS = ("cpu", "cpu-avx512", "cpu-avx512-bf16")
+CPU_LEVELS = ("cpu", "cpu-avx512", "cpu-avx512-bf16", "cpu-avx512-bf16")
 
 
 def chip_of(config: TrainConfig) -> Chip:

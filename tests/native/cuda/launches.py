@@ -11,10 +11,12 @@ from native.cuda.add_layer_norm import add_layer_norm
 from native.cuda.add_rms_norm import add_rms_norm
 from native.cuda.bias_gelu import bias_gelu
 from native.cuda.cross_entropy import cross_entropy
+from native.cuda.dropout_add import dropout_add
 from native.cuda.gelu import gelu
 from native.cuda.grouped_linear import grouped_linear
 from native.cuda.layer_norm import layer_norm
 from native.cuda.rms_norm import rms_norm
+from native.cuda.rotary import rotary
 from native.cuda.square_sum import square_sum
 from native.cuda.swiglu import swiglu
 from native.cuda.vocabulary_cross_entropy import vocabulary_cross_entropy
@@ -37,11 +39,19 @@ def calls(types: Sequence[torch.dtype] = TYPES, widths: Sequence[int] = WIDTHS) 
             sum(each.sum() for each in add_layer_norm(x, x, weight, bias)).backward()
             sum(each.sum() for each in add_rms_norm(x, x, weight)).backward()
             bias_gelu(x, bias, "tanh").sum().backward()
+            for added in (None, bias, bias[: width - 2]):
+                own = x if added is None else x[:, : len(added)]
+                dropout_add(own, own, added, torch.tensor([1 << 40, 3]), 0.1).sum().backward()
         x = torch.randn(32, 768, dtype=dtype, requires_grad=True)
         gelu(x, "tanh").sum().backward()
         gelu(x).sum().backward()
         bias_gelu(x, bias[:768]).sum().backward()
         swiglu(x).sum().backward()
+        for heads, groups, dim, half in ((12, 12, 64, 32), (32, 8, 128, 64), (8, 2, 96, 16)):
+            q, k = torch.randn(2, heads, 4, dim, dtype=dtype), torch.randn(2, groups, 4, dim, dtype=dtype)
+            angles = torch.ones(1, 1, 4, half)
+            for interleaved in (False, True):
+                rotary(q.requires_grad_(), k, angles, angles, interleaved)[0].sum().backward()
         targets = torch.zeros(8, dtype=torch.int64)
         cross_entropy(torch.randn(8, 50304, dtype=dtype, requires_grad=True), targets).backward()
         logits = torch.randn(8, 25152, dtype=dtype, requires_grad=True)

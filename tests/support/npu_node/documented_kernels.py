@@ -178,27 +178,6 @@ def npu_cross_entropy_loss(
     return (loss if reduction == "none" else loss.view(1)), logarithms.detach().to(input.dtype), empty, empty
 
 
-# torch_npu-npu_rotary_mul.md: x cos + rotate(x) sin; 4 dimensions here: BNSD, with cosines 11SD or B1SD.
-def npu_rotary_mul(
-    input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
-) -> Tensor:
-    _types("npu_rotary_mul", input, r1, r2)
-    require(input.dim() == r1.dim() == r2.dim() == 4 and r1.shape == r2.shape, "4 dimensions")
-    batch, heads, length, dim = input.shape
-    require(dim < 896 and dim % 2 == 0 and batch < 1000 and heads < 1000, "D < 896 and even; B, N < 1000")
-    bnsd = [(1, 1, length, dim), (batch, 1, length, dim), (batch, heads, length, dim)]
-    require(tuple(r1.shape) in (bnsd if rotary_mode == "half" else bnsd[:1]), f"cosines of {tuple(r1.shape)}")
-    require(rotate is None and rotary_mode in ("half", "interleave"), "rotary_mode")
-    require(bool((r1.abs() <= 1).all() and (r2.abs() <= 1).all()), "cosines are in [-1,1]")
-    wide = input.float()
-    if rotary_mode == "half":
-        first, second = wide.chunk(2, -1)
-        turned = torch.cat((-second, first), -1)
-    else:
-        turned = torch.stack((-wide[..., 1::2], wide[..., ::2]), -1).flatten(-2)
-    return (wide * r1.float() + turned * r2.float()).to(input.dtype)
-
-
 # torch_npu-npu_grouped_matmul.md without quantisation: group_list is a tensor of ends (group_list_type 0) or of counts
 # (1); group_type 0 divides the rows of x, 2 its columns; split_item 2 and 3 give one result.
 def npu_grouped_matmul(
@@ -396,3 +375,32 @@ def _sequences(
         parts.append(_attend(own, others, values, scale, closed)[0].transpose(0, 1))
         first, start = end, last
     return torch.cat(parts)
+
+
+# torch_npu-npu_rotary_mul.md, for Atlas A2 and A3 with jit_compile=False. With x (B, N, S, D), `half` takes angles
+# 11SD, B1SD or BNSD, and `interleave` only 11SD; the result has the type of x.
+def npu_rotary_mul(
+    input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
+    _types("npu_rotary_mul", input, r1, r2)
+    require(rotary_mode in ("half", "interleave") and rotate is None, "rotary_mode is half or interleave")
+    require(
+        input.dim() == r1.dim() == 4 and r1.shape == r2.shape, "x has four dimensions, r1 and r2 one shape"
+    )
+    (batch, heads, rows, dim), angles = input.shape, tuple(r1.shape)
+    require(dim < 896 and dim % 2 == 0, "D is even and below 896")
+    known = [(1, 1, rows, dim)]
+    if rotary_mode == "half":
+        require(batch < 1000 and heads < 1000, "B and N are below 1000")
+        known += [(batch, 1, rows, dim), (batch, heads, rows, dim)]
+    else:
+        require(batch * heads < 1000, "B times N is below 1000")
+    require(angles in known, f"angles of {angles} for x of {tuple(input.shape)}")
+    require(float(r1.abs().max()) <= 1 and float(r2.abs().max()) <= 1, "r1 and r2 are from -1 to 1")
+    x = input.float()
+    if rotary_mode == "half":
+        first, second = x.chunk(2, -1)
+        other = torch.cat((-second, first), -1)
+    else:
+        other = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return (x * r1.float() + other * r2.float()).to(input.dtype)

@@ -157,7 +157,7 @@ def check_a_block(
             parameter.data = parameter.data.to(torch.float32 if "norm" in name else torch.bfloat16)
     turning = turns(torch.arange(sequence), model) if model.rotary else None
     mask = native.Mask(model.window if model.window < sequence else 0)
-    # No device but a CPU has a kernel for it.
+    # Ascend has no kernel for it.
     dropout = layers.dropout_add if kind == "cpu" else torch_dropout_add
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32")
     with autocast, patch.object(layers, "dropout_add", dropout):

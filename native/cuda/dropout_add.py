@@ -1,0 +1,181 @@
+"""Bias, dropout and residual on CUDA, with one pass in each direction; the mask is computed again, never stored.
+
+Number i of the tensor is kept by word i % 4 of Philox 4x32-10 for the counter `first counter + i / 4`, as on a CPU, so
+a seed drops the same numbers on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from native.cuda import language
+from native.cuda.blocks import blocks_for
+from native.cuda.language import jit, on_device, register, tl
+from native.cuda.language import why_not as why_not
+from native.masks import threshold_of
+from native.reference import dropout_add as plain
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return language.describe("the mask from a counter, never stored")
+
+
+def dropout_add(
+    x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, probability: float
+) -> Tensor:
+    """Return residual + dropout(x + bias); the reference adds tensors of two types or shapes."""
+    is_same = x.dtype == residual.dtype and x.shape == residual.shape
+    if not is_same or not language.computes("dropout_add", x):
+        return plain(x, residual, bias, state, probability)
+    result: Tensor = _FORWARD(x, residual, bias, state, probability)
+    return result
+
+
+@jit
+def _in_order(
+    a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor, BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return a[0], b[0], c[0], d[0], a[1] and so on."""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * BLOCK])
+
+
+@jit
+def _words(
+    seed: tl.tensor, counter: tl.tensor,
+) -> Any:  # fmt: skip
+    """Return the four words of each counter."""
+    low = (counter & 0xFFFFFFFF).to(tl.uint32)
+    high = ((counter >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    return tl.philox(seed, low, high, tl.zeros_like(low), tl.zeros_like(low))
+
+
+@jit
+def _apply(
+    x_at: tl.tensor, residual_at: tl.tensor, bias_at: tl.tensor, out_at: tl.tensor, seed: tl.tensor,
+    offset: tl.tensor, threshold: tl.tensor, scale: tl.tensor, count: tl.tensor, width: tl.tensor,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    a, b, c, d = _words(seed, offset + first + tl.arange(0, BLOCK))
+    kept = _in_order(a, b, c, d, BLOCK).to(tl.int64) >= threshold
+    at = first * 4 + tl.arange(0, 4 * BLOCK)
+    inside = at < count
+    x = tl.load(x_at + at, inside, 0.0).to(tl.float32)
+    if BIAS:
+        x += tl.load(bias_at + at % width, inside, 0.0).to(tl.float32)
+    out = tl.where(kept, x * scale, 0.0)
+    if RESIDUAL:
+        out += tl.load(residual_at + at, inside, 0.0).to(tl.float32)
+    tl.store(out_at + at, out.to(out_at.dtype.element_ty), inside)
+
+
+@jit
+def _apply_and_sum(
+    upstream_at: tl.tensor, out_at: tl.tensor, sums_at: tl.tensor, seed: tl.tensor, offset: tl.tensor,
+    threshold: tl.tensor, scale: tl.tensor, rows: tl.tensor, width: tl.tensor, piece: tl.tensor,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * 4 * BLOCK
+    column = first + tl.arange(0, 4 * BLOCK)
+    inside = column < width
+    total = tl.zeros([4 * BLOCK], tl.float32)
+    for row in range(program * piece, tl.minimum(program * piece + piece, rows)):
+        at = row * width + column
+        if WHOLE:
+            # A row begins with the first word of a counter.
+            a, b, c, d = _words(seed, offset + (row * width + first) // 4 + tl.arange(0, BLOCK))
+            word = _in_order(a, b, c, d, BLOCK)
+        else:
+            a, b, c, d = _words(seed, offset + at // 4)
+            odd = at % 2 == 1
+            word = tl.where(at % 4 >= 2, tl.where(odd, d, c), tl.where(odd, b, a))
+        slope = tl.load(upstream_at + at, inside, 0.0).to(tl.float32) * scale
+        slope = tl.where(word.to(tl.int64) >= threshold, slope, 0.0)
+        tl.store(out_at + at, slope.to(out_at.dtype.element_ty), inside)
+        total += slope
+    tl.store(sums_at + program * width + column, total, inside)
+
+
+def _forward(x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, probability: float) -> Tensor:
+    return _elements(x, residual, bias, state, probability)
+
+
+def _elements(
+    x: Tensor, residual: Tensor | None, bias: Tensor | None, state: Tensor, probability: float
+) -> Tensor:
+    """Return residual + dropout(x + bias), or what dropout leaves of `x` without a residual."""
+    x = x.contiguous()
+    other, added = (x if each is None else each.contiguous() for each in (residual, bias))
+    out, count, block = torch.empty_like(x), x.numel(), blocks_for(x).flat // 4
+    numbers = (*state.tolist(), threshold_of(probability), 1.0 / (1.0 - probability), count, x.shape[-1])
+    if count:
+        with on_device(x):
+            _apply[(-(-count // (4 * block)),)](
+                x,
+                other,
+                added,
+                out,
+                *numbers,
+                BIAS=bias is not None,
+                RESIDUAL=residual is not None,
+                BLOCK=block,
+            )
+    return out
+
+
+def _backward(upstream: Tensor, state: Tensor, probability: float, biased: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradient of `x`, and in fp32 that of the bias."""
+    if not biased:
+        return _elements(upstream, None, None, state, probability), upstream.new_empty(0, dtype=torch.float32)
+    upstream, width, blocks = upstream.contiguous(), upstream.shape[-1], blocks_for(upstream)
+    rows = upstream.numel() // max(1, width)
+    piece = -(-max(1, rows) // blocks.pieces)
+    pieces = -(-rows // piece)
+    out, sums = torch.empty_like(upstream), upstream.new_zeros(pieces, width, dtype=torch.float32)
+    block = min(blocks.flat, max(4, language.width_of(width))) // 4
+    numbers = (*state.tolist(), threshold_of(probability), 1.0 / (1.0 - probability), rows, width, piece)
+    if upstream.numel():
+        with on_device(upstream):
+            grid = (pieces, -(-width // (4 * block)))
+            _apply_and_sum[grid](upstream, out, sums, *numbers, WHOLE=width % 4 == 0, BLOCK=block)
+    return out, sums.sum(0)
+
+
+def _empty(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _gradients(upstream: Tensor, state: Tensor, probability: float, biased: bool) -> tuple[Tensor, Tensor]:
+    width = upstream.shape[-1] if biased else 0
+    return _empty(upstream), upstream.new_empty(width, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, _, bias, state, ctx.probability = inputs
+    ctx.save_for_backward(state)
+    ctx.bias_type = None if bias is None else bias.dtype
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    (state,) = ctx.saved_tensors
+    own, sums = _BACKWARD(upstream, state, ctx.probability, ctx.bias_type is not None)
+    return own, upstream, None if ctx.bias_type is None else sums.to(ctx.bias_type), None, None
+
+
+_BACKWARD = register(
+    "dropout_add_backward(Tensor upstream, Tensor state, float probability, bool biased) -> (Tensor, Tensor)",
+    _backward,
+    _gradients,
+)
+_FORWARD = register(
+    "dropout_add(Tensor x, Tensor residual, Tensor? bias, Tensor state, float probability) -> Tensor",
+    _forward,
+    _empty,
+    _keep,
+    _gradient,
+)

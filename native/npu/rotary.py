@@ -1,0 +1,80 @@
+"""Rotary positions of queries and keys on Ascend NPUs by CANN's npu_rotary_mul.
+
+Turning the gradients the other way is the same kernel with negative sines. torch_npu's own derivative keeps queries and
+keys for the gradients of the angles, which have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from native.fallback import report_fallback
+from native.npu import library
+from native.reference import rotary as plain
+
+# The first size that the kernel does not take.
+WIDTH, SIZE = 896, 1000
+
+
+def why_not() -> str:
+    """Return why the kernel cannot run here, or an empty string."""
+    return library.missing("npu_rotary_mul")
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return "CANN's npu_rotary_mul"
+
+
+def rotary(
+    q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys that are turned; the reference turns what the kernel does not take."""
+    fault = next(filter(None, (_fault(x, cosines, interleaved) for x in (q, k))), "")
+    if fault:
+        report_fallback("rotary", "npu", fault)
+    if fault or not all(library.computes("rotary", x) for x in (q, k)):
+        return plain(q, k, cosines, sines, interleaved)
+    first, second = (_Turn.apply(x, cosines, sines, interleaved) for x in (q, k))  # type: ignore[no-untyped-call]
+    return first, second
+
+
+def _fault(x: Tensor, cosines: Tensor, interleaved: bool) -> str:
+    """Return why the kernel does not take x (batch, heads, rows, dim), or an empty string."""
+    batch, heads = x.shape[:2]
+    if 2 * cosines.shape[-1] >= WIDTH:
+        return f"turns fewer than {WIDTH} numbers of a head, not {2 * cosines.shape[-1]}"
+    if interleaved and len(cosines) > 1:
+        return "has one set of angles for all samples where pairs are neighbours"
+    if (batch * heads if interleaved else max(batch, heads)) >= SIZE:
+        return f"takes fewer than {SIZE} samples and heads, not {batch} and {heads}"
+    return ""
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cosines, sines)
+        ctx.interleaved = interleaved
+        return _turned(x, cosines, sines, interleaved)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        cosines, sines = ctx.saved_tensors
+        return _turned(upstream, cosines, -sines, ctx.interleaved), None, None, None
+
+
+def _turned(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -> Tensor:
+    size = 2 * cosines.shape[-1]
+    angles = (
+        each.repeat_interleave(2, -1) if interleaved else torch.cat((each, each), -1)
+        for each in (cosines.to(x.dtype), sines.to(x.dtype))
+    )
+    mode = "interleave" if interleaved else "half"
+    turned: Tensor = library.kernel("npu_rotary_mul")(x[..., :size], *angles, rotary_mode=mode)
+    return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), -1)
