@@ -23,7 +23,7 @@ from pathlib import Path
 
 from clusterctl.inventory.cluster import Node
 from clusterctl.ranktable import api
-from clusterctl.ranktable.devices import DeviceAddress
+from clusterctl.ranktable.table import DeviceAddress
 
 DEVICES = 8
 # Seconds, for build, merge and check.

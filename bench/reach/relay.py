@@ -20,7 +20,8 @@ from pathlib import Path
 from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.push import Source, make_manifest, push_tree
 from clusterctl.transfer.relay import relay_for
-from clusterctl.transport.fanout import Connection, LocalTransport
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.local import LocalTransport
 
 MEMORY = Path("/dev/shm")
 SPEED = """

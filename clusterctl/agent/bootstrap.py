@@ -105,8 +105,10 @@ def why_parents_unsafe(folder: str) -> str:
     return ""
 
 
-def start() -> None:
-    """Read what is wanted, make sure that it is installed, and become the agent.
+def start() -> str:
+    """Read what is wanted, and make sure that it is installed; return the work folder, or "" if it failed.
+
+    The launcher appends the lines that call this function and then become the agent.
 
     The line holds the agent's hash, the work folder in hexadecimal, and NAME:SUM for each of its files.
     """
@@ -114,7 +116,8 @@ def start() -> None:
     workdir = os.path.expanduser(bytes.fromhex(encoded_workdir).decode("utf-8", "surrogateescape"))
     wanted = {name: int(entry) for name, _, entry in (each.rpartition(":") for each in named)}
     if sys.version_info < (3, 8):
-        return say("old", sys.version.split()[0])
+        say("old", sys.version.split()[0])
+        return ""
     root = os.path.join(workdir, "agent")
     folder = os.path.join(root, wanted_hash)
     try:
@@ -133,9 +136,8 @@ def start() -> None:
             # The programs of users run with the mask of the login.
             os.umask(mask)
     except (OSError, ValueError) as problem:
-        return say("error", "%s: %s" % (workdir, problem))
+        say("error", "%s: %s" % (workdir, problem))
+        return ""
     say("have")
     sys.path.insert(0, folder)
-    from clusterctl.agent.server import main
-
-    main(workdir)
+    return workdir

@@ -7,7 +7,8 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from clusterctl.checkpoints.find import Checkpoint, folder_on, of_nodes
+from clusterctl.checkpoints.checkpoint import Checkpoint
+from clusterctl.checkpoints.find import folder_on, of_nodes
 from clusterctl.checkpoints.moves import copies_wanted, move_all
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.parts.saving import saving_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.files.saved import PARTS, Damaged, boxes_of
-from clusterctl.checkpoints.find import Checkpoint
+from clusterctl.checkpoints.checkpoint import Checkpoint
 from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for

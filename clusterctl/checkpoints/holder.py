@@ -22,7 +22,7 @@ from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from clusterctl.transfer.push import Progress
-    from clusterctl.transport.fanout import Connection
+    from clusterctl.transport.connection import Connection
 
 Report = Callable[[int], None]
 """Called with the number of bytes that were read since the last call."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.files.checkpoints import UNFINISHED
 from clusterctl.agent.files.saved import MANIFEST
-from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy
+from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import NodeHolder
 from clusterctl.transfer.between import End, copy_between
 from clusterctl.transport.fanout import Outcome, on_each

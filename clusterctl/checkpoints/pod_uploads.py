@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from clusterctl.checkpoints.checkpoint import Checkpoint
 from clusterctl.checkpoints.copies import folders_in
-from clusterctl.checkpoints.find import Checkpoint, of_nodes
-from clusterctl.checkpoints.uploads import Uploader, access_of, fetch_checkpoint, newest_stored
+from clusterctl.checkpoints.find import of_nodes
+from clusterctl.checkpoints.stored import access_of, fetch_checkpoint, newest_stored
+from clusterctl.checkpoints.uploads import Uploader
 from clusterctl.errors import WorkFailed
 from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.storage.client import FileList, on_node, read_list

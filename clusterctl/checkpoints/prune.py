@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clusterctl.agent.files.checkpoints import OLD
-from clusterctl.checkpoints.find import Checkpoint, CheckpointList, Health
+from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList, Health
 from clusterctl.errors import ClusterctlError
 from clusterctl.json_types import JsonObject
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.files import checkpoints as on_disk
 from clusterctl.agent.files.saved import MANIFEST
-from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy, Health
+from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy, Health
 from clusterctl.checkpoints.holder import ThisMachine
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.json_types import JsonObject

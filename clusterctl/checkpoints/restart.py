@@ -8,16 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.checkpoints.find import (
-    Checkpoint,
-    CheckpointList,
-    folder_on,
-    folders_of,
-    of_nodes,
-    shared_folder,
-)
+from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
+from clusterctl.checkpoints.find import folder_on, folders_of, of_nodes, shared_folder
 from clusterctl.checkpoints.moves import Move, move_all, rank_of
-from clusterctl.checkpoints.uploads import access_of, fetch_checkpoint, newest_stored
+from clusterctl.checkpoints.stored import access_of, fetch_checkpoint, newest_stored
 from clusterctl.errors import WorkFailed
 from clusterctl.inventory.nodeset import fold
 from clusterctl.text import plural, size

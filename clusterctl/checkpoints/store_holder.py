@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from clusterctl.agent.files.checkpoints import FACTS, step_of
 from clusterctl.agent.files.saved import LATEST, MANIFEST, Damaged, decode_manifest
-from clusterctl.checkpoints.find import CheckpointList, combine
+from clusterctl.checkpoints.checkpoint import CheckpointList, combine
 from clusterctl.checkpoints.holder import Disk, Entry, Listing, Manifest, Removal, Report, Verification
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from clusterctl.checkpoints.find import Checkpoint, CheckpointCopy
+from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import FileCheck, Report, Verification
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport.fanout import on_each

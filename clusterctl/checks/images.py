@@ -16,7 +16,8 @@ from clusterctl.jobs.plan import container_of
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 # Seconds for a runtime to answer, and for Python to start in a container.
 LIMIT = 60.0

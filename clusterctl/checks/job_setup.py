@@ -13,7 +13,7 @@ from clusterctl.transport.setups import SetupResult, ask_setup
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connection
+    from clusterctl.transport.connection import Connection
 
 # Findings about setups, which say what they change.
 SETUP = "setup"

@@ -16,7 +16,8 @@ from clusterctl.transport.hello import read_answer
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.transport.fanout import Connection, Connections, Outcome
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections, Outcome
 
 NVIDIA = ["nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader"]
 

@@ -24,7 +24,8 @@ from clusterctl.transport.hello import read_answer
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
     from clusterctl.transport.link import PendingRequest
 
 

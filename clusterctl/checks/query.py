@@ -21,7 +21,7 @@ from clusterctl.transport.setups import SetupResult, ask_setup
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connection
+    from clusterctl.transport.connection import Connection
 
 # How many ports HCCL uses on each node, from its base on.
 HCCL_PORTS = 16

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.job import Job
     from clusterctl.library.session import Session
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 T = TypeVar("T")
 

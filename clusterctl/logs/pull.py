@@ -24,7 +24,8 @@ from clusterctl.typed_json import decode
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.record import RunRecord
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 # Bytes at the end of the system's log.
 MOST_MESSAGES = 16_000_000

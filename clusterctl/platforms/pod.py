@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl import contract
 from clusterctl.checkpoints.pod_uploads import bring_from_store
-from clusterctl.checkpoints.uploads import access_of
+from clusterctl.checkpoints.stored import access_of
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node

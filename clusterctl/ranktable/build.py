@@ -26,7 +26,7 @@ from clusterctl.ranktable.table import (
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.ranktable.devices import DeviceAddress
+    from clusterctl.ranktable.table import DeviceAddress
 
 _POINTER = re.compile(r"\A/server_list/([0-9]+)(?:/device/([0-9]+))?")
 _OTHER = re.compile(r"(?:(?<= at )|(?<= and ))/(?:server_list|rank_list)/[0-9]{1,9}(?:/[a-z_0-9]+)*")

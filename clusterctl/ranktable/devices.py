@@ -16,10 +16,11 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import WorkFailed
+from clusterctl.ranktable.table import DeviceAddress
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Completed, Connection
+    from clusterctl.transport.connection import Completed, Connection
 
 VENDOR_TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 VENDOR_SMI = "/usr/local/bin/npu-smi"
@@ -27,19 +28,6 @@ VENDOR_CONF = "/etc/hccn.conf"
 # Seconds. A healthy hccn_tool needs less than one; with a hung driver it never ends.
 TIMEOUT = 20.0
 NOT_FOUND = (126, 127)
-
-
-@dataclass(frozen=True)
-class DeviceAddress:
-    """A device and the address at which the other devices reach it."""
-
-    device_id: int
-    ip: str
-    super_device_id: str = ""
-    """A3: the number of the device in its super pod."""
-    super_pod_id: str = ""
-    source: str = field(default="", compare=False)
-    """The source of the address if it is not hccn_tool: hccn.conf or the inventory."""
 
 
 def read_addresses(

@@ -14,13 +14,14 @@ from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory import nodeset
 from clusterctl.ranktable import api, devices
 from clusterctl.ranktable.api import RankTable
-from clusterctl.ranktable.devices import DeviceAddress
 from clusterctl.ranktable.finding import version_for
+from clusterctl.ranktable.table import DeviceAddress
 from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 
 @dataclass(frozen=True)

@@ -308,3 +308,16 @@ def super_pods_of(tables: Iterable[RankTable], kept: Iterable[str] | None = None
                     {**pod.extras, **other.extras}, {**other.server_extras, **more},
                 )  # fmt: skip
     return tuple(pods.values())
+
+
+@dataclass(frozen=True)
+class DeviceAddress:
+    """A device and the address at which the other devices reach it."""
+
+    device_id: int
+    ip: str
+    super_device_id: str = ""
+    """A3: the number of the device in its super pod."""
+    super_pod_id: str = ""
+    source: str = field(default="", compare=False)
+    """The source of the address if it is not hccn_tool: hccn.conf or the inventory."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 
 def clear(run: RunDir, connections: Connections, writing: threading.Lock | None = None) -> list[str]:

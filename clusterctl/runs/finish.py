@@ -20,7 +20,8 @@ from clusterctl.transport.fanout import raise_failures
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.run_lines import Metric
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 
 def finish(run: RunDir, connections: Connections) -> RunState:

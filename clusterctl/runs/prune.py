@@ -16,7 +16,8 @@ from clusterctl.jobs.record import Abandoned
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 Connect = Callable[["Cluster"], AbstractContextManager["Connections"]]
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.record import RunRecord
     from clusterctl.jobs.run_lines import Metric
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 
 def current_state(run: RunDir, connections: Connections) -> RunState:

@@ -50,7 +50,8 @@ from clusterctl.transport.link import RequestFailed
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.runs.prepare.node_facts import Question
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
     from clusterctl.transport.hello import Hello
 
 

@@ -14,7 +14,8 @@ from clusterctl.transport.fanout import raise_failures
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.runs.watching.stall import Hang
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 
 # Seconds that `stop` gives a controller to copy the last bytes here.

@@ -20,7 +20,7 @@ from clusterctl.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connection
+    from clusterctl.transport.connection import Connection
 
 # The list of a folder in a store: it is written after all files that it names, so a folder without it is unfinished.
 LIST = "clusterctl-files.json"

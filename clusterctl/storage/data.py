@@ -18,7 +18,8 @@ from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from clusterctl.transport.link import PendingRequest, RequestFailed
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connection
+    from clusterctl.transport.connection import Connection
 
 
 @dataclass(frozen=True)

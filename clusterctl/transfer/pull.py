@@ -16,7 +16,7 @@ from clusterctl.agent.files.tree import Range
 from clusterctl.agent.files.tree_build import Base, Builder
 from clusterctl.agent.frames import ByteReader, Frame
 from clusterctl.transfer.push import Progress, PushResult, launcher_error
-from clusterctl.transport.fanout import Connection
+from clusterctl.transport.connection import Connection
 
 
 def pull_place(dest: Path, node: str, node_path: str) -> Path:

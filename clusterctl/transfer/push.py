@@ -20,7 +20,7 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.transfer.manifest import Manifest as Manifest
 from clusterctl.transfer.manifest import file_manifest as make_file_manifest
 from clusterctl.transfer.manifest import make_manifest as make_manifest
-from clusterctl.transport.fanout import Connection
+from clusterctl.transport.connection import Connection
 from clusterctl.transport.link import PendingRequest, RequestFailed
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from clusterctl.errors import Fault, InputFaults
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.transfer.push import Progress, PushResult
-    from clusterctl.transport.fanout import Connection, Connections, Outcome
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections, Outcome
 
 ENDINGS = ("bin", "idx")
 MORE = ("manifest.json",)

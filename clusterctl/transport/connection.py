@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Body = bytes | Iterable[bytes]
 # Bytes of output or of a file that are collected in memory; more is an error.
 MOST_OUTPUT = 256 << 20
+# Seconds that a connection may take to end after it was closed.
+END_LIMIT = 10.0
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, NodesFailed, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.json_types import JsonObject
-from clusterctl.transport.connection import Completed as Completed
-from clusterctl.transport.connection import Connection as Connection
-from clusterctl.transport.local import END_LIMIT
-from clusterctl.transport.local import LocalTransport as LocalTransport
+from clusterctl.transport.connection import END_LIMIT, Connection
 from clusterctl.transport.open_files import too_many
-from clusterctl.transport.scripted import ScriptedTransport as ScriptedTransport
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -38,6 +38,14 @@ from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LI
 from clusterctl.transport.poller import poller
 from clusterctl.transport.splitter import FrameSplitter
 
+# They follow the text of bootstrap.py on a node: install the agent, then become it.
+LAST_LINES = b"""
+workdir = start()
+if workdir:
+    from clusterctl.agent.server import main
+
+    main(workdir)
+"""
 LEFT_THERE = "what ran there for this command is ended by the node itself"
 # Seconds after which a beat is tried again for a node that takes nothing at the moment.
 NEXT_TRY = 0.5
@@ -79,7 +87,7 @@ def _wanted() -> str:
 
 @lru_cache(maxsize=1)
 def _first_lines() -> bytes:
-    return Path(bootstrap.__file__).read_bytes() + b"\nstart()\n"
+    return Path(bootstrap.__file__).read_bytes() + LAST_LINES
 
 
 def agent_argv(python: str) -> list[str]:

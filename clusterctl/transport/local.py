@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import LinkLost, Unreachable
-from clusterctl.transport.connection import Connection, LinkConnection
+from clusterctl.transport.connection import END_LIMIT, Connection, LinkConnection
 from clusterctl.transport.link import Link, agent_argv
 from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
 
-# Seconds for a local program to end its child processes before it is killed.
-END_LIMIT = 10.0
 LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

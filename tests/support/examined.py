@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from clusterctl.transport.fanout import Completed
+from clusterctl.transport.connection import Completed
 
 PACKAGES = {"torch": "2.13.0", "numpy": "2.1.0", "safetensors": "0.5.0", "tokenizers": "0.21.0"}
 WORKDIR = "/w"

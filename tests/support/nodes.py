@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clusterctl.inventory.cluster import Node
-from clusterctl.transport.fanout import Connection, LocalTransport
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.local import LocalTransport
 
 
 def local_node(folder: Path, name: str = "node1", python: str = sys.executable) -> Node:

@@ -15,8 +15,8 @@ from clusterctl.json_types import JsonObject
 from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
+    from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
     from clusterctl.checkpoints.diff import Side
-    from clusterctl.checkpoints.find import Checkpoint, CheckpointList
     from clusterctl.jobs.run_folder import RunDir
 
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with checkpoints.")]
@@ -50,7 +50,7 @@ def found_at(where: str) -> Iterator[CheckpointList]:
 def in_store(run: RunDir) -> CheckpointList:
     """Return the checkpoints of a run in pods: only those in its store are reached from here."""
     from clusterctl.checkpoints.store_holder import of_store
-    from clusterctl.checkpoints.uploads import access_of
+    from clusterctl.checkpoints.stored import access_of
 
     record = run.read_record()
     access = access_of(record.job, record.folder_name)

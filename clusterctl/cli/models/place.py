@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.text import size
 
 if TYPE_CHECKING:
-    from clusterctl.checkpoints.find import Checkpoint, CheckpointList
+    from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir

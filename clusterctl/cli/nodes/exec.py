@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from clusterctl.exec.command import Command, FileInput, PipeInput
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
-    from clusterctl.transport.fanout import Completed, Connections, Outcome
+    from clusterctl.transport.connection import Completed
+    from clusterctl.transport.fanout import Connections, Outcome
 
     Work = Callable[[Node, Callable[[str, bytes], None]], Completed]
     """Called with a node, and with what receives its output: "stdout" or "stderr", and bytes."""

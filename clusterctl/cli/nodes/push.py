@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transfer.push import PushEstimate, PushResult, Source
     from clusterctl.transfer.relay import Relay
-    from clusterctl.transport.fanout import Connection, Connections, Outcome
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections, Outcome
 
 
 @dataclass(frozen=True)

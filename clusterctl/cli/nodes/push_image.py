@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from clusterctl.transfer.image import ImageArchive
     from clusterctl.transfer.push import PushResult, Source
     from clusterctl.transfer.relay import Relay
-    from clusterctl.transport.fanout import Connection, Outcome
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Outcome
 
 
 def push_image(

@@ -12,12 +12,8 @@ from clusterctl.cli import options, screen
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
-    from clusterctl.ranktable.push import (
-        Drift,
-        LiveTable,
-        NodeReport,
-        Pushed,
-    )
+    from clusterctl.ranktable.live_table import LiveTable
+    from clusterctl.ranktable.push import Drift, NodeReport, Pushed
     from clusterctl.transport.fanout import Outcome
 
 Table = Annotated[Path, typer.Argument(metavar="FILE", help="A rank table.")]
@@ -34,19 +30,19 @@ def push(
     as_json: options.Json = False,
 ) -> None:
     """Copy a table to every node that it names, and verify each copy by its hash."""
-    from clusterctl.ranktable import push as live
+    from clusterctl.ranktable import live_table, push
     from clusterctl.transport.fanout import raise_failures
 
-    table = live.read(file)
-    path = live.checked_path(to or live.default_path(file))
+    table = live_table.read(file)
+    path = push.checked_path(to or push.default_path(file))
     found = selection.chosen()
-    chosen = live.nodes_of(found, table, chosen=selection.narrows)
+    chosen = live_table.nodes_of(found, table, chosen=selection.narrows)
     if not selection.narrows:
-        _warn_of_missing(live.missing_servers(found, table))
+        _warn_of_missing(live_table.missing_servers(found, table))
     if dry_run:
         return _show_dry_run(file, table, path, [node.name for node in chosen], as_json)
     with options.connected(found, accept_new) as connections:
-        outcomes = connections.on_each(chosen, lambda node, link: live.push(link, table, path))
+        outcomes = connections.on_each(chosen, lambda node, link: push.push(link, table, path))
     _show_pushed(outcomes, table, as_json)
     raise_failures(outcomes)
 
@@ -62,14 +58,14 @@ def verify(
 ) -> None:
     """Compare a table with the nodes: the file on each node, and the address, position and link of each device.
     Exits with 1 if something differs."""
-    from clusterctl.ranktable import push as live
+    from clusterctl.ranktable import live_table, push
     from clusterctl.ranktable import verify as truth
     from clusterctl.transport.fanout import raise_failures
 
-    table = live.read(file)
-    path = live.checked_path(at or live.default_path(file))
+    table = live_table.read(file)
+    path = push.checked_path(at or push.default_path(file))
     found = selection.chosen()
-    chosen = live.nodes_of(found, table, chosen=selection.narrows)
+    chosen = live_table.nodes_of(found, table, chosen=selection.narrows)
     drifts = _absent(found, table) if not selection.narrows else []
     with options.connected(found, accept_new) as connections:
         outcomes = connections.on_each(chosen, lambda node, link: truth.verify(link, node, table, path))
@@ -89,12 +85,11 @@ def verify(
 
 
 def _absent(cluster: Cluster, table: LiveTable) -> list[Drift]:
-    from clusterctl.ranktable import push as live
+    from clusterctl.ranktable.live_table import missing_servers
+    from clusterctl.ranktable.push import Drift
 
     problem, remedy = "no node of the inventory is this server", "add the node, or set its `server_id`"
-    return [
-        live.Drift(name, None, "server", problem, remedy) for name in live.missing_servers(cluster, table)
-    ]
+    return [Drift(name, None, "server", problem, remedy) for name in missing_servers(cluster, table)]
 
 
 def _warn_of_missing(servers: Sequence[str]) -> None:

@@ -16,8 +16,8 @@ from clusterctl.text import count, duration, escape_controls, plural, size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
     from clusterctl.checkpoints.diff import Compared
-    from clusterctl.checkpoints.find import Checkpoint, CheckpointList
     from clusterctl.checkpoints.prune import Pruned
     from clusterctl.checkpoints.verify import Verified
     from clusterctl.cli.views.progress_bar import Bar

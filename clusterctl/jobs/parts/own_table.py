@@ -42,17 +42,17 @@ def file_of(choice: str) -> Path | None:
 
 def read_table(file: Path) -> str:
     """Return the text of a table that HCCL accepts; raise InputFaults with all of its faults, or a UsageError."""
-    from clusterctl.ranktable import push
+    from clusterctl.ranktable import live_table
 
-    return push.read(file).data.decode("utf-8")
+    return live_table.read(file).data.decode("utf-8")
 
 
 def table_problems(file: Path, places: Sequence[tuple[Node, Sequence[int]]]) -> list[tuple[str, str]]:
     """Return what is wrong with a table for ranks on these devices of these nodes: problems with their remedies."""
-    from clusterctl.ranktable import api, push
+    from clusterctl.ranktable import api, live_table
 
     try:
-        live = push.read(file)
+        live = live_table.read(file)
     except InputFaults as error:
         return [(f"{fault.where}: {fault.what}", fault.remedy) for fault in error.faults]
     except UsageError as error:
@@ -67,7 +67,7 @@ def table_problems(file: Path, places: Sequence[tuple[Node, Sequence[int]]]) -> 
         return [(problem, f"choose nodes and devices of the table, or a table for these: {ranks}")]
     problems = []
     for rank, ((node, device), (server, entry)) in enumerate(zip(wanted, table.by_rank(), strict=True)):
-        name = push.server_of(node, live) if table.names_servers else server.server_id
+        name = live_table.server_of(node, live) if table.names_servers else server.server_id
         if name is None:
             known = ", ".join(list(live.servers)[:3])
             problem = f"{file} has no server {node.server_id or node.address} for {node.name}; it has {known}"

@@ -20,7 +20,7 @@ from clusterctl.transport.hello import Hello, read_answer
 from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
-    from clusterctl.transport.fanout import Connection
+    from clusterctl.transport.connection import Connection
 
 # Requests for the node's clock; the one with the shortest round trip counts.
 TRIES = 3

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.runs.prepare.stage import Tell
     from clusterctl.transfer.push import Progress
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 # The name of each pair in its own folder on its node.
 PAIR = "c"

@@ -21,7 +21,8 @@ from clusterctl.transport.fanout import on_all, within
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 # Seconds in which a node that may have the code or data must answer.
 PATIENCE = 10.0

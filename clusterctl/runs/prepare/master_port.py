@@ -8,7 +8,7 @@ from clusterctl.errors import WorkFailed
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connection
+    from clusterctl.transport.connection import Connection
 
 
 # Seconds pass until a rank binds the port: one that the kernel gives to outgoing connections may be taken meanwhile.

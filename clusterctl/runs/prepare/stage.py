@@ -19,7 +19,8 @@ from clusterctl.transport.fanout import on_all
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.transfer.push import Manifest
-    from clusterctl.transport.fanout import Connection, Connections
+    from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 
 Tell = Callable[[str, str], None]

@@ -13,7 +13,7 @@ from clusterctl.ranktable.devices import VENDOR_SMI
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.runs.state import RankState
-    from clusterctl.transport.fanout import Connection
+    from clusterctl.transport.connection import Connection
 
 NVIDIA = [
     "nvidia-smi",

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from clusterctl.agent.processes import is_alive, marked
 from clusterctl.errors import ClusterctlError, LinkLost
 from clusterctl.inventory.cluster import Node
-from clusterctl.transport.fanout import Connection, LocalTransport
+from clusterctl.transport.connection import Connection
 from clusterctl.transport.link import RequestFailed
+from clusterctl.transport.local import LocalTransport
 from tests.support.nodes import connect, local_node, oldest_python, wait_for
 
 SHOW = "import os,sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"

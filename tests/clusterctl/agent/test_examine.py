@@ -16,8 +16,10 @@ from clusterctl.checks import doctor, network
 from clusterctl.errors import FindingsError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
-from clusterctl.transport.fanout import Connection, Connections, LocalTransport
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections
 from clusterctl.transport.link import RequestFailed
+from clusterctl.transport.local import LocalTransport
 from tests.support.nodes import connect, local_node, oldest_python, wait_for
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -30,7 +30,7 @@ from clusterctl.transfer.push import (
     push_tree,
 )
 from clusterctl.transfer.relay import HOPELESS, Relay, relay_for
-from clusterctl.transport.fanout import Connection
+from clusterctl.transport.connection import Connection
 from tests.support.nodes import connect, local_node, oldest_python, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.checkpoints.find import Checkpoint, Health, of_nodes
+from clusterctl.checkpoints.checkpoint import Checkpoint, Health
+from clusterctl.checkpoints.find import of_nodes
 from clusterctl.checkpoints.moves import copies_wanted, move_all
 from clusterctl.checkpoints.restart import moves_for
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan as plans
 from clusterctl.jobs.job import Job
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
 from tests.clusterctl.checkpoints.test_find import entry, together
 from tests.support import checkpoints as made
 from tests.support.nodes import local_node

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.checkpoints.find import Checkpoint, Health, combine, is_folder, of_folder
+from clusterctl.checkpoints.checkpoint import Checkpoint, Health, combine
+from clusterctl.checkpoints.find import is_folder, of_folder
 from clusterctl.checkpoints.holder import Disk, Entry, Holder, Listing, NodeHolder
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Node

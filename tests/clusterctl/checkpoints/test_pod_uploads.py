@@ -14,9 +14,10 @@ import pytest
 from clusterctl import contract
 from clusterctl.agent.files.saved import MANIFEST
 from clusterctl.checkpoints import pod_uploads, uploads
-from clusterctl.checkpoints.find import Health, of_folder, of_nodes
+from clusterctl.checkpoints.checkpoint import Health
+from clusterctl.checkpoints.find import of_folder, of_nodes
 from clusterctl.checkpoints.pod_uploads import PodUploader, bring_from_store, part_list, uploader_for
-from clusterctl.checkpoints.uploads import access_of
+from clusterctl.checkpoints.stored import access_of
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan as plans
@@ -27,7 +28,8 @@ from clusterctl.platforms import pod_runs
 from clusterctl.platforms.pod import saved_name
 from clusterctl.runs.start import record_attempt
 from clusterctl.storage.client import LIST, here
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
 from clusterctl.typed_json import encode
 from tests.clusterctl.conftest import Run
 from tests.support import checkpoints as made

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.files import checkpoints as on_disk
-from clusterctl.checkpoints.find import CheckpointList, of_folder
+from clusterctl.checkpoints.checkpoint import CheckpointList
+from clusterctl.checkpoints.find import of_folder
 from clusterctl.checkpoints.prune import Keep, prune, reasons
 from tests.clusterctl.checkpoints.test_find import entry, together
 from tests.support import checkpoints as made

@@ -14,7 +14,8 @@ from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.interconnect import NetworkOptions
-from clusterctl.transport.fanout import Connections, ScriptedTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.scripted import ScriptedTransport
 from tests.support import examined
 
 NPU: dict[str, Any] = {"kind": "npu", "devices": (0, 1)}

@@ -12,7 +12,8 @@ from clusterctl.checks.kinds import ReportedDevices
 from clusterctl.cli import kind_option, options
 from clusterctl.errors import Unreachable, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.transport.fanout import Connections, ScriptedTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.scripted import ScriptedTransport
 
 MISSING = None
 NPU = """NPU ID    Chip ID   Chip Logic ID   Chip Phy-ID   Chip Name

@@ -21,7 +21,8 @@ from clusterctl.exec.output import (
 )
 from clusterctl.inventory.cluster import Node
 from clusterctl.text import escape_controls
-from clusterctl.transport.fanout import Completed, Outcome
+from clusterctl.transport.connection import Completed
+from clusterctl.transport.fanout import Outcome
 
 ONE, TWO = (Node(name=f"node{number}", host="local", address="x") for number in (1, 2))
 

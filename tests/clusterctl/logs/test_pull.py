@@ -17,7 +17,8 @@ from clusterctl.logs import pull
 from clusterctl.runs import start as runs
 from clusterctl.runs.finish import finish
 from clusterctl.runs.watching.watch import RunWatcher
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
 
 CODE = """
 import os, sys, time

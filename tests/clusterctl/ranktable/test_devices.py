@@ -8,14 +8,15 @@ from clusterctl.errors import WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.ranktable.devices import (
     VENDOR_TOOL,
-    DeviceAddress,
     parse_address,
     parse_chips,
     parse_conf,
     parse_fields,
     read_addresses,
 )
-from clusterctl.transport.fanout import Completed, ScriptedTransport
+from clusterctl.ranktable.table import DeviceAddress
+from clusterctl.transport.connection import Completed
+from clusterctl.transport.scripted import ScriptedTransport
 
 NODE = Node("node1", host="10.0.0.1", address="10.0.0.1", devices=(0, 1), kind="npu")
 ABSENT = Completed(127, stderr=b"not found")

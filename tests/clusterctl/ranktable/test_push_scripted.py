@@ -11,9 +11,11 @@ import pytest
 
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.ranktable import live_table
 from clusterctl.ranktable import push as live
 from clusterctl.ranktable.verify import not_compared, unclaimed, verify
-from clusterctl.transport.fanout import Completed, Connection, ScriptedTransport
+from clusterctl.transport.connection import Completed, Connection
+from clusterctl.transport.scripted import ScriptedTransport
 
 TABLE = {
     "version": "1.0",
@@ -39,12 +41,12 @@ def said(text: str, code: int = 0) -> Completed:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> live.LiveTable:
+def table(tmp_path: Path) -> live_table.LiveTable:
     (tmp_path / "t.json").write_text(json.dumps(TABLE))
-    return live.read(tmp_path / "t.json")
+    return live_table.read(tmp_path / "t.json")
 
 
-def file(table: live.LiveTable, **other: Any) -> dict[str, Any]:
+def file(table: live_table.LiveTable, **other: Any) -> dict[str, Any]:
     return {"path": "/h/t.json", "kind": "f", "mode": 0o644, "size": 1, "sha256": table.sha256, **other}
 
 
@@ -57,7 +59,9 @@ def healthy(device: int) -> dict[tuple[str, str], Any]:
     }
 
 
-def drifts(table: live.LiveTable, node: Node = NODES[0], **answers: Any) -> list[tuple[int | None, str, str]]:
+def drifts(
+    table: live_table.LiveTable, node: Node = NODES[0], **answers: Any
+) -> list[tuple[int | None, str, str]]:
     """What verify finds on node1 where all is well but for these answers, `ip0=...` for device 0's `-ip -g`."""
     script = {("node1", "fingerprint"): answers.pop("fingerprint", file(table)), **healthy(0), **healthy(1)}
     for name, answer in answers.items():
@@ -67,7 +71,7 @@ def drifts(table: live.LiveTable, node: Node = NODES[0], **answers: Any) -> list
     return [(one.device, one.kind, one.what) for one in verify(link, node, table, PATH).drifts]
 
 
-def test_a_node_as_the_table_says_has_no_drift(table: live.LiveTable) -> None:
+def test_a_node_as_the_table_says_has_no_drift(table: live_table.LiveTable) -> None:
     assert drifts(table) == []
 
 
@@ -83,7 +87,7 @@ def test_a_node_as_the_table_says_has_no_drift(table: live.LiveTable) -> None:
     ],
 )
 def test_every_way_that_the_file_can_be_wrong_is_told_apart(
-    table: live.LiveTable, found: dict[str, Any], kind: str, word: str
+    table: live_table.LiveTable, found: dict[str, Any], kind: str, word: str
 ) -> None:
     seen = found if found.get("kind") == "" else file(table, **found)
     ((device, told, what),) = drifts(table, fingerprint=seen)
@@ -103,29 +107,29 @@ def test_every_way_that_the_file_can_be_wrong_is_told_apart(
     ],
 )  # fmt: skip
 def test_a_drift_is_named_by_device(
-    table: live.LiveTable, answers: dict[str, Any], kind: str, word: str
+    table: live_table.LiveTable, answers: dict[str, Any], kind: str, word: str
 ) -> None:
     ((device, told, what),) = drifts(table, **answers)
     assert (device, told) == (1, kind) and word in what
 
 
-def test_what_the_tool_does_not_tell_is_no_drift(table: live.LiveTable) -> None:
+def test_what_the_tool_does_not_tell_is_no_drift(table: live_table.LiveTable) -> None:
     assert drifts(table, link0=said("unknown option", 1), net_health1=said("")) == []
 
 
-def test_ipv6_is_asked_as_ipv6_and_compared_as_an_address(table: live.LiveTable) -> None:
+def test_ipv6_is_asked_as_ipv6_and_compared_as_an_address(table: live_table.LiveTable) -> None:
     six = replace(table, servers={"10.0.0.1": {0: "fd00::1:0", 1: "fd00::1:1"}})
     answers = {"six0": said("ipv6_address:FD00:0::1:0\n"), "six1": said("ipv6_address:fd00::2:1\n")}
     assert [(device, kind) for device, kind, _ in drifts(six, **answers)] == [(1, "address")]
 
 
-def test_on_a3_the_virtual_address_serves_too(table: live.LiveTable) -> None:
+def test_on_a3_the_virtual_address_serves_too(table: live_table.LiveTable) -> None:
     a3 = replace(table, version="1.2", servers={"10.0.0.1": {0: "10.1.0.1", 1: "192.168.1.1"}})
     assert drifts(a3, vnic0=said("ipaddr:10.1.0.1\nnetmask:255.0.0.0\n")) == []
     assert [one[:2] for one in drifts(a3, vnic0=said("ipaddr:10.1.0.2\n"))] == [(0, "address")]
 
 
-def test_a_node_without_the_tool_says_that_it_was_not_asked(table: live.LiveTable) -> None:
+def test_a_node_without_the_tool_says_that_it_was_not_asked(table: live_table.LiveTable) -> None:
     script = {("node1", "fingerprint"): file(table), ("node1", "run"): Completed(127)}
     report = verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
     assert report.drifts == () and "hccn_tool is missing" in report.notes[0]
@@ -138,7 +142,7 @@ POD = "SDID : {}\nSuper Pod ID : {}\n"
 
 def super_drifts(answers: dict[int, str], node: Node = NODES[0]) -> list[tuple[int | None, str, str]]:
     """Return the differences if npu-smi shows these super-device ids and everything else is correct."""
-    table = live.LiveTable(
+    table = live_table.LiveTable(
         b"",
         "1.2",
         {"10.0.0.1": {0: "192.168.0.1", 1: "192.168.1.1"}},
@@ -170,7 +174,7 @@ def test_a_node_that_moved_to_another_super_pod_is_named_once() -> None:
 
 
 def test_a_node_without_npu_smi_says_that_super_device_ids_were_not_asked() -> None:
-    table = live.LiveTable(b"", "1.2", {"10.0.0.1": {0: "192.168.0.1"}}, {"10.0.0.1": {0: "70"}})
+    table = live_table.LiveTable(b"", "1.2", {"10.0.0.1": {0: "192.168.0.1"}}, {"10.0.0.1": {0: "70"}})
     script = {("node1", "fingerprint"): file(table), ("*", "run"): Completed(127), **healthy(0)}
     report = verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
     assert report.drifts == () and report.notes == ("npu-smi is missing: super-device ids were not compared",)
@@ -179,7 +183,7 @@ def test_a_node_without_npu_smi_says_that_super_device_ids_were_not_asked() -> N
 # -- version 2.0: no server is named, so the addresses tell
 
 
-def ranks_table(tmp_path: Path, addresses: list[tuple[str, str]]) -> live.LiveTable:
+def ranks_table(tmp_path: Path, addresses: list[tuple[str, str]]) -> live_table.LiveTable:
     """A 2.0 table of nodes of two devices, with an address (and its type) for each rank."""
     ranks = [
         {
@@ -193,25 +197,25 @@ def ranks_table(tmp_path: Path, addresses: list[tuple[str, str]]) -> live.LiveTa
     ]  # fmt: skip
     value = {"version": "2.0", "rank_count": len(ranks), "status": "completed", "rank_list": ranks}
     (tmp_path / "t.json").write_text(json.dumps(value))
-    return live.read(tmp_path / "t.json")
+    return live_table.read(tmp_path / "t.json")
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> live.LiveTable:
+def ranks(tmp_path: Path) -> live_table.LiveTable:
     """node1's devices as ranks 2 and 3: the order of the inventory is not the table's."""
     return ranks_table(
         tmp_path, [("IPV4", f"192.168.{device}.{node}") for node in (2, 1) for device in (0, 1)]
     )
 
 
-def verified(table: live.LiveTable, **answers: Any) -> live.NodeReport:
+def verified(table: live_table.LiveTable, **answers: Any) -> live.NodeReport:
     script = {("node1", "fingerprint"): file(table), ("*", "run"): said(""), **healthy(0), **healthy(1)}
     for name, answer in answers.items():
         script["node1", f"hccn_tool -i {name[-1]} -{name[:-1]} -g"] = answer
     return verify(ScriptedTransport(script).connect(NODES[0]), NODES[0], table, PATH)
 
 
-def test_a_nodes_ranks_in_2_0_are_those_that_have_its_addresses(ranks: live.LiveTable) -> None:
+def test_a_nodes_ranks_in_2_0_are_those_that_have_its_addresses(ranks: live_table.LiveTable) -> None:
     report = verified(ranks)
     assert (report.drifts, report.notes, report.devices) == ((), (), 2)
     assert report.group is not None and report.group.ranks == range(2, 4)
@@ -221,7 +225,7 @@ def test_a_nodes_ranks_in_2_0_are_those_that_have_its_addresses(ranks: live.Live
 
 
 def test_an_address_and_a_link_that_drifted_from_a_2_0_table_are_named_by_device(
-    ranks: live.LiveTable,
+    ranks: live_table.LiveTable,
 ) -> None:
     report = verified(ranks, ip1=said("ipaddr:192.168.1.77\n"), link0=said("link status: DOWN\n"))
     assert [(one.device, one.kind) for one in report.drifts] == [(0, "link"), (1, "address")]
@@ -233,7 +237,7 @@ def test_an_address_and_a_link_that_drifted_from_a_2_0_table_are_named_by_device
     assert unclaimed(ranks, [elsewhere]) == []
 
 
-def test_what_could_not_be_compared_in_2_0_is_said(tmp_path: Path, ranks: live.LiveTable) -> None:
+def test_what_could_not_be_compared_in_2_0_is_said(tmp_path: Path, ranks: live_table.LiveTable) -> None:
     assert verified(ranks, ip1=said("")).notes == ("device 1: hccn_tool shows no address",)
     silent = verified(ranks, ip0=said(""), ip1=said(""))
     assert (silent.drifts, silent.notes) == ((), ("hccn_tool shows no address: none was compared",))
@@ -268,7 +272,7 @@ class Disk(Connection):
     ("before", "change"), [({"kind": ""}, "new"), ({"kind": "l"}, "replaced"), (None, "unchanged")]
 )
 def test_a_push_says_what_it_changed(
-    table: live.LiveTable, before: dict[str, Any] | None, change: str
+    table: live_table.LiveTable, before: dict[str, Any] | None, change: str
 ) -> None:
     disk = Disk(before if before is not None else file(table))
     done = live.push(disk, table, PATH)
@@ -276,7 +280,7 @@ def test_a_push_says_what_it_changed(
     assert disk.put_bytes == (b"" if change == "unchanged" else table.data)
 
 
-def test_a_push_believes_the_hash_alone(table: live.LiveTable) -> None:
+def test_a_push_believes_the_hash_alone(table: live_table.LiveTable) -> None:
     with pytest.raises(WorkFailed, match="other content"):
         live.push(Disk({"kind": ""}, file(table, sha256="1" * 64)), table, PATH)
     with pytest.raises(WorkFailed, match="is a folder"):
@@ -289,7 +293,7 @@ def test_a_push_believes_the_hash_alone(table: live.LiveTable) -> None:
 def test_a_table_that_hccl_would_refuse_goes_nowhere(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps({**TABLE, "status": "initializing", "server_count": 2}))
     with pytest.raises(InputFaults) as caught:
-        live.read(tmp_path / "t.json")
+        live_table.read(tmp_path / "t.json")
     assert {fault.where.rpartition(" ")[2] for fault in caught.value.faults} == {"/status", "/server_count"}
 
 
@@ -300,11 +304,11 @@ def test_the_name_on_the_nodes_ends_in_json() -> None:
             live.checked_path(path)
 
 
-def test_the_nodes_of_a_table_are_those_that_it_names(table: live.LiveTable) -> None:
+def test_the_nodes_of_a_table_are_those_that_it_names(table: live_table.LiveTable) -> None:
     cluster = Cluster("c", NODES)
-    assert [node.name for node in live.nodes_of(cluster, table, chosen=False)] == ["node1", "node2"]
-    assert live.missing_servers(Cluster("c", NODES[1:]), table) == ["10.0.0.1"]
+    assert [node.name for node in live_table.nodes_of(cluster, table, chosen=False)] == ["node1", "node2"]
+    assert live_table.missing_servers(Cluster("c", NODES[1:]), table) == ["10.0.0.1"]
     with pytest.raises(InputFaults, match=r"the table has no server 10\.0\.0\.3"):
-        live.nodes_of(cluster, table, chosen=True)
+        live_table.nodes_of(cluster, table, chosen=True)
     with pytest.raises(InputFaults, match="no server"):
-        live.nodes_of(Cluster("c", NODES[2:]), table, chosen=False)
+        live_table.nodes_of(Cluster("c", NODES[2:]), table, chosen=False)

@@ -30,13 +30,13 @@ from clusterctl.ranktable.api import (
     renumbered,
     save,
 )
-from clusterctl.ranktable.devices import DeviceAddress
 from clusterctl.ranktable.edit import (
     diff,
     parse_ranks,
     slice_table,
     to_version,
 )
+from clusterctl.ranktable.table import DeviceAddress
 
 EXAMPLES = Path(__file__).parents[3] / "rank_tables"
 CASES = Path(__file__).parents[2] / "cases" / "ranktable"

@@ -19,7 +19,7 @@ from clusterctl.runs.causes.aftermath import exception_in, with_aftermath, with_
 from clusterctl.runs.causes.cause import Cause, how_it_ended
 from clusterctl.runs.query import combine
 from clusterctl.runs.state import RankState, RunState, answer_from_json
-from clusterctl.transport.fanout import ScriptedTransport
+from clusterctl.transport.scripted import ScriptedTransport
 from tests.support.records import outcome, rank_of, record_of
 from tests.support.records import state_of as make_state
 

@@ -39,12 +39,9 @@ from clusterctl.runs.state import RunState, read_state
 from clusterctl.runs.stop import stop_run
 from clusterctl.runs.watching.kept_watch import ControllerGone, KeptWatch
 from clusterctl.transport.connection import Connection
-from clusterctl.transport.fanout import (
-    Connections,
-    LocalTransport,
-    ScriptedTransport,
-    Stream,
-)
+from clusterctl.transport.fanout import Connections, Stream
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.scripted import ScriptedTransport
 from tests.clusterctl.runs.test_run import lab, launched, left_of, program, wait_for
 
 POLICY = Restart(max=5, backoff=10.0)

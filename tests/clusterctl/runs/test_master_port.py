@@ -7,7 +7,8 @@ import sys
 
 from clusterctl.inventory.cluster import Node
 from clusterctl.runs.prepare.master_port import ASK, free_port
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
 
 NODE = Node("node1", "local", "127.0.0.1", python=sys.executable)
 

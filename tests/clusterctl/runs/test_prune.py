@@ -14,7 +14,9 @@ from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs.run_folder import RunDir, all_runs
 from clusterctl.runs import prune
 from clusterctl.runs.stop import stop_run
-from clusterctl.transport.fanout import Connections, LocalTransport, ScriptedTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.scripted import ScriptedTransport
 from tests.clusterctl.runs.test_run import connections as connections
 from tests.clusterctl.runs.test_run import launched, program, to_the_end
 

@@ -24,7 +24,8 @@ from clusterctl.runs.state import RunState
 from clusterctl.runs.stop import stop_run
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.watch import RunWatcher, open_watch
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
 
 
 def lab(tmp_path: Path) -> Cluster:

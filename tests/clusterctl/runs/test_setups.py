@@ -18,8 +18,9 @@ from clusterctl.inventory.setup import Setup, rank_python, request_for
 from clusterctl.jobs import job as jobs
 from clusterctl.runs import start as runs
 from clusterctl.runs.prepare.stage import code_hash, push_code
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
 from clusterctl.transport.link import RequestFailed
+from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.setups import SetupResult, ask_setup
 from tests.clusterctl.runs.test_run import connections as connections
 from tests.clusterctl.runs.test_run import lab, program, to_the_end

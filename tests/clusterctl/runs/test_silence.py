@@ -14,7 +14,8 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.state import RunState
 from clusterctl.runs.watching.stall import LATER, Hang, Silence
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
 from tests.clusterctl.runs.test_controller import controlled, said
 from tests.clusterctl.runs.test_run import launched, left_of, program
 from tests.support.records import record_of

@@ -15,7 +15,8 @@ from clusterctl.errors import InputFaults, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
 from clusterctl.runs.prepare.stage import compare_data, faults_of, push_data
-from clusterctl.transport.fanout import Connection, Connections
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections
 from clusterctl.transport.scripted import ScriptedTransport
 from tests.support.nodes import connect
 

@@ -27,8 +27,9 @@ from clusterctl.transfer.push import (
     push_store,
     push_tree,
 )
-from clusterctl.transport.fanout import Connection, ScriptedTransport
+from clusterctl.transport.connection import Connection
 from clusterctl.transport.link import PendingRequest, RequestFailed
+from clusterctl.transport.scripted import ScriptedTransport
 from tests.support.nodes import connect, local_node, wait_for
 
 EMPTY = tree.hash_file(os.devnull)[1]

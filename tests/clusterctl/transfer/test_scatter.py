@@ -9,7 +9,8 @@ import pytest
 from clusterctl.errors import InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.transfer.scatter import portions, scatter
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
 
 
 def lab(folder: Path, count: int) -> Cluster:

@@ -19,8 +19,9 @@ from clusterctl.transfer.push import (
     push_tree,
 )
 from clusterctl.transfer.unchanged import UnchangedCheck
-from clusterctl.transport.fanout import Connection, Connections, LocalTransport
-from clusterctl.transport.local import ChildStream
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import ChildStream, LocalTransport
 from tests.support.nodes import local_node
 
 # Each as the /bin/sh of a node.

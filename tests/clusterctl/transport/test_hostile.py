@@ -19,7 +19,8 @@ import pytest
 from clusterctl.errors import ClusterctlError, LinkLost
 from clusterctl.text import escape_controls
 from clusterctl.transport import local
-from clusterctl.transport.fanout import Completed, Connection, LocalTransport
+from clusterctl.transport.connection import Completed, Connection
+from clusterctl.transport.local import LocalTransport
 from tests.support import evil_agent
 from tests.support.nodes import local_node
 

@@ -14,14 +14,10 @@ from clusterctl.agent.child import MARKER
 from clusterctl.agent.processes import group_members, marked
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.inventory.cluster import Node
-from clusterctl.transport.fanout import (
-    Completed,
-    Connection,
-    LocalTransport,
-    ScriptedTransport,
-)
+from clusterctl.transport.connection import Completed, Connection
 from clusterctl.transport.link import RequestFailed
-from clusterctl.transport.local import ChildStream
+from clusterctl.transport.local import ChildStream, LocalTransport
+from clusterctl.transport.scripted import ScriptedTransport
 from clusterctl.transport.shell import (
     LINE,
     MARK,

@@ -13,8 +13,9 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import controller
 from clusterctl.runs.overview import read_progress
 from clusterctl.runs.start import _processors
-from clusterctl.transport.fanout import Connections, LocalTransport
+from clusterctl.transport.fanout import Connections
 from clusterctl.transport.hello import Hello
+from clusterctl.transport.local import LocalTransport
 from tests.support.run_folders import restarted_run
 
 

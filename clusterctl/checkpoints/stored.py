@@ -1,0 +1,101 @@
+"""Find the newest checkpoint in an object store, and fetch it to the nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import time
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.files.checkpoints import UNFINISHED, step_of
+from clusterctl.agent.files.saved import MANIFEST
+from clusterctl.checkpoints.holder import NodeHolder
+from clusterctl.checkpoints.moves import rank_of
+from clusterctl.errors import WorkFailed
+from clusterctl.inventory.nodeset import fold
+from clusterctl.jobs.parts.saving import saving_of
+from clusterctl.storage.address import parse_address
+from clusterctl.storage.client import LIST, FileList, downloads, on_node, read_list
+from clusterctl.storage.credentials import Access, access_to
+from clusterctl.text import plural, size
+from clusterctl.transport.fanout import on_each, raise_failures
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.job import Job
+    from clusterctl.jobs.plan import Plan
+    from clusterctl.transport.fanout import Connections
+
+
+def access_of(job: Job, name: str) -> Access | None:
+    """Return where the checkpoints of a run go in the store; None if its job names no store. `name` is that of its
+    folder there."""
+    to = saving_of(job.train).to
+    return access_to(parse_address(to) / name, job.storage) if to else None
+
+
+def newest_stored(node: Node, connections: Connections, access: Access) -> tuple[str, FileList] | None:
+    """Return the folder's name and the list of the newest finished checkpoint in the store."""
+    link = connections.of(node)
+    found = on_node(node, link, access, "names", None, prefix=f"{access.address.prefix}/", delimiter="/")
+    names = [folder.rstrip("/").rpartition("/")[2] for folder in found["folders"]]
+    for name in sorted((name for name in names if step_of(name) is not None), reverse=True):
+        where = access.address / name / LIST
+        text = on_node(node, link, access, "read", None, key=where.prefix)
+        if text is not None:
+            return name, read_list(text, str(where))
+    return None
+
+
+def fetch_checkpoint(
+    name: str,
+    found: FileList,
+    access: Access,
+    made: Plan,
+    folders: dict[str, tuple[Node, str]],
+    connections: Connections,
+) -> str:
+    """Fetch a checkpoint to the nodes of `folders`: each gets its ranks' files; return a line for the log.
+
+    The other nodes of the plan fetch their files themselves.
+    """
+    began = time.monotonic()
+    node_of = {process.rank: part.node.name for part in made.nodes for process in part.processes}
+    names = [part.node.name for part in made.nodes]
+    wanted: dict[str, list[str]] = {node: [] for node in names}
+    for number, file in enumerate(sorted(found.files)):
+        rank = rank_of(file)
+        target = node_of.get(rank) if rank is not None else None
+        for node in [target] if target else names if rank is None else [names[number % len(names)]]:
+            wanted[node].append(file)
+    first = next(iter(folders.values()))[0]
+    key = (access.address / name / MANIFEST).prefix
+    manifest = on_node(first, connections.of(first), access, "read", None, key=key)
+    if manifest is None or hashlib.sha256(manifest.encode()).hexdigest() != found.digest:
+        raise WorkFailed(f"{access.address / name / MANIFEST}: is not the manifest of this checkpoint")
+
+    def work(node: Node) -> int:
+        link, folder = connections.of(node), folders[node.name][1]
+        # The same name for each attempt: an interrupted download continues.
+        aside = posixpath.join(folder, f"{UNFINISHED}store", f"{name}-{found.digest[:12]}")
+        files = {file: found.files[file] for file in wanted[node.name]}
+        done = on_node(
+            node, link, access, "download", None, files=downloads(files, access.address / name, aside)
+        )
+        link.put(posixpath.join(aside, MANIFEST), manifest.encode())
+        path = posixpath.join(folder, name)
+        present = {entry.name: entry for entry in NodeHolder(node, link).listing(folder).checkpoints}.get(
+            name
+        )
+        if present is not None and present.digest != found.digest:
+            link.call("remove_checkpoint", {"path": path, "digest": present.digest, "check": False})
+        link.call("complete_checkpoint", {"source": aside, "path": path, "digest": found.digest})
+        return int(done["fetched"])
+
+    outcomes = on_each([node for node, _ in folders.values()], work)
+    raise_failures(outcomes)
+    moved = sum(outcome.get() for outcome in outcomes)
+    seconds = time.monotonic() - began
+    count = len({file for node in folders for file in wanted[node]})
+    where = f"{access.address}, {size(moved)} to {fold(list(folders))} in {seconds:.1f} s"
+    return f"{name}: {plural(count, 'file')} fetched from {where}"
