@@ -9,7 +9,7 @@ from clusterctl.checks import devices
 from clusterctl.checks.answers import NodeAnswers
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
-from clusterctl.jobs import job as jobs
+from clusterctl.jobs import job_check
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -25,7 +25,7 @@ def findings(job: Job, cluster: Cluster, answers: Sequence[NodeAnswers]) -> Iter
         return
     yield from differing(answers)
     for name, nodes in _reported(answers).items():
-        found = jobs.check_reported(job, cluster, name)
+        found = job_check.check_reported(job, cluster, name)
         where = nodeset.fold(nodes)
         for fault in found.faults:
             text = f"its devices are {name}: {fault.key} {fault.what}"

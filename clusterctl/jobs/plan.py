@@ -11,12 +11,8 @@ from clusterctl.inventory.container import ContainerOptions
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs import launchers
 from clusterctl.jobs.facts import Facts as Facts
-from clusterctl.jobs.job import (
-    Job,
-    devices_on,
-    launcher_shapes,
-    train_part,
-)
+from clusterctl.jobs.job import Job, devices_on
+from clusterctl.jobs.job_check import launcher_shapes, train_part
 from clusterctl.jobs.parts.container import RankContainer, container_name
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.placeholders import fill, fill_all

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.jobs import job as jobs
+from clusterctl.jobs import job_check
 from clusterctl.jobs.restarts import Restart
 from clusterctl.library import launcher
 from clusterctl.library.run import Run, runs_folder
@@ -72,7 +73,7 @@ def start_job(
     from clusterctl.runs import start as run_start
 
     chosen, spares = nodes_of(job)
-    summary = jobs.check(job, chosen)
+    summary = job_check.check(job, chosen)
     folder = run_start.new_run(job, runs_folder(runs))
     launcher.start(launcher.Start(folder, chosen, spares, job, session.reach, checks, summary), report)
     return Run(folder, session.reach)

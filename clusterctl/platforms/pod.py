@@ -24,8 +24,9 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan as plans
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
-from clusterctl.jobs.parts.own_table import file_of, read_table
+from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_of
+from clusterctl.jobs.parts.table_problems import read_table
 from clusterctl.platforms import rank_table
 from clusterctl.platforms.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.runs import start as runs

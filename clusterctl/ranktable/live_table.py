@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import Fault, InputFaults, did_you_mean
-from clusterctl.ranktable import api
-from clusterctl.ranktable.check import check_file
+from clusterctl.ranktable.check import check_file, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.ranktable.api import Device, Server
+    from clusterctl.ranktable.table import Device, Server
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def read(path: Path) -> LiveTable:
             [Fault(f"{path} {item.pointer}".rstrip(), item.what, item.remedy) for item in found]
         )
     data = path.read_bytes()
-    table = api.parse(data, str(path))
+    table = parse(data, str(path))
     if not table.names_servers:
         return LiveTable(data, table.version, {}, groups=tuple(map(_group, table.servers)))
     super_devices = {

@@ -22,7 +22,7 @@ from clusterctl.checkpoints.pod_uploads import uploader_for
 from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
 from clusterctl.files import open_private
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs import job as jobs
+from clusterctl.jobs import job_check
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import Abandoned, RunRecord
 from clusterctl.jobs.restarts import (
@@ -323,7 +323,7 @@ class Control:
 
         def fits(nodes: Sequence[Node]) -> bool:
             try:
-                jobs.check(self.job, replace(cluster, nodes=tuple(nodes)))
+                job_check.check(self.job, replace(cluster, nodes=tuple(nodes)))
             except InputFaults:
                 return False
             return bool(nodes)

@@ -42,8 +42,9 @@ from clusterctl.ssh.openssh_log import (
     refusal,
 )
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, retried
+from clusterctl.transport.agent_code import agent_argv
 from clusterctl.transport.connection import Connection, LinkConnection
-from clusterctl.transport.link import Link, agent_argv, shell_command
+from clusterctl.transport.link import Link, shell_command
 from clusterctl.transport.open_files import raise_limit
 from clusterctl.transport.pipe import StreamPipe
 

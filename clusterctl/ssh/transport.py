@@ -30,8 +30,9 @@ from clusterctl.ssh.known_hosts import KnownHosts
 from clusterctl.ssh.load_paramiko import load_paramiko
 from clusterctl.ssh.proxy import ProxySocket
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, Dropped, retried
+from clusterctl.transport.agent_code import agent_argv
 from clusterctl.transport.connection import Connection, LinkConnection
-from clusterctl.transport.link import Link, agent_argv, shell_command
+from clusterctl.transport.link import Link, shell_command
 from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.files.tree_state import FORMAT, name_of
 from clusterctl.errors import LinkLost
 from clusterctl.transfer.push import PushResult, Source
+from clusterctl.transport.agent_code import agent_argv
 from clusterctl.transport.connection import LinkConnection
-from clusterctl.transport.link import Link, agent_argv, shell_command
+from clusterctl.transport.link import Link, shell_command
 from clusterctl.transport.pipe import MAX_NOISE, START_LIMIT, StreamPipe
 from clusterctl.transport.shell import LINE, MARK
 

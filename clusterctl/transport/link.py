@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.agent import bootstrap
+from clusterctl.agent.bootstrap import MARK
 from clusterctl.agent.frames import (
     ALL_BEAT,
     BEAT,
@@ -34,18 +31,11 @@ from clusterctl.agent.frames import (
 )
 from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
 from clusterctl.json_types import JsonObject
+from clusterctl.transport.agent_code import agent_files, agent_hash, first_lines, wanted_files
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, Pipe, last_line
 from clusterctl.transport.poller import poller
 from clusterctl.transport.splitter import FrameSplitter
 
-# They follow the text of bootstrap.py on a node: install the agent, then become it.
-LAST_LINES = b"""
-workdir = start()
-if workdir:
-    from clusterctl.agent.server import main
-
-    main(workdir)
-"""
 LEFT_THERE = "what ran there for this command is ended by the node itself"
 # Seconds after which a beat is tried again for a node that takes nothing at the moment.
 NEXT_TRY = 0.5
@@ -62,54 +52,6 @@ class RequestFailed(WorkFailed):
         self.node = node
         self.kind = kind
         self.reason = message
-
-
-@lru_cache(maxsize=1)
-def agent_files() -> dict[str, str]:
-    """Return the agent's files as they are sent: the folder `clusterctl/agent` inside an empty package."""
-    package = Path(bootstrap.__file__).parents[1]
-    paths = sorted((package / "agent").rglob("*.py"))
-    files = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in paths}
-    return {"__init__.py": "", **files}
-
-
-@lru_cache(maxsize=1)
-def agent_hash() -> str:
-    """Return the version of the agent: a hash of its files' names and contents."""
-    return hashlib.sha256(json.dumps(agent_files(), sort_keys=True).encode()).hexdigest()
-
-
-@lru_cache(maxsize=1)
-def _wanted() -> str:
-    """Return NAME:CHECKSUM for each of the agent's files."""
-    return " ".join(f"{name}:{checksum}" for name, checksum in bootstrap.sums(agent_files()).items())
-
-
-@lru_cache(maxsize=1)
-def _first_lines() -> bytes:
-    return Path(bootstrap.__file__).read_bytes() + LAST_LINES
-
-
-def agent_argv(python: str) -> list[str]:
-    """Return the command that starts an agent on a node; the agent's code follows on its standard input.
-
-    -I -S: ignore the settings and packages of the node's Python. -X utf8: the same file names in every
-    locale.
-    """
-    return [
-        python,
-        "-I",
-        "-S",
-        "-X",
-        "utf8",
-        "-c",
-        f"import sys;exec(sys.stdin.buffer.read({first_length()}))",
-    ]
-
-
-def first_length() -> int:
-    """Return the length of the program that a link sends first."""
-    return len(_first_lines())
 
 
 def shell_command(argv: Sequence[str]) -> str:
@@ -345,9 +287,9 @@ class Link:
 
     def _start(self, workdir: str) -> None:
         encoded_workdir = workdir.encode("utf-8", "surrogateescape").hex()
-        ask = f"{agent_hash()} {encoded_workdir} {_wanted()}\n"
+        ask = f"{agent_hash()} {encoded_workdir} {wanted_files()}\n"
         try:
-            self._pipe.send(_first_lines() + ask.encode())
+            self._pipe.send(first_lines() + ask.encode())
             word, text = self._answer()
             if word == "need":
                 bundle = json.dumps(agent_files()).encode()
@@ -364,7 +306,7 @@ class Link:
 
     def _answer(self) -> tuple[str, str]:
         """Return the agent's next keyword and its text; skip what login scripts print before it."""
-        mark = f"{bootstrap.MARK} ".encode()
+        mark = f"{MARK} ".encode()
         noise, size = b"", 0
         while size < MAX_NOISE:
             line = self._bytes.read_line(MAX_NOISE)

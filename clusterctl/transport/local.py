@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import LinkLost, Unreachable
+from clusterctl.transport.agent_code import agent_argv
 from clusterctl.transport.connection import END_LIMIT, Connection, LinkConnection
-from clusterctl.transport.link import Link, agent_argv
+from clusterctl.transport.link import Link
 from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 from clusterctl.environment import environment
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.transport import dial
+from clusterctl.transport.agent_code import agent_argv, first_length
 from clusterctl.transport.connection import Connection, LinkConnection
-from clusterctl.transport.link import Link, agent_argv, first_length
+from clusterctl.transport.link import Link
 from clusterctl.transport.local import ChildStream
 from clusterctl.transport.pipe import LAST_WORDS, START_LIMIT, StreamPipe, last_line
 

@@ -54,10 +54,10 @@ class Choice:
 
     def faults(self, job: Job) -> Sequence[Fault]:
         """Return the errors of a job that depend on its nodes: selection, devices and training."""
-        from clusterctl.jobs import job as jobs
+        from clusterctl.jobs import job_check
 
         try:
-            jobs.check(job, self.of(job)[0])
+            job_check.check(job, self.of(job)[0])
         except InputFaults as error:
             return error.faults
         except UsageError as error:

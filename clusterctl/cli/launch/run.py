@@ -70,18 +70,17 @@ def show_plan(
 ) -> TrainSummary | None:
     """Print the plan and return the trainer's summary (None for a command)."""
     from clusterctl.cli.views import layout, tables
-    from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check, what_if
     from clusterctl.jobs import plan as plans
-    from clusterctl.jobs import what_if
     from clusterctl.typed_json import encode
 
-    summary = jobs.check(job, cluster)
+    summary = job_check.check(job, cluster)
     made = plans.make_plan(cluster, job)
     if rehearse and job.train is None:
         raise UsageError(
             "--rehearse is only for a training", f"leave it out: {job.source} runs its own command"
         )
-    rehearsal = jobs.rehearse(job, cluster) if rehearse else None
+    rehearsal = job_check.rehearse(job, cluster) if rehearse else None
     if as_json:
         answer = dict(summary.answer) if summary else {}
         if rehearsal:
@@ -153,10 +152,10 @@ def launch_job(
 def check_job(target: Target) -> TrainSummary | None:
     """Return the trainer's summary of a job, None without a training; raise InputFaults with all errors."""
     from clusterctl.cli.views.waiting import shown_while
-    from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check
 
     with shown_while("the check of the job"):
-        return jobs.check(target.job, target.nodes)
+        return job_check.check(target.job, target.nodes)
 
 
 def begin(
@@ -287,7 +286,7 @@ def resume_run(
     from dataclasses import replace
 
     from clusterctl.cli.launch.background import deliver_signals, start_in_background
-    from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check
     from clusterctl.runs import controller
     from clusterctl.runs.prepare.elsewhere import resume_on
 
@@ -296,7 +295,7 @@ def resume_run(
     job, cluster = record.job, record.cluster
     elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
     if elsewhere is not None:
-        jobs.check(job, elsewhere)
+        job_check.check(job, elsewhere)
         cluster = elsewhere
     if dry_run:
         show_plan(cluster, job, as_json=as_json, argv=True)

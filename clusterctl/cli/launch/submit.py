@@ -45,6 +45,7 @@ def slurm(
     """Write the batch file of a job and submit it to Slurm. The job's `slurm` part says what to ask for. The run is
     listed by `runs` immediately; its command line is that of `launch`."""
     from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.slurm import SlurmOptions
     from clusterctl.platforms import slurm as program
     from clusterctl.platforms import submission
@@ -60,7 +61,7 @@ def slurm(
         screen.write(text)
         return
     cluster = submission.imagined(wanted)
-    jobs.check(loaded, cluster)
+    job_check.check(loaded, cluster)
     answer = program.refuse_impossible(text)
     if test:
         screen.write(f"{answer}\n")

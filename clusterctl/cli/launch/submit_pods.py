@@ -78,6 +78,7 @@ def modelarts(
 ) -> None:
     """Print a job as a request of ModelArts' API. The job's `modelarts` part says what to ask for."""
     from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.pods import KubernetesOptions, ModelArtsOptions
     from clusterctl.platforms import modelarts as platform
     from clusterctl.platforms import request as requests
@@ -86,7 +87,7 @@ def modelarts(
     body = platform.training_job(loaded, job, image)
     wanted = loaded.modelarts or ModelArtsOptions()
     pods = KubernetesOptions(nodes=wanted.nodes, devices=wanted.devices, kind="npu")
-    jobs.check(requests.for_pods(loaded), requests.imagined(pods))
+    job_check.check(requests.for_pods(loaded), requests.imagined(pods))
     if not only_print:
         hint = "add --print, and send it: POST /v2/{project_id}/training-jobs, with a token of yours"
         raise UsageError("clusterctl has no credentials of ModelArts, and only prints the request", hint)
@@ -119,12 +120,13 @@ def _submitted(api: JobApi, job: Job, request: PodRequest) -> str:
 def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -> tuple[Job, PodRequest]:
     """Return a job, and what its manifests need, once all of its errors are gone."""
     from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.pods import KubernetesOptions
     from clusterctl.platforms import request as requests
 
     loaded = jobs.load(job, overrides)
     options = loaded.kubernetes or KubernetesOptions()
-    summary = jobs.check(requests.for_pods(loaded), requests.imagined(options))
+    summary = job_check.check(requests.for_pods(loaded), requests.imagined(options))
     return loaded, requests.request_for(
         loaded, kind, image, name, summary.checkpoints.seconds if summary else 0.0
     )

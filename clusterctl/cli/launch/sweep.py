@@ -108,10 +108,10 @@ def _prepare(record: SweepRecord) -> list[Target]:
 
 
 def _check(job: Job, cluster: Cluster, each: str | None) -> None:
-    from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check
 
     chosen, changed = places_of(cluster, job, each)[0] if each else (cluster, job)
-    jobs.check(changed, chosen)
+    job_check.check(changed, chosen)
 
 
 def _foresee(record: SweepRecord, prepared: Sequence[Target], as_json: bool) -> None:

@@ -112,6 +112,7 @@ def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Clus
     from clusterctl.checks.doctor import checked_job
     from clusterctl.cli.launch.node_choice import Choice
     from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check
     from clusterctl.runs.prepare.stage import code_hash
 
     path = Path(job)
@@ -122,7 +123,7 @@ def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Clus
     choice = Choice(selection.cluster, selection.nodes, selection.exclude, None)
     found = jobs.load(path, (), choice.faults)
     cluster, spares = choice.of(found)
-    summary = jobs.check(found, cluster)
+    summary = job_check.check(found, cluster)
     code = code_hash(found, options.runs_folder())
     return checked_job(found, summary, code), replace(cluster, nodes=(*cluster.nodes, *spares))
 

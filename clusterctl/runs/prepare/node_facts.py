@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.jobs import plan
-from clusterctl.jobs.parts.own_table import file_of, read_table
+from clusterctl.jobs.parts.own_table import file_of
+from clusterctl.jobs.parts.table_problems import read_table
 from clusterctl.runs.prepare.master_port import free_port
 from clusterctl.text import plural
 

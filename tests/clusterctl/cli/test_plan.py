@@ -11,7 +11,7 @@ import pytest
 from clusterctl.document import Document, Section
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs import job, what_if
+from clusterctl.jobs import job, job_check, what_if
 from clusterctl.jobs.schema import job_schema
 from tests.clusterctl.conftest import Run
 
@@ -133,7 +133,7 @@ def test_imagined_nodes_and_a_choice_of_real_ones_exclude_each_other(run: Run, t
 def test_every_rank_gets_what_the_inventory_says_of_devices_and_the_jobs_own_word_counts() -> None:
     nodes = tuple(Node(f"n{n}", "a", "a", devices=tuple(range(n)), kind="npu") for n in (1, 4))
     made = job.Job("j", train={"model": "gpt-tiny", "hardware": {"memory": 64, "kind": "cuda"}})
-    part = job.train_part(made, Cluster("lab", nodes))
+    part = job_check.train_part(made, Cluster("lab", nodes))
     assert part is not None
     assert part["hardware"] == {"kind": "cuda", "devices_per_node": 4, "memory": 64}
 

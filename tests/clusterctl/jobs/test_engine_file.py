@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs import job
+from clusterctl.jobs import job, job_check
 
 JOB = """train:
   model: gpt-tiny
@@ -32,7 +32,7 @@ def test_the_content_of_the_file_is_part_of_the_job(tmp_path: Path) -> None:
     assert loaded.train is not None
     assert loaded.train["engine"] == {"deepspeed": {"zero_optimization": {"stage": 1}}}
     cluster = Cluster("lab", (Node("a", "a", "a", devices=(0, 1)),))
-    summary = job.check(loaded, cluster)
+    summary = job_check.check(loaded, cluster)
     assert summary is not None and summary.zero == 1
 
 
@@ -41,7 +41,7 @@ def test_a_contradiction_names_the_line_of_the_file(tmp_path: Path) -> None:
         written(tmp_path, '{\n "train_batch_size": 8,\n "fp16": {\n  "enabled": true},\n "amp": {}\n}')
     )
     with pytest.raises(InputFaults) as caught:
-        job.check(loaded, Cluster("lab", (Node("a", "a", "a", devices=(0, 1)),)))
+        job_check.check(loaded, Cluster("lab", (Node("a", "a", "a", devices=(0, 1)),)))
     said = str(caught.value)
     assert f"{tmp_path}/ds.json:2 train_batch_size: is 8, and the job's global_batch is 16" in said
     assert f"{tmp_path}/ds.json:5 amp: is not followed here" in said

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.agent.network import rdma_ports
 from clusterctl.errors import InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs import job, plan
+from clusterctl.jobs import job, job_check, plan
 
 
 def nodes(kind: str, count: int = 2) -> Cluster:
@@ -76,7 +76,7 @@ def test_what_a_kind_of_device_cannot_do_is_refused(
     kind: str, network: str, says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputFaults, match=says):
-        job.check(loaded(tmp_path, network), nodes(kind))
+        job_check.check(loaded(tmp_path, network), nodes(kind))
 
 
 def test_a_node_names_its_rdma_ports(tmp_path: Path) -> None:

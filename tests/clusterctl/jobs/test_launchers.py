@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs import launchers
+from clusterctl.jobs import job_check, launchers
 from clusterctl.jobs.plan import make_plan
 from tests.clusterctl.conftest import Run
 
@@ -27,7 +27,7 @@ def commands(text: str, cluster: Cluster = CLUSTER) -> list[str]:
 
 def faults(text: str, cluster: Cluster = CLUSTER) -> list[str]:
     try:
-        jobs.check(jobs.from_command(shlex.split(text), None), cluster)
+        job_check.check(jobs.from_command(shlex.split(text), None), cluster)
     except InputFaults as error:
         return [fault.what for fault in error.faults]
     return []

@@ -9,6 +9,7 @@ import pytest
 
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
+from clusterctl.jobs import job_check
 from clusterctl.ranktable.table import Device, RankTable, Server
 from clusterctl.runs import start as runs
 from clusterctl.transport.fanout import Connections
@@ -36,7 +37,7 @@ def written(tmp_path: Path, table: RankTable, job: str = "rank_table: table.json
 def faults_of(tmp_path: Path, table: RankTable) -> list[str]:
     job = jobs.load(written(tmp_path, table))
     with pytest.raises(InputFaults) as raised:
-        jobs.check(job, lab(tmp_path))
+        job_check.check(job, lab(tmp_path))
     assert all("job.yaml:2 rank_table" in fault.where and fault.remedy for fault in raised.value.faults)
     return [fault.what for fault in raised.value.faults]
 
@@ -44,7 +45,7 @@ def faults_of(tmp_path: Path, table: RankTable) -> list[str]:
 def test_a_table_that_fits_reaches_every_rank(tmp_path: Path, connections: Connections) -> None:
     table = RankTable(SERVERS)
     job = jobs.load(written(tmp_path, table))
-    assert jobs.check(job, lab(tmp_path)) is None
+    assert job_check.check(job, lab(tmp_path)) is None
     run = runs.launch(lab(tmp_path), job, connections, tmp_path / "runs", lambda phase, text: None)
     assert to_the_end(run, connections).phase == "finished"
     assert run.rank_table.read_text() == table.render()
@@ -66,10 +67,10 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     job = jobs.load(written(tmp_path, RankTable(SERVERS)))
     (tmp_path / "table.json").write_text('{"version": "1.0"}')
     with pytest.raises(InputFaults, match=r"job\.yaml:2 rank_table"):
-        jobs.check(job, lab(tmp_path))
+        job_check.check(job, lab(tmp_path))
     (tmp_path / "table.json").unlink()
     with pytest.raises(InputFaults):
-        jobs.check(job, lab(tmp_path))
+        job_check.check(job, lab(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from clusterctl import contract
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs import job, plan
+from clusterctl.jobs import job, job_check, plan
 from clusterctl.jobs.restarts import Restart
 
 
@@ -95,13 +95,13 @@ def test_npu_devices_are_taken_in_ascending_order_only(given: tuple[int, ...] | 
     with pytest.raises(
         InputFaults, match=r"7,0,3 are not in ascending order \(write \[0, 3, 7\]: CANN takes"
     ):
-        job.check(job.load(path), nodes)
-    job.check(
+        job_check.check(job.load(path), nodes)
+    job_check.check(
         job.load(path),
         replace(nodes, nodes=tuple(replace(n, kind="cuda", devices=(7, 0, 3)) for n in nodes.nodes)),
     )
     path.write_text('command: ["true"]\ndevices: [0, 3, 7]\n')
-    job.check(job.load(path), nodes)
+    job_check.check(job.load(path), nodes)
 
 
 def test_a_rank_gets_the_variables_of_torchrun() -> None:
@@ -165,7 +165,7 @@ def test_unknown_placeholders_are_named_with_their_lines(tmp_path: Path) -> None
     path = tmp_path / "job.yaml"
     path.write_text("command: [run, '{mastr}', '{data}', '{{print}}']\nenv:\n  A: '{rnk}'\n")
     with pytest.raises(InputFaults) as caught:
-        job.check(job.load(path), cluster())
+        job_check.check(job.load(path), cluster())
     unknown, no_data, other = caught.value.faults
     assert unknown.where == f"{path}:1 command.1" and unknown.what == "unknown placeholder {mastr}"
     assert "did you mean 'master'?" in unknown.remedy and "{{mastr}} writes the text itself" in unknown.remedy
@@ -173,7 +173,7 @@ def test_unknown_placeholders_are_named_with_their_lines(tmp_path: Path) -> None
     assert other.where == f"{path}:3 env.A"
     path.write_text("train: {model: gpt-tiny, steps: 1, name: '{rank}'}\n")
     with pytest.raises(InputFaults, match="the train part is the same for all ranks"):
-        job.check(job.load(path), cluster())
+        job_check.check(job.load(path), cluster())
 
 
 def test_set_takes_a_text_that_begins_with_a_placeholder(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_more_devices_than_a_node_has_is_a_fault_that_names_node_and_key(tmp_pat
     path = tmp_path / "job.yaml"
     path.write_text('command: ["true"]\ndevices: 4\n')
     with pytest.raises(InputFaults) as caught:
-        job.check(job.load(path), cluster())
+        job_check.check(job.load(path), cluster())
     said = str(caught.value)
     assert f"{path}:2 devices: node1 has no device 2, 3; it has 0, 1" in said
     assert "node2 has no device 2, 3" in said
@@ -277,7 +277,7 @@ def test_a_fault_of_one_corpus_of_several_names_its_line(tmp_path: Path) -> None
         "      - {prefix: a, weight: 1}\n      - {prefix: b, weigth: 2}\n"
     )
     with pytest.raises(InputFaults) as caught:
-        job.check(job.load(path), cluster())
+        job_check.check(job.load(path), cluster())
     told = str(caught.value)
     assert "job.yaml:8 train.data.blend.1.weigth: unknown key" in told
     assert "job.yaml:8 train.data.blend.1: has no weight" in told
