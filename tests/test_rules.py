@@ -254,7 +254,7 @@ JSON_MODULES = {
     "clusterctl/cli/models": "checkpoint evaluate_on",
     "clusterctl/cli/views": "checkpoints",
     "clusterctl/inventory": "cluster",
-    "clusterctl/jobs": "ask_trainer job run_lines",
+    "clusterctl/jobs": "ask_trainer job job_check run_lines",
     "clusterctl/jobs/parts": "engine_file",
     "clusterctl/keeper": "client clients",
     "clusterctl/library": "run",
