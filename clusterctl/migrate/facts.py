@@ -46,6 +46,7 @@ def combine(result: Translation, facts: Facts) -> None:
         _layout,
         _batches,
         _length,
+        _curriculum,
         _schedule,
         _optimizer,
         _precision,
@@ -220,6 +221,43 @@ def _length(result: Translation, facts: Facts) -> None:
     if given and not has_steps:
         amount = _short(int(_number(facts, given[0])))
         result.set("train.length", f"{amount} {given[0]}", facts[given[0]][1])
+
+
+def _curriculum(result: Translation, facts: Facts) -> None:
+    """Turn DeepSpeed's curriculum of sequence length into the job's."""
+    names = [name for name in facts if name.startswith("curriculum_")]
+    kind = str(_of(facts, "curriculum_kind") or "seqlen_truncate")
+    schedule = str(_of(facts, "curriculum_schedule") or "fixed_linear")
+    reason = ""
+    if not _of(facts, "curriculum_on"):
+        reason = "the curriculum is off"
+    elif not kind.startswith("seqlen"):
+        reason = f"a curriculum of {kind}: only the length of samples grows"
+    elif schedule not in ("fixed_linear", "fixed_root"):
+        reason = f"there is no schedule {schedule}: fixed_linear, fixed_root"
+    for name in names if reason else ():
+        _give_up(result, facts, name, reason)
+    if reason:
+        return
+    for key, name in (
+        ("start", "curriculum_start"),
+        ("steps", "curriculum_steps"),
+        ("multiple", "curriculum_multiple"),
+    ):
+        if name in facts:
+            result.set(f"train.curriculum.{key}", *facts[name])
+    if "curriculum_root" in facts and schedule == "fixed_root":
+        result.set("train.curriculum.root", *facts["curriculum_root"])
+    if "curriculum_schedule" in facts:
+        result.set(
+            "train.curriculum.schedule", schedule.removeprefix("fixed_"), facts["curriculum_schedule"][1]
+        )
+    whole = int(_number(facts, "curriculum_whole"))
+    sequence = int(_current(result, "train.model.sequence", 0))
+    if whole and not sequence:
+        result.set("train.model.sequence", whole, facts["curriculum_whole"][1])
+    elif whole and whole != sequence:
+        _give_up(result, facts, "curriculum_whole", f"lengths grow up to train.model.sequence, {sequence}")
 
 
 def _short(number: int) -> str:

@@ -204,6 +204,8 @@ def _with_files(found: Found, path: Path) -> Found:
     """Return a training with the keys of the configuration file that an option of it names."""
     for given in list(found.given):
         target = given.option.target if given.option else ""
+        if target == "@deepspeed_config" and given.values:
+            _add_curriculum(found, path.parent / str(given.values[0]))
         if target != "@config" or not given.values:
             continue
         neighbour = path.parent / str(given.values[0])
@@ -213,6 +215,17 @@ def _with_files(found: Found, path: Path) -> Found:
         made.given += [each for each in found.given if each is not given]
         return made
     return found
+
+
+def _add_curriculum(found: Found, path: Path) -> None:
+    """Add what DeepSpeed's configuration says of the lengths of samples, which the job has and not the engine."""
+    if not path.is_file():
+        return
+    own = _from_keys(load_document(path), deepspeed.KEYS, "deepspeed", "", path)
+    given = [each for each in own.given if each.name.startswith(deepspeed.CURRICULUM)]
+    if given:
+        found.given += given
+        found.notes.append(f"take the curriculum out of {path.name}: train.curriculum has it")
 
 
 # ---- files

@@ -23,4 +23,16 @@ scheduler | any | - | give the schedule as train.optimizer: {schedule, warmup, d
 prescale_gradients | bool | - | gradients are averaged before or after the sum without a difference in fp32
 wall_clock_breakdown | bool | - | train.profile and `status` show where the time goes
 zero_allow_untested_optimizer | bool | - | the embedded trainer's optimizer is used
+curriculum_learning.enabled data_efficiency.data_sampling.curriculum_learning.enabled | bool | @curriculum_on
+curriculum_learning.curriculum_type data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.curriculum_type | text | @curriculum_kind
+curriculum_learning.min_difficulty data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.min_difficulty | int | @curriculum_start
+curriculum_learning.max_difficulty data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.max_difficulty | int | @curriculum_whole
+curriculum_learning.schedule_type data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.schedule_type | text | @curriculum_schedule
+curriculum_learning.schedule_config.total_curriculum_step data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.schedule_config.total_curriculum_step | int | @curriculum_steps
+curriculum_learning.schedule_config.difficulty_step data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.schedule_config.difficulty_step | int | @curriculum_multiple
+curriculum_learning.schedule_config.root_degree data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.schedule_config.root_degree | float | @curriculum_root
+data_efficiency.enabled | bool | - | train.curriculum is on where it has a start
+data_efficiency.seed data_efficiency.data_sampling.enabled | any | - | samples follow from train.seed
 """
+# The parts with a curriculum, which are read also where a command names the file.
+CURRICULUM = ("curriculum_learning.", "data_efficiency.data_sampling.curriculum_learning.")

@@ -152,7 +152,7 @@ OPTIONS = """
 --zero-reduce-bucket-size --zero-allgather-bucket-size | float | - | set them in engine: {deepspeed: FILE}
 --zero-contigious-gradients | flag | - | set it in engine: {deepspeed: FILE}
 --remote-device | text | - | offload of parameters: engine: {deepspeed: FILE}
---curriculum-learning --data-efficiency-curriculum-learning | flag | - | see train.tune and train.data for what is supported
+--curriculum-learning --curriculum-learning-legacy --data-efficiency-curriculum-learning | flag | - | its lengths are in the DeepSpeed configuration: train.curriculum
 --label-smoothing | float | train.model.label_smoothing
 """
 PROGRAMS = ("pretrain_gpt.py", "pretrain_gpt2.py", "pretrain_gpt_mcore.py")

@@ -249,6 +249,52 @@ def test_no_option_of_the_documents_themselves_is_missing() -> None:
             assert name in known, f"{path.name}: {name}"
 
 
+LENGTHS = {
+    "enabled": True,
+    "curriculum_type": "seqlen",
+    "min_difficulty": 64,
+    "max_difficulty": 1024,
+    "schedule_type": "fixed_root",
+    "schedule_config": {"total_curriculum_step": 15000, "difficulty_step": 8, "root_degree": 3},
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_curriculum_of_sequence_length_becomes_that_of_the_job(tmp_path: Path, nested: bool) -> None:
+    own: Any = {"curriculum_learning": LENGTHS}
+    if nested:
+        metrics = {"seqlen_truncate": {key: value for key, value in LENGTHS.items() if key != "enabled"}}
+        own = {"enabled": True, "curriculum_learning": {"enabled": True, "curriculum_metrics": metrics}}
+        own = {"data_efficiency": {"enabled": True, "data_sampling": own}}
+    (tmp_path / "ds.json").write_text(json.dumps(own))
+    (tmp_path / "run.sh").write_text(
+        f"python {PRETRAIN} --deepspeed --deepspeed_config ds.json --curriculum-learning\n"
+    )
+    result = translated(str(tmp_path / "run.sh"))
+    train = {key: value for key, value in job(result)["train"].items() if key != "engine"}
+    expected = {"start": 64, "steps": 15000, "schedule": "root", "root": 3, "multiple": 8}
+    assert train["curriculum"] == expected and train["model"]["sequence"] == 1024
+    assert not plan_config(train, 1).faults
+    assert any("take the curriculum out of ds.json" in note for note in result.notes)
+    alone = job(translated(str(tmp_path / "ds.json")))
+    assert alone["train"]["curriculum"] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"enabled": False}, "the curriculum is off"),
+        ({"curriculum_type": "vocabularyrarity"}, "only the length of samples grows"),
+        ({"schedule_type": "fixed_discrete"}, "there is no schedule fixed_discrete"),
+    ],
+)
+def test_another_curriculum_is_not_mapped(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"curriculum_learning": {**LENGTHS, **change}}))
+    result = translated(str(tmp_path / "ds.json"))
+    assert "curriculum" not in job(result).get("train", {})
+    assert any(reason in why for name, why in result.unmapped if name.endswith("min_difficulty"))
+
+
 def test_every_fact_of_a_table_is_used() -> None:
     tables = {table for family in read.FAMILIES for table in family.tables}
     tables |= {mindformers.KEYS, deepspeed.KEYS, manifest.KEYS, *read.LAUNCHER.tables}
