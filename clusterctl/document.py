@@ -15,11 +15,13 @@ from typing import Any, TypeVar, cast
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.json_types import JsonObject
+from clusterctl.text import escape_controls
 
 # The largest hand-written inventory that is known has 100 KB.
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 40
 MAX_NODES = 300_000
+RIGHT_FILE = "is this the right file?"
 
 Key = tuple[str | int, ...]
 T = TypeVar("T")
@@ -75,7 +77,7 @@ def load_document(path: Path, maker: str = "clusterctl init") -> Document:
     """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MB", "is this the right file?")
+            raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MB", RIGHT_FILE)
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", f"check the name, or write one with `{maker}`") from None
@@ -91,7 +93,7 @@ def parse_document(text: str, source: str) -> Document:
     import yaml
 
     if _OPENINGS.search(text):
-        raise InputFaults([Fault(source, f"nested deeper than {MAX_DEPTH} levels")])
+        raise InputFaults([Fault(source, f"nested deeper than {MAX_DEPTH} levels", RIGHT_FILE)])
     try:
         root = _quick_tree(text) or yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -103,10 +105,18 @@ def parse_document(text: str, source: str) -> Document:
             "indent with spaces, not tabs; check quotes and colons",
         )
         raise InputFaults([fault]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"not valid yaml: the character {escape_controls(chr(error.character))}"
+        raise InputFaults(
+            [Fault(f"{source}:{line}", problem, "delete it; in quotes, write it as \\x..")]
+        ) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputFaults([Fault(source, f"not valid yaml: {str(error).splitlines()[0]}")]) from None
+        raise InputFaults(
+            [Fault(source, f"not valid yaml: {str(error).splitlines()[0]}", RIGHT_FILE)]
+        ) from None
     except RecursionError:
-        raise InputFaults([Fault(source, f"nested deeper than {MAX_DEPTH} levels")]) from None
+        raise InputFaults([Fault(source, f"nested deeper than {MAX_DEPTH} levels", RIGHT_FILE)]) from None
     builder = _Builder(source)
     value = builder.build(root, ()) if root is not None else None
     if builder.faults:
@@ -155,12 +165,14 @@ class _Builder:
         self.count += 1
         if len(path) > MAX_DEPTH or self.count > MAX_NODES:
             if not self.faults:
-                self.refuse(node, "too large or too deep once its aliases are followed")
+                self.refuse(
+                    node, "too large or too deep once its aliases are followed", "write fewer aliases"
+                )
             return None
         if node.id == "scalar":
             return self.scalar(node)
         if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
-            return self.refuse(node, f"the tag {node.tag} is not allowed here")
+            return self.refuse(node, f"the tag {node.tag} is not allowed here", "write a plain value")
         if any(node is parent for parent in self.open):
             return self.refuse(node, "an alias refers to a value that contains it", "write the value out")
         self.open.append(node)
@@ -177,7 +189,7 @@ class _Builder:
         result: JsonObject = {}
         for key_node, value_node in node.value:
             if key_node.id != "scalar":
-                self.refuse(key_node, "a key must be a word")
+                self.refuse(key_node, "a key must be a word", "as in {key: value}")
                 continue
             key = str(key_node.value)
             if _HALF.search(key):
@@ -206,7 +218,11 @@ class _Builder:
             return int(text)
         if _FLOAT.match(text) and len(text) < 40:
             number = float(text)
-            return number if math.isfinite(number) else self.refuse(node, f"{text} is too large a number")
+            return (
+                number
+                if math.isfinite(number)
+                else self.refuse(node, f"{text} is too large a number", "at most 1.7e308")
+            )
         return text
 
     def refuse(self, node: Any, problem: str, remedy: str = "") -> None:

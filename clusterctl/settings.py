@@ -106,6 +106,9 @@ def _from_file(path: Path) -> dict[str, object]:
         duration(str(found["persist"] or "off"))
     except UsageError as error:
         section.fault("persist", error.message, error.hint)
+    for key, example in (("fanout", "32"), ("connect_timeout", "10")):
+        if found[key] is not None and (problem := out_of_range(key, found[key])):
+            section.fault(key, problem, f"for example {example}")
     section.done()
     if section.faults:
         raise InputFaults(section.faults)
@@ -131,7 +134,16 @@ def _from_environment(variables: dict[str, str]) -> dict[str, object]:
                 raise UsageError(
                     f"${name} is {text!r}, not a number", f"for example {name}={example}"
                 ) from None
+            if problem := out_of_range(key, found[key]):
+                raise UsageError(f"${name} is {text!r}: {problem}", f"for example {name}={example}")
     return found
+
+
+def out_of_range(key: str, value: object) -> str:
+    """Return which value `fanout` or `connect_timeout` needs; "" if it has such a one."""
+    least, most = {"fanout": (1, 100_000), "connect_timeout": (0.01, 86_400)}[key]
+    fits = isinstance(value, (int, float)) and least <= value <= most
+    return "" if fits else f"{least} to {most:,} is needed"
 
 
 def duration(text: str) -> float:

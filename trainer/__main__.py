@@ -117,10 +117,12 @@ def _tensorboard(arguments: argparse.Namespace) -> int:
     from trainer.env import METRICS_FILE, TENSORBOARD_DIR
     from trainer.train.tensorboard import convert
 
-    metrics = arguments.run if arguments.run.is_file() else arguments.run / METRICS_FILE
+    metrics = arguments.run / METRICS_FILE if arguments.run.is_dir() else arguments.run
     folder = arguments.output or metrics.parent / TENSORBOARD_DIR
     if not metrics.is_file():
         raise InputError(f"{metrics} does not exist", "name the folder of a run that trains")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output {folder}: a file is in its place", "name another folder")
     if folder.is_dir() and any(folder.iterdir()):
         problem = f"{folder} is not empty: a curve would be drawn twice"
         raise InputError(problem, "remove it, or name another by --output")

@@ -192,6 +192,12 @@ WRONG_WORDS = cast(type[Exception], typer.BadParameter.__mro__[1])
 # Commands whose own words follow `--`, and an option that names the nodes of `exec` as pdsh and clush do.
 COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
 NODE_OPTIONS = ("-n", "-w", "--nodes")
+# What click calls a kind of value, and plain words.
+PLAIN_KINDS = {
+    f"is not a valid {kind}{end}": f"is not {plain}"
+    for end in (" range", "")
+    for kind, plain in (("int", "a whole number"), ("float", "a number"))
+}
 
 
 def wrong_words(error: Exception, ctx: Any) -> Exception:
@@ -206,6 +212,8 @@ def wrong_words(error: Exception, ctx: Any) -> Exception:
     else:
         text = str(getattr(error, "format_message", error.__str__)())
         text = text[:1].lower() + text[1:]
+    for technical, plain in PLAIN_KINDS.items():
+        text = text.replace(technical, plain)
     return UsageError(text.rstrip("."), f"{ctx.command_path} -h")
 
 
@@ -274,7 +282,15 @@ class Noun(WithExamples, WithKind, WithPager, TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except WRONG_WORDS as error:
-            raise wrong_words(error, ctx) from None
+            word = args[0]
+            known = [name for name in self.commands if not TABLE[f"{self.key} {name}".strip()].hidden]
+            if word.startswith("-"):
+                raise wrong_words(error, ctx) from None
+            from clusterctl.errors import UsageError, did_you_mean
+
+            meant = did_you_mean(word, known)
+            close = f". {meant[0].upper()}{meant[1:]}" if meant else ""
+            raise UsageError(f"no such command {word!r}{close}", f"{ctx.command_path} -h") from None
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of its commands, in the table's order."""

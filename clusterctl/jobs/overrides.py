@@ -34,7 +34,13 @@ def with_overrides(document: Document, overrides: Sequence[str]) -> Document:
         for key in keys[:-1]:
             inner = section.setdefault(key, {})
             if not isinstance(inner, dict):
-                faults.append(Fault(f"--set {text}", f"{key!r} is not a mapping in {document.source}"))
+                faults.append(
+                    Fault(
+                        f"--set {text}",
+                        f"{key!r} is not a mapping in {document.source}",
+                        "name a key above it, or a mapping",
+                    )
+                )
                 break
             section = inner
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ SCRIPT = re.compile(r".+\.(py|sh)")
 
 def missing_script(command: Sequence[str], code: Path | None) -> Problem | None:
     """Return what is wrong if the script of a command is not in the pushed folder; None if all is well or unknown."""
+    if code is not None and (problem := _no_program(command, code)):
+        return problem
     script = launchers.program_of(command) or _script_of(command)
     if (
         code is None
@@ -33,6 +36,24 @@ def missing_script(command: Sequence[str], code: Path | None) -> Problem | None:
         or "check the name, or push another folder: --code, `code` in a job"
     )
     return Problem(f"{script}: no such file in {code}, which is pushed to the nodes", hint)
+
+
+def _no_program(command: Sequence[str], code: Path) -> Problem | None:
+    """Return what is wrong if the first word of a command is a file of the pushed folder that cannot be started."""
+    word = command[0] if command else ""
+    path = code / word
+    if not word or word.startswith(("/", "~")) or "{" in word:
+        return None
+    if path.is_dir() and ("/" in word or word in (".", "..")):
+        return Problem(f"{word} is a folder, not a program", "name a job file, or write the command after --")
+    if not path.is_file():
+        return None
+    starter = {".py": "python ", ".sh": "bash "}.get(path.suffix, "")
+    if starter and not ("/" in word and os.access(path, os.X_OK)):
+        return Problem(f"{word} is not started by its name", f"write {starter}{word}")
+    if "/" in word and not os.access(path, os.X_OK):
+        return Problem(f"{word} is not executable", f"chmod +x {word}, or name the program that reads it")
+    return None
 
 
 def _script_of(command: Sequence[str]) -> str:

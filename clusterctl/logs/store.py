@@ -67,7 +67,7 @@ def parse_ranks(text: str) -> frozenset[int]:
     """Return the ranks of a text such as `0,8-15`."""
     ranks: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)
         if (
             not match
             or int(match[2] or match[1]) < int(match[1])

@@ -54,7 +54,10 @@ def number(value: float) -> str:
         return "0"
     if abs(value) >= 1000:
         return count(value)
-    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1e}"
+    if abs(value) >= 1e-3:
+        return f"{value:.3g}"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}"
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

@@ -33,4 +33,5 @@ for (const figure of document.querySelectorAll("figure[data-x0]")) {
     for (const line of svg.querySelectorAll("[data-name]")) if (line.dataset.name === button.dataset.series) line.classList.toggle("off", hidden);
   });
 }
-addEventListener("beforeprint", () => { for (const part of document.querySelectorAll("details")) part.open = true; });
+// Print what is folded, but not the earlier rows of long tables.
+addEventListener("beforeprint", () => { for (const part of document.querySelectorAll("details:not(.earlier)")) part.open = true; });

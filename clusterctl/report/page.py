@@ -19,7 +19,7 @@ from clusterctl.report.config import differences, flat_config
 from clusterctl.report.evaluations import figures_text
 from clusterctl.report.history import History
 from clusterctl.report.summary import RunSummary, Sources, read_sources, summary_of
-from clusterctl.report.tables import details, facts, pre, table
+from clusterctl.report.tables import details, facts, newest, pre, table
 from clusterctl.runs.overview import event_text
 from clusterctl.text import count, duration, escape_controls, plural, size
 
@@ -312,10 +312,10 @@ def _results(subject: Subject) -> str:
         [step, f"{loss:.4f}", f"{math.exp(min(loss, 700.0)):.4g}"]
         for step, loss in history.kept_evals()[-ROWS:]
     ]
-    text = table(
+    text = newest(
         ["Step", "Size", "Seconds", "Checkpoint on its node"], saved, right=("Step", "Size", "Seconds")
     )
-    text += table(
+    text += newest(
         ["Step", "Validation loss", "Perplexity"], evals, right=("Step", "Validation loss", "Perplexity")
     )
     text += table(
@@ -368,7 +368,7 @@ def _events(subject: Subject) -> str:
     rows = [
         [time.strftime("%m-%d %H:%M:%S", time.localtime(event.time)), event_text(event)] for event in events
     ]
-    return table(["Time", "Event"], rows)
+    return newest(["Time", "Event"], rows, most=40)
 
 
 def _logs(subject: Subject) -> str:

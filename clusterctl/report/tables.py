@@ -27,6 +27,15 @@ def table(names: Sequence[str], rows: Sequence[Sequence[object]], right: Sequenc
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def newest(
+    names: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = (), most: int = 12
+) -> str:
+    """Return a table of the last `most` rows, with the rows before them folded; "" without rows."""
+    earlier, shown = rows[:-most], rows[-most:]
+    folded = details(f"{len(earlier):,} earlier", table(names, earlier, right), "earlier") if earlier else ""
+    return folded + table(names, shown, right)
+
+
 def facts(rows: Iterable[tuple[str, str]]) -> str:
     """Return a table of names and values without a head."""
     body = "".join(f"<tr><th>{_cell(name)}</th><td>{_cell(value)}</td></tr>" for name, value in rows)
@@ -38,6 +47,7 @@ def pre(text: str) -> str:
     return "<pre>" + "\n".join(_cell(line) for line in text.split("\n")) + "</pre>"
 
 
-def details(title: str, body: str) -> str:
-    """Return a part that is folded until a reader opens it."""
-    return f"<details><summary>{_cell(title)}</summary>{body}</details>"
+def details(title: str, body: str, kind: str = "") -> str:
+    """Return a part that is folded until a reader opens it; `kind` is its CSS class."""
+    marked = f' class="{kind}"' if kind else ""
+    return f"<details{marked}><summary>{_cell(title)}</summary>{body}</details>"

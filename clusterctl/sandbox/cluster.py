@@ -196,6 +196,8 @@ def load(directory: Path) -> Sandbox:
 def down(directory: Path) -> int:
     """Stop the sandbox in a folder, also an incomplete one; return the number of processes that were killed."""
     layout = Layout(_resolved(directory))
+    if layout.directory.exists() and not layout.directory.is_dir():
+        raise UsageError(f"{layout.directory} is not a folder", "give the folder of `sandbox up` with --dir")
     if not layout.directory.exists() or not any(layout.directory.iterdir()):
         return process.end(lambda: _marked(layout))
     if not layout.state.exists() and folders.is_foreign(layout):

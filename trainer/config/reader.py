@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from trainer.errors import UNKNOWN_KEY, Fault
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_EXAMPLES = {int: "as in 8", float: "as in 0.5 or 1e-4", bool: "true or false", str: "put it in quotes"}
 
 
 class _Bad:
@@ -52,7 +54,7 @@ def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], star
     """
     begin = kind() if start is None else start
     if not isinstance(raw, Mapping):
-        faults.append(Fault(key, f"is {_shown(raw)}; a mapping is needed"))
+        faults.append(Fault(key, f"is {_shown(raw)}; a mapping is needed", "as in {key: value}"))
         return begin
     hints = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
@@ -109,10 +111,12 @@ def _read_plain(kind: type, raw: object, key: str, faults: list[Fault]) -> Any:
     right = isinstance(raw, kind) and (kind is bool or not isinstance(raw, bool))
     if right and not (isinstance(raw, float) and not math.isfinite(raw)):
         return raw
-    remedy = ""
-    if kind in (int, float) and isinstance(raw, str):
+    remedy = _EXAMPLES[kind]
+    if raw is None:
+        remedy = "write a value, or leave the key out"
+    elif kind in (int, float) and isinstance(raw, str) and re.fullmatch("[-+0-9.eE]{1,20}", raw, re.ASCII):
         remedy = "write it as a number, without quotes"
-    elif kind is int and isinstance(raw, float) and raw == int(raw if math.isfinite(raw) else 0):
+    elif kind is int and isinstance(raw, float) and math.isfinite(raw):
         remedy = f"write {int(raw)}"
     faults.append(Fault(key, f"is {_shown(raw)}; {_WORDS[kind]} is needed", remedy))
     return BAD
@@ -130,7 +134,7 @@ def _read_union(kinds: Sequence[Any], raw: object, key: str, faults: list[Fault]
 def _read_tuple(kinds: Sequence[Any], raw: object, key: str, faults: list[Fault]) -> Any:
     if len(kinds) == 2 and kinds[1] is ...:
         if not isinstance(raw, (list, tuple)):
-            faults.append(Fault(key, f"is {_shown(raw)}; a list is needed"))
+            faults.append(Fault(key, f"is {_shown(raw)}; a list is needed", "as in [a, b]"))
             return BAD
         kinds = (kinds[0],) * len(raw)
     if not isinstance(raw, (list, tuple)) or len(raw) != len(kinds):
@@ -169,7 +173,9 @@ def _within(bounds: Mapping[str, Any], value: object, key: str, faults: list[Fau
         elif bounds.get("below") is not None and part >= bounds["below"]:
             wrong = f"less than {bounds['below']}"
     if wrong:
-        faults.append(Fault(key, f"is {_shown(value)}; {wrong} is needed"))
+        faults.append(
+            Fault(key, f"is {_shown(value)}; {wrong} is needed", "correct the value, or leave the key out")
+        )
     return not wrong
 
 

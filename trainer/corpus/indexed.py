@@ -37,6 +37,7 @@ LARGEST_U16_VOCAB = 65500
 # Tokens of a sequence: its length is an i32.
 LONGEST = 2**31 - 1
 # Files that a writer keeps next to the pair until it is complete.
+OF_TOKENS = "name a pair of Megatron-LM or of `clusterctl data build`"
 ASIDE = ("bin", "idx", "lengths", "marks")
 # Entries of an index that are checked together: 8 MiB.
 AT_ONCE = 1 << 20
@@ -112,6 +113,10 @@ def open_corpus(prefix: Path) -> Corpus:
 
 def look(prefix: Path) -> tuple[Index | None, list[tuple[str, str]]]:
     """Return the index of a pair (None if unreadable) and everything wrong with it as (what, remedy)."""
+    if not prefix.name:
+        return None, [
+            (f"{prefix}: a folder, not a pair", "name a pair in it: FOLDER/NAME, without .bin or .idx")
+        ]
     absent = [path for path in (idx_path(prefix), bin_path(prefix)) if not path.is_file()]
     if absent:
         remedy = "build it with `clusterctl data build`; a prefix has no .bin or .idx ending"
@@ -210,9 +215,9 @@ def _read_old(path: Path, head: bytes, content: NDArray[np.uint8]) -> Index:
 
 def _known_type(path: Path, version: int, code: int) -> np.dtype[Any]:
     if code in FLOAT_TYPES:
-        raise DataError(f"{path}: token type {code}: holds floating-point numbers, no tokens")
+        raise DataError(f"{path}: token type {code}: holds floating-point numbers, no tokens", OF_TOKENS)
     if version != 1 or code not in TYPES:
-        raise DataError(f"{path}: version {version}, token type {code}: not supported")
+        raise DataError(f"{path}: version {version}, token type {code}: not supported", OF_TOKENS)
     known: np.dtype[Any] = np.dtype(TYPES[code])
     return known
 

@@ -21,6 +21,9 @@ from trainer.json_types import JsonObject
 END_OF_DOCUMENT = "<|endoftext|>"
 # Every byte, and the end of a document.
 SMALLEST_VOCAB = 256 + 1
+# Ids are four bytes with a sign.
+LARGEST_VOCAB = 2**31 - 1
+WRITTEN_BY = "name a tokenizer.json of Hugging Face, or train one with `clusterctl data tokenizer train`"
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
@@ -176,9 +179,11 @@ def _checked(path: Path) -> str:
         model = json.loads(text)["model"]
         sound = isinstance(model["vocab"], dict) and isinstance(model["merges"], list)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not a tokenizer.json ({type(error).__name__}: {error})") from None
+        raise DataError(
+            f"{path}: not a tokenizer.json ({type(error).__name__}: {error})", WRITTEN_BY
+        ) from None
     if not sound:
-        raise DataError(f"{path}: not a tokenizer.json of the BPE kind")
+        raise DataError(f"{path}: not a tokenizer.json of the BPE kind", WRITTEN_BY)
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     _check_parts(model["vocab"], merges, path, path)
     return text
@@ -271,6 +276,8 @@ def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> WrittenTo
         raise InputError(
             f"a vocabulary of {vocab} is too small", f"use at least {SMALLEST_VOCAB}: 256 bytes and the end"
         )
+    if vocab > LARGEST_VOCAB:
+        raise InputError(f"a vocabulary of {vocab} is too large", f"use at most {LARGEST_VOCAB}")
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -42,7 +43,10 @@ def demo(
     began = time.monotonic()
     stages.ready()
     directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"--dir {directory}: a file is in its place", "name another folder") from None
     # Every command that the demo shows can then be run in this folder.
     os.chdir(directory)
     with ExitStack() as cleaning:

@@ -108,7 +108,12 @@ class JobRequest(NodeOptions):
                 "no job file and no command given",
                 "clusterctl launch job.yaml, or clusterctl launch -n node[1-2] -- python train.py",
             )
-        if len(argv) == 1 and argv[0].endswith((".yaml", ".yml", ".json")):
+        if argv[0].endswith((".yaml", ".yml", ".json")):
+            if len(argv) > 1:
+                raise UsageError(
+                    f"{argv[0]} is a job file; {argv[1]!r} is one word too many",
+                    "change keys of a job with --set; give either a job file or a command",
+                )
             job = jobs.load(Path(argv[0]), self.overrides or (), choice.faults)
             job = self._changed(job)
             return job if self.devices is None else replace(job, devices=named_devices(self.devices))

@@ -328,7 +328,9 @@ def stop(
     run: options.RunName,
     grace: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Time for a last checkpoint. Default: `grace` of the job."),
+        typer.Option(
+            min=0.0, metavar="SECONDS", help="Time for a last checkpoint. Default: `grace` of the job."
+        ),
     ] = None,
     *,
     dry_run: options.DryRun = False,
