@@ -42,6 +42,19 @@ def plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number} {noun}" + ("" if number == 1 else ending)
 
 
+def epochs(number: float) -> str:
+    """Return a number of epochs: `1 epoch`, `0.25 epochs`, `120 epochs`."""
+    text = f"{number:.0f}" if number >= 99.5 else f"{number:.2g}"
+    return f"{text} epoch" + ("" if text == "1" else "s")
+
+
+def short_time(seconds: float) -> str:
+    """Return seconds as `duration` does, but with three digits below ten seconds: `1.02 s`, `35 ms`."""
+    if not 0 <= seconds < 9.995:
+        return duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"
+
+
 def device_text(devices: Sequence[int]) -> str:
     """Return device ids in short form: `[0,8)`, or `0,2,5`."""
     ids = list(devices)

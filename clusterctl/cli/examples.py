@@ -253,6 +253,7 @@ EXAMPLES = {
     "resume": """
         clusterctl resume last
         clusterctl resume last --dry-run
+        clusterctl resume last --set train.steps=1000
         clusterctl resume last --detach
         clusterctl resume last --nodes node[3-4]
     """,

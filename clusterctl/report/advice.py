@@ -21,6 +21,15 @@ def resume_text(summary: RunSummary) -> str:
     return f"continues after step {step}{repeated}"
 
 
+def nothing_left(summary: RunSummary) -> str:
+    """Return that a finished training has no steps left; "" if there is something to do."""
+    if not summary.trains or summary.phase is not Phase.FINISHED or not summary.steps_done:
+        return ""
+    if summary.steps and summary.steps_done < summary.steps:
+        return ""
+    return f"nothing is left to do: all {summary.steps_done:,} steps of {summary.run} are done"
+
+
 def next_commands(summary: RunSummary) -> list[str]:
     """Return commands to continue with, the most useful first."""
     run = summary.run

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once the run has started; follow it with `attach`.")
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change the training: --set train.steps=1000."),
+]
 Restarts = Annotated[
     int | None,
     typer.Option(

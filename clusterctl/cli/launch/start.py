@@ -5,6 +5,7 @@ from __future__ import annotations
 from clusterctl.cli import options
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.options import (
+    Changes,
     Detach,
     Each,
     HangAfter,
@@ -15,7 +16,8 @@ from clusterctl.cli.launch.options import (
     Share,
     Sweep,
 )
-from clusterctl.cli.launch.run import launch_job, resume_run, show_plan
+from clusterctl.cli.launch.resume import resume_run
+from clusterctl.cli.launch.run import launch_job, show_plan
 from clusterctl.cli.launch.target import target_of
 from clusterctl.cli.views.waiting import shown_while
 from clusterctl.errors import UsageError
@@ -59,19 +61,22 @@ def launch(
 def resume(
     run: options.RunName,
     selection: options.NodeOptions,
+    overrides: Changes = None,
     *,
     detach: Detach = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
     """Start an ended run again on its nodes, or with --nodes on others, which get its code, data and the files of its
-    newest checkpoint that they lack. A training continues from its newest valid checkpoint. Also continues a
-    sweep."""
+    newest checkpoint that they lack. A training continues from its newest valid checkpoint; one that is finished
+    needs --set train.steps=N. Also continues a sweep."""
     from clusterctl.jobs.sweep import is_sweep
 
     if is_sweep(options.runs_folder(), run):
         from clusterctl.cli.launch.sweep import resume_sweep
 
+        if overrides:
+            raise UsageError(f"--set: {run} is a sweep", "give --set and the name of one of its runs")
         resume_sweep(run, as_json=as_json)
         return
-    resume_run(run, selection, detach=detach, dry_run=dry_run, as_json=as_json)
+    resume_run(run, selection, overrides or (), detach=detach, dry_run=dry_run, as_json=as_json)

@@ -176,7 +176,8 @@ class _Sweep:
     def _in_turn(self, number: int) -> None:
         """Start or resume a variant and follow it to its end; a failure is reported and noted."""
         from clusterctl.cli.launch.attach import attach
-        from clusterctl.cli.launch.run import launch_job, resume_run
+        from clusterctl.cli.launch.resume import resume_run
+        from clusterctl.cli.launch.run import launch_job
         from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")
@@ -250,7 +251,8 @@ class _Sweep:
     def _begin(self, number: int, place: int, each: str) -> RunDir | None:
         """Start a variant on a place; return None if that failed."""
         from clusterctl.cli.launch.background import deliver_signals
-        from clusterctl.cli.launch.run import begin, check_job, resume_run
+        from clusterctl.cli.launch.resume import resume_run
+        from clusterctl.cli.launch.run import begin, check_job
         from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")

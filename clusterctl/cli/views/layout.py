@@ -12,9 +12,9 @@ from rich.text import Text
 from clusterctl.cli.views.tables import facts, table
 from clusterctl.text import (
     count,
-    duration,
     escape_controls,
     plural,
+    short_time,
     size,
 )
 
@@ -124,9 +124,9 @@ def _memory_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
 
 def _time_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     hardware, time = summary.hardware, summary.time
-    whole = duration(time.in_all)
+    whole = short_time(time.in_all)
     rate = count(time.tokens_per_second)
-    yield "time", f"about {time.seconds:.3g} s per step, {rate} tokens/s, {whole} in total"
+    yield "time", f"about {short_time(time.seconds)} per step, {rate} tokens/s, {whole} in total"
     shares = sorted(
         ((getattr(time, name) / time.seconds, label) for name, label in PARTS.items()), reverse=True
     )
@@ -144,9 +144,9 @@ def _time_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
 
 def _checkpoint_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     cost = summary.checkpoints
-    stall = f", {duration(cost.stall_seconds)} of them without training"
+    stall = f", {short_time(cost.stall_seconds)} of them without training"
     share = f" ({cost.stall_share:.2%} of the time)" if cost.stall_share else ""
-    seconds = f"about {duration(cost.seconds)} at {cost.disk_gbytes:g} GB/s a node{stall}{share}"
+    seconds = f"about {short_time(cost.seconds)} at {cost.disk_gbytes:g} GB/s a node{stall}{share}"
     yield "checkpoints", f"{size(cost.bytes)} each, at most {cost.kept} on disk; {seconds}"
     copies = f"; copies take {size(cost.staging_bytes)} of its memory" if cost.staging_bytes else ""
     yield "", f"a node writes up to {size(cost.node_bytes)}{copies}"

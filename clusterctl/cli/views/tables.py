@@ -17,6 +17,7 @@ from clusterctl.text import (
     count,
     device_text,
     duration,
+    epochs,
     escape_controls,
     plural,
 )
@@ -119,12 +120,12 @@ def _plan_facts(plan: Plan, summary: TrainSummary | None) -> Iterator[tuple[str,
         yield "model", f"{count(summary.parameters)} parameters{some}"
         tokens = f"{count(summary.tokens_total)} tokens ({count(summary.tokens_per_step)} per step)"
         steps = f"{plural(summary.steps, 'step')}, {tokens}"
-        yield "training", steps + (f", {summary.epochs:.2g} epochs" if summary.epochs else "")
+        yield "training", steps + (f", {epochs(summary.epochs)}" if summary.epochs else "")
         for use in summary.corpora if len(summary.corpora) > 1 else ():
             name = escape_controls(use.prefix.rpartition("/")[2])
             yield (
                 "corpus",
-                f"{use.share:.1%} {name}: {use.epochs:.2g} epochs of {count(use.tokens)} tokens",
+                f"{use.share:.1%} {name}: {epochs(use.epochs)} of {count(use.tokens)} tokens",
             )
 
 

@@ -8,7 +8,7 @@ from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Cluster
 from clusterctl.inventory.setup import request_for
 from clusterctl.jobs.job import Job
-from clusterctl.text import duration, plural
+from clusterctl.text import plural, short_time
 from clusterctl.transport.fanout import Connections, Outcome, raise_failures
 from clusterctl.transport.setups import SetupResult, ask_setup
 
@@ -36,7 +36,7 @@ def run_setups(
     results = [outcome.get() for outcome in outcomes]
     ran = [result.seconds for result in results if not result.kept]
     how = (
-        f"ran on {plural(len(ran), 'node')}, at most {duration(max(ran))}"
+        f"took {'up to ' * (len(ran) > 1)}{short_time(max(ran))} on {plural(len(ran), 'node')}"
         if ran
         else "known from an earlier start"
     )

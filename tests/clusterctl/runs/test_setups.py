@@ -106,7 +106,8 @@ def test_ranks_get_what_the_setups_of_node_and_job_change(
     pushed = run.read_record().code_paths
     for node, rank in (("node1", 0), ("node2", 3)):
         assert run.log(node, rank, "out").read_text() == f"node-job {pushed[node]}:/cann None\n"
-    assert any(text.startswith("setup: ") and "TOOLKIT" in text and "ran on 2 nodes" in text for text in said)
+    setup = next(text for text in said if text.startswith("setup: "))
+    assert "TOOLKIT" in setup and "took up to" in setup and "on 2 nodes" in setup
     # The values are known to the nodes only.
     recorded = run.plan.read_text() + run.record.read_text()
     assert "node-job" not in recorded

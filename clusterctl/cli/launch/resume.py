@@ -1,0 +1,142 @@
+"""Start an ended run again: see whether anything is left to do, change the training if asked, and follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clusterctl.cli import options, screen
+from clusterctl.cli.launch.run import (
+    become_steady,
+    becoming_controller,
+    follow_to_the_end,
+    lacks_controller,
+    leave,
+    phases,
+    show_plan,
+    stopping_on_interrupt,
+)
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.job import Job
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Connections
+
+
+def resume_run(
+    run: str,
+    selection: options.NodeOptions,
+    overrides: Sequence[str] = (),
+    *,
+    detach: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Start an ended run again; follow it to its end, or leave it to its controller with `detach`.
+
+    A finished training is left as it is, unless `overrides` raise its steps.
+    """
+    from clusterctl.cli.launch.background import deliver_signals, start_in_background
+    from clusterctl.jobs import job as jobs
+    from clusterctl.runs import controller
+    from clusterctl.runs.prepare.elsewhere import resume_on
+
+    found = options.run_named(run)
+    record = found.read_record()
+    job, cluster = changed(record.job, overrides), record.cluster
+    if is_complete(found, job, as_json=as_json):
+        return
+    elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
+    if elsewhere is not None or overrides:
+        cluster = elsewhere or cluster
+        jobs.check(job, cluster)
+    if dry_run:
+        show_plan(cluster, job, as_json=as_json, argv=True)
+        show_continuation(found)
+        return
+    names = set(cluster.names)
+    former = [node for node in record.cluster.nodes if node.name not in names]
+    both = replace(cluster, nodes=(*cluster.nodes, *former))
+
+    def start_up(connections: Connections) -> None:
+        with stopping_on_interrupt(found, connections):
+            if lacks_controller(found, connections):
+                screen.log(f"{found.run_id} is running without a controller; starting a new one")
+                return become_steady()
+            if overrides:
+                found.write_record(replace(found.read_record(), job=job))
+            with phases() as log:
+                if elsewhere is not None:
+                    resume_on(found, elsewhere, connections, log)
+                else:
+                    controller.Control(found, connections).resume(log)
+            become_steady()
+
+    known = found.written_metrics()
+    first = start_in_background(becoming_controller(found, both, start_up))
+    with options.connected(both) as connections:
+        if detach:
+            deliver_signals()
+            leave(found, as_json=as_json)
+            return
+        follow_to_the_end(
+            found,
+            connections,
+            stop_on_interrupt=True,
+            trains=job.train is not None,
+            as_json=as_json,
+            first=first,
+            known=known,
+        )
+
+
+def changed(job: Job, overrides: Sequence[str]) -> Job:
+    """Return the job of a run with keys of its training changed; raise a UsageError for any other key."""
+    from clusterctl.document import Document
+    from clusterctl.jobs.overrides import with_overrides
+
+    if not overrides:
+        return job
+    for text in overrides:
+        if job.train is None or not text.startswith("train."):
+            raise UsageError(
+                f"--set {text}: an ended run keeps its job; only keys of `train` can be changed",
+                "as in --set train.steps=1000; to change others, launch a new run",
+            )
+    document = with_overrides(Document(f"{job.name} as launched", {"train": job.train}, {(): 1}), overrides)
+    return replace(job, train=document.value["train"], document=document)
+
+
+def is_complete(run: RunDir, job: Job, *, as_json: bool) -> bool:
+    """Return whether all steps of a training are done, and say so; raise a UsageError if fewer are wanted now."""
+    from clusterctl.report.advice import nothing_left
+    from clusterctl.report.summary import summarise
+
+    summary = summarise(run)
+    done, wanted = summary.steps_done, (job.train or {}).get("steps")
+    if not summary.is_final or job.train is None or done is None:
+        return False
+    if job.document is not None and isinstance(wanted, int):
+        if wanted < done:
+            problem = f"--set train.steps={wanted}: {done:,} steps of {run.run_id} are done"
+            raise UsageError(problem, f"ask for more than {done}")
+        if wanted > done:
+            return False
+    text = nothing_left(summary)
+    if text and as_json:
+        screen.show_json({"run": run.run_id, "folder": str(run.root), "phase": "finished", "steps": done})
+    elif text:
+        screen.log(f"finished   {text}")
+        screen.log(f"next       clusterctl resume {run.run_id} --set train.steps={2 * done}")
+    return bool(text)
+
+
+def show_continuation(run: RunDir) -> None:
+    """Report from which step the next attempt of a training would continue."""
+    from clusterctl.report.advice import resume_text
+    from clusterctl.report.summary import summarise
+
+    if text := resume_text(summarise(run)):
+        screen.log(f"resume     {text}")

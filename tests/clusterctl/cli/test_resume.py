@@ -1,0 +1,71 @@
+"""`resume` of a training that is finished: nothing is left to do, unless its steps are raised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.launch.resume import changed
+from clusterctl.errors import UsageError
+from clusterctl.jobs.job import Job
+from clusterctl.jobs.phase import Phase
+from clusterctl.text import epochs, short_time
+from tests.clusterctl.conftest import Run
+from tests.support.run_folders import end_run, restarted_run
+
+
+def test_a_finished_training_starts_nothing_and_says_how_to_go_on(tmp_path: Path, command_line: Run) -> None:
+    run = restarted_run(tmp_path / "runs")
+    before = run.events.read_bytes()
+    for more in ((), ("--set", "train.steps=40"), ("--dry-run",)):
+        code, out, err = command_line("resume", "tiny", *more)
+        assert (code, out) == (0, ""), err
+        assert "nothing is left to do: all 40 steps of tiny-1122-100000-abcd are done" in err
+        assert "clusterctl resume tiny-1122-100000-abcd --set train.steps=80" in err
+    assert run.events.read_bytes() == before
+    code, out, _ = command_line("resume", "tiny", "--json")
+    assert code == 0 and '"phase": "finished"' in out
+
+
+def test_a_stopped_training_is_not_finished(tmp_path: Path, command_line: Run) -> None:
+    end_run(restarted_run(tmp_path / "runs"), Phase.STOPPED)
+    assert "nothing is left" not in command_line("resume", "tiny", "--dry-run")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("train.steps=39", "40 steps of tiny-1122-100000-abcd are done"),
+        ("nodes=node1", "only keys of `train`"),
+        ("train.steps", "KEY=VALUE"),
+    ],
+)
+def test_other_changes_are_refused(tmp_path: Path, command_line: Run, text: str, problem: str) -> None:
+    restarted_run(tmp_path / "runs")
+    code, _, err = command_line("resume", "tiny", "--set", text)
+    assert code == 2 and f"--set {text}" in err and problem in err and "  try: " in err
+
+
+def test_the_training_of_a_job_is_changed_and_nothing_else() -> None:
+    job = Job(name="a", train={"steps": 40, "save": {"every": 5}}, nodes="node1")
+    after = changed(job, ["train.steps=80", "train.save.every=8"])
+    assert after.train == {"steps": 80, "save": {"every": 8}} and job.train == {
+        "steps": 40,
+        "save": {"every": 5},
+    }
+    assert after.nodes == "node1"
+    with pytest.raises(UsageError, match="keeps its job"):
+        changed(Job(name="a", command=("true",)), ["train.steps=80"])
+
+
+def test_numbers_of_a_plan_are_readable() -> None:
+    assert [epochs(n) for n in (1.0, 0.25, 1.02, 19298.16)] == [
+        "1 epoch",
+        "0.25 epochs",
+        "1 epoch",
+        "19298 epochs",
+    ]
+    assert [short_time(n) for n in (0.0, 0.035, 1.02, 9.994, 9.996, 185.0)] == [
+        "0 ms", "35 ms", "1.02 s", "9.99 s", "10s", "3m05s",
+    ]  # fmt: skip
