@@ -6,6 +6,9 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.report.summary import RunSummary
 from clusterctl.text import plural
 
+# Ranks whose logs are suggested together.
+MOST_RANKS = 64
+
 
 def resume_text(summary: RunSummary) -> str:
     """Return what `clusterctl resume` would do with an ended training; "" where there is nothing to resume."""
@@ -43,5 +46,6 @@ def next_commands(summary: RunSummary) -> list[str]:
     if summary.trains and summary.steps_done:
         commands.append(f"clusterctl report {run} -o report.html")
     else:
-        commands.append(f"clusterctl logs show {run}")
+        every = f" --rank 0-{summary.ranks - 1}" if 1 < summary.ranks <= MOST_RANKS else ""
+        commands.append(f"clusterctl logs show {run}{every}")
     return commands

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from clusterctl.cli.launch.run import (
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
@@ -40,8 +41,6 @@ def resume_run(
     """
     from clusterctl.cli.launch.background import deliver_signals, start_in_background
     from clusterctl.jobs import job as jobs
-    from clusterctl.runs import controller
-    from clusterctl.runs.prepare.elsewhere import resume_on
 
     found = options.run_named(run)
     record = found.read_record()
@@ -60,22 +59,10 @@ def resume_run(
     former = [node for node in record.cluster.nodes if node.name not in names]
     both = replace(cluster, nodes=(*cluster.nodes, *former))
 
-    def start_up(connections: Connections) -> None:
-        with stopping_on_interrupt(found, connections):
-            if lacks_controller(found, connections):
-                screen.log(f"{found.run_id} is running without a controller; starting a new one")
-                return become_steady()
-            if overrides:
-                found.write_record(replace(found.read_record(), job=job))
-            with phases() as log:
-                if elsewhere is not None:
-                    resume_on(found, elsewhere, connections, log)
-                else:
-                    controller.Control(found, connections).resume(log)
-            become_steady()
-
     known = found.written_metrics()
-    first = start_in_background(becoming_controller(found, both, start_up))
+    first = start_in_background(
+        becoming_controller(found, both, _starter(found, job if overrides else None, elsewhere))
+    )
     with options.connected(both) as connections:
         if detach:
             deliver_signals()
@@ -90,6 +77,29 @@ def resume_run(
             first=first,
             known=known,
         )
+
+
+def _starter(run: RunDir, job: Job | None, elsewhere: Cluster | None) -> Callable[[Connections], None]:
+    """Return a function that starts the next attempt: of `job` if it was changed, on other nodes with `elsewhere`."""
+
+    def start_up(connections: Connections) -> None:
+        from clusterctl.runs import controller
+        from clusterctl.runs.prepare.elsewhere import resume_on
+
+        with stopping_on_interrupt(run, connections):
+            if lacks_controller(run, connections):
+                screen.log(f"{run.run_id} is running without a controller; starting a new one")
+            else:
+                if job is not None:
+                    run.write_record(replace(run.read_record(), job=job))
+                with phases() as log:
+                    if elsewhere is not None:
+                        resume_on(run, elsewhere, connections, log)
+                    else:
+                        controller.Control(run, connections).resume(log)
+            become_steady()
+
+    return start_up
 
 
 def changed(job: Job, overrides: Sequence[str]) -> Job:
@@ -138,5 +148,9 @@ def show_continuation(run: RunDir) -> None:
     from clusterctl.report.advice import resume_text
     from clusterctl.report.summary import summarise
 
-    if text := resume_text(summarise(run)):
+    summary = summarise(run)
+    text = resume_text(summary)
+    if not text and summary.checkpoint:
+        text = f"continues after step {summary.checkpoint.step}"
+    if text:
         screen.log(f"resume     {text}")

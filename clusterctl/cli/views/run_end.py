@@ -14,7 +14,7 @@ from rich.text import Text
 from clusterctl.report.advice import next_commands, resume_text
 from clusterctl.report.curve import sparkline
 from clusterctl.report.evaluations import figures_text
-from clusterctl.text import count, duration, escape_controls, plural, size
+from clusterctl.text import count, escape_controls, plural, short_time, size
 
 if TYPE_CHECKING:
     from clusterctl.report.summary import Attempt, RunSummary, Speed
@@ -45,11 +45,11 @@ def end_block(summary: RunSummary, *, unicode: bool = True, commands: bool = Tru
 def _facts(summary: RunSummary, *, unicode: bool) -> Iterator[tuple[str, str]]:
     who = f"{plural(summary.ranks, 'rank')}, {plural(summary.nodes, 'node')}"
     if summary.steps_done is None:
-        yield "time", f"{duration(summary.seconds)} on {who}"
+        yield "time", f"{short_time(summary.seconds)} on {who}"
     else:
         of = f" of {summary.steps:,}" if summary.steps and summary.steps != summary.steps_done else ""
         tokens = f", {count(summary.tokens)} tokens" if summary.tokens else ""
-        yield "steps", f"{summary.steps_done:,}{of} in {duration(summary.seconds)} on {who}{tokens}"
+        yield "steps", f"{summary.steps_done:,}{of} in {short_time(summary.seconds)} on {who}{tokens}"
     if summary.first_loss is not None and summary.last_loss is not None:
         line = sparkline(summary.curve, WIDTH, unicode=unicode)
         yield "loss", f"{number(summary.first_loss)} -> {number(summary.last_loss)}" + (line and f"  {line}")
