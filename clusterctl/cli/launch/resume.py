@@ -40,7 +40,7 @@ def resume_run(
     A finished training is left as it is, unless `overrides` raise its steps.
     """
     from clusterctl.cli.launch.background import deliver_signals, start_in_background
-    from clusterctl.jobs import job as jobs
+    from clusterctl.jobs import job_check
 
     found = options.run_named(run)
     record = found.read_record()
@@ -50,7 +50,7 @@ def resume_run(
     elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
     if elsewhere is not None or overrides:
         cluster = elsewhere or cluster
-        jobs.check(job, cluster)
+        job_check.check(job, cluster)
     if dry_run:
         show_plan(cluster, job, as_json=as_json, argv=True)
         show_continuation(found)
