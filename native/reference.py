@@ -14,12 +14,15 @@ from torch.optim.adamw import adamw as functional_adamw
 from native.divided import ColumnKernels, divided_loss
 from native.masks import EVERY_KEY, Dropout, Mask
 from native.masters import joined_one_by_one
+from native.paging import Reach
 from native.philox import factors, kept_numbers
 from native.update import AdamWStep
 from native.vocabulary import VocabularyPart
 
 # Devices that have torch's fused AdamW.
 FUSED_ON = ("cpu", "cuda")
+# Bytes of keys that paged attention copies out of their pages at a time.
+GATHERED = 128 << 20
 
 
 def why_not() -> str:
@@ -256,6 +259,30 @@ def hidden(mask: Mask, queries: int, keys: int, device: torch.device) -> Tensor:
             found = found | (numbers[..., keys - queries :].unsqueeze(-1) != numbers.unsqueeze(-2))
         mask.made[wanted] = found
     return mask.made[wanted]
+
+
+def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:
+    """Return the attention of one new token of each text; the pages of some texts at a time are copied together."""
+    of_text = reach.tables.shape[1] * keys[:1].numel() * keys.element_size()
+    texts = max(1, GATHERED // max(1, of_text))
+    pieces = (
+        _over_pages(q[at : at + texts], keys, values, reach, slice(at, at + texts))
+        for at in range(0, len(q), texts)
+    )
+    return torch.cat(list(pieces)) if len(q) else torch.empty_like(q)
+
+
+def _over_pages(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: slice) -> Tensor:
+    tables, first, last = reach.tables[texts].long(), reach.first[texts, None], reach.last[texts, None]
+    # (texts, groups, positions, dim)
+    k, v = (pages[tables].flatten(1, 2).transpose(1, 2) for pages in (keys, values))
+    rows = (q * q.shape[-1] ** -0.5).unflatten(
+        1, (keys.shape[2], -1)
+    )  # (texts, groups, heads of a group, dim)
+    at = torch.arange(k.shape[2], device=q.device)
+    unseen = ((at < first) | (at >= last))[:, None, None]
+    scores = _wide(rows @ k.transpose(-2, -1)).masked_fill(unseen, float("-inf"))
+    return (torch.softmax(scores, -1).to(v.dtype) @ v).flatten(1, 2)
 
 
 def adamw(update: AdamWStep) -> None:

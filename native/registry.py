@@ -21,6 +21,7 @@ from native.vocabulary import VocabularyPart
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from native.paging import Reach
     from native.update import AdamWStep
 
 AUTO = "auto"
@@ -227,6 +228,14 @@ class Choice:
         raise NotImplementedError
 
     @_op
+    def paged_attention(self, q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:
+        """Return softmax(q k^T / sqrt(dim)) v of one new token of each text, (texts, heads, dim); without gradient.
+
+        keys, values: (pages, 16, groups, dim), where a group's keys serve heads / groups heads.
+        """
+        raise NotImplementedError
+
+    @_op
     def adamw(self, update: AdamWStep) -> None:
         """Run one step of AdamW in place."""
         raise NotImplementedError
@@ -248,10 +257,12 @@ _CPU_FILES = {
     "bias_gelu": "gelu",
 }
 _CPU_ALONE = ("embedding", "route")
+# Pages in a CPU's memory have another layout: native/decode.
+_NOT_ON_CPU = "paged_attention"
 _NOT_ON_ASCEND = (*_CPU_ALONE, "dropout_add", "square_sum", "vocabulary_cross_entropy")
 # In the order in which `auto` tries them; the reference is last and serves every device that torch does.
 BACKENDS = (
-    Backend("cpu", "cpu", {op: f"native.cpu.{_CPU_FILES.get(op, op)}" for op in OPS}),
+    Backend("cpu", "cpu", {op: f"native.cpu.{_CPU_FILES.get(op, op)}" for op in OPS if op != _NOT_ON_CPU}),
     Backend("cuda", "cuda", {op: f"native.cuda.{op}" for op in OPS if op not in _CPU_ALONE}),
     # CANN has no kernel for a sum of squares, nor a dropout whose mask follows from a seed and a place.
     Backend("npu", "npu", {op: f"native.npu.{op}" for op in OPS if op not in _NOT_ON_ASCEND}),

@@ -55,6 +55,15 @@ class Device:
             return int(_runtime(self.kind).max_memory_allocated())
         return _resident("VmHWM")
 
+    def memory_free(self) -> int:
+        """Return the bytes that are free on a device, for all processes together; not for a CPU."""
+        return int(_runtime(self.kind).mem_get_info(self.index)[0])
+
+    def capability(self) -> tuple[int, int]:
+        """Return the compute capability of a CUDA device."""
+        major, minor = _runtime(self.kind).get_device_capability(self.index)
+        return int(major), int(minor)
+
     def memory_before(self) -> int:
         """Return the bytes of `memory_peak` that are in use before training: on a CPU, those of libraries."""
         return _resident("VmRSS") if self.kind == "cpu" else 0
@@ -155,10 +164,14 @@ def open_device(
     kind = requested or ("npu" if not fault else "cuda" if torch.cuda.is_available() else "cpu")
     if kind == "npu" and fault:
         raise InputError(
-            f"the device kind is npu, but {fault}", "use device kind cpu, or install what is missing"
+            f"the device kind is npu, but {fault}",
+            "install what is missing, or use the kind cpu: in cluster.yaml, or by --device cpu",
         )
     if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("the device kind is cuda, but torch sees no CUDA device", "use device kind cpu")
+        raise InputError(
+            "the device kind is cuda, but torch sees no CUDA device",
+            "use the kind cpu: in cluster.yaml, or by --device cpu",
+        )
     device = Device(kind, 0 if kind == "cpu" else _visible(kind, local_rank))
     if kind == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_world_size))

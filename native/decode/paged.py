@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from native.compiled.library import load, why_not
+from native.paging import PAGE
 
 __all__ = ["PAGE", "Spans", "attend", "store", "why_not"]
 
-PAGE = 16
-"""Positions of a page."""
 TILE = 4
 
 

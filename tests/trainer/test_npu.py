@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import weights
 from tests.trainer.conftest import ROOT, free_port
+from trainer.corpus.tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,12 +46,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return there
 
 
-@pytest.fixture
-def train_on_npus(tmp_path: Path, built: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Train with so many ranks as the launcher starts them on a node with NPUs; the calls that torch_npu saw."""
+Ended = tuple[str, list[dict[str, Any]]]
 
-    def run(ranks: int, config: dict[str, Any], run_dir: Path, **more: str) -> list[dict[str, Any]]:
-        (tmp_path / "train.json").write_text(json.dumps(config))
+
+@pytest.fixture
+def on_npus(tmp_path: Path, built: Path) -> Callable[..., Ended]:
+    """Run a command of the trainer with so many ranks as the launcher starts them on a node with NPUs.
+
+    Returns what rank 0 wrote on stdout, and the calls that torch_npu saw.
+    """
+
+    def run(ranks: int, argv: list[str], run_dir: Path, **more: str) -> Ended:
         shared = {
             **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
             "PYTHONPATH": f"{NODE}:{ROOT}",
@@ -65,15 +73,33 @@ def train_on_npus(tmp_path: Path, built: Path) -> Callable[..., list[dict[str, A
             "CLUSTERCTL_RUN_DIR": str(run_dir),
             **more,
         }
-        argv = [sys.executable, "-m", "trainer", "train", str(tmp_path / "train.json")]
+        (tmp_path / "calls").write_text("")
+        command = [sys.executable, "-m", "trainer", *argv]
         started = []
         for rank in range(ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with (tmp_path / f"rank-{rank}").open("w") as log:
-                started.append(subprocess.Popen(argv, env={**shared, **own}, stdout=log, stderr=log))
+            with (
+                (tmp_path / f"rank-{rank}").open("w") as out,
+                (tmp_path / f"rank-{rank}.err").open("w") as err,
+            ):
+                started.append(subprocess.Popen(command, env={**shared, **own}, stdout=out, stderr=err))
         codes = [one.wait() for one in started]
-        assert codes == [0] * ranks, (tmp_path / "rank-0").read_text()[-3000:]
-        return [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+        assert codes == [0] * ranks, [
+            (tmp_path / f"rank-{rank}.err").read_text()[-3000:] for rank in range(ranks)
+        ]
+        calls = (tmp_path / "calls").read_text().splitlines()
+        return (tmp_path / "rank-0").read_text(), [json.loads(line) for line in calls]
+
+    return run
+
+
+@pytest.fixture
+def train_on_npus(tmp_path: Path, on_npus: Callable[..., Ended]) -> Callable[..., list[dict[str, Any]]]:
+    """Train with so many ranks; the calls that torch_npu saw."""
+
+    def run(ranks: int, config: dict[str, Any], run_dir: Path, **more: str) -> list[dict[str, Any]]:
+        (tmp_path / "train.json").write_text(json.dumps(config))
+        return on_npus(ranks, ["train", str(tmp_path / "train.json")], run_dir, **more)[1]
 
     return run
 
@@ -148,6 +174,70 @@ def test_ranks_on_npus_meet_by_hccl_each_on_its_device_with_what_the_launcher_se
     for one in groups:
         assert set_by_launcher.items() <= one.items()
         assert one["device"] == int(one["rank"])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = replace(
+        weights.GPT, sequence=64, query_groups=2, rotary=True, swiglu=True, norm="rms", tied=False, vocab=310
+    )
+    folder = tmp_path_factory.mktemp("npu") / "model"
+    weights.checkpoint(folder, model, weights.random_state(model))
+    train_tokenizer(iter(["one two three " * 50] * 5), 300, folder / "tokenizer.json")
+    return folder
+
+
+GREEDY = ("--temperature", "0", "--max-tokens", "24", "--ignore-end", "--logprobs", "1")
+PROMPTS = tuple(f"--prompt-line={text}" for text in ("one two", "three " * 20, "two", "one two three one"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(1, ()), (2, ("--tensor", "2")), (2, ("--pipeline", "2"))], ids=str
+)
+def test_npus_generate_what_a_cpu_does(
+    ranks: int, layout: tuple[str, ...], checkpoint: Path, tmp_path: Path, on_npus: Callable[..., Ended]
+) -> None:
+    argv = ["generate", "--checkpoint", str(checkpoint), *PROMPTS, *GREEDY]
+    here, _ = on_npus(1, [*argv, "--device", "cpu"], tmp_path)
+    there, calls = on_npus(ranks, [*argv, *layout, "--weights", "fp32"], tmp_path)
+    own, expected = ([json.loads(line) for line in text.splitlines()] for text in (there, here))
+    assert len(own) == 4 and [line["text"] for line in own] == [line["text"] for line in expected]
+    seen = {one["call"] for one in calls}
+    assert {"npu_fusion_attention", "npu_rms_norm", "npu_swiglu"} <= seen
+    groups = [one for one in calls if one["call"] == "hccl" and one["size"] == 2]
+    assert {one["rank"] for one in groups} == ({"0", "1"} if ranks == 2 else set())
+
+
+def test_an_npu_generates_in_bf16_by_default_with_its_own_attention_over_pages(
+    checkpoint: Path, tmp_path: Path, on_npus: Callable[..., Ended]
+) -> None:
+    argv = ["generate", "--checkpoint", str(checkpoint), *PROMPTS, *GREEDY]
+    here, _ = on_npus(1, [*argv, "--device", "cpu"], tmp_path)
+    there, calls = on_npus(1, argv, tmp_path)
+    assert "npu_fused_infer_attention_score" in {one["call"] for one in calls}
+    for own, expected in zip(there.splitlines(), here.splitlines(), strict=True):
+        (mine, *_), (theirs, *_) = (json.loads(line)["logprobs"] for line in (own, expected))
+        assert mine["logprob"] == pytest.approx(theirs["logprob"], abs=0.1), (mine, theirs)
+
+
+def test_an_npu_evaluates_what_a_cpu_does(
+    checkpoint: Path, tmp_path: Path, on_npus: Callable[..., Ended]
+) -> None:
+    lines = ["one two three one two", "three two one " * 9, "two"]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
+    data, tokenizer = f"ppl={tmp_path / 'texts.jsonl'}", str(checkpoint / "tokenizer.json")
+    argv = ["evaluate", "--checkpoint", str(checkpoint), "--tokenizer", tokenizer, "--task", data, "--json"]
+    losses = []
+    for ranks, more in ((1, ["--device", "cpu"]), (2, []), (1, ["--weights", "bf16"])):
+        text, calls = on_npus(
+            ranks, [*argv, *more, "--output", str(tmp_path / f"out{len(losses)}")], tmp_path
+        )
+        (result,) = json.loads(text)
+        losses.append(result["metrics"]["loss"]["value"])
+        assert ("npu_fusion_attention" in {one["call"] for one in calls}) == bool(losses[1:])
+        assert result["options"].get("weights", "fp32") == ("bf16" if "bf16" in more else "fp32")
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-2) and losses[2] != losses[1]
 
 
 def test_where_cann_is_missing_the_fault_is_told_before_torch_is_loaded(tmp_path: Path, built: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainer.env import Env
 from trainer.errors import InputError
+from trainer.generate.command import KINDS
 
 # Seconds between two lines of progress: on a terminal, and elsewhere.
 EVERY = (0.5, 30.0)
@@ -31,7 +32,10 @@ def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--split", default="all")
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--device", default="", help="cpu, cuda or npu; default: the best available")
+    parser.add_argument("--device", default="", choices=("", *KINDS), help="default: the best available")
+    parser.add_argument(
+        "--weights", default="fp32", help="on a device: the type of matrices; fp32, bf16 or fp16"
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -46,9 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_task(name)
     _check_numbers(arguments)
     own = Env.read()
-    device = open_device(arguments.device, own.local_rank, own.local_world_size, None, deterministic=False)
+    kind = arguments.device or own.device_kind
+    device = open_device(kind, own.local_rank, own.local_world_size, None, deterministic=False)
     group = Group.join(own, device)
-    subject = Subject.load(arguments.checkpoint, arguments.tokenizer, device, arguments.base)
+    weights = arguments.weights
+    subject = Subject.load(arguments.checkpoint, arguments.tokenizer, device, arguments.base, weights)
     options = Options(
         arguments.convention, arguments.stride, arguments.pattern, arguments.split, arguments.limit
     )

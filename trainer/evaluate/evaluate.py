@@ -31,6 +31,7 @@ from trainer.evaluate.wikitext import wikitext
 from trainer.files import sha256
 from trainer.generate.blanks import own_tokens
 from trainer.generate.loading import load_model
+from trainer.generate.precision import weight_type
 from trainer.model.glm import GLM
 from trainer.parallel.group import Group
 
@@ -75,25 +76,37 @@ class Subject:
     checkpoint: Checkpoint
     model: Model
     reader: Reader
+    weights: str = "fp32"
+    """The type of the model's matrices."""
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Path | None, device: Device, base: Path | None = None) -> Subject:
+    def load(
+        cls,
+        folder: Path,
+        tokenizer: Path | None,
+        device: Device,
+        base: Path | None = None,
+        weights: str = "fp32",
+    ) -> Subject:
         """Load a checkpoint and its tokenizer; refuse a tokenizer with more ids than the model.
 
-        `base`: the weights that adapters belong to, if they have moved.
+        base: the weights that adapters belong to, if they have moved. weights: the type of matrices on a device.
         """
+        if weights != "fp32" and device.kind == "cpu":
+            raise InputError(f"--weights {weights}: a CPU evaluates in fp32", "leave out --weights")
+        weight_type(weights, device)
         checkpoint = open_checkpoint(folder)
         if tokenizer is None and TOKENIZER not in checkpoint.files:
             raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
         loaded = Tokenizer.load(tokenizer or folder / TOKENIZER)
-        model = load_model(checkpoint, base, device.kind).to(device.name)
+        model = load_model(checkpoint, base, device, weights)
         if loaded.vocab > model.config.vocab:
             problem = f"the tokenizer has {loaded.vocab:,} ids, and the model {model.config.vocab:,}"
             raise InputError(problem, "use the tokenizer that made the training data")
         glm = None
         if isinstance(model, GLM):
             glm = own_tokens(model, loaded, checkpoint.manifest["config"]["data"])
-        return cls(checkpoint, model, Reader(loaded, model.config.sequence, glm))
+        return cls(checkpoint, model, Reader(loaded, model.config.sequence, glm), weights)
 
 
 Report = Callable[[int, int, int], None]
@@ -155,6 +168,7 @@ def _inputs(subject: Subject, order: Order) -> Inputs:
 def _source(subject: Subject, order: Order, inputs: Inputs, task: Task) -> Source:
     prefix = prefix_of(inputs.data)
     path = subject.checkpoint.path
+    narrow = {} if subject.weights == "fp32" else {"weights": subject.weights}
     return Source(
         order.task,
         task.convention,
@@ -164,7 +178,7 @@ def _source(subject: Subject, order: Order, inputs: Inputs, task: Task) -> Sourc
         str(inputs.data),
         sha256(idx_path(prefix) if prefix else inputs.data),
         subject.reader.tokenizer.sha256,
-        order.options.__dict__ | {"convention": task.convention},
+        order.options.__dict__ | {"convention": task.convention} | narrow,
     )
 
 

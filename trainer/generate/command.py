@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainer.generate.sampling import Sampling
 
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
+KINDS = ("cpu", "cuda", "npu")
 AHEAD = 256
 """Prompts that are read before their turn."""
 
@@ -56,7 +57,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
     parser.add_argument("--base", type=Path, metavar="DIR", help="the weights that the adapters belong to")
-    parser.add_argument("--weights", default="fp32", choices=("fp32", "bf16", "int8"))
+    parser.add_argument("--device", default="", choices=("", *KINDS), help="default: the best available")
+    parser.add_argument(
+        "--weights", default="", help="fp32, bf16, fp16 or int8; default: the device's usual type"
+    )
     parser.add_argument("--cache", metavar="SIZE", help="memory for keys and values, as in 4GiB")
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
     parser.add_argument("--tensor", type=int, default=0, help="ranks that share every layer")
@@ -81,7 +85,8 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
             raise InputError(f"--{name} is {getattr(arguments, name)}; 1 or more are needed, or 0 to choose")
     own = Env.read()
     threads = arguments.threads or own.threads
-    device = open_device("cpu", own.local_rank, own.local_world_size, threads, deterministic=False)
+    kind = arguments.device or own.device_kind
+    device = open_device(kind, own.local_rank, own.local_world_size, threads, deterministic=False)
     from trainer.generate.decoder import Decoder
     from trainer.generate.ranks import Division, Ranks, follow
     from trainer.parallel.group import leave

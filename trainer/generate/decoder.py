@@ -81,7 +81,7 @@ class Decoder:
         cls,
         folder: Path,
         tokenizer: Path | None = None,
-        kind: str = "fp32",
+        kind: str = "",
         cache: int | None = None,
         most_running: int = 64,
         ranks: Ranks | None = None,

@@ -10,18 +10,22 @@ import torch
 from torch import Tensor
 
 import native
+from native.decode.matrix import TYPES
 from native.decode.packed import KINDS
 from native.decode.paged import PAGE
 from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify
 from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.config.rules import model_faults
+from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.engine.rank_state import load_parameters, shapes_of
 from trainer.errors import CheckpointError, Fault, InputError
-from trainer.generate.batcher import SCORED_TOKENS
+from trainer.generate.batcher import IDLE_PROMPT_TOKENS, SCORED_TOKENS
 from trainer.generate.modules import page_bytes
-from trainer.generate.network import WHOLE_MODEL, Network, Place, empty_model, network
+from trainer.generate.network import WHOLE_MODEL, Network, Place, device_network, empty_model, network
+from trainer.generate.on_device import fill, weight_bytes
+from trainer.generate.precision import weight_type
 from trainer.generate.ranks import Division, Ranks, alone, on_ranks
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
@@ -32,6 +36,9 @@ USUAL_WINDOWS = 16
 """The cache has pages for so many texts of full length, if half of the free memory suffices."""
 LIBRARIES = 256 << 20
 """Bytes that a step may take beyond those that are counted."""
+ON_DEVICE = 1 << 30
+"""The same on a device, where libraries keep buffers for products and exchanges."""
+CPU = Device("cpu")
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,9 @@ class Memory:
     window_pages: int
     """The pages of one text of full length."""
     work: int
-    """The largest tensor while it is packed, logits, and what the libraries take."""
+    """The largest tensor while it is packed, what a step computes, and what the libraries take."""
     free: int
+    remedy: str = "use --weights int8 or bf16, or another machine"
 
     def pages(self, wanted: int | None) -> int:
         """Return the pages of the cache: for `wanted` bytes, else as usual; refuse what does not fit."""
@@ -54,7 +62,7 @@ class Memory:
                 f"the model needs {_size(least)} ({_size(self.weights)} of weights, "
                 f"{_size(self.window_pages * self.page)} for one text of full length, {_size(self.work)} to compute), "
                 f"and {_size(self.free)} are free: {_size(least - self.free)} are missing",
-                "use --weights int8 or bf16, or another machine",
+                self.remedy,
             )
         rest = self.free - self.weights - self.work
         if wanted is None:
@@ -72,8 +80,12 @@ class Memory:
         return wanted // self.page
 
 
-def plan_memory(config: ModelConfig, kind: str, free: int, place: Place = WHOLE_MODEL) -> Memory:
+def plan_memory(
+    config: ModelConfig, kind: str, free: int, place: Place = WHOLE_MODEL, device: Device = CPU
+) -> Memory:
     """Return what a model, or a rank's part of it, takes with its matrices stored as `kind`."""
+    if device.kind != "cpu":
+        return _plan_on_device(config, kind, free, place)
     model = empty_model(config, place)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     weights = sum(
@@ -83,8 +95,31 @@ def plan_memory(config: ModelConfig, kind: str, free: int, place: Place = WHOLE_
     # A parameter is read whole before it is cut.
     largest = max(map(math.prod, shapes_of(empty_model(config)).values()))
     work = 3 * 4 * largest + 3 * 4 * SCORED_TOKENS * config.vocab + LIBRARIES
-    page = page_bytes(config) * len(model.blocks) // (config.layers * place.tensor.size)
-    return Memory(weights, page, -(-config.context // PAGE), work, free)
+    return Memory(weights, _page(config, place, len(model.blocks), 4), _window(config), work, free)
+
+
+def _plan_on_device(config: ModelConfig, kind: str, free: int, place: Place) -> Memory:
+    """Return what a rank's part takes on a device, which the parameters reach one at a time in their last type."""
+    model, each, parts = empty_model(config, place), TYPES[kind].itemsize, place.tensor.size
+    widest = config.up_width + config.inner + (config.heads + 2 * config.groups) * config.head_size
+    # Of a prompt's tokens: the residual stream and what a layer computes; and a mask of what they see.
+    step = IDLE_PROMPT_TOKENS * (
+        4 * 4 * config.hidden + 2 * each * widest // parts + 2 * each * config.context
+    )
+    work = step + 3 * 4 * SCORED_TOKENS * config.vocab + ON_DEVICE
+    page = _page(config, place, len(model.blocks), each)
+    remedy = "use --weights bf16 or fp16, or more devices" if kind == "fp32" else "use more devices"
+    return Memory(weight_bytes(model, kind), page, _window(config), work, free, remedy)
+
+
+def _page(config: ModelConfig, place: Place, layers: int, each: int) -> int:
+    """Return the bytes of a page of this rank."""
+    return page_bytes(config, each) * layers // (config.layers * place.tensor.size)
+
+
+def _window(config: ModelConfig) -> int:
+    """Return the pages of one text of full length."""
+    return -(-config.context // PAGE)
 
 
 def free_memory() -> int:
@@ -110,44 +145,56 @@ def _figure(file: Path, name: str) -> int:
 
 def load_network(
     folder: Path,
-    kind: str = "fp32",
+    kind: str = "",
     cache: int | None = None,
     ranks: Ranks | None = None,
     division: Division = Division(),
     base: Path | None = None,
 ) -> tuple[Network, Checkpoint, int]:
-    """Return the network of a checkpoint, the checkpoint, and the pages of its cache.
+    """Return the network of a checkpoint on the ranks' devices, the checkpoint, and the pages of its cache.
 
-    Every file is verified while it is read. cache: bytes for the pages; None: as much as is usual. ranks: those that
-    divide the model; None: this process has all of it. base: the weights that adapters belong to, if they have moved.
+    Every file is verified while it is read. kind: the type of matrices; "": the device's usual one. cache: bytes for
+    the pages; None: as much as is usual. ranks: those that divide the model; None: this process has all of it. base:
+    the weights that adapters belong to, if they have moved.
     """
     ranks = ranks or alone()
-    if kind not in KINDS:
-        raise InputError(f"--weights: {kind!r} is not a type", f"use {', '.join(KINDS)}")
+    device = ranks.group.device
+    kind = weight_type(kind, device)
     found = open_checkpoint(folder)
     found = whole(verify(folder) if found.is_old else found, base)
     config = _config_of(found)
     ranks.divide(config, division)
-    memory = plan_memory(config, kind, free_memory() // ranks.neighbours, ranks.place)
+    free = free_memory() // ranks.neighbours if device.kind == "cpu" else device.memory_free()
+    memory = plan_memory(config, kind, free, ranks.place, device)
     pages = ranks.fewest(memory.pages(cache))
 
     def read(name: str) -> Tensor:
         return found.read([name])[name]
 
-    return on_ranks(network(config, read, kind, pages, place=ranks.place), ranks), found, pages
+    if device.kind == "cpu":
+        own = network(config, read, kind, pages, place=ranks.place)
+    else:
+        own = device_network(config, read, kind, pages, device, ranks.place)
+    return on_ranks(own, ranks), found, pages
 
 
-def load_model(found: Checkpoint, base: Path | None = None, kind: str = "cpu") -> Model:
-    """Return the model of a checkpoint in evaluation mode, in memory of the CPU, with the ops of a kind of device.
+def load_model(
+    found: Checkpoint, base: Path | None = None, device: Device = CPU, kind: str = "fp32"
+) -> Model:
+    """Return the model of a checkpoint in evaluation mode on a device, with matrices of type `kind` there.
 
-    `base` as in `load_network`.
+    On a CPU the type is fp32. `base` as in `load_network`.
     """
     found = whole(found, base)
     config = _config_of(found)
-    model: Model = (GLM if config.kind == "glm" else GPT)(config, native.choose(kind), None)
-    tensors = found.read(list(found.weights))
-    load_parameters(model, tensors.items())
-    return model.eval()
+    ops = native.choose(device.kind)
+    if device.kind == "cpu":
+        model: Model = (GLM if config.kind == "glm" else GPT)(config, ops, None)
+        load_parameters(model, found.read(list(found.weights)).items())
+        return model.eval()
+    model = empty_model(config, ops=ops)
+    fill(model, lambda name: found.read([name])[name], kind, device)
+    return model
 
 
 def _config_of(found: Checkpoint) -> ModelConfig:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from native.decode import paged
+from native.decode.matrix import Matrix
 from native.decode.packed import Packed
 from native.decode.paged import PAGE, Spans
 from trainer.config.model import ModelConfig
@@ -27,14 +30,44 @@ class Step:
     """Indices of the tokens whose logits are wanted."""
 
 
+class PagedCache(Protocol):
+    """Pages of keys and values for each layer of this rank, in some memory."""
+
+    device: str
+    layers: list[tuple[Tensor, Tensor]]
+
+    def begin(self, step: Step) -> Step:
+        """Return a step where its numbers are read; `attend` is for this step from now on."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store keys and values of the new tokens, (tokens, groups, size); return their attention, (tokens, ...)."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a page in every layer."""
+
+
 class Cache:
-    """Pages of keys and values for each layer of this rank, and the step that is being computed."""
+    """Pages of keys and values for each layer of this rank in a CPU's memory, and the step that is being computed."""
+
+    device = "cpu"
 
     def __init__(self, config: ModelConfig, pages: int, layers: int, ranks: int = 1) -> None:
         """`ranks`: those that divide the heads of each layer."""
         groups = config.groups // ranks
         self.layers = [paged.pages(pages, groups, config.head_size) for _ in range(layers)]
         self.step: Step | None = None
+
+    def begin(self, step: Step) -> Step:
+        """Return a step where its numbers are read; `attend` is for this step from now on."""
+        self.step = step
+        return step
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store keys and values of the new tokens, (tokens, groups, size); return their attention, (tokens, ...)."""
+        assert self.step is not None
+        keys, values = self.layers[layer]
+        paged.store(k, v, keys, values, self.step.spans.slots)
+        return paged.attend(q, keys, values, self.step.spans, q.shape[2] ** -0.5)
 
     def copy(self, source: int, target: int) -> None:
         """Copy a page in every layer."""
@@ -43,37 +76,39 @@ class Cache:
             values[target] = values[source]
 
 
-def page_bytes(config: ModelConfig) -> int:
-    """Return the bytes of one page in all layers."""
-    return 2 * config.layers * config.groups * config.head_size * PAGE * 4
+def page_bytes(config: ModelConfig, each: int = 4) -> int:
+    """Return the bytes of one page in all layers; `each`: of one number."""
+    return 2 * config.layers * config.groups * config.head_size * PAGE * each
 
 
 class PackedLinear(nn.Module):
     """A packed matrix in the place of a layer's own."""
 
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed | Matrix) -> None:
         super().__init__()
         self.packed = packed
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.packed(x[0]).unsqueeze(0)
+        out: Tensor = self.packed(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return out
 
 
 class PackedRowLinear(PackedLinear):
     """A packed matrix of which tensor parallel ranks have parts of the inputs; the first one has the bias."""
 
-    def __init__(self, packed: Packed, parallel: Parallel) -> None:
+    def __init__(self, packed: Packed | Matrix, parallel: Parallel) -> None:
         super().__init__(packed)
         self.parallel = parallel
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.parallel.sum(super().forward(x).contiguous())
+    def forward(self, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        own = super().forward(x if activation is None else activation(x))
+        return own if self.parallel.size == 1 else self.parallel.sum(own.float().contiguous())
 
 
 class PackedTable(nn.Module):
     """The token table: embeddings, and logits of a few rows; tensor parallel ranks have `vocab` rows together."""
 
-    def __init__(self, packed: Packed, vocab: int, parallel: Parallel) -> None:
+    def __init__(self, packed: Packed | Matrix, vocab: int, parallel: Parallel) -> None:
         super().__init__()
         self.packed, self.vocab, self.parallel = packed, vocab, parallel
 
@@ -86,7 +121,7 @@ class PackedTable(nn.Module):
         return self.parallel.sum(found)
 
     def logits(self, x: Tensor) -> Tensor:
-        return self.whole(self.packed(x))
+        return self.whole(self.packed(x)).float()
 
     def whole(self, own: Tensor) -> Tensor:
         """Return the logits of all ids from those of this rank's rows."""
@@ -96,20 +131,16 @@ class PackedTable(nn.Module):
 class CachedAttention(nn.Module):
     """The attention of a layer over the cache's pages."""
 
-    def __init__(self, own: Attention, cache: Cache, layer: int) -> None:
+    def __init__(self, own: Attention, cache: PagedCache, layer: int) -> None:
         super().__init__()
-        self.own, self.cache, self.layer, self.scale = own, cache, layer, own.size**-0.5
+        self.own, self.cache, self.layer = own, cache, layer
 
     def forward(self, x: Tensor, sight: Sight) -> Tensor:
-        step = self.cache.step
-        assert step is not None
         q, k, v = self.own.project(x)  # (1, heads or groups, tokens, head size)
         if sight.turns is not None:
             q, k = self.own.rotate(q, k, sight.turns)
         q, k, v = (part[0].transpose(0, 1) for part in (q, k, v))
-        keys, values = self.cache.layers[self.layer]
-        paged.store(k, v, keys, values, step.spans.slots)
-        mixed = paged.attend(q, keys, values, step.spans, self.scale)
+        mixed = self.cache.attend(self.layer, q, k, v)
         return self.own.output(mixed.transpose(0, 1).unsqueeze(0))
 
 

@@ -1,7 +1,8 @@
 """A model that computes new tokens over a paged cache, with weights packed in fp32, bf16 or 8 bits.
 
 All new tokens of a batch are one row of tokens. With the compiled library a step is one call (see fused.py). Otherwise,
-and for experts, the model's own modules run as in training, with packed matrices and attention over the cache.
+for experts, and on a device, the model's own modules run as in training, with other matrices and attention over the
+cache.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from native.decode.paged import PAGE, Spans
 from native.registry import REFERENCE
 from trainer.config.layout import pieces_of
 from trainer.config.model import ModelConfig
+from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.generate.fused import BlockWeights, Ends, Fused, inputs_of
 from trainer.generate.modules import (
@@ -29,9 +31,11 @@ from trainer.generate.modules import (
     PackedLinear,
     PackedRowLinear,
     PackedTable,
+    PagedCache,
     Step,
     exchange,
 )
+from trainer.generate.on_device import DeviceCache, fill
 from trainer.json_types import JsonObject
 from trainer.model.attention import Attention, Sight
 from trainer.model.cuts import WHOLE, cuts_of
@@ -60,7 +64,12 @@ class Network:
     """A model, or this rank's part of it, with its cache."""
 
     def __init__(
-        self, model: Model, config: ModelConfig, cache: Cache, fused: Fused | None, place: Place = WHOLE_MODEL
+        self,
+        model: Model,
+        config: ModelConfig,
+        cache: PagedCache,
+        fused: Fused | None,
+        place: Place = WHOLE_MODEL,
     ) -> None:
         self.model, self.config, self.cache, self.fused, self.place = model, config, cache, fused, place
 
@@ -72,11 +81,11 @@ class Network:
     def logits(self, step: Step) -> Tensor:
         """Compute the new tokens of a batch; return the logits of the wanted ones, (wanted, vocab) in fp32.
 
-        They are valid until the next step.
+        They are in the node's memory, and valid until the next step.
         """
         own = self.compute(step)
         assert own is not None
-        return own
+        return own.cpu()
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of the cache in every layer."""
@@ -85,14 +94,13 @@ class Network:
     @torch.inference_mode()
     def compute(self, step: Step) -> Tensor | None:
         """Compute this rank's part of a step; return the logits on ranks of the last stage."""
-        rotated = None
+        rotated, step = None, self.cache.begin(step)
         if self.config.rotary and not self.is_glm:
             # One length for all texts: dynamic scaling would otherwise depend on the batch.
             rotated = turns(step.positions, self.config, self.config.sequence)
         if self.fused is not None:
             return self._compute_fused(self.fused, step, rotated)
         pipeline, model = self.place.pipeline, self.model
-        self.cache.step = step
         x = self._embedded(step) if pipeline.is_first else self._received(len(step.ids))
         for block in model.blocks.values():
             x = block(x, Sight(turns=rotated))
@@ -138,7 +146,7 @@ class Network:
         return self.model._embedded(step.ids[None], step.positions)
 
     def _received(self, tokens: int) -> Tensor:
-        x = torch.empty(1, tokens, self.config.hidden)
+        x = torch.empty(1, tokens, self.config.hidden, device=self.cache.device)
         pipeline = self.place.pipeline
         dist.recv(x, pipeline.ranks[pipeline.stage - 1], group=pipeline.group)
         return x
@@ -148,12 +156,12 @@ class Network:
         dist.send(x.contiguous(), pipeline.ranks[pipeline.stage + 1], group=pipeline.group)
 
 
-def empty_model(config: ModelConfig, place: Place = WHOLE_MODEL) -> Model:
-    """Return a model, or a rank's part of it, whose parameters have shapes and no memory."""
+def empty_model(config: ModelConfig, place: Place = WHOLE_MODEL, ops: native.Choice | None = None) -> Model:
+    """Return a model, or a rank's part of it, whose parameters have shapes and no memory; `ops`: None for a CPU's."""
     pieces = pieces_of(config.layers, place.pipeline.stage, place.pipeline.stages)
+    # For a single row, torch's own kernels cost less to call than those that are registered for training.
+    ops = ops or native.choose("cpu", REFERENCE)
     with torch.device("meta"):
-        # For a single row, torch's own kernels cost less to call than those that are registered for training.
-        ops = native.choose("cpu", REFERENCE)
         kind = GLM if config.kind == "glm" else GPT
         model: Model = kind(config, ops, parallel=place.tensor, pieces=pieces)
     return model.eval()
@@ -181,12 +189,34 @@ def network(
         else:
             for name, _ in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(own(f"{path}.{name}"), requires_grad=False))
+    _attend_over(model, cache)
+    fused = _fused(model, config, cache, place) if packs and not config.experts else None
+    return Network(model, config, cache, fused, place)
+
+
+def device_network(
+    config: ModelConfig,
+    read: Callable[[str], Tensor],
+    kind: str,
+    pages: int,
+    device: Device,
+    place: Place = WHOLE_MODEL,
+    ops: native.Choice | None = None,
+) -> Network:
+    """Return the network of a model on a device, with matrices and pages of type `kind`; `ops`: None for its own."""
+    ops = ops or native.choose(device.kind)
+    model = empty_model(config, place, ops)
+    fill(model, _reader(model, read, place.tensor), kind, device, place.tensor)
+    cache = DeviceCache(config, pages, len(model.blocks), kind, device, ops, place.tensor.size)
+    _attend_over(model, cache)
+    return Network(model, config, cache, None, place)
+
+
+def _attend_over(model: Model, cache: PagedCache) -> None:
     for layer, block in enumerate(model.blocks.values()):
         attention = block.attention
         assert isinstance(attention, Attention)
         block.attention = CachedAttention(attention, cache, layer)
-    fused = _fused(model, config, cache, place) if packs and not config.experts else None
-    return Network(model, config, cache, fused, place)
 
 
 def _reader(model: Model, read: Callable[[str], Tensor], parallel: Parallel) -> Callable[[str], Tensor]:

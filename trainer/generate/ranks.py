@@ -128,9 +128,9 @@ class Leader(Network):
         own = self.compute(step)
         pipeline = self.place.pipeline
         if own is None:
-            own = torch.empty(len(step.wanted), self.config.vocab)
+            own = torch.empty(len(step.wanted), self.config.vocab, device=self.cache.device)
             dist.recv(own, pipeline.ranks[-1], group=pipeline.group)
-        return own
+        return own.cpu()
 
     def copy_page(self, source: int, target: int) -> None:
         self._tell(Task.COPY_PAGE, torch.tensor([source, target]))

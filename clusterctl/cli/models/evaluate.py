@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
+from clusterctl.cli.models.generate import arguments_of
 from clusterctl.cli.models.trainer import forward
 from clusterctl.contract import EVALUATIONS_DIR
 
@@ -21,7 +23,34 @@ Base = Annotated[
 TASKS = "ppl, lambada, wikitext, copa or choice"
 
 
+@dataclass(frozen=True)
+class ScoringOptions:
+    """How the data are read and scored, and what computes."""
+
+    convention: Annotated[
+        str, typer.Option(metavar="NAME", help="How to count; each task lists its own.")
+    ] = ""
+    stride: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens between overlapping windows.")] = 32
+    pattern: Annotated[
+        int, typer.Option(min=0, metavar="N", help="The wording of a GLM's cloze question.")
+    ] = 0
+    split: Annotated[
+        str, typer.Option(metavar="PART", help="Part of a corpus: train, valid, test or all.")
+    ] = "all"
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="Evaluate only the first N documents.")] = 0
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND", help="cpu, cuda or npu. Default: the nodes' kind; here the best available."
+        ),
+    ] = None
+    weights: Annotated[str, typer.Option(metavar="TYPE", help="On GPUs and NPUs: fp32, bf16 or fp16.")] = (
+        "fp32"
+    )
+
+
 def evaluate(
+    scoring: ScoringOptions,
     where: Annotated[
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
     ] = "last",
@@ -36,21 +65,6 @@ def evaluate(
         Path | None, typer.Option("--tokenizer", metavar="FILE", help="Default: the one in the checkpoint.")
     ] = None,
     base: Base = None,
-    convention: Annotated[
-        str, typer.Option("--convention", metavar="NAME", help="How to count; each task lists its own.")
-    ] = "",
-    stride: Annotated[
-        int, typer.Option("--stride", min=1, metavar="N", help="Tokens between overlapping windows.")
-    ] = 32,
-    pattern: Annotated[
-        int, typer.Option("--pattern", min=0, metavar="N", help="The wording of a GLM's cloze question.")
-    ] = 0,
-    split: Annotated[
-        str, typer.Option("--split", metavar="PART", help="Part of a corpus: train, valid, test or all.")
-    ] = "all",
-    limit: Annotated[
-        int, typer.Option("--limit", min=0, metavar="N", help="Evaluate only the first N documents.")
-    ] = 0,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Where to write results. Default: with the run."),
@@ -72,11 +86,9 @@ def evaluate(
 
     if not tasks:
         raise UsageError("--task is missing", f"name one: {TASKS}, for example --task lambada=test.jsonl")
-    numbers = (("--stride", stride), ("--pattern", pattern), ("--split", split), ("--limit", limit))
-    arguments = [str(part) for pair in numbers for part in pair]
-    for name, given in (("--convention", convention), ("--base", base)):
-        arguments += [name, str(given)] if given else []
-    order = evaluate_on.Order(tuple(tasks), data, tokenizer, tuple(arguments), output or results_of(where))
+    arguments = [*arguments_of(scoring), *([f"--base={base}"] if base else [])]
+    target = output or results_of(where)
+    order = evaluate_on.Order(tuple(tasks), data, tokenizer, tuple(arguments), target, scoring.device)
     if on is None:
         _evaluate_here(order, where, as_json)
     else:

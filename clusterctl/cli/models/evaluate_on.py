@@ -27,6 +27,8 @@ class Order:
     tokenizer: Path | None
     arguments: tuple[str, ...]
     output: Path
+    device: str | None = None
+    """cpu, cuda or npu; None: the nodes' kind."""
 
 
 def evaluate(order: Order, where: str, on: str, inventory: Path | None, *, as_json: bool) -> None:
@@ -49,7 +51,8 @@ def evaluate(order: Order, where: str, on: str, inventory: Path | None, *, as_js
         files["tokenizer.json"] = order.tokenizer
         arguments += ["--tokenizer", "{data}/tokenizer.json"]
     target = place.on_nodes(where, on, inventory)
-    answer = place.answer_of(target, "evaluate", arguments, files)
+    ranks = place.ranks_of(target.cluster, order.device)
+    answer = place.answer_of(target, "evaluate", arguments, files, ranks)
     results = json.loads(answer)
     for result in results:
         _name_local(result, named, target)

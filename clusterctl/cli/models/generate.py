@@ -27,19 +27,29 @@ class ModelOptions:
         Path | None,
         typer.Option(metavar="DIR", help="The weights that adapters belong to, if they moved."),
     ] = None
-    weights: Annotated[str, typer.Option(metavar="TYPE", help="Store matrices as fp32, bf16 or int8.")] = (
-        "fp32"
-    )
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND", help="cpu, cuda or npu. Default: the nodes' kind; here the best available."
+        ),
+    ] = None
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Store matrices as fp32, bf16, fp16 or int8. Default: fp32 on CPUs, else bf16 if possible.",
+        ),
+    ] = None
     cache: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory for keys and values, as in 4GiB. Default: 16 texts."),
     ] = None
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="0 uses all cores.")] = 0
     tensor: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --on: N nodes share every layer. 0: as many as can.")
+        int, typer.Option(min=0, metavar="N", help="With --on: N ranks share every layer. 0: as many as can.")
     ] = 0
     pipeline: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --on: divide the layers among N nodes.")
+        int, typer.Option(min=0, metavar="N", help="With --on: divide the layers among N ranks.")
     ] = 0
 
 
@@ -121,7 +131,8 @@ def generate(
     """Generate text from a checkpoint.
 
     On a terminal, the text of a single prompt appears while it is written. Otherwise the output has one JSON object for
-    each text, in the order of the prompts. With --on, one process on each node computes its part of the model.
+    each text, in the order of the prompts. With --on, one process on each node, or on each of its GPUs or NPUs,
+    computes its part of the model.
     """
     from clusterctl.cli.models import place
 
@@ -130,7 +141,8 @@ def generate(
         target = place.on_nodes(where, on, cluster)
         lines = _lines(prompt or ([] if prompts else [""]), prompts)
         more = [*drawn, "--json", "--prompts={data}/prompts.jsonl"]
-        screen.write(place.answer_of(target, "generate", more, {"prompts.jsonl": lines}))
+        ranks = place.ranks_of(target.cluster, model.device, model.tensor, model.pipeline)
+        screen.write(place.answer_of(target, "generate", more, {"prompts.jsonl": lines}, ranks))
         return
     arguments = ["--checkpoint", str(place.here(where)), *drawn]
     arguments += [f"--prompt={text}" for text in prompt or ()]
@@ -229,7 +241,8 @@ def serve(
 
     target = place.on_nodes(where, on, cluster)
     name = server.name or target.name
-    job = place.job_on(target, "serve", [*arguments, f"--name={name}"])
+    ranks = place.ranks_of(target.cluster, model.device, model.tensor, model.pipeline)
+    job = place.job_on(target, "serve", [*arguments, f"--name={name}"], ranks)
     # The server's own --drain comes first.
     job = replace(job, name=f"serve-{name}"[:41], grace=server.drain + 10)
     launch_job(Target(job, target.cluster), detach=detach, as_json=as_json)

@@ -113,8 +113,52 @@ def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
     return OnNodes(cluster, local=local)
 
 
-def job_on(target: OnNodes, verb: str, arguments: list[str], inputs: Path | None = None) -> Job:
-    """Return a job that runs a command of the trainer with a checkpoint, as one process on each node.
+@dataclass(frozen=True)
+class RankPlaces:
+    """Which processes a command starts on each node."""
+
+    per_device: bool = False
+    """Whether each device gets a process, which no other run uses; else each node gets one, for its CPU."""
+    devices: tuple[int, ...] | None = None
+    """The devices of each node; None: all."""
+
+
+def ranks_of(cluster: Cluster, device: str | None, tensor: int = 0, pipeline: int = 0) -> RankPlaces:
+    """Return where the processes run: on the nodes' GPUs or NPUs, or one on each node if `device` or the nodes say cpu.
+
+    With both `tensor` and `pipeline`, as many devices as these need are used, the first ones of each node.
+    """
+    kinds = sorted({device or node.kind for node in cluster.nodes})
+    if len(kinds) > 1:
+        raise UsageError(
+            f"the nodes have devices of the kinds {' and '.join(kinds)}, which cannot compute together",
+            "name nodes of one kind with --on, or use --device cpu",
+        )
+    if kinds == ["cpu"]:
+        return RankPlaces()
+    wrong = [node for node in cluster.nodes if node.kind != kinds[0]]
+    if wrong:
+        raise UsageError(
+            f"--device {kinds[0]}: {wrong[0].name} has the kind {wrong[0].kind}",
+            f"use --device {wrong[0].kind} or cpu, or correct `kind` in cluster.yaml",
+        )
+    nodes, wanted = len(cluster.nodes), tensor * pipeline
+    if not wanted:
+        return RankPlaces(per_device=True)
+    fewest = min(len(node.devices) for node in cluster.nodes)
+    if wanted % nodes or wanted > nodes * fewest:
+        raise UsageError(
+            f"--tensor {tensor} x --pipeline {pipeline} are {wanted} ranks, "
+            f"and the {nodes} nodes have {fewest} devices each",
+            "choose numbers whose product is a multiple of the nodes, at most all devices",
+        )
+    return RankPlaces(True, cluster.nodes[0].devices[: wanted // nodes])
+
+
+def job_on(
+    target: OnNodes, verb: str, arguments: list[str], ranks: RankPlaces, inputs: Path | None = None
+) -> Job:
+    """Return a job that runs a command of the trainer with a checkpoint, with processes as `ranks` says.
 
     inputs: a folder that is pushed and has the checkpoint, unless that is on the node, and what else is read.
     """
@@ -126,14 +170,17 @@ def job_on(target: OnNodes, verb: str, arguments: list[str], inputs: Path | None
         command=("python", "-u", "-m", "trainer", verb, "--checkpoint", folder, *arguments),
         data=inputs or target.local,
         trainer=True,
-        processes="node",
-        share_devices=True,
-        rank_table="never",
+        processes="device" if ranks.per_device else "node",
+        devices=ranks.devices,
+        share_devices=not ranks.per_device,
+        rank_table="auto" if ranks.per_device else "never",
         source=f"clusterctl {verb}",
     )
 
 
-def answer_of(target: OnNodes, verb: str, arguments: list[str], files: Mapping[str, Path | bytes]) -> str:
+def answer_of(
+    target: OnNodes, verb: str, arguments: list[str], files: Mapping[str, Path | bytes], ranks: RankPlaces
+) -> str:
     """Run a command of the trainer on nodes to its end; return what rank 0 wrote on stdout.
 
     files: what the command reads at `{data}/NAME`, next to the checkpoint.
@@ -142,14 +189,14 @@ def answer_of(target: OnNodes, verb: str, arguments: list[str], files: Mapping[s
     from clusterctl.cli.launch.target import Target
     from clusterctl.runs.start import new_run
 
-    run = new_run(job_on(target, verb, arguments), options.runs_folder())
+    run = new_run(job_on(target, verb, arguments, ranks), options.runs_folder())
     inputs = run.root / "inputs"
     for name, content in files.items():
         _put(content, inputs / name)
     for file in target.local.rglob("*") if target.local else ():
         if target.local and file.is_file():
             _put(file, inputs / "checkpoint" / file.relative_to(target.local))
-    job = job_on(target, verb, arguments, inputs if inputs.is_dir() else None)
+    job = job_on(target, verb, arguments, ranks, inputs if inputs.is_dir() else None)
     launch_job(Target(job, target.cluster), run=run, quiet=True)
     record = run.read_record()
     log = run.log(record.cluster.nodes[0].name, 0, "out", record.attempt)

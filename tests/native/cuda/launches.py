@@ -15,11 +15,13 @@ from native.cuda.dropout_add import dropout_add
 from native.cuda.gelu import gelu
 from native.cuda.grouped_linear import grouped_linear
 from native.cuda.layer_norm import layer_norm
+from native.cuda.paged_attention import paged_attention
 from native.cuda.rms_norm import rms_norm
 from native.cuda.rotary import rotary
 from native.cuda.square_sum import square_sum
 from native.cuda.swiglu import swiglu
 from native.cuda.vocabulary_cross_entropy import vocabulary_cross_entropy
+from native.paging import Reach
 from native.update import AdamWStep
 from native.vocabulary import VocabularyPart
 
@@ -59,6 +61,10 @@ def calls(types: Sequence[torch.dtype] = TYPES, widths: Sequence[int] = WIDTHS) 
         matrices = torch.randn(4, 2048, 768, dtype=dtype, requires_grad=True)
         grouped_linear(x, matrices, torch.tensor([8, 0, 20, 4])).sum().backward()
         square_sum([x.detach()])
+        for heads, groups, size in ((12, 12, 64), (32, 8, 128), (8, 1, 256)):
+            q, pages = torch.ones(2, heads, size, dtype=dtype), torch.ones(9, 16, groups, size, dtype=dtype)
+            tables, places = torch.zeros(2, 20, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+            paged_attention(q, pages, pages, Reach(tables, places, places, (300, 40)))
         held, average, square = torch.ones(3, 4096).unbind()
         low = torch.ones(4096, dtype=dtype) if dtype != torch.float32 else None
         gradient = held.to(dtype)

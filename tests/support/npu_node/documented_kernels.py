@@ -404,3 +404,56 @@ def npu_rotary_mul(
     else:
         other = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
     return (x * r1.float() + other * r2.float()).to(input.dtype)
+
+
+# torch_npu-npu_fused_infer_attention_score.md, with one query of each text (Q_S is 1) and keys in pages: the layout BSH
+# with pages of (blocknum, blocksize, H), in float16 or bfloat16; the block size is a multiple of 16.
+def npu_fused_infer_attention_score(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    actual_seq_lengths_kv: list[int] | None = None,
+    block_table: Tensor | None = None,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    block_size: int = 0,
+) -> tuple[Tensor, Tensor]:
+    for x in (query, key, value):
+        require(x.dtype in (torch.float16, torch.bfloat16), f"it takes float16 or bfloat16, not {x.dtype}")
+        require(
+            x.is_contiguous() and x.dim() == 3, "contiguous tensors (B, S, H) and (blocknum, blocksize, H)"
+        )
+    require(key.numel() < 2**31, "the numbers of all pages are counted in int32")
+    batch, length, width = query.shape
+    groups = num_key_value_heads or num_heads
+    require(
+        length == 1 and input_layout == "BSH" and key.shape == value.shape, "one query; k and v are alike"
+    )
+    require(width % num_heads == 0 and num_heads <= 256 and batch <= 65536, "heads")
+    size = width // num_heads
+    require(num_heads % groups == 0 and num_heads // groups <= 64 and size <= 512, "heads that share keys")
+    require(key.shape[2] == groups * size <= 65535, "a page has the heads of keys side by side")
+    require(block_size % 16 == 0 and 0 < block_size <= 512 and key.shape[1] == block_size, "block_size")
+    lengths = actual_seq_lengths_kv
+    require(
+        isinstance(lengths, list) and all(type(n) is int and n > 0 for n in lengths), "lengths are numbers"
+    )
+    require(
+        block_table is not None and block_table.dtype == torch.int32 and block_table.dim() == 2, "block_table"
+    )
+    assert lengths is not None and block_table is not None
+    require(len(lengths) == batch == len(block_table), "a length and a row of pages for each text")
+    require(block_table.shape[1] * block_size >= max(lengths), "the table has every page of the longest text")
+    rows = []
+    for text, count in enumerate(lengths):
+        pages = block_table[text, : -(-count // block_size)].long()
+        require(bool(((pages >= 0) & (pages < len(key))).all()), "a page that is not there")
+        k, v = (
+            x[pages].flatten(0, 1)[:count].view(1, count, groups, size).transpose(1, 2) for x in (key, value)
+        )
+        closed = torch.zeros(1, count, dtype=torch.bool, device=query.device)
+        rows.append(_attend(query[text].view(1, num_heads, 1, size), k, v, scale, closed).view(1, 1, width))
+    return torch.cat(rows), query.new_zeros(1)

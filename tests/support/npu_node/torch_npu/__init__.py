@@ -68,6 +68,7 @@ npu = SimpleNamespace(
     set_device=_set_device,
     synchronize=lambda *_: None,
     max_memory_allocated=lambda *_: int(_library.npu_highest()),
+    mem_get_info=lambda *_: (8 << 30, 64 << 30),
     get_device_name=lambda *_: "Ascend910B3",
     get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32],
     manual_seed_all=lambda seed: None,
@@ -106,6 +107,7 @@ npu_gelu = _noted("npu_gelu")
 npu_cross_entropy_loss = _noted("npu_cross_entropy_loss")
 npu_rotary_mul = _noted("npu_rotary_mul")
 npu_grouped_matmul = _noted("npu_grouped_matmul")
+npu_fused_infer_attention_score = _noted("npu_fused_infer_attention_score")
 
 
 def npu_apply_adam_w(*given: Any, **named: Any) -> Any:

@@ -1,0 +1,103 @@
+"""Attention of one new token of each text over keys and values in pages, on CUDA.
+
+A program reads a stretch of one text's keys once for all heads that share them. The stretches of a text are computed by
+different programs, because a batch of few texts would leave most of a GPU idle; their results are joined afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from native.cuda import language
+from native.cuda.language import jit, on_device, tl, width_of
+from native.cuda.language import why_not as why_not
+from native.paging import PAGE, Reach
+from native.reference import paged_attention as plain
+
+# Positions that a program reads, and how many of them at a time.
+STRETCH, BLOCK = 256, 32
+# The fewest rows that Triton multiplies.
+LEAST_ROWS = 16
+# The widest head that fits into a program's registers.
+MOST_SIZE = 256
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return language.describe("pages are read once for all heads that share them")
+
+
+def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:
+    """Return the attention of one new token of each text."""
+    texts, heads, size = q.shape
+    groups = keys.shape[2]
+    if not language.computes("paged_attention", q) or size > MOST_SIZE or not texts:
+        return plain(q, keys, values, reach)
+    q, tables = q.contiguous(), reach.tables.contiguous()
+    stretches = -(-max(reach.lengths) // STRETCH)
+    mixed = torch.empty(stretches, texts, heads, size, dtype=torch.float32, device=q.device)
+    tops, sums = torch.empty(2, stretches, texts, heads, dtype=torch.float32, device=q.device)
+    given = (q, keys, values, tables, reach.first, reach.last, mixed, tops, sums)
+    numbers = (texts, heads, groups, size, tables.shape[1], size**-0.5)
+    rows = max(LEAST_ROWS, width_of(heads // groups))
+    with on_device(q):
+        _stretch[texts, groups, stretches](
+            *given,
+            *numbers,
+            ROWS=rows,
+            WIDTH=max(16, width_of(size)),
+            STRETCH=STRETCH,
+            BLOCK=BLOCK,
+            PAGE=PAGE,
+        )
+    # A stretch without keys has the top -infinity, and counts nothing.
+    shares = torch.exp(tops - tops.amax(0))
+    total = (sums * shares).sum(0)
+    result: Tensor = (mixed * shares.unsqueeze(-1)).sum(0) / total.unsqueeze(-1)
+    return result.to(q.dtype)
+
+
+@jit
+def _stretch(
+    q_at: tl.tensor, keys_at: tl.tensor, values_at: tl.tensor, tables_at: tl.tensor, first_at: tl.tensor,
+    last_at: tl.tensor, mixed_at: tl.tensor, tops_at: tl.tensor, sums_at: tl.tensor, texts: tl.tensor,
+    heads: tl.tensor, groups: tl.tensor, size: tl.tensor, pages: tl.tensor, scale: tl.tensor,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+) -> None:  # fmt: skip
+    text = tl.program_id(0)
+    group = tl.program_id(1)
+    stretch = tl.program_id(2)
+    begin = tl.maximum(tl.load(first_at + text), stretch * STRETCH)
+    end = tl.minimum(tl.load(last_at + text), (stretch + 1) * STRETCH)
+    own = heads // groups
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    lane = tl.arange(0, BLOCK)
+    known = column < size
+    head = text * heads + group * own + row
+    inside = (row < own)[:, None] & known[None, :]
+    q = tl.load(q_at + head[:, None].to(tl.int64) * size + column[None, :], inside, 0.0)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(begin // BLOCK * BLOCK, end, BLOCK):
+        at = start + lane
+        seen = (at >= begin) & (at < end)
+        page = tl.load(tables_at + text * pages + at // PAGE, seen, 0).to(tl.int64)
+        place = ((page * PAGE + at % PAGE) * groups + group) * size
+        both = seen[:, None] & known[None, :]
+        keys = tl.load(keys_at + place[:, None] + column[None, :], both, 0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        odds = tl.exp(scores - higher[:, None])
+        rest = tl.exp(top - higher)
+        values = tl.load(values_at + place[:, None] + column[None, :], both, 0.0)
+        mixed = tl.dot(odds.to(values.dtype), values, mixed * rest[:, None], input_precision="ieee")
+        total = total * rest + tl.sum(odds, 1)
+        top = higher
+    to = stretch.to(tl.int64) * texts * heads + head
+    tl.store(mixed_at + to[:, None] * size + column[None, :], mixed, inside)
+    tl.store(tops_at + to, top, row < own)
+    tl.store(sums_at + to, total, row < own)

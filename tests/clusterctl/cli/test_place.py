@@ -1,0 +1,75 @@
+"""Where the processes of `generate`, `serve` and `eval` run: on the CPUs of nodes, or on their GPUs or NPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.models.place import OnNodes, RankPlaces, job_on, ranks_of
+from clusterctl.errors import UsageError
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.jobs.plan import make_plan
+
+
+def cluster(*kinds: str, devices: int = 4) -> Cluster:
+    nodes = [
+        Node(
+            f"node{number}", f"10.0.0.{number}", f"10.0.0.{number}", kind=kind, devices=tuple(range(devices))
+        )
+        for number, kind in enumerate(kinds, 1)
+    ]
+    return Cluster("lab", tuple(nodes))
+
+
+def environments(chosen: Cluster, ranks: RankPlaces) -> list[dict[str, str]]:
+    job = job_on(OnNodes(chosen, local=Path("/step-1")), "generate", ["--json"], ranks)
+    return [process.env for node in make_plan(chosen, job).nodes for process in node.processes]
+
+
+@pytest.mark.parametrize(("kinds", "device"), [(("cpu", "cpu"), None), (("npu", "cuda"), "cpu")])
+def test_a_cpu_gets_one_process_on_each_node(kinds: tuple[str, ...], device: str | None) -> None:
+    chosen = cluster(*kinds)
+    ranks = ranks_of(chosen, device, tensor=2, pipeline=1)
+    assert [env["LOCAL_RANK"] for env in environments(chosen, ranks)] == ["0", "0"]
+    assert job_on(OnNodes(chosen), "serve", [], ranks).share_devices
+
+
+@pytest.mark.parametrize(
+    ("kind", "visible"), [("npu", "ASCEND_RT_VISIBLE_DEVICES"), ("cuda", "CUDA_VISIBLE_DEVICES")]
+)
+def test_every_device_of_the_nodes_gets_a_rank_that_no_other_run_shares(kind: str, visible: str) -> None:
+    chosen = cluster(kind, kind)
+    ranks = ranks_of(chosen, None)
+    found = environments(chosen, ranks)
+    assert [(env["RANK"], env["LOCAL_RANK"]) for env in found] == [(str(at), str(at % 4)) for at in range(8)]
+    assert {(env["CLUSTERCTL_DEVICE_KIND"], env["WORLD_SIZE"], env[visible]) for env in found} == {
+        (kind, "8", "0,1,2,3")
+    }
+    assert not job_on(OnNodes(chosen), "serve", [], ranks).share_devices
+
+
+def test_a_division_takes_as_many_devices_as_it_needs() -> None:
+    chosen = cluster("npu", "npu")
+    found = environments(chosen, ranks_of(chosen, "npu", tensor=2, pipeline=2))
+    assert [env["ASCEND_RT_VISIBLE_DEVICES"] for env in found] == ["0,1"] * 4
+    (alone,) = environments(cluster("npu"), ranks_of(cluster("npu"), None, 1, 1))
+    assert alone["WORLD_SIZE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "device", "division", "says"),
+    [
+        (("npu", "cuda"), None, (0, 0), "kinds cuda and npu, which cannot compute together"),
+        (("npu", "cpu"), None, (0, 0), "kinds cpu and npu"),
+        (("cpu",), "cuda", (0, 0), "--device cuda: node1 has the kind cpu"),
+        (("npu", "npu"), None, (3, 1), "are 3 ranks, and the 2 nodes have 4 devices each"),
+        (("npu",), None, (4, 2), "are 8 ranks, and the 1 nodes have 4 devices each"),
+    ],
+)
+def test_what_cannot_compute_is_refused_before_anything_starts(
+    kinds: tuple[str, ...], device: str | None, division: tuple[int, int], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        ranks_of(cluster(*kinds), device, *division)
+    assert caught.value.hint

@@ -1,0 +1,91 @@
+"""Attention over pages: the reference, and what Ascend's op hands CANN's kernel."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from native import cases, reference
+from native.fallback import report_fallback
+from native.npu import paged_attention as npu
+from tests.support.npu_node import documented_kernels as documented
+from tests.support.paged import CASES, case, expected
+
+TYPES = ((torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3))
+
+
+@pytest.mark.parametrize(("heads", "lengths", "window"), CASES, ids=str)
+@pytest.mark.parametrize(("dtype", "allowed"), TYPES, ids=str)
+def test_the_reference_is_the_attention_of_each_text(
+    heads: tuple[int, int, int],
+    lengths: tuple[int, ...],
+    window: int,
+    dtype: torch.dtype,
+    allowed: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = case(heads, lengths, window, dtype)
+    found = reference.paged_attention(*made)
+    assert found.dtype == dtype
+    assert cases.error(found, expected(*made)) <= allowed
+    # Copied out of the pages text by text.
+    monkeypatch.setattr(reference, "GATHERED", 1)
+    assert cases.error(reference.paged_attention(*made), expected(*made)) <= allowed
+
+
+@pytest.fixture
+def torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = documented.npu_fused_infer_attention_score
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu_fused_infer_attention_score=kernel))
+
+
+@pytest.mark.parametrize(("heads", "lengths", "window"), [one for one in CASES if not one[2]], ids=str)
+@pytest.mark.parametrize(("dtype", "allowed"), TYPES[1:], ids=str)
+def test_cann_gets_what_its_page_describes(
+    heads: tuple[int, int, int],
+    lengths: tuple[int, ...],
+    window: int,
+    dtype: torch.dtype,
+    allowed: float,
+    torch_npu: None,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    made = case(heads, lengths, window, dtype)
+    assert cases.error(npu.paged_attention(*made), expected(*made)) <= allowed
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("which", "dtype", "says"),
+    [(3, torch.bfloat16, "has no window"), (1, torch.float32, "has no kernel for torch.float32")],
+)
+def test_what_cann_does_not_compute_is_computed_by_the_reference_and_reported(
+    which: int, dtype: torch.dtype, says: str, torch_npu: None
+) -> None:
+    report_fallback.cache_clear()
+    made = case(*CASES[which], dtype)
+    with pytest.warns(RuntimeWarning, match=says):
+        found = npu.paged_attention(*made)
+    assert torch.equal(found, reference.paged_attention(*made))
+
+
+def test_the_stand_in_refuses_what_the_page_refuses(torch_npu: None) -> None:
+    q, keys, values, reach = case(*CASES[1], torch.bfloat16)
+    given = {
+        "actual_seq_lengths_kv": list(reach.lengths), "block_table": reach.tables, "block_size": 16,
+        "num_heads": 4, "num_key_value_heads": 2, "scale": 0.125, "input_layout": "BSH",
+    }  # fmt: skip
+    rows = (q.flatten(1).unsqueeze(1), keys.flatten(2), values.flatten(2))
+    documented.npu_fused_infer_attention_score(*rows, **given)
+    for wrong in (
+        {"block_table": reach.tables.long()},
+        {"block_table": reach.tables[:, :-1]},
+        {"actual_seq_lengths_kv": reach.last},
+        {"block_size": 24},
+        {"num_key_value_heads": 3},
+    ):
+        with pytest.raises(RuntimeError, match="CANN"):
+            documented.npu_fused_infer_attention_score(*rows, **(given | wrong))

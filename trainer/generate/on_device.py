@@ -1,0 +1,203 @@
+"""A model on a CUDA device or an NPU: its matrices in one type, and a paged cache there.
+
+Matrices and the cache have the type of the weights. The residual stream, norms and logits are in fp32. What differs
+between the kinds of devices are the ops of `native`: attention of a prompt, attention of new tokens over the pages,
+norms and activations. The host decides what is computed and draws the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import native
+from native.decode.matrix import TYPES, Matrix
+from native.decode.paged import PAGE, Spans
+from native.paging import Reach
+from trainer.config.model import ModelConfig
+from trainer.device import Device
+from trainer.engine.passes import Model
+from trainer.generate.modules import (
+    PackedLinear,
+    PackedRowLinear,
+    PackedTable,
+    Step,
+    exchange,
+)
+from trainer.model.experts import ExpertLinear, Experts, Router
+from trainer.model.layers import TokenTable
+from trainer.model.linear import ColumnLinear, RowLinear
+from trainer.parallel.tensor import ALONE, Parallel
+
+Read = Callable[[str], Tensor]
+
+
+class NarrowExperts(nn.Module):
+    """Experts whose matrices are in one type, which their inputs get too; their router stays in fp32."""
+
+    def __init__(self, own: Experts, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.own, self.dtype = own, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.own(x.to(self.dtype))
+        return mixed
+
+
+class WideRouter(nn.Module):
+    """A router in fp32."""
+
+    def __init__(self, own: Router) -> None:
+        super().__init__()
+        self.weight = own.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.float(), self.weight)
+
+
+def fill(model: Model, read: Read, kind: str, device: Device, parallel: Parallel = ALONE) -> None:
+    """Move a model whose parameters have no memory to a device, one parameter at a time.
+
+    read: returns this rank's part of a parameter in fp32, in the node's memory. kind: the type of matrices.
+    """
+    dtype = TYPES[kind]
+    for path, module in list(model.named_modules()):
+        if isinstance(module, (ColumnLinear, RowLinear, TokenTable)):
+            exchange(model, path, _on_device(path, module, read, dtype, device, parallel, model.config.vocab))
+            continue
+        wanted = dtype if isinstance(module, ExpertLinear) else torch.float32
+        for name, _ in list(module.named_parameters(recurse=False)):
+            own = read(f"{path}.{name}").to(wanted).to(device.name)
+            setattr(module, name, nn.Parameter(own, requires_grad=False))
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Experts):
+            module.router = WideRouter(module.router)  # type: ignore[assignment]
+            exchange(model, path, NarrowExperts(module, dtype))
+
+
+def _on_device(
+    path: str,
+    module: ColumnLinear | RowLinear | TokenTable,
+    read: Read,
+    dtype: torch.dtype,
+    device: Device,
+    parallel: Parallel,
+    vocab: int,
+) -> nn.Module:
+    weight = read(f"{path}.weight")
+    if isinstance(module, TokenTable):
+        return PackedTable(Matrix.of(weight, None, dtype, device.name), vocab, parallel)
+    bias = read(f"{path}.bias") if module.bias is not None else None
+    if isinstance(module, ColumnLinear):
+        return PackedLinear(Matrix.of(weight, bias, dtype, device.name))
+    # The ranks' results are summed: one of them adds the bias.
+    own = bias if parallel.rank == 0 else None
+    return PackedRowLinear(Matrix.of(weight, own, dtype, device.name), parallel)
+
+
+def weight_bytes(model: Model, kind: str) -> int:
+    """Return the bytes of a model's parameters on a device."""
+    total = 0
+    for module in model.modules():
+        narrow = isinstance(module, (ColumnLinear, RowLinear, TokenTable, ExpertLinear))
+        each = TYPES[kind].itemsize if narrow else 4
+        total += sum(each * parameter.numel() for parameter in module.parameters(recurse=False))
+    return total
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """New tokens [begin, end) of one text, and the slots of the keys that they see."""
+
+    begin: int
+    end: int
+    slots: Tensor
+    mask: native.Mask
+
+
+class DeviceCache:
+    """Pages of keys and values for each layer of this rank on a device: (pages, 16, groups, head size)."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        pages: int,
+        layers: int,
+        kind: str,
+        device: Device,
+        ops: native.Choice,
+        ranks: int = 1,
+    ) -> None:
+        """`ranks`: those that divide the heads of each layer."""
+        shape = (pages, PAGE, config.groups // ranks, config.head_size)
+        self.device, self.window, self.ops = device.name, config.window, ops
+        self.layers = [
+            (self._empty(shape, TYPES[kind]), self._empty(shape, TYPES[kind])) for _ in range(layers)
+        ]
+        self._slots = torch.empty(0)
+        self._reach: Reach | None = None
+        self._stretches: list[_Stretch] = []
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def begin(self, step: Step) -> Step:
+        """Return a step with its numbers on the device; `attend` is for this step from now on."""
+        spans = step.spans
+        self._slots = spans.slots.to(self.device)
+        begins = spans.begins.tolist()
+        # Texts that have one new token come first; the stretches of prompts follow.
+        alone = next((row for row, (at, end) in enumerate(pairwise(begins)) if end - at > 1), len(begins) - 1)
+        self._reach = self._reach_of(spans, alone) if alone else None
+        self._stretches = [
+            self._stretch_of(spans, row, begins[row], begins[row + 1])
+            for row in range(alone, len(begins) - 1)
+        ]
+        ids, positions, wanted = (part.to(self.device) for part in (step.ids, step.positions, step.wanted))
+        return Step(ids, positions, spans, wanted)
+
+    def _reach_of(self, spans: Spans, texts: int) -> Reach:
+        first, last = spans.first[:texts], spans.last[:texts]
+        lengths = tuple(last.tolist())
+        tables = spans.tables[:texts, : -(-max(lengths) // PAGE)].contiguous()
+        from_start = not bool(first.any())
+        tables, first, last = (part.to(self.device) for part in (tables, first, last))
+        return Reach(tables, first, last, lengths, from_start)
+
+    def _stretch_of(self, spans: Spans, row: int, begin: int, end: int) -> _Stretch:
+        first, last = int(spans.first[begin]), int(spans.last[end - 1])
+        start = first // PAGE
+        pages = spans.tables[row, start : -(-last // PAGE)].long()
+        slots = (pages[:, None] * PAGE + torch.arange(PAGE)).flatten()[: last - start * PAGE]
+        # A GLM's source is computed as a whole, and all of its tokens see it to its end.
+        seen = int(spans.last[begin])
+        is_causal = last - seen == end - begin - 1
+        source = None if is_causal else torch.tensor([seen - start * PAGE], device=self.device)
+        window = self.window if int(spans.first[end - 1]) else 0
+        return _Stretch(begin, end, slots.to(self.device), native.Mask(window, source=source))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store keys and values of the new tokens, (tokens, groups, size); return their attention, (tokens, ...)."""
+        pages = self.layers[layer]
+        for own, new in zip(pages, (k, v), strict=True):
+            own.flatten(0, 1).index_copy_(0, self._slots, new.to(own.dtype))
+        parts = []
+        if self._reach is not None:
+            parts.append(self.ops.paged_attention(q[: len(self._reach.lengths)], *pages, self._reach))
+        for stretch in self._stretches:
+            keys, values = (own.flatten(0, 1)[stretch.slots].transpose(0, 1)[None] for own in pages)
+            queries = q[stretch.begin : stretch.end].transpose(0, 1)[None]
+            mixed = self.ops.attention(queries, keys, values, causal=True, mask=stretch.mask)
+            parts.append(mixed[0].transpose(0, 1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a page in every layer."""
+        for keys, values in self.layers:
+            keys[target] = keys[source]
+            values[target] = values[source]
