@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,7 @@ def plan_pull(checkpoint: Checkpoint, manifest: Mapping[str, Any], dest: Path) -
             f"{checkpoint.name} is {checkpoint.health.value}: {checkpoint.missing} of its files are missing"
         )
         raise UsageError(problem, "choose another --step; see `clusterctl checkpoint list`")
+    _check_dest(dest, {*manifest["files"], MANIFEST})
     own = ThisMachine().entry(str(dest)) if (dest / MANIFEST).exists() else None
     if own is not None and own.digest != checkpoint.digest:
         raise UsageError(f"{dest}: another checkpoint is there", "name another folder with -o, or remove it")
@@ -77,6 +78,22 @@ def plan_pull(checkpoint: Checkpoint, manifest: Mapping[str, Any], dest: Path) -
     by_name = {holding.holder.name: holding for holding in checkpoint.holdings}
     fetches = tuple(Fetch(by_name[name], tuple(sorted(files)), sums[name]) for name, files in names.items())
     return Pull(checkpoint, dest, fetches, tuple(sorted(present)))
+
+
+def _check_dest(dest: Path, names: Collection[str]) -> None:
+    """Refuse a folder with other files, or one that cannot be written, before anything is fetched."""
+    hint = "name a new folder with -o"
+    if dest.exists() and not dest.is_dir():
+        raise UsageError(f"{dest}: a file, not a folder", hint)
+    if dest.is_dir() and not (dest / MANIFEST).exists():
+        other = sorted(path.name for path in dest.iterdir() if path.name not in names)
+        if other:
+            raise UsageError(f"{dest}: holds other files, such as {other[0]}", hint)
+    above = next(parent for parent in dest.parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{above}: {'cannot be written' if above.is_dir() else 'a file, not a folder'}", hint
+        )
 
 
 def pull(plan: Pull, progress_of: Callable[[str], Progress]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy
@@ -70,9 +70,19 @@ def verify(checkpoint: Checkpoint, report_of: Callable[[str], Report]) -> Verifi
             if check.fault:
                 damages.append(Damage(outcome.node.name, name, check.fault, check.tensor))
     if checkpoint.missing > 0:
-        fault = f"{checkpoint.name}: {checkpoint.missing} of its {checkpoint.facts.count} files are missing"
-        damages.append(Damage("all machines", "", fault))
+        damages += _missing(checkpoint, damages)
     return Verified(checkpoint, tuple(damages), checked)
+
+
+def _missing(checkpoint: Checkpoint, known: Sequence[Damage]) -> list[Damage]:
+    """Return the files that no machine has, without those that are known to be damaged."""
+    holding = next(holding for holding in checkpoint.holdings if holding.entry.digest)
+    wanted = holding.holder.manifest(holding.entry.path)["files"]
+    absent = sorted(wanted.keys() - checkpoint.copies_of.keys() - {damage.file for damage in known})
+    return [
+        Damage("all machines", name, f"{checkpoint.name}/{name}: missing, on every machine")
+        for name in absent
+    ]
 
 
 def _verified(holding: CheckpointCopy, report: Report) -> Verification:

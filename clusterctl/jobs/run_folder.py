@@ -416,6 +416,8 @@ def all_runs(folder: Path) -> list[RunDir]:
 
 def find_run(folder: Path, name: str) -> RunDir:
     """Return the run with an id, with the unique beginning of an id, at a path, or the newest run for `last`."""
+    if not name:
+        raise UsageError("the name of the run is empty", "name a run, or `last`")
     if "/" in name and (Path(name) / "run.json").is_file():
         return RunDir(Path(name).resolve())
     runs = all_runs(folder)

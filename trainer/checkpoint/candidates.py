@@ -11,6 +11,9 @@ from typing import Any
 
 from trainer.checkpoint.store import OLD
 
+# Absent files that a report names: with many nodes, each lacks most files.
+MOST_NAMED = 16
+
 
 @dataclass(frozen=True)
 class FolderReport:
@@ -27,6 +30,8 @@ class FolderReport:
     """The files that are there in their right size."""
     count: int = 0
     """The files of the checkpoint, wherever they are."""
+    lacks: Sequence[str] = ()
+    """The others, if they are few."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,11 @@ def order(values: Sequence[Any], leaders: Sequence[int], named: bool) -> Any:
         first = members[0][1]
         missing = first.count - len({name for _, report in members for name in report.have})
         if missing > 0:
-            faults.append(f"{first.path}: {missing} of its {first.count} files are on no node of this run")
+            nowhere = set(first.lacks).intersection(*(report.lacks for _, report in members))
+            by_name = f": {', '.join(sorted(nowhere))}" if nowhere else ""
+            faults.append(
+                f"{first.path}: {missing} of its {first.count} files are on no node of this run{by_name}"
+            )
         elif first.state == "weights" and not named:
             weights.append(f"{first.path}: holds weights alone, and training needs the optimizer's moments")
         else:

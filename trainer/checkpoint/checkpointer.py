@@ -256,9 +256,12 @@ class Checkpointer:
 
     def _other_data(self, found: Checkpoint) -> list[str]:
         faults = []
-        if found.manifest["data"].get("corpora") != self.data["corpora"]:
-            prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))
+        then = found.manifest["data"]
+        prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))
+        if then.get("corpora") != self.data["corpora"]:
             faults.append(f"data: {prefixes}: not what it was trained on (the .idx files are others)")
+        elif then.get("tokens", self.data.get("tokens")) != self.data.get("tokens"):
+            faults.append(f"data: {prefixes}: not what it was trained on (the .bin files hold other tokens)")
         own = self.tokenizer
         if own is not None and TOKENIZER in found.files and sha256(own) != found.files[TOKENIZER]["sha256"]:
             name = self.config.data.tokenizer

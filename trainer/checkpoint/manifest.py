@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def read_manifest(folder: Path) -> JsonObject:
     """Return the manifest of a checkpoint's folder; a CheckpointError names the file and what is wrong."""
     file = folder / MANIFEST
     check_access(folder)
+    _check_above(folder)
     try:
         check_file(file)
         if file.stat().st_size > MOST_BYTES:
@@ -146,6 +148,16 @@ def check_access(folder: Path) -> None:
     if mode & 0o002:
         problem = f"{folder}: every user of this machine can change what is in it"
         raise CheckpointError(problem, f"chmod o-w {folder}, if you trust what is there")
+
+
+def _check_above(folder: Path) -> None:
+    """Refuse a folder that every user may replace by another one."""
+    above = folder.absolute().parent
+    mode = above.stat().st_mode
+    # In a folder such as /tmp users cannot replace what belongs to others.
+    if mode & 0o002 and not mode & stat.S_ISVTX:
+        problem = f"{above}: every user of this machine can replace what is in it"
+        raise CheckpointError(problem, f"chmod o-w {above}, if you trust what is there")
 
 
 def check_file(file: Path) -> int:

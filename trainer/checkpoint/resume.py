@@ -116,8 +116,13 @@ def _fault_of(work: Callable[[], object]) -> str:
     try:
         work()
     except CheckpointError as error:
-        return error.message
+        return _with_remedy(error)
     return ""
+
+
+def _with_remedy(error: CheckpointError) -> str:
+    """Return the message, with the remedy if it is not the usual one."""
+    return error.message + (f" ({error.hint})" if error.hint != error.usual_hint else "")
 
 
 def _check_fit(faults: Sequence[str], path: Path, fits: Fits) -> dict[str, str]:
@@ -144,10 +149,13 @@ def _report(path: Path) -> FolderReport:
             verify(path)
         digest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
     except (CheckpointError, OSError) as error:
-        fault = error.message if isinstance(error, CheckpointError) else str(error)
+        fault = _with_remedy(error) if isinstance(error, CheckpointError) else str(error)
         return FolderReport(path.name, str(path), fault)
     state = str(checkpoint.manifest.get("state", "all"))
-    return FolderReport(path.name, str(path), "", checkpoint.step, state, digest, have, len(checkpoint.files))
+    lacks = sorted(checkpoint.files.keys() - set(have))
+    count = len(checkpoint.files)
+    named = lacks if len(lacks) <= candidates.MOST_NAMED else []
+    return FolderReport(path.name, str(path), "", checkpoint.step, state, digest, have, count, named)
 
 
 def _check_keys(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:

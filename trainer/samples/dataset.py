@@ -97,7 +97,11 @@ class Data:
         for key, plain in (("windows", Windows()), ("infilling", Infilling())):
             if getattr(self.config, key) != plain:
                 order[key] = asdict(getattr(self.config, key))
-        return {"corpora": [self.hashes[source.prefix] for source in sources], "order": order}
+        return {
+            "corpora": [self.hashes[source.prefix] for source in sources],
+            "tokens": [self.corpora[source.prefix].sample_identity() for source in sources],
+            "order": order,
+        }
 
     def samples(self, which: str, count: int) -> Samples | Blend:
         """Return at least `count` samples of train or valid; raises an error with a remedy if there are too

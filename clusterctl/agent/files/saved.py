@@ -110,6 +110,11 @@ def _is_shape(entry: Any) -> bool:
 
 def check_folder(folder: str) -> None:
     """Raise Damaged if every user may change the folder: its hashes would prove nothing."""
+    above = os.path.dirname(os.path.abspath(folder))
+    mode = os.stat(above).st_mode
+    # In a folder such as /tmp users cannot replace what belongs to others.
+    if mode & 0o002 and not mode & stat.S_ISVTX:
+        raise Damaged(f"{above}: every user can change it: chmod o-w {above}, if you trust its content")
     if os.stat(folder).st_mode & 0o002:
         raise Damaged(f"{folder}: every user can change it: chmod o-w {folder}, if you trust its content")
 

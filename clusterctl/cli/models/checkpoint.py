@@ -98,6 +98,8 @@ def verify(
     from clusterctl.cli.views import checkpoints
     from clusterctl.cli.views.progress_bar import bar
 
+    if every and step is not None:
+        raise UsageError("--all and --step exclude each other", "leave one of them out")
     with found_at(where) as found, bar("verify") as drawn:
         chosen = found.checkpoints if every else [found.chosen(step)]
         results = []
@@ -142,6 +144,8 @@ def pull(
     from clusterctl.cli.views.progress_bar import bar
     from clusterctl.text import plural, size
 
+    if output is not None and not output.name:
+        raise UsageError(f"-o {str(output)!r}: names no folder of its own", "as in -o best")
     with found_at(where) as found:
         checkpoint = found.chosen(step)
         if output is None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.errors import UsageError
+from clusterctl.jobs.run_folder import find_run
 from tests.live.conftest import clean_environment
 from tests.support import checkpoints as made
 
@@ -126,3 +128,44 @@ def test_pull_copies_a_folder_and_refuses_a_damaged_one(folder: Path, tmp_path: 
     assert damaged.returncode == 4
     assert "it was not put in place" in damaged.stderr
     assert not (tmp_path / "bad").exists()
+
+
+def test_pull_refuses_a_wrong_place_before_it_fetches(folder: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "other"
+    file.write_text("mine")
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    expected = {
+        file: "a file, not a folder",
+        file / "below": "a file, not a folder",
+        other: "holds other files, such as notes.txt",
+        Path(): "names no folder of its own",
+    }
+    for place, problem in expected.items():
+        done = clusterctl("pull", folder, "-o", place)
+        assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
+    assert file.read_text() == "mine"
+    assert [path.name for path in other.iterdir()] == ["notes.txt"]
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".incoming")]
+
+
+def test_verify_names_absent_files(folder: Path) -> None:
+    (folder / "step-00000200" / "part-00001.safetensors").unlink()
+    done = clusterctl("verify", folder, "--step", 200)
+    assert done.returncode == 1
+    assert "step-00000200/part-00001.safetensors: missing, on every machine" in done.stdout
+    assert clusterctl("verify", folder, "--step", 200, "--all").returncode == 2
+
+
+def test_an_empty_name_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the name of the run is empty"):
+        find_run(tmp_path, "")
+
+
+def test_a_folder_that_every_user_can_replace_is_refused(folder: Path) -> None:
+    folder.chmod(0o777)
+    done = clusterctl("verify", folder)
+    assert done.returncode == 1
+    assert f"chmod o-w {folder}, if you trust its content" in done.stdout
+    folder.chmod(0o1777)
+    assert clusterctl("verify", folder).returncode == 0

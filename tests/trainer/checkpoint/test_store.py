@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -24,9 +26,11 @@ from trainer.checkpoint.manifest import decode_manifest, encode_manifest
 from trainer.checkpoint.part import Part
 from trainer.checkpoint.store import Checkpoint, found, open_checkpoint, verify
 from trainer.config.parts import KeepConfig
+from trainer.corpus.indexed import Writer
 from trainer.errors import CheckpointError, TrainingFailed
 from trainer.files import sha256
 from trainer.plan.resolve import read_config
+from trainer.samples.dataset import Data
 
 PART = "part-00000.safetensors"
 WRONG_MANIFESTS = [
@@ -485,3 +489,48 @@ def test_another_tokenizer_is_refused_by_its_path_unless_a_flag_allows_it(tmp_pa
         assert len(faults) == expected
     assert f"{tokenizers[1]}: not the one that it was trained with" in faults[0]
     assert "resume_other_data: true" in faults[1]
+
+
+def test_other_tokens_behind_an_equal_index_are_refused(tmp_path: Path) -> None:
+    found = []
+    for number in (0, 1):
+        prefix = tmp_path / str(number)
+        tokens = np.arange(300_000, dtype=np.uint16) % 100
+        tokens[150_000:] += number
+        with Writer(prefix, np.uint16) as writer:
+            writer.add_document([tokens])
+        raw = {"model": "gpt-tiny", "steps": 1, "data": {"prefix": str(prefix)}}
+        found.append(read_config(raw, 1))
+    first, second = (Data(config.data, 64).identity() for config in found)
+    assert first["corpora"] == second["corpora"]
+    assert first["tokens"] != second["tokens"]
+    checkpoint = saved(tmp_path, 1)
+    saver = Checkpointer.__new__(Checkpointer)
+    saver.config, saver.tokenizer = found[1], None
+    for recorded, expected in ((second, 0), ({"corpora": second["corpora"]}, 0), (first, 2)):
+        saver.data = second
+        other = replace(checkpoint, manifest={**checkpoint.manifest, "data": recorded})
+        assert len(saver._other_data(other)) == expected
+    assert "the .bin files hold other tokens" in saver._other_data(other)[0]
+
+
+def test_an_absent_file_is_named_and_a_remedy_is_kept(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1).path
+    part = next(path.glob("*.safetensors"))
+    part.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        load_with([tmp_path], path)
+    assert f"are on no node of this run: {part.name}" in caught.value.message
+    path.chmod(0o777)
+    with pytest.raises(CheckpointError) as caught:
+        load_with([tmp_path], path)
+    assert f"(chmod o-w {path}, if you trust what is there)" in caught.value.message
+
+
+def test_a_folder_that_every_user_can_replace_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "above", 1).path
+    path.parent.chmod(0o777)
+    with pytest.raises(CheckpointError, match="every user of this machine can replace what is in it"):
+        open_checkpoint(path)
+    path.parent.chmod(0o1777)
+    assert open_checkpoint(path).step == 1
