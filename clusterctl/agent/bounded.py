@@ -12,14 +12,15 @@ import time
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from typing import Dict, Tuple
+
+    from clusterctl.agent.spawn import Child
 
 # Bytes that are read from a pipe in one piece.
 PIECE = 1 << 16
 
 
-def outputs_of(process: "subprocess.Popen[bytes]", seconds: float, limit: int) -> "Tuple[bytes, bytes, bool]":
+def outputs_of(process: Child, seconds: float, limit: int) -> "Tuple[bytes, bytes, bool]":
     """Return the first `limit` bytes of stdout and of stderr, and whether the program ended in time.
 
     What follows is read and dropped. A program that did not end in time still runs: the caller ends it.
@@ -44,7 +45,7 @@ def outputs_of(process: "subprocess.Popen[bytes]", seconds: float, limit: int) -
     return bytes(buffers[out]), bytes(buffers[err]), ended
 
 
-def _has_ended(process: "subprocess.Popen[bytes]", deadline: float) -> bool:
+def _has_ended(process: Child, deadline: float) -> bool:
     """Return whether a program that has closed its output exits until `deadline`."""
     while process.poll() is None:
         if time.monotonic() > deadline:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
+# The C half: the module around it imports enum.
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import resource
-import signal
-import subprocess
 import threading
 import time
 
+from clusterctl.agent import own_python
 from clusterctl.agent.bounded import outputs_of
-from clusterctl.agent.child import MARKER
 from clusterctl.agent.network import holders, interfaces, place_of, rdma_ports
 from clusterctl.agent.processes import LARGEST_ENVIRON, boot_id, end_all, is_alive, read_limited, text_of
+from clusterctl.agent.reaper import MARKER
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.spawn import command, environment
+from clusterctl.agent.spawn import command, environment, start_with_pipes
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Sequence
+
+    from clusterctl.agent.spawn import Child
 
 LIMITS = ("NOFILE", "NPROC", "MEMLOCK")
 # Bytes kept of what one command prints.
@@ -29,6 +31,8 @@ MOST_SAID = 64 << 10
 MOST_READ = 4096
 # Seconds for one command; a hung driver never answers.
 TIMEOUT = 15.0
+# Seconds for a fork of the agent to do what a new interpreter would do; it is started if that fails.
+OWN_LIMIT = 5.0
 # Instruction sets of x86-64 that change how numbers are computed; the kernel's names.
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 # Part of an agent's command line, and of nothing else.
@@ -49,7 +53,8 @@ def examine(request: Request) -> Dict[str, Any]:
 
         change = changes(request)
     runner = _Commands(request, commands, change)
-    workdir = request.workdir
+    workdir, present = request.workdir, interfaces()
+    address = str(request.params.get("address") or "")
     result = {
         "disks": {
             path: room
@@ -60,9 +65,9 @@ def examine(request: Request) -> Dict[str, Any]:
         "memory": _memory(),
         "processor": _processor(text_of("/proc/cpuinfo")),
         "limits": {name: list(resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))) for name in LIMITS},
-        "interfaces": interfaces(),
-        "place": place_of(str(request.params.get("address") or "")),
-        "ports": holders(request.params.get("ports") or [], str(request.params.get("address") or "")),
+        "interfaces": present,
+        "place": place_of(address, present),
+        "ports": holders(request.params.get("ports") or [], address),
         "reserved_ports": text_of("/proc/sys/net/ipv4/ip_local_reserved_ports").strip(),
         "ephemeral_ports": text_of("/proc/sys/net/ipv4/ip_local_port_range").strip(),
         "rdma": rdma_ports(),
@@ -192,16 +197,13 @@ def stale_agents() -> List[int]:
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 command_line = file.read(4096)
-            mine = os.stat(f"/proc/{entry}").st_uid == os.getuid()
+            mine = os.stat(f"/proc/{entry}").st_uid == os.getuid() and AGENT_WORDS in command_line
+            # A supervisor is a fork of an agent, and reads nothing.
+            mine = mine and os.readlink(f"/proc/{entry}/fd/0") != os.devnull
         except OSError:
             continue
         fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
-        if (
-            mine
-            and AGENT_WORDS in command_line
-            and len(fields) > 1
-            and (fields[0] == "T" or fields[1] == "1")
-        ):
+        if mine and len(fields) > 1 and (fields[0] == "T" or fields[1] == "1"):
             result.append(int(entry))
     return result
 
@@ -239,36 +241,31 @@ class _Commands:
     def _run(self, name: str, alternatives: List[List[str]], limit: float) -> None:
         self.found[name] = {"timed_out": True, "exit_code": None, "out": "", "err": ""}
         marker = {MARKER: os.urandom(16).hex()}
-        for argv in alternatives:
+        for words in alternatives:
+            argv, env = command([str(word) for word in words]), environment(marker, self.change)
+            if self.change is None and own_python.is_own(argv, env):
+                self.found[name] = self._output(own_python.start(argv), marker, OWN_LIMIT)
+                if self.found[name]["exit_code"] == 0:
+                    return
             try:
-                process = subprocess.Popen(
-                    command([str(word) for word in argv]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=environment(marker, self.change),
-                    cwd="/",
-                    start_new_session=True,
-                )
+                process = start_with_pipes(argv, env)
             except (OSError, ValueError):
                 continue
-            self.found[name] = self._ended(process, marker, limit)
+            watched = process.pid, f"{MARKER}={marker[MARKER]}"
+            self.request.watcher.watch(*watched)
+            try:
+                self.found[name] = self._output(process, marker, limit)
+            finally:
+                self.request.watcher.release(*watched)
             return
         self.found[name] = None
 
-    def _ended(
-        self, process: "subprocess.Popen[bytes]", marker: Dict[str, str], limit: float
-    ) -> Dict[str, Any]:
-        watched = process.pid, f"{MARKER}={marker[MARKER]}"
-        self.request.watcher.watch(*watched)
+    def _output(self, process: Child, marker: Dict[str, str], limit: float) -> Dict[str, Any]:
         self.request.on_cancel.append(lambda: _kill(process.pid))
-        try:
-            out, err, ended = outputs_of(process, limit, MOST_SAID)
-            if not ended:
-                end_all([process.pid], marker, 0.0, limit=1.0)
-                return {"timed_out": True, "exit_code": None, "out": "", "err": ""}
-        finally:
-            self.request.watcher.release(*watched)
+        out, err, ended = outputs_of(process, limit, MOST_SAID)
+        if not ended:
+            end_all([process.pid], marker, 0.0, limit=1.0)
+            return {"timed_out": True, "exit_code": None, "out": "", "err": ""}
         return {
             "timed_out": False,
             "exit_code": process.returncode,
@@ -278,5 +275,8 @@ class _Commands:
 
 
 def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    try:
         os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        # It has ended.
+        return

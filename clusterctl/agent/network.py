@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+# The C half of the module: the other half imports enum and selectors.
+import _socket as socket
+import errno
 import os
 import select
-import socket
 import struct
 import time
 
@@ -48,7 +50,8 @@ def rdma_ports(folder: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
 def interfaces() -> Dict[str, Dict[str, Any]]:
     """Return by name whether an interface is up, and its addresses."""
     result: Dict[str, Dict[str, Any]] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
+    door = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
         for _, name in socket.if_nameindex():
             flags = _ask(door, name, GET_FLAGS)
             up = flags is not None and struct.unpack("=H", flags[16:18])[0] & (UP | RUNNING) == UP | RUNNING
@@ -57,6 +60,8 @@ def interfaces() -> Dict[str, Dict[str, Any]]:
             if address and mask:
                 bits = bin(struct.unpack(">I", mask[20:24])[0]).count("1")
                 result[name]["addresses"].append(f"{socket.inet_ntoa(address[20:24])}/{bits}")
+    finally:
+        door.close()
     for line in text_of("/proc/net/if_inet6").splitlines():
         fields = line.split()
         if len(fields) == 6 and fields[5] in result:
@@ -74,39 +79,53 @@ def _ask(door: socket.socket, name: str, question: int) -> Optional[bytes]:
         return None
 
 
-def place_of(address: str) -> Dict[str, Any]:
-    """Return where an address is: its number, whether it is this node's own, and on which interface."""
+def place_of(address: str, present: Optional[Dict[str, Dict[str, Any]]] = None) -> Dict[str, Any]:
+    """Return where an address is: its number, whether it is this node's own, and on which interface.
+
+    `present` is the answer of `interfaces`, if the caller has it.
+    """
     try:
-        ip = str(socket.getaddrinfo(address, None, type=socket.SOCK_DGRAM)[0][4][0]) if address else ""
+        ip = str(places_of(address, 0, socket.SOCK_DGRAM)[0][2][0]) if address else ""
     except OSError as problem:
         return {"ip": None, "own": False, "interface": None, "reason": str(problem)}
     own = bool(ip) and _is_own(ip)
-    return {"ip": ip, "own": own, "interface": _interface_of(ip) if own else None, "reason": ""}
+    interface = _interface_of(ip, interfaces() if present is None else present) if own else None
+    return {"ip": ip, "own": own, "interface": interface, "reason": ""}
 
 
 def _is_own(ip: str) -> bool:
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    door = socket.socket(family, socket.SOCK_DGRAM)
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as door:
-            door.bind((ip.partition("%")[0], 0))
+        door.bind((ip.partition("%")[0], 0))
     except OSError:
         return False
+    finally:
+        door.close()
     return True
 
 
-def _interface_of(ip: str) -> Optional[str]:
+def _interface_of(ip: str, present: Dict[str, Dict[str, Any]]) -> Optional[str]:
     """Return the interface with this address, or else the one whose network contains it."""
-    import ipaddress
-
-    wanted, near = ipaddress.ip_address(ip.partition("%")[0]), None
-    for name, about in interfaces().items():
+    wanted, near = _packed(ip.partition("%")[0]), None
+    for name, about in present.items():
         for text in about["addresses"]:
-            entry = ipaddress.ip_interface(text)
-            if entry.ip == wanted:
+            own, _, bits = text.partition("/")
+            if _packed(own) == wanted:
                 return name
-            if wanted in entry.network:
+            if _network(_packed(own), int(bits)) == _network(wanted, int(bits)):
                 near = near or name
     return near
+
+
+def _packed(ip: str) -> bytes:
+    """Return an address as bytes, 4 or 16. The module `ipaddress` imports re, 10 ms of a node's CPU."""
+    return socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)
+
+
+def _network(address: bytes, bits: int) -> "Tuple[int, int]":
+    """Return what the addresses of one network share: their length, and their first bits."""
+    return len(address), int.from_bytes(address, "big") >> max(len(address) * 8 - bits, 0)
 
 
 # ---- who holds a port
@@ -175,15 +194,20 @@ def listen(request: Request) -> Dict[str, Any]:
     except (OSError, OverflowError) as problem:
         problem_text = getattr(problem, "strerror", None) or str(problem)
         return {"port": None, "reason": problem_text, "holders": holders([port])}
-    with door:
+    try:
         request.send(b"", port=door.getsockname()[1])
         came = 0
         while not request.cancelled.is_set():
             if select.select([door], [], [], 0.1)[0]:
-                caller, _ = door.accept()
-                with caller:
+                descriptor, _ = door._accept()  # type: ignore[attr-defined]
+                caller = socket.socket(door.family, socket.SOCK_STREAM, 0, descriptor)
+                try:
                     caller.settimeout(1.0)
                     came += _greet(caller, token)
+                finally:
+                    caller.close()
+    finally:
+        door.close()
     return {"port": None, "came": came}
 
 
@@ -197,9 +221,28 @@ def _greet(caller: socket.socket, token: str) -> int:
 
 def _door(port: int) -> socket.socket:
     """Return a socket that listens at every address, as a run's master does."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=1024)
+    try:
+        return _listening(socket.AF_INET6, port)
+    except OSError as problem:
+        # Without IPv6: no such family, no address of it, no such option.
+        if problem.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
+            raise
+    return _listening(socket.AF_INET, port)
+
+
+def _listening(family: int, port: int) -> socket.socket:
+    door = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # IPv4 too.
+            door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        door.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+        door.listen(1024)
+    except BaseException:
+        door.close()
+        raise
+    return door
 
 
 def knock(request: Request) -> Dict[str, Any]:
@@ -210,7 +253,8 @@ def knock(request: Request) -> Dict[str, Any]:
         raise Refused("usage", f"knock: no such port: {port}")
     began = time.monotonic()
     try:
-        with socket.create_connection((address, port), timeout=limit) as line:
+        line = connected(address, port, limit)
+        try:
             output = b""
             while not output.endswith(b"\n") and len(output) < 200:
                 piece = line.recv(200)
@@ -218,6 +262,8 @@ def knock(request: Request) -> Dict[str, Any]:
                     break
                 output += piece
             mine = str(line.getsockname()[0])
+        finally:
+            line.close()
     except OSError as problem:
         timed_out = isinstance(problem, socket.timeout)
         problem_text = f"no answer within {limit:.0f} s" if timed_out else problem.strerror or str(problem)
@@ -225,3 +271,28 @@ def knock(request: Request) -> Dict[str, Any]:
     same = output == GREETING + token.encode() + b"\n"
     reason = "" if same else "another program answers there"
     return {"reached": same, "reason": reason, "seconds": time.monotonic() - began, "by": mine}
+
+
+def places_of(
+    host: str, port: int, kind: int = socket.SOCK_STREAM
+) -> "List[Tuple[int, int, Tuple[Any, ...]]]":
+    """Return family, protocol and socket address of each number of a host; raise OSError if it has none."""
+    # A text would load Python's codec for names outside of ASCII, 4 ms of a node's CPU.
+    name = host.encode() if host.isascii() else host
+    found = socket.getaddrinfo(name, port, type=kind)
+    return [(family, protocol, place) for family, _, protocol, _, place in found]
+
+
+def connected(host: str, port: int, limit: float) -> socket.socket:
+    """Return a connection to the first of a host's addresses that answers; raise the last error if none does."""
+    problem = OSError(f"{host} has no address")
+    for family, protocol, place in places_of(host, port):
+        line = socket.socket(family, socket.SOCK_STREAM, protocol)
+        line.settimeout(limit)
+        try:
+            line.connect(place)
+            return line
+        except OSError as found:
+            line.close()
+            problem = found
+    raise problem

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import errno
 import os
+from io import FileIO
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
@@ -49,6 +50,8 @@ class Process:
         self.pid = pid
         self.returncode: Optional[int] = None
         """The exit code, or minus the number of the signal that ended it; None while it runs."""
+        self.stdout: Optional[FileIO] = None
+        self.stderr: Optional[FileIO] = None
 
     def poll(self) -> Optional[int]:
         """Return the exit code if the process has ended."""
@@ -107,6 +110,22 @@ def start(
             except OSError as found:
                 problem = found
     raise problem or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(argv[0]))
+
+
+def start_with_pipes(argv: List[bytes], env: Mapping[bytes, bytes]) -> Child:
+    """Start a program as `start` does; its output is read from `stdout` and `stderr` of what is returned."""
+    (out, out_there), (err, err_there) = os.pipe(), os.pipe()
+    try:
+        process = start(argv, env, out_there, err_there)
+    except (OSError, ValueError):
+        os.close(out)
+        os.close(err)
+        raise
+    finally:
+        os.close(out_there)
+        os.close(err_there)
+    process.stdout, process.stderr = FileIO(out), FileIO(err)
+    return process
 
 
 def candidates(program: bytes, env: Mapping[bytes, bytes]) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from clusterctl.checks.answers import Examined, NodeAnswers
 from clusterctl.checks.job_setup import JobSetup, JobSetupAnswer
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.ranktable.devices import VENDOR_CONF, VENDOR_SMI, VENDOR_TOOL
-from clusterctl.transport.hello import Hello, read_answer
+from clusterctl.transport.hello import read_answer
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.setups import SetupResult, ask_setup
 
@@ -80,7 +80,7 @@ def query_node(
     launch runs it later, in the code that it pushes.
     """
     before = time.time()
-    hello = read_answer(Hello, link.call("hello"))
+    hello = link.hello(fresh=True)
     delay = time.time() - before
     setup, problem = _setup(node, link, quick)
     of_job = JobSetupAnswer(job.setup) if job else None

@@ -43,9 +43,9 @@ from clusterctl.runs.causes.cause import read_cause, record_end
 from clusterctl.runs.finish import conclude, ended
 from clusterctl.runs.notify import Notifier
 from clusterctl.runs.prepare.stage import Stored, Tell
-from clusterctl.runs.query import log_in, query_nodes
+from clusterctl.runs.query import log_in
 from clusterctl.runs.state import RunState, end_half_line, write_state
-from clusterctl.runs.stop import stop_nodes
+from clusterctl.runs.stop import stop_half_started, stop_nodes
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.stall import Stragglers
 from clusterctl.runs.watching.updates import Update
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 READY = b"in charge\n"
 # Seconds for a new controller to log in to every node.
 READY_LIMIT = 60.0
-# Seconds for the nodes to report the state of an attempt, before it is watched anyway.
-QUERY_LIMIT = 2.0
 # Seconds between two attempts to end what still runs on abandoned nodes.
 CHASE = 5.0
 # Seconds that a controller which is replaced has to exit.
@@ -71,8 +69,11 @@ LEAVE = 5.0
 class Control:
     """Iterate over what happens in a run, attempt after attempt, until its end is recorded."""
 
-    def __init__(self, run: RunDir, connections: Connections, lines: bool = True) -> None:
-        self.run, self.connections, self.lines = run, connections, lines
+    def __init__(
+        self, run: RunDir, connections: Connections, lines: bool = True, *, started: bool = False
+    ) -> None:
+        """`started`: this process has just started the attempt, on every node."""
+        self.run, self.connections, self.lines, self.started = run, connections, lines, started
         record = run.read_record()
         record.require_known_format()
         self.job = record.job
@@ -115,6 +116,7 @@ class Control:
                     yield Update(note=decision.why)
                 if not decision.again:
                     return self._conclude(state, decision)
+                self.started = True
         finally:
             self.closed.set()
             if self.carrier:
@@ -125,12 +127,8 @@ class Control:
     def _attempt(self) -> Any:
         """Watch one attempt to its end; return how it ended."""
         began = time.monotonic()
-        state = query_nodes(self.run, self.connections, patience=QUERY_LIMIT)
-        started = (name for name in state.nodes if name not in state.unreachable)
-        if any(state.nodes[name] is Phase.UNKNOWN for name in started):
-            # The previous controller died after it wrote the record and before every node had started.
-            stop_nodes(self.connections, self.run.read_record().cluster.nodes, self.run, grace=0.0)
-            return replace(state, phase=Phase.FAILED)
+        if not self.started and (state := stop_half_started(self.run, self.connections)) is not None:
+            return state
         restarts = self.job.restart is not None
         patience = max(self.policy.node_lost_after - SILENCE, 1.0) if restarts else PATIENCE
         watch = RunWatcher(self.run, self.connections, lines=self.lines, patience=patience, since=began)
@@ -151,7 +149,7 @@ class Control:
                 threading.Thread(target=self._grow, daemon=True, name="grow").start()
             yield update
         lost = [name for name, phase in watch.ends.items() if phase is Phase.LOST]
-        return ended(self.run, self.connections, watch.gone, lost)
+        return ended(self.run, self.connections, watch.gone, lost, watch.reports)
 
     def _tell(self, update: Update) -> None:
         """Notify people of a hang and of a loss that is not finite."""
@@ -428,8 +426,11 @@ def ignore_terminal() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
-    """Control the run until its end and call `tell` at the beginning; return False where another process does."""
+def serve(run: RunDir, connections: Connections, tell: Any, *, started: bool = False) -> bool:
+    """Control the run until its end and call `tell` at the beginning; return False where another process does.
+
+    `started`: this process has just started the attempt, on every node.
+    """
     with run.hold(patience=10.0) as ours:
         if not ours:
             return False
@@ -437,7 +438,7 @@ def serve(run: RunDir, connections: Connections, tell: Any) -> bool:
         log_in(run.read_record().cluster.nodes, connections)
         tell()
         trim()
-        for _ in Control(run, connections, lines=False):
+        for _ in Control(run, connections, lines=False, started=started):
             pass
     return True
 

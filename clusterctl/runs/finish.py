@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from clusterctl import contract
@@ -13,7 +14,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs.causes.cause import record_end
 from clusterctl.runs.query import query_nodes
-from clusterctl.runs.state import RunState, write_state
+from clusterctl.runs.state import NodeAnswer, RunState, write_state
 from clusterctl.text import plural
 from clusterctl.transport.fanout import raise_failures
 
@@ -30,10 +31,17 @@ def finish(run: RunDir, connections: Connections) -> RunState:
 
 
 def ended(
-    run: RunDir, connections: Connections, gone: Collection[str] = (), lost: Collection[str] = ()
+    run: RunDir,
+    connections: Connections,
+    gone: Collection[str] = (),
+    lost: Collection[str] = (),
+    reports: Mapping[str, NodeAnswer] = MappingProxyType({}),
 ) -> RunState:
-    """Return how a watched attempt ended; nodes that are `gone`, `lost` or cannot be asked count as lost."""
-    state = query_nodes(run, connections, gone)
+    """Return how a watched attempt ended; nodes that are `gone`, `lost` or cannot be asked count as lost.
+
+    Nodes in `reports` are not asked again.
+    """
+    state = query_nodes(run, connections, gone, reports=reports)
     nodes: dict[str, Phase] = {
         name: Phase.LOST if phase is Phase.UNKNOWN or name in lost else phase
         for name, phase in state.nodes.items()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import LinkLost, UsageError
@@ -63,11 +64,15 @@ def _recorded(run: RunDir) -> RunState | None:
 
 
 def query_nodes(
-    run: RunDir, connections: Connections, gone: Collection[str] = (), patience: float | None = None
+    run: RunDir,
+    connections: Connections,
+    gone: Collection[str] = (),
+    patience: float | None = None,
+    reports: Mapping[str, NodeAnswer] = MappingProxyType({}),
 ) -> RunState:
     """Return the state of the present attempt as its nodes report it within `patience` seconds.
 
-    Nodes in `gone` are not asked and count as lost.
+    Nodes in `gone` are not asked and count as lost. Nodes in `reports` have answered before.
     """
     record = run.read_record()
     nodes = record.cluster.nodes
@@ -77,8 +82,14 @@ def query_nodes(
         answer = with_aftermath(link, answer_from_json(node.name, link.call("state", where)))
         return with_error_files(link, answer, NodeFiles(record.run_dirs[node.name], record.attempt))
 
-    outcomes = within(connections, [node for node in nodes if node.name not in gone], ask, patience)
+    missing = [node for node in nodes if node.name not in gone and node.name not in reports]
+    outcomes = within(connections, missing, ask, patience)
     outcomes += [Outcome(node, error=LinkLost(node.name, "lost")) for node in nodes if node.name in gone]
+    outcomes += [
+        Outcome(node, reports[node.name]) for node in nodes if node.name in reports and node.name not in gone
+    ]
+    order = {node.name: place for place, node in enumerate(nodes)}
+    outcomes.sort(key=lambda outcome: order[outcome.node.name])
     return combine(record, outcomes, run.last_step())
 
 

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
     from clusterctl.transport.hello import Hello
 
+# Characters of files that a node gets with the request to start; a rank table of 10,000 nodes has more.
+MOST_WITH_START = 1 << 20
+
 
 def launch(
     cluster: Cluster,
@@ -209,7 +212,6 @@ def start_all(
     record_attempt(run, made, spares)
     run.cause.unlink(missing_ok=True)
     try:
-        on_all(connections, nodes, lambda node, link: _write_files(link, _node_plan(made, node), made))
         answers = on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
         for name, answer in answers.items():
             if answer.get("note"):
@@ -317,13 +319,15 @@ def _node_plan(made: plan.Plan, node: Node) -> plan.NodePlan:
     return next(part for part in made.nodes if part.node.name == node.name)
 
 
-def _write_files(link: Connection, part: plan.NodePlan, made: plan.Plan) -> None:
+def _files(part: plan.NodePlan, made: plan.Plan) -> dict[str, str]:
+    """Return the files that a node's ranks find in the run's folder, by path."""
     files = NodeFiles(part.run_dir)
-    link.put(files.hostfile, made.hostfile.encode(), mode=0o644)
+    result = {files.hostfile: made.hostfile}
     if made.facts.rank_table:
-        link.put(files.rank_table, made.facts.rank_table.encode(), mode=0o644)
+        result[files.rank_table] = made.facts.rank_table
     if part.train is not None:
-        link.put(files.train_config, json.dumps(part.train, indent=2).encode(), mode=0o644)
+        result[files.train_config] = json.dumps(part.train, indent=2)
+    return result
 
 
 def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> JsonObject:
@@ -343,8 +347,13 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> JsonObject
         "setup": part.setup,
         "master_port": made.facts.master_port if any(rank["rank"] == 0 for rank in ranks) else None,
     }
+    files = _files(part, made)
+    if sum(map(len, files.values())) > MOST_WITH_START:
+        for path, text in files.items():
+            link.put(path, text.encode(), mode=0o644)
+        files = {}
     try:
-        return link.call("start", {"run_dir": part.run_dir, "spec": spec})
+        return link.call("start", {"run_dir": part.run_dir, "spec": spec, "files": files})
     except RequestFailed as refused:
         if refused.kind == "in_use":
             refused.hint = (

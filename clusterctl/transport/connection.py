@@ -142,9 +142,9 @@ class Connection:
         code, number = (_status(self.node, result.get(key)) for key in ("exit_code", "signal"))
         return Completed(code, number, out, err, bool(result.get("timed_out")))
 
-    def hello(self) -> Hello:
-        """Return facts about the node, which is queried only once."""
-        if self._hello is None:
+    def hello(self, fresh: bool = False) -> Hello:
+        """Return facts about the node, which is queried only once; `fresh` asks again, for its clock."""
+        if self._hello is None or fresh:
             from clusterctl.transport.hello import Hello, read_answer
 
             self._hello = read_answer(Hello, self.call("hello"))

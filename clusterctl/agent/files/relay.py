@@ -19,6 +19,7 @@ from clusterctl.agent.files.peer import PeerFailed, Wire
 from clusterctl.agent.files.pieces import read_answer, take_pieces
 from clusterctl.agent.files.tree import BadTree, Range, ranges_of
 from clusterctl.agent.files.tree_build import Builder
+from clusterctl.agent.network import connected, places_of
 from clusterctl.agent.request import Refused, Request
 
 # Importing typing takes 10 ms.
@@ -70,7 +71,7 @@ class Giver:
         builder.is_shared = True
         self._builder = builder
         self._terms = terms
-        family, _, _, _, address = socket.getaddrinfo(terms["address"], 0, type=socket.SOCK_STREAM)[0]
+        family, _, address = places_of(terms["address"], 0)[0]
         if address[0] in EVERYWHERE:
             raise OSError(f"{terms['address']} is no address of one interface")
         self._listener = socket.socket(family, socket.SOCK_STREAM)
@@ -257,7 +258,7 @@ class Exchange:
         )
 
     def _fetch_from(self, parent: Dict[str, Any], wanted: Sequence[Range]) -> None:
-        connection = _connected(parent["address"], int(parent["port"]))
+        connection = connected(parent["address"], int(parent["port"]), CONNECT)
         self._request.on_cancel.append(lambda: _end(connection))
         if self._request.cancelled.is_set():
             _end(connection)
@@ -290,23 +291,6 @@ class Exchange:
         if now - self._reported > REPORT:
             self._reported = now
             self._request.send(b"", got=self._relayed)
-
-
-def _connected(address: str, port: int) -> socket.socket:
-    """Return a connection to any of a name's addresses that answers; raise the last error if none does."""
-    fault = OSError(f"{address} has no address")
-    for family, kind, protocol, _, socket_address in socket.getaddrinfo(
-        address, port, type=socket.SOCK_STREAM
-    ):
-        connection = socket.socket(family, kind, protocol)
-        connection.settimeout(CONNECT)
-        try:
-            connection.connect(socket_address)
-            return connection
-        except OSError as problem:
-            connection.close()
-            fault = problem
-    raise fault
 
 
 def _words(problem: BaseException) -> str:

@@ -51,7 +51,10 @@ LONGEST_LINE = 1 << 16
 
 
 def start(request: Request) -> Dict[str, Any]:
-    """Start an attempt's ranks under a supervisor; return its identity once the ranks have been started."""
+    """Start an attempt's ranks under a supervisor; return its identity once the ranks have been started.
+
+    `files` are texts by path, which the ranks find there.
+    """
     run_dir, spec = request.path("run_dir"), request.need("spec", dict)
     check_spec(spec)
     files = AttemptFiles(run_dir, spec["attempt"])
@@ -71,8 +74,19 @@ def start(request: Request) -> Dict[str, Any]:
             raise Refused("in_use", "; ".join(taken))
         for folder in (files.root, files.ranks, files.logs):
             os.makedirs(folder, mode=0o700, exist_ok=True)
+        for path, text in (request.params.get("files") or {}).items():
+            _write_text(path, text)
         write_json(files.spec, spec)
         return _spawn_supervisor(files, run_dir, spec["attempt"], change)
+
+
+def _write_text(path: str, text: str) -> None:
+    """Write a file that other users may read, aside and renamed: ranks of an earlier attempt may still read it."""
+    aside = f"{path}.{os.getpid()}.aside"
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(text.encode())
+    os.replace(aside, path)
 
 
 def check_spec(spec: Dict[str, Any]) -> None:

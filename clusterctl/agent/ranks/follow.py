@@ -10,7 +10,7 @@ from io import FileIO
 from clusterctl.agent import lean
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import state_letter
-from clusterctl.agent.ranks.attempts import read_node
+from clusterctl.agent.ranks.attempts import read_node, read_state
 from clusterctl.agent.ranks.changes import Changes
 from clusterctl.agent.records import FINAL, AttemptFiles, read_beat, read_json
 from clusterctl.agent.request import Refused, Request
@@ -104,7 +104,8 @@ def follow(request: Request) -> Dict[str, Any]:
 
     `until` is "now" (send what exists), or {run_dir, attempt} (until that attempt has ended and all bytes were sent).
     Without it, this continues until the launcher cancels. Chunks without a path are reports: the first failure of the
-    attempt as soon as it is seen, the ranks' pace when it was measured, and a supervisor that does not respond.
+    attempt as soon as it is seen, the ranks' pace when it was measured, and a supervisor that does not respond. Of an
+    attempt that finished, the answer has the whole state, as `state` returns it, once its supervisor has exited.
     """
     files, until = _Files(request), request.params.get("until")
     if not isinstance(until, dict):
@@ -113,6 +114,9 @@ def follow(request: Request) -> Dict[str, Any]:
         attempt = AttemptFiles(os.path.expanduser(str(until["run_dir"])), int(until["attempt"]))
         with _Attempt(request, attempt) as followed:
             state = followed.send_until_end(files)
+        if state == "finished":
+            report = read_state(attempt.run_dir, attempt.attempt)
+            return {"offsets": files.offsets, "state": state, "report": report}
     return {"offsets": files.offsets, "state": state}
 
 

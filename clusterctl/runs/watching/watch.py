@@ -21,7 +21,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
-from clusterctl.runs.state import SUPERVISOR_SILENCE
+from clusterctl.runs.state import SUPERVISOR_SILENCE, NodeAnswer, answer_from_json
 from clusterctl.runs.stop import stop_nodes
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.log_steps import LogSteps
@@ -115,6 +115,8 @@ class RunWatcher:
         self.log_steps = LogSteps(run, self.record)
         # Nodes whose broken connection was reported.
         self.reported: set[str] = set()
+        # What nodes reported with the end of an attempt that finished there.
+        self.reports: dict[str, NodeAnswer] = {}
         # By node, how many reports in a row said that its supervisor does not respond.
         self.stuck: Counter[str] = Counter()
 
@@ -423,6 +425,9 @@ class RunWatcher:
     def _finish(self, follow: Follow) -> Phase:
         """Report half lines, since nothing more will come; return how the attempt ended there."""
         phase = _end_of(follow.request.result)
+        report = (follow.request.result or {}).get("report")
+        if phase is Phase.FINISHED and report is not None:
+            self.reports[follow.node.name] = answer_from_json(follow.node.name, report)
         for home, source in follow.homes.values() if phase is not Phase.LOST else ():
             self._put_lines(source, self._cutter(home).end())
         return phase

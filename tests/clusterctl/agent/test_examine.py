@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,14 +15,21 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent import network as agent_network
+from clusterctl.agent import own_python
+from clusterctl.agent.processes import state_letter
 from clusterctl.checks import doctor, network
+from clusterctl.checks.answers import CommandResult
+from clusterctl.checks.query import NODE_PYTHON, PACKAGES
 from clusterctl.errors import FindingsError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
+from clusterctl.transport.agent_code import agent_argv
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.local import LocalTransport
+from clusterctl.typed_json import decode
 from tests.support.nodes import connect, local_node, oldest_python, wait_for
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -149,7 +159,91 @@ def test_what_is_left_of_a_run_is_found_below_this_work_folder_only(link: Connec
     assert link.call("examine", {})["runs"] == []
 
 
+def test_a_supervisor_is_no_agent_without_a_launcher_but_an_agent_that_stands_is_one(
+    link: Connection, tmp_path: Path
+) -> None:
+    """A supervisor is a fork of an agent: `doctor` told people to kill it."""
+    rank = {"rank": 0, "argv": ["sleep", "600"], "env": {}, "cwd": "/"}
+    spec = {"run_id": "demo-2", "attempt": 1, "node": "node1", "ranks": [rank]}
+    where = {"run_dir": str(tmp_path / "work" / "runs" / "demo-2" / "node1")}
+    supervisor = link.call("start", {**where, "spec": spec})["pid"]
+    agent = subprocess.Popen(
+        agent_argv(sys.executable), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        for pid in (supervisor, agent.pid):
+            os.kill(pid, signal.SIGSTOP)
+            wait_for(lambda pid=pid: state_letter(pid) == "T")
+        found = link.call("examine", {})["stale_agents"]
+        assert agent.pid in found and supervisor not in found
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+        agent.kill()
+        agent.communicate()
+        assert link.call("stop", {**where, "attempt": 1, "grace": 0.0})["left"] == 0
+
+
+# ---- the ranks' Python
+
+
+def said(link: Connection, program: str, *words: str, python: str = sys.executable) -> CommandResult:
+    asked = {"commands": {"python": {"argv": [[python, "-c", program, *words]]}}}
+    return decode(CommandResult, link.call("examine", asked)["commands"]["python"])
+
+
+# The agent runs isolated, and a fork of it keeps that mark.
+IS_FORK = "import sys; print(sys.flags.isolated)"
+
+
+def test_a_fork_of_the_agent_tells_what_its_python_has_as_a_new_one_would(
+    link: Connection, tmp_path: Path
+) -> None:
+    assert said(link, IS_FORK).out == "1\n"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    words = [*PACKAGES, "pytest", "no-such-package"]
+    alone = subprocess.run(
+        [sys.executable, "-c", NODE_PYTHON, *words], capture_output=True, text=True, env=environ, cwd="/"
+    )
+    assert alone.stdout.count('"pytest"') == 1
+    assert said(link, NODE_PYTHON, *words) == CommandResult(0, alone.stdout)
+
+
+def test_another_python_and_one_with_settings_of_its_own_are_started_anew(
+    link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert said(link, IS_FORK, python=str(tmp_path / "python")).out == "0\n"
+    assert own_python.is_own([sys.executable.encode(), b"-c", b""], {})
+    for argv, env in (
+        ([sys.executable, "-c", ""], {b"PYTHONPATH": b"/tmp"}),
+        ([sys.executable, "-m", "site"], {}),
+        ([sys.executable, "-c"], {}),
+        (["/no/such/python", "-c", ""], {}),
+    ):
+        assert not own_python.is_own([word.encode() for word in argv], env), (argv, env)
+
+
+def test_a_program_that_fails_in_the_fork_is_run_by_a_new_interpreter(link: Connection) -> None:
+    assert said(link, "import sys; assert not sys.flags.isolated; print('new')").out == "new\n"
+
+
 # ---- reach
+
+
+ADDRESSES = ["10.1.2.3/24", "10.1.2.3/32", "172.16.0.9/12", "192.0.2.1/31", "fd00::5/64", "fe80::1/10"]
+
+
+@pytest.mark.parametrize(
+    "ip", ["10.1.2.3", "10.1.2.200", "172.31.1.1", "192.0.2.0", "192.0.2.2", "fd00::9", "fe80::1"]
+)
+def test_an_address_is_found_on_the_interface_with_it_or_else_on_that_of_its_network(ip: str) -> None:
+    for chosen in itertools.permutations(ADDRESSES, 2):
+        present = {f"eth{n}": {"up": True, "addresses": [text]} for n, text in enumerate(chosen)}
+        entries = {f"eth{n}": ipaddress.ip_interface(text) for n, text in enumerate(chosen)}
+        wanted = ipaddress.ip_address(ip)
+        same = [name for name, entry in entries.items() if entry.ip == wanted]
+        near = [name for name, entry in entries.items() if wanted in entry.network]
+        assert agent_network._interface_of(ip, present) == next(iter([*same, *near]), None), chosen
 
 
 def cluster(tmp_path: Path, count: int = 2, **more: object) -> Cluster:

@@ -6,25 +6,30 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clusterctl.checks.query import query_node
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs import start as runs
 from clusterctl.runs.causes.cause import find_cause
+from clusterctl.runs.controller import Control
 from clusterctl.runs.finish import finish
 from clusterctl.runs.query import current_state
-from clusterctl.runs.state import RunState
+from clusterctl.runs.state import RunState, read_state
 from clusterctl.runs.stop import stop_run
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.watch import RunWatcher, open_watch
+from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections
+from clusterctl.transport.link import PendingRequest
 from clusterctl.transport.local import LocalTransport
 
 
@@ -377,3 +382,56 @@ def test_a_reader_who_comes_late_sees_a_half_line_that_never_grew(
     watch.offsets.update({path: path.stat().st_size for path in run.root.rglob("rank-*.out")})
     ranks = sum(map(len, run.read_record().ranks.values()))
     assert [update.chunk.data for update in watch if update.chunk] == [b"done\n"] * ranks
+
+
+class Counting(LocalTransport):
+    """Notes what each node is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[str, list[str]] = {}
+
+    def connect(self, node: Node) -> Connection:
+        connection = super().connect(node)
+        plain = connection.open
+
+        def noted(op: str, params: Mapping[str, Any]) -> PendingRequest:
+            self.asked.setdefault(node.name, []).append(op)
+            return plain(op, params)
+
+        connection.open = noted  # type: ignore[method-assign]
+        return connection
+
+
+def test_a_run_that_is_checked_started_and_watched_asks_a_node_only_what_is_needed(tmp_path: Path) -> None:
+    """Each request costs every node of a large cluster a millisecond: facts and states are not asked for anew."""
+    transport = Counting()
+    with Connections(transport) as connections:
+        for node in lab(tmp_path).nodes:
+            query_node(node, connections.of(node), quick=True)
+        run = launched(tmp_path, connections, program("pass"))
+        with run.hold():
+            for _ in Control(run, connections, lines=False, started=True):
+                pass
+    state = read_state(run)
+    assert (
+        state is not None
+        and state.phase == "finished"
+        and [rank.exit_code for rank in state.ranks] == [0] * 4
+    )
+    assert transport.asked["node2"] == ["hello", "examine", "start", "follow"]
+    assert transport.asked["node1"] == ["hello", "examine", "run", "start", "follow"]
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_the_files_of_a_run_come_with_the_start_unless_they_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(runs, "MOST_WITH_START", most)
+    transport = Counting()
+    with Connections(transport) as connections:
+        run = launched(tmp_path, connections, program("pass"))
+        assert to_the_end(run, connections).phase == "finished"
+    assert ("put" in transport.asked["node2"]) is (most == 0)
+    hostfile = Path(NodeFiles(run.read_record().run_dirs["node2"]).hostfile)
+    assert hostfile.read_text() == run.hostfile.read_text() and hostfile.stat().st_mode & 0o777 == 0o644
