@@ -26,11 +26,11 @@ from trainer.engine.deepspeed_shards import Moments, Shares
 from trainer.engine.optimizer import MOMENTS, LossScale, adamw, owners
 from trainer.engine.parts import Place
 from trainer.engine.passes import Batch, Model, loss_weights, tokens_of
-from trainer.engine.rank_state import clip_factor, learned, norm_of, saves_copy, shapes_of
+from trainer.engine.rank_state import clip_factor, norm_of, saves_copy
 from trainer.engine.torch_engine import StepResult
 from trainer.errors import InputError
 from trainer.model.adapter import AdaptedColumns, AdaptedRows
-from trainer.model.cuts import cuts_of
+from trainer.model.cuts import cuts_of, learned, shapes_of
 from trainer.parallel.group import Groups
 
 
@@ -48,7 +48,7 @@ class DeepSpeedEngine:
         """`shapes` are those of the whole model's parameters; needed where this rank has one stage of a pipeline."""
         self.config, self.groups, self.device = config, groups, device
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
-        self.model, self.cuts, self.shapes = model, cuts_of(model), shapes or shapes_of(model)
+        self.model, self.cuts, self.shapes = model, cuts_of(model), shapes or shapes_of(model, model.parallel)
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         everything = dict(model.named_parameters())
         self.parameters: Mapping[str, nn.Parameter] = learned(everything)

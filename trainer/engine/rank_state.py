@@ -17,7 +17,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.engine.optimizer import ShardedAdamW, owners
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
-from trainer.model.cuts import Cut, cuts_of, own_of
+from trainer.model.cuts import Cut, cuts_of, learned, own_of
 from trainer.model.norm import Norm
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
@@ -147,11 +147,6 @@ class ReplicatedState:
         self.optimizer.group.broadcast(everything[name].data for name in sorted(names))
 
 
-def learned(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return the parameters that a training changes: with adapters, these alone."""
-    return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-
-
 def saves_copy(name: str, cut: Cut, parallel: Parallel, pipeline: Pipeline) -> bool:
     """Return whether this rank's copy of a parameter is the one of several that is counted and saved."""
     return pipeline.counts(name) and (parallel.rank == 0 or cut.dim is not None)
@@ -167,15 +162,6 @@ def lowered(model: nn.Module) -> list[str]:
     norms = (module for module in model.modules() if isinstance(module, Norm))
     norm_parameters = {parameter for norm in norms for parameter in norm.parameters()}
     return [name for name, parameter in model.named_parameters() if parameter not in norm_parameters]
-
-
-def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter in a checkpoint: of each one that is learned."""
-    cuts = cuts_of(model)
-    return {
-        name: cuts[name].whole_shape(parameter.shape, model.parallel.size)
-        for name, parameter in learned(dict(model.named_parameters())).items()
-    }
 
 
 @torch.no_grad()

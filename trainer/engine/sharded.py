@@ -25,15 +25,8 @@ from trainer.device import give_back_freed_memory
 from trainer.engine.optimizer import ShardedAdamW
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
-from trainer.engine.rank_state import (
-    COMPUTED_IN,
-    GradientBuffer,
-    clip_factor,
-    learned,
-    moves_optimizer,
-    saves_copy,
-)
-from trainer.model.cuts import cuts_of
+from trainer.engine.rank_state import COMPUTED_IN, GradientBuffer, clip_factor, moves_optimizer, saves_copy
+from trainer.model.cuts import cuts_of, learned
 from trainer.model.norm import Norm
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline

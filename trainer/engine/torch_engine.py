@@ -21,12 +21,8 @@ from trainer.engine.passes import (
     tokens_of,
 )
 from trainer.engine.pipeline import PipelineRunner
-from trainer.engine.rank_state import (
-    RankState,
-    ReplicatedState,
-    shapes_of,
-)
-from trainer.model.cuts import cuts_of
+from trainer.engine.rank_state import RankState, ReplicatedState
+from trainer.model.cuts import cuts_of, shapes_of
 from trainer.parallel.group import Groups
 
 
@@ -100,7 +96,7 @@ class TorchEngine:
         """`shapes` are those of the whole model's parameters; needed where this rank has one stage of a pipeline."""
         self.config, self.groups, self.device = config, groups, device
         self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
-        self.shapes = shapes or shapes_of(model)
+        self.shapes = shapes or shapes_of(model, model.parallel)
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         self.rank_state = _rank_state(model, config, groups)
         self.runner: MicroBatchRunner = SingleStageRunner(model, device, config.precision, groups.data)

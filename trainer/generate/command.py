@@ -87,13 +87,13 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
     threads = arguments.threads or own.threads
     kind = arguments.device or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, threads, deterministic=False)
-    from trainer.generate.decoder import Decoder
+    from trainer.generate.loading import open_decoder
     from trainer.generate.ranks import Division, Ranks, follow
     from trainer.parallel.group import leave
 
     ranks = Ranks.join(own, device)
     division = Division(arguments.tensor, arguments.pipeline)
-    decoder = Decoder.load(
+    decoder = open_decoder(
         arguments.checkpoint,
         arguments.tokenizer,
         arguments.weights,

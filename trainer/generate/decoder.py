@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from trainer.checkpoint.store import TOKENIZER, Checkpoint
+from trainer.checkpoint.store import Checkpoint
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import InputError
 from trainer.generate.batcher import Batcher
-from trainer.generate.blanks import Filling, special_tokens
-from trainer.generate.loading import load_network
+from trainer.generate.blanks import Filling
 from trainer.generate.network import Network
-from trainer.generate.ranks import Division, Leader, Ranks
+from trainer.generate.ranks import Leader
 from trainer.generate.request import Continuation, End, Request
 from trainer.generate.sampling import Drawn, Sampling
 from trainer.generate.text import Detokenizer, StopTexts
@@ -75,36 +73,6 @@ class Decoder:
     ) -> None:
         self.network, self.tokenizer, self.glm, self.found = net, tokenizer, glm, found
         self.batcher = Batcher(net, pages, most_running)
-
-    @classmethod
-    def load(
-        cls,
-        folder: Path,
-        tokenizer: Path | None = None,
-        kind: str = "",
-        cache: int | None = None,
-        most_running: int = 64,
-        ranks: Ranks | None = None,
-        division: Division = Division(),
-        base: Path | None = None,
-    ) -> Decoder:
-        """Load a checkpoint; refuse a tokenizer that does not fit, and a model that does not fit in memory.
-
-        ranks: those that divide the model, all of which call this. base: the weights of adapters, if they have moved.
-        """
-        named = tokenizer or folder / TOKENIZER
-        if tokenizer is None and not named.is_file():
-            raise InputError(f"{folder}: holds no tokenizer", "name one with --tokenizer")
-        loaded = Tokenizer.load(named)
-        net, found, pages = load_network(folder, kind, cache, ranks, division, base)
-        config = net.config
-        if not net.is_glm and loaded.vocab > config.vocab:
-            raise InputError(
-                f"the tokenizer has ids up to {loaded.vocab - 1}, the model only {config.vocab}",
-                "use the tokenizer that made the training data",
-            )
-        glm = special_tokens(config, loaded, found.manifest["config"]["data"]) if net.is_glm else None
-        return cls(net, loaded, pages, glm, found, most_running)
 
     @property
     def window(self) -> int:

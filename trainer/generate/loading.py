@@ -13,20 +13,24 @@ import native
 from native.decode.matrix import TYPES
 from native.decode.packed import KINDS
 from native.decode.paged import PAGE
-from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify
+from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify
 from trainer.config.model import ModelConfig
 from trainer.config.reader import read_section
 from trainer.config.rules import model_faults
+from trainer.corpus.tokenizer import Tokenizer
 from trainer.device import Device
 from trainer.engine.passes import Model
-from trainer.engine.rank_state import load_parameters, shapes_of
+from trainer.engine.rank_state import load_parameters
 from trainer.errors import CheckpointError, Fault, InputError
 from trainer.generate.batcher import IDLE_PROMPT_TOKENS, SCORED_TOKENS
+from trainer.generate.blanks import special_tokens
+from trainer.generate.decoder import Decoder
 from trainer.generate.modules import page_bytes
 from trainer.generate.network import WHOLE_MODEL, Network, Place, device_network, empty_model, network
 from trainer.generate.on_device import fill, weight_bytes
 from trainer.generate.precision import weight_type
 from trainer.generate.ranks import Division, Ranks, alone, on_ranks
+from trainer.model.cuts import shapes_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.weights.adapters.merge import whole
@@ -93,7 +97,8 @@ def plan_memory(
         for shape in shapes.values()
     )
     # A parameter is read whole before it is cut.
-    largest = max(map(math.prod, shapes_of(empty_model(config)).values()))
+    undivided = empty_model(config)
+    largest = max(map(math.prod, shapes_of(undivided, undivided.parallel).values()))
     work = 3 * 4 * largest + 3 * 4 * SCORED_TOKENS * config.vocab + LIBRARIES
     return Memory(weights, _page(config, place, len(model.blocks), 4), _window(config), work, free)
 
@@ -178,6 +183,35 @@ def load_network(
     return on_ranks(own, ranks), found, pages
 
 
+def open_decoder(
+    folder: Path,
+    tokenizer: Path | None = None,
+    kind: str = "",
+    cache: int | None = None,
+    most_running: int = 64,
+    ranks: Ranks | None = None,
+    division: Division = Division(),
+    base: Path | None = None,
+) -> Decoder:
+    """Load a checkpoint; refuse a tokenizer that does not fit, and a model that does not fit in memory.
+
+    ranks: those that divide the model, all of which call this. base: the weights of adapters, if they have moved.
+    """
+    named = tokenizer or folder / TOKENIZER
+    if tokenizer is None and not named.is_file():
+        raise InputError(f"{folder}: holds no tokenizer", "name one with --tokenizer")
+    loaded = Tokenizer.load(named)
+    net, found, pages = load_network(folder, kind, cache, ranks, division, base)
+    config = net.config
+    if not net.is_glm and loaded.vocab > config.vocab:
+        raise InputError(
+            f"the tokenizer has ids up to {loaded.vocab - 1}, the model only {config.vocab}",
+            "use the tokenizer that made the training data",
+        )
+    glm = special_tokens(config, loaded, found.manifest["config"]["data"]) if net.is_glm else None
+    return Decoder(net, loaded, pages, glm, found, most_running)
+
+
 def load_model(
     found: Checkpoint, base: Path | None = None, device: Device = CPU, kind: str = "fp32"
 ) -> Model:
@@ -209,7 +243,8 @@ def _config_of(found: Checkpoint) -> ModelConfig:
     if held != wanted:
         problem = f"its config describes a model of {wanted:,} parameters, and its files hold {held:,}"
         raise CheckpointError(f"{found.path}: {problem}")
-    expected = shapes_of(empty_model(config))
+    undivided = empty_model(config)
+    expected = shapes_of(undivided, undivided.parallel)
     if shapes != expected:
         wrong = sorted(name for name, _ in set(shapes.items()) ^ set(expected.items()))
         raise CheckpointError(f"{found.path}: its tensors are not those of its config: {wrong[0]}")

@@ -61,6 +61,20 @@ def cuts_of(model: nn.Module) -> dict[str, Cut]:
     return found
 
 
+def learned(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the parameters that a training changes: with adapters, these alone."""
+    return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+
+
+def shapes_of(model: nn.Module, parallel: Parallel) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter in a checkpoint: of each one that is learned."""
+    cuts = cuts_of(model)
+    return {
+        name: cuts[name].whole_shape(parameter.shape, parallel.size)
+        for name, parameter in learned(dict(model.named_parameters())).items()
+    }
+
+
 def own_of(key: str, whole: Tensor, like: Tensor, cuts: Mapping[str, Cut], parallel: Parallel) -> Tensor:
     """Return this rank's part of `whole`, shaped as `like`."""
     return cuts[parameter_of(key, cuts)].take(whole, like.shape[0], parallel)

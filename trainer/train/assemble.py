@@ -20,10 +20,10 @@ from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer, single_file
 from trainer.device import Device, open_device
 from trainer.engine.passes import Model
-from trainer.engine.rank_state import shapes_of
 from trainer.engine.torch_engine import Engine, TorchEngine
 from trainer.env import CHECKPOINT_DIR, Env
 from trainer.errors import DataError, InputError
+from trainer.model.cuts import shapes_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.model.masks import Ends
@@ -314,7 +314,8 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups, drawn: 
 def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the whole model's parameters, without allocating them."""
     with torch.device("meta"):
-        return shapes_of(build_model(config, ops, Groups(groups.everyone, groups.everyone, ALONE)))
+        whole = build_model(config, ops, Groups(groups.everyone, groups.everyone, ALONE))
+        return shapes_of(whole, whole.parallel)
 
 
 def _engine(model: Model, config: TrainConfig, groups: Groups, device: Device, ops: native.Choice) -> Engine:

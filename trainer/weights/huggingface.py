@@ -25,7 +25,7 @@ from trainer.weights.families.registry import FAMILIES, UNMAPPED
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.files.torch_read import read_torch
 from trainer.weights.keys import Keys
-from trainer.weights.lazy import Lazy, Shape, cast
+from trainer.weights.lazy import DTYPES, Lazy, Shape, cast
 from trainer.weights.ours import SIDE_FILES, shapes_for
 from trainer.weights.rules import check_shapes, refuse_unknown, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target
@@ -40,7 +40,6 @@ OLD_INDEX = "pytorch_model.bin.index.json"
 MOST_JSON = 64 << 20
 SHARD = 4 << 30
 """Bytes of tensors in a file of an export."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LONG = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
+# How the options of imports and exports call the types of tensors.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BLOCK = 16 << 20
 """Bytes of the rows that are converted at a time."""
 

@@ -13,9 +13,8 @@ from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.protobuf import read_mindspore, write_mindspore
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
-from trainer.weights.huggingface import DTYPES
 from trainer.weights.known_sizes import heads_for
-from trainer.weights.lazy import Lazy, cast
+from trainer.weights.lazy import DTYPES, Lazy, cast
 from trainer.weights.ours import shapes_for
 from trainer.weights.rules import Rule, check_shapes, refuse_unknown, rule, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target

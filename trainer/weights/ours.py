@@ -23,9 +23,8 @@ from trainer.config.reader import read_section
 from trainer.config.rules import model_faults
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import CONFIG
-from trainer.engine.rank_state import shapes_of
 from trainer.errors import CheckpointError, Fault
-from trainer.model.cuts import Cut, cuts_of
+from trainer.model.cuts import Cut, cuts_of, shapes_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.weights.contents import Contents, Progress, Report
@@ -49,7 +48,8 @@ SIDE_FILES = (
 def shapes_for(model: ModelConfig) -> dict[str, Shape]:
     """Return the logical tensors of a model and their shapes."""
     with torch.device("meta"):
-        return shapes_of((GLM if model.kind == "glm" else GPT)(model, native.choose("cpu")))
+        empty = (GLM if model.kind == "glm" else GPT)(model, native.choose("cpu"))
+        return shapes_of(empty, empty.parallel)
 
 
 def cuts_for(model: ModelConfig) -> dict[str, Cut]:

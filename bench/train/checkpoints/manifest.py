@@ -37,7 +37,8 @@ from trainer.config.parts import KeepConfig
 from trainer.device import Device
 from trainer.engine.optimizer import owners
 from trainer.engine.parts import Place
-from trainer.engine.rank_state import saves_copy, shapes_of
+from trainer.engine.rank_state import saves_copy
+from trainer.model.cuts import shapes_of
 from trainer.model.gpt import GPT
 from trainer.model.layers import cuts_of
 from trainer.parallel.group import Group
@@ -99,7 +100,8 @@ def main() -> int:
     parser.add_argument("--divided", default="whole", choices=("whole", "rows"))
     options = parser.parse_args()
     with torch.device("meta"):
-        shapes: dict[str, Shape] = shapes_of(GPT(MODEL, native.choose("cpu")))
+        whole = GPT(MODEL, native.choose("cpu"))
+        shapes: dict[str, Shape] = shapes_of(whole, whole.parallel)
     order = SaveOrder(1, "rehearsal", tensor_table(shapes, True), FACTS, None, KeepConfig())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

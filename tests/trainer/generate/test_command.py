@@ -20,8 +20,7 @@ from trainer.corpus.tokenizer import train_tokenizer
 from trainer.corpus.worker import Recipe
 from trainer.errors import CheckpointError, InputError
 from trainer.generate.command import _texts
-from trainer.generate.decoder import Decoder
-from trainer.generate.loading import plan_memory
+from trainer.generate.loading import open_decoder, plan_memory
 from trainer.generate.sampling import Sampling
 
 TEXTS = ["one two three four five six seven eight nine ten. " * 12] * 12
@@ -60,7 +59,7 @@ def checkpoint(tmp_path: Path, material: Path, train_here: Callable[..., Any]) -
 
 def generated(folder: Path, prompt: str, tokenizer: Path | None = None, **values: Any) -> dict[str, Any]:
     """The document of one prompt."""
-    decoder = Decoder.load(folder, tokenizer)
+    decoder = open_decoder(folder, tokenizer)
     arguments = argparse.Namespace(checkpoint=folder, truncate=False, samples=1)
     (line,) = _texts(decoder, iter([prompt]), Sampling(**values), arguments)
     return line
@@ -84,7 +83,7 @@ def test_a_damaged_checkpoint_and_senseless_settings_are_refused(checkpoint: Pat
     assert len(caught.value.message.splitlines()) == 3
     (checkpoint / "part-00000.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="part-00000"):
-        Decoder.load(checkpoint)
+        open_decoder(checkpoint)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_is_missing(checkpoint: Path) -> None:
@@ -111,7 +110,7 @@ def test_a_config_that_lies_is_refused_before_a_model_is_built(
     (checkpoint / "manifest.json").write_bytes(encode_manifest(manifest))
     began = time.monotonic()
     with pytest.raises(CheckpointError, match="step-00000060"):
-        Decoder.load(checkpoint)
+        open_decoder(checkpoint)
     assert time.monotonic() - began < 2
 
 

@@ -19,7 +19,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
 from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
 from trainer.errors import DataError, InputError
-from trainer.generate.decoder import Decoder
+from trainer.generate.loading import open_decoder
 from trainer.model.glm import GLM
 from trainer.plan.resolve import read_config, try_config
 from trainer.samples.dataset import Data
@@ -190,7 +190,7 @@ def test_a_glms_checkpoint_without_a_tokenizer_wants_one(
 ) -> None:
     train_here(tmp_path, **raw(steps=3, eval={"batches": 0}))
     with pytest.raises(InputError, match="holds no tokenizer"):
-        Decoder.load(tmp_path / "checkpoints" / "step-00000003")
+        open_decoder(tmp_path / "checkpoints" / "step-00000003")
 
 
 def test_other_rules_of_blanking_are_noted_at_a_resume(

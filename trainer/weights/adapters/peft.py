@@ -24,9 +24,9 @@ from trainer.weights.contents import AdapterContents, Contents, ExportRequest, I
 from trainer.weights.convert import FORMATS, Format
 from trainer.weights.families.family import Family
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
-from trainer.weights.huggingface import DTYPES, as_json, family_for, read_json
+from trainer.weights.huggingface import as_json, family_for, read_json
 from trainer.weights.keys import Keys
-from trainer.weights.lazy import Lazy, cast, in_memory
+from trainer.weights.lazy import DTYPES, Lazy, cast, in_memory
 from trainer.weights.rules import Heads, Rule, in_sections, rules_of, to_theirs
 from trainer.weights.target import Target
 

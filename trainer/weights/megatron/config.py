@@ -11,10 +11,9 @@ from trainer.config.rules import model_faults
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest
 from trainer.weights.families.decoders import LONGEST_SAMPLE
-from trainer.weights.huggingface import DTYPES
 from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for, vocab_for
-from trainer.weights.lazy import Lazy
+from trainer.weights.lazy import DTYPES, Lazy
 from trainer.weights.megatron.names import OUTPUT, layer_of
 
 

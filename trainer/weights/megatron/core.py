@@ -17,8 +17,8 @@ from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Rep
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
-from trainer.weights.huggingface import DTYPES, as_json, read_json
-from trainer.weights.lazy import Lazy, cast, padded, reshaped, rows_of
+from trainer.weights.huggingface import as_json, read_json
+from trainer.weights.lazy import DTYPES, Lazy, cast, padded, reshaped, rows_of
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
 from trainer.weights.megatron.names import IGNORED, OUTPUT, core_name, core_of, layer_of
 from trainer.weights.megatron.ranks import iteration_folder

@@ -18,8 +18,7 @@ from trainer.model.cuts import Cut
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
-from trainer.weights.huggingface import DTYPES
-from trainer.weights.lazy import Lazy, cast, padded, rows_of
+from trainer.weights.lazy import DTYPES, Lazy, cast, padded, rows_of
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
 from trainer.weights.megatron.names import (
     IGNORED,

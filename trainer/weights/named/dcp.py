@@ -14,8 +14,8 @@ from trainer.errors import CheckpointError
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Progress, Report
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_write import Scalar
-from trainer.weights.huggingface import DTYPES, family_for, named_by, write_rest
-from trainer.weights.lazy import Lazy, cast
+from trainer.weights.huggingface import family_for, named_by, write_rest
+from trainer.weights.lazy import DTYPES, Lazy, cast
 from trainer.weights.named.mapping import contents_by_name
 from trainer.weights.named.optimizer import group_of
 from trainer.weights.target import Target
