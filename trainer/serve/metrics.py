@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainer.generate.batcher import Batcher
     from trainer.serve.guard import Counts
-    from trainer.serve.runner import Stream
 
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 PREFIX = "clusterctl_serve"
@@ -48,11 +46,11 @@ class Metrics:
     first_token: Histogram = field(default_factory=Histogram)
     request: Histogram = field(default_factory=Histogram)
 
-    def add_streams(self, streams: Sequence[Stream]) -> None:
-        for stream in streams:
-            if stream.first:
-                self.first_token.add(stream.first)
-            self.request.add(time.monotonic() - stream.started)
+    def add_request(self, first: float, seconds: float) -> None:
+        """Count a request that took so long; `first`: seconds until its first token, 0 if it has none."""
+        if first:
+            self.first_token.add(first)
+        self.request.add(seconds)
 
     def text(self, batcher: Batcher, counts: Counts, active: int) -> str:
         """Return all counters."""

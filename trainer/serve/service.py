@@ -117,7 +117,8 @@ class Service:
             yield streams
         finally:
             self.runner.release(streams)
-            self.metrics.add_streams(streams)
+            for stream in streams:
+                self.metrics.add_request(stream.first, time.monotonic() - stream.started)
 
     async def texts(self, streams: Sequence[Stream]) -> list[Text]:
         """Wait for all texts."""
