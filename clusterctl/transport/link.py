@@ -103,7 +103,12 @@ class PendingRequest:
         self._link = link
         self._id = number
         self.window = Window()
-        self.inbox = Inbox(lambda count: link.send(Frame(number, "credit", {"bytes": count})))
+        self.inbox = Inbox(self._give_credit)
+
+    def _give_credit(self, count: int) -> None:
+        # What was received before the connection broke is still read to its end, which then says why.
+        with contextlib.suppress(LinkLost):
+            self._link.send(Frame(self._id, "credit", {"bytes": count}))
 
     def send(self, data: bytes) -> None:
         """Send a piece of the body; wait while the node has too much unread data."""

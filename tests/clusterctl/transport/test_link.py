@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterctl.agent.frames import Frame, encode
+from clusterctl.agent.frames import CHUNK, WINDOW, Frame, encode
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.transport import link as link_module
-from clusterctl.transport.link import Link
+from clusterctl.transport.link import Link, PendingRequest
 
 
 class Wire:
@@ -126,3 +126,28 @@ def test_a_frozen_node_is_noticed_and_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_stream_that_ends_at_once_is_no_agent() -> None:
     with pytest.raises(Unreachable, match="no agent could be started"):
         Link("node1", played(b"", lambda theirs: theirs.close()), "~/w")
+
+
+class BrokenLink:
+    """A link whose connection has just ended."""
+
+    node = "node1"
+
+    def send(self, frame: Frame) -> None:
+        raise LinkLost("node1", "the connection ended")
+
+
+def test_every_piece_that_came_before_the_end_of_a_connection_is_read() -> None:
+    """The reader confirms pieces on the way: a confirmation that could not be sent took one of them with it."""
+    request = PendingRequest(BrokenLink(), 1, "follow")  # type: ignore[arg-type]
+    count = WINDOW // CHUNK
+    for number in range(count):
+        request.take(
+            Frame(1, "data", {"offset": number * CHUNK}, b"x" * CHUNK), lambda value: LinkLost("", "")
+        )
+    request.end_with(LinkLost("node1", "the connection ended"))
+    offsets = []
+    with pytest.raises(LinkLost, match="the connection ended"):
+        while frame := request.arrived():
+            offsets.append(frame.fields["offset"])
+    assert offsets == [number * CHUNK for number in range(count)]
