@@ -15,6 +15,7 @@ from clusterctl.checks.answers import Examined, NodeAnswers
 from clusterctl.checks.job_setup import JobSetup, JobSetupAnswer
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.ranktable.devices import VENDOR_CONF, VENDOR_SMI, VENDOR_TOOL
+from clusterctl.transport import dial
 from clusterctl.transport.hello import read_answer
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.setups import SetupResult, ask_setup
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
 
 # How many ports HCCL uses on each node, from its base on.
-HCCL_PORTS = 16
-HCCL_BASE = 60000
+HCCL_PORTS = len(dial.HCCL)
+HCCL_BASE = dial.HCCL.start
 PACKAGES = ("torch", "torch_npu", "deepspeed", "numpy", "safetensors", "tokenizers")
 # Seconds for one command on a node; npu-smi of sixteen devices takes up to 6.
 TIMEOUT = 20.0

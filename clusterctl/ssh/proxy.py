@@ -13,6 +13,7 @@ import time
 
 from clusterctl.settings import environment
 from clusterctl.ssh.config import Route
+from clusterctl.transport.dial import bound
 
 FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 # Seconds between SIGTERM and SIGKILL.
@@ -25,14 +26,16 @@ def connected(route: Route, timeout: float) -> socket.socket:
     if route.proxy_command:
         return ProxySocket(route.proxy_command)
     problem: OSError = OSError("no address")
-    for family, kind, number, _, address in socket.getaddrinfo(
+    for family, _, _, _, address in socket.getaddrinfo(
         route.host, route.port, FAMILIES.get(route.family, socket.AF_UNSPEC), socket.SOCK_STREAM
     ):
-        made = socket.socket(family, kind, number)
+        try:
+            made = bound(family, route.bind_address or "")
+        except OSError as failed:
+            problem = failed
+            continue
         try:
             made.settimeout(timeout)
-            if route.bind_address:
-                made.bind((route.bind_address, 0))
             made.connect(address)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return made

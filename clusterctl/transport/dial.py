@@ -13,6 +13,9 @@ import sys
 
 # Seconds for one of the launcher's addresses to answer: a second SYN is sent after one second.
 PATIENCE = 2.5
+# The ports on which HCCL listens on each node. The kernel may give them to outgoing connections; one that lasts as long
+# as a run would keep its ranks from theirs.
+HCCL = range(60000, 60016)
 # Bytes of a nonce and of a proof.
 NONCE, PROOF = 16, 32
 # Printed on standard error by a task that cannot reach the launcher.
@@ -66,6 +69,41 @@ def welcome(connection: "socket.socket", secret: bytes) -> str:
     return name.decode("ascii", "replace")
 
 
+def bound(family: int, host: str = "") -> "socket.socket":
+    """Return a TCP socket at a port of this machine that HCCL does not need."""
+    passed: list[socket.socket] = []
+    try:
+        while True:
+            made = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                made.bind((host, 0))
+            except OSError:
+                made.close()
+                raise
+            if made.getsockname()[1] not in HCCL or len(passed) > len(HCCL):
+                return made
+            # Open until another port is found, or the kernel may choose this one again.
+            passed.append(made)
+    finally:
+        for made in passed:
+            made.close()
+
+
+def connected(place: str, port: int) -> "socket.socket":
+    """Return a connection to the first of a host's addresses that answers; raise the last error if none does."""
+    problem = OSError("it has no address")
+    for family, _, _, _, address in socket.getaddrinfo(place, port, type=socket.SOCK_STREAM):
+        connection = bound(family)
+        try:
+            connection.settimeout(PATIENCE)
+            connection.connect(address)
+            return connection
+        except OSError as found:
+            connection.close()
+            problem = found
+    raise problem
+
+
 def reach(secret: bytes, hosts: "list[str]", port: int) -> "socket.socket":
     """Return a connection to the launcher at the first address that works."""
     found = [os.environ.get(name) for name in ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST")]
@@ -73,7 +111,7 @@ def reach(secret: bytes, hosts: "list[str]", port: int) -> "socket.socket":
     problems = []
     for place in places:
         try:
-            connection = socket.create_connection((place, port), PATIENCE)
+            connection = connected(place, port)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             introduce(connection, secret, os.environ.get("SLURMD_NODENAME", "").encode())
             connection.settimeout(None)
