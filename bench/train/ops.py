@@ -113,10 +113,13 @@ def least_bytes(op: str, run: Callable, inputs: tuple) -> int:
 
     Forward: inputs and results. Backward: inputs, the results' gradients, and the inputs' gradients.
     """
-    if op in ("attention", "linear_cross_entropy"):
+    if op in ("attention", "linear_cross_entropy", "grouped_linear"):
         return 0
     value = run(*(x.clone() for x in inputs))
     results = sum(each.nbytes for each in (value if isinstance(value, tuple) else (value,)))
+    if op == "embedding":
+        # Rows that are read and written, their gradients, and a whole table of gradients.
+        return 3 * results + inputs[1].nbytes
     floats = [x.nbytes for x in inputs if x.is_floating_point()]
     # These only pass gradients on: they need no input again, and the residual's gradient is the result's.
     again = () if op in ("dropout_add", "rotary") else floats
@@ -209,7 +212,8 @@ def once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
     given = [x.view_as(x) if x.requires_grad else x for x in leaves]
     start = clock()
     value = op(*given)
-    values = value if isinstance(value, tuple) else (value,)
+    # The numbers of experts have no gradient.
+    values = [each for each in (value if isinstance(value, tuple) else (value,)) if each.requires_grad]
     torch.autograd.backward(values, [each.detach() if each.dim() else None for each in values])
     return clock() - start
 

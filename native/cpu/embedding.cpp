@@ -3,6 +3,10 @@
 // without tokens.
 #include "../compiled/native.h"
 
+#ifdef NATIVE_X86
+#include <emmintrin.h>
+#endif
+
 NATIVE_TEXT(native_text_of_embedding)
 
 namespace {
@@ -18,15 +22,38 @@ struct Arguments {
     int threads, level;
 };
 
+constexpr int64_t LARGE = 4 << 20;  // bytes of a table that does not stay in a core's caches
+
+// Write zeros; those of a large table past the caches, which otherwise read each line before it is overwritten.
+NATIVE_INLINE void zero(char* at, int64_t bytes, bool is_large) {
+#ifdef NATIVE_X86
+    if (is_large && bytes >= 256) {
+        const int64_t before = -reinterpret_cast<int64_t>(at) & 63;
+        std::memset(at, 0, static_cast<size_t>(before));
+        at += before;
+        bytes -= before;
+        const __m128i none = _mm_setzero_si128();
+        for (; bytes >= 64; at += 64, bytes -= 64)
+            for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(at) + i, none);
+    }
+#endif
+    (void)is_large;
+    std::memset(at, 0, static_cast<size_t>(bytes));
+}
+
 template <typename T>
 struct Table {
     // Fill the rows from `first` to `last`.
     NATIVE_INLINE void run(const Arguments& a, int64_t first, int64_t last) {
+        const int64_t row = static_cast<int64_t>(sizeof(T)) * a.width;
         for (int64_t r = first; r < last; ++r) {
             const int64_t begin = r ? a.ends[r - 1] : 0, end = a.ends[r];
             T* out = static_cast<T*>(a.out) + r * a.width;
             if (begin == end) {
-                std::memset(out, 0, sizeof(T) * static_cast<size_t>(a.width));
+                int64_t next = r + 1;
+                while (next < last && a.ends[next] == end) ++next;
+                zero(reinterpret_cast<char*>(out), (next - r) * row, a.rows * row > LARGE);
+                r = next - 1;
                 continue;
             }
             for (int64_t start = 0; start < a.width; start += BLOCK) {
@@ -41,6 +68,9 @@ struct Table {
                 for (int64_t j = 0; j < n; ++j) store(&out[start + j], sum[j]);
             }
         }
+#ifdef NATIVE_X86
+        _mm_sfence();
+#endif
     }
 };
 

@@ -16,6 +16,28 @@ struct Arguments {
     int renormalize, threads, level;
 };
 
+// Return the place of the first number that is `wanted`, or 0 without any: only NaNs are left then.
+NATIVE_INLINE int64_t place_of(const float* x, int64_t n, float wanted) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        int32_t found = 0;
+        for (int j = 0; j < LANES; ++j) found |= x[i + j] == wanted;
+        if (found) break;
+    }
+    while (i < n && x[i] != wanted) ++i;
+    return i < n ? i : 0;
+}
+
+// Return the sum of the products, added in the order of sum_of.
+NATIVE_INLINE float dot_of(const float* x, const float* y, int64_t n) {
+    float lane[LANES] = {};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; ++j) lane[j] += x[i + j] * y[i + j];
+    for (int j = 0; i + j < n; ++j) lane[j] += x[i + j] * y[i + j];
+    return sum_of(lane, LANES);
+}
+
 template <typename T>
 struct Row {
     NATIVE_INLINE void run(const Arguments& a, int64_t t, float* left) {
@@ -33,9 +55,7 @@ struct Row {
         float total = 0.0f;
         for (int64_t j = 0; j < k; ++j) {
             const float most = j == 0 ? top : max_of(left, n);
-            int64_t at = 0;
-            while (at < n && left[at] != most) ++at;
-            at = at < n ? at : 0;  // only NaNs are left
+            const int64_t at = place_of(left, n, most);
             left[at] = __builtin_nanf("");
             chosen[j] = at;
             weights[j] = chances[at];
@@ -53,7 +73,9 @@ struct Slope {
         const float* chances = a.chances + t * n;
         const int64_t* chosen = a.chosen + t * k;
         T* out = static_cast<T*>(a.out) + t * n;
-        for (int64_t i = 0; i < n; ++i) slope[i] = a.of_chances ? a.of_chances[t * n + i] : 0.0f;
+        const size_t bytes = sizeof(float) * static_cast<size_t>(n);
+        if (a.of_chances) std::memcpy(slope, a.of_chances + t * n, bytes);
+        else std::memset(slope, 0, bytes);
         if (a.of_weights) {
             const float* upstream = a.of_weights + t * k;
             // weights = chances / total: the mean slope is taken off.
@@ -68,8 +90,7 @@ struct Slope {
             }
             for (int64_t j = 0; j < k; ++j) slope[chosen[j]] += (upstream[j] - mean) / total;
         }
-        float mean = 0.0f;
-        for (int64_t i = 0; i < n; ++i) mean += slope[i] * chances[i];
+        const float mean = dot_of(slope, chances, n);
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) store(&out[i], chances[i] * (slope[i] - mean));
     }
