@@ -191,6 +191,8 @@ class TopApp(App[None]):
             view = self.query_one("#log", LogView)
             view.clear()
             view.write_lines([escape_controls(line) for line in lines])
+            # Its height is known after the next layout.
+            self.call_after_refresh(view.scroll_end, animate=False)
 
     # -- keys
 
@@ -238,12 +240,17 @@ class TopApp(App[None]):
         self.query_one("#ranks").focus()
 
     def action_leave(self) -> None:
-        """Clear a filter, answer no, or quit."""
+        """Answer no, shorten a long log, clear a filter, or quit: the first of these that there is."""
         if self.focused is not None and self.focused.id == "filter":
             self.query_one("#filter", Input).value = ""
             self._end_filter()
         elif self.asks_stop or self.live.note:
             self._dismiss()
+        elif self.screen.has_class("long"):
+            self.action_long_log()
+        elif self.board.text:
+            self.board.text, self.board.rank = "", 0
+            self.tick()
         else:
             self.exit()
 

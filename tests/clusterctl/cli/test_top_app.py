@@ -126,3 +126,22 @@ def test_usage_is_read_from_the_tools_and_from_proc() -> None:
     with open("/proc/self/stat") as file:
         (pid, (ticks, memory)) = next(iter(usage.process_usage(file.read()).items()))
     assert pid > 0 and ticks >= 0 and memory > 1 << 20
+
+
+def test_a_long_log_ends_with_the_newest_line_and_escape_leaves_step_by_step(tmp_path: Path) -> None:
+    async def act(app: Any, pilot: Any) -> None:
+        from textual.widgets import Log
+
+        view = app.query_one(Log)
+        await pilot.press("slash", "n", "o", "d", "e", "2", "enter", "l")
+        await pilot.pause(0.3)
+        assert view.max_scroll_y > 0 and view.is_vertical_scroll_end
+        await pilot.press("escape")
+        await pilot.pause()
+        assert not app.screen.has_class("long")
+        await pilot.press("escape")
+        assert app.board.text == "" and not app._exit
+        await pilot.press("escape")
+        assert app._exit
+
+    in_app(tmp_path, act, size=(60, 24))
