@@ -87,8 +87,10 @@ def _measure(folder: Path, cluster_file: Path) -> None:
         figures = f"first output {seen.first:5.2f} s  longest silence {seen.longest:5.2f} s"
         print(f"{title:<28} {figures}  whole {seen.whole:6.2f} s", flush=True)
         for line in seen.text.splitlines():
-            if line.lstrip("\r").startswith(("setup ", "start ")) or "\x1b[2Ksetup " in line:
-                print(f"    {line.strip()}")
+            # The line that shows what is waited for is erased first.
+            text = line.rpartition("\x1b[2K")[2].strip()
+            if text.startswith(("setup ", "start ")):
+                print(f"    {text}")
 
 
 if __name__ == "__main__":
