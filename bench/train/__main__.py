@@ -6,7 +6,8 @@ Every subject is a process. All subjects of a row run at the same time and take 
 and then in the reverse order. Ours is the trainer as `launch` runs it. Peers have the fused AdamW, autocast
 and torch's attention; in `-tuned` rows they also have the allocator settings that the launcher gives the
 trainer's ranks. --peers names an interpreter that has transformers and megatron-core (0.16.1); missing
-packages are reported, and the other subjects are measured.
+packages are reported, and the other subjects are measured. In `1.3b-bf16` subjects run one after the other, three steps
+each; peers have no fp32 copies of weights there, which would need 21 GB and more, and ours has them.
 
 FLOPs are counted as in PaLM: 6 N + 12 L E T per token (N all parameters, L layers of width E, T tokens per
 sample).
@@ -45,6 +46,9 @@ WORKS = {
     "6x384-fp32": Work(SMALL, 8, "fp32"),
     "ranks-bf16": Work(SMALL, 2, "bf16", ranks=2),
     "ranks-fp32": Work(SMALL, 2, "fp32", ranks=2),
+    "llama-124m-bf16": Work("llama-124M", 1, "bf16"),
+    "llama-124m-fp32": Work("llama-124M", 1, "fp32"),
+    "1.3b-bf16": Work("gpt2-1.3B", 1, "bf16", narrow=True, apart=True),
     "gpu-345m": Work("gpt2-345M", 8, "bf16", device="cuda:0", square=8192),
     "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
 }
@@ -98,16 +102,21 @@ def measure(name: str, options: argparse.Namespace) -> Answer:
     """Measure one row and return every subject's figures."""
     tuned, work = name.endswith("-tuned"), WORKS[name.removesuffix("-tuned")]
     subjects = together() if work.ranks > 1 else alone(tuned)
+    if work.model == "llama-124M":
+        subjects = [subject for subject in subjects if subject.kind != "megatron"]
+    elif work.apart:
+        subjects = [subject for subject in subjects if subject.kind in ("ours", "compile", "huggingface")]
     subjects = [subject for subject in subjects if not options.only or subject.kind in options.only]
     until = time.monotonic() + options.seconds
     with scratch() as folder:
         field = Field(folder, work, options.peers, threads=1 if options.cpu else 0)
-        try:
-            started = start_all(field, subjects, say)
-            take_turns(started, until, LEAST)
-        finally:
-            for subject in subjects:
-                subject.end()
+        for some in [[subject] for subject in subjects] if work.apart else [subjects]:
+            try:
+                # Subjects that run apart take the least number of steps.
+                take_turns(start_all(field, some, say), 0.0 if work.apart else until, LEAST)
+            finally:
+                for subject in some:
+                    subject.end()
         return answer(name, field, subjects, "cpu" if options.cpu else "seconds")
 
 
@@ -185,6 +194,8 @@ TARGETS = {
     "124m-bf16": [Target(1.2, COMPILE), *EAGER],
     "124m-fp32": [Target(1.05, COMPILE)],
     "6x384-bf16": [Target(1.4, COMPILE)],
+    "llama-124m-bf16": [Target(1.2, COMPILE)],
+    "llama-124m-fp32": [Target(1.2, COMPILE)],
     "ranks-bf16": RANKS,
     "ranks-fp32": RANKS,
 }
@@ -306,6 +317,9 @@ ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[Answer, str]]] = {
     "6x384-fp32": speed,
     "ranks-bf16": speed,
     "ranks-fp32": speed,
+    "llama-124m-bf16": speed,
+    "llama-124m-fp32": speed,
+    "1.3b-bf16": speed,
     "start": start,
     "memory": memory,
     "losses": losses,
@@ -317,6 +331,7 @@ DEFAULT = (
     "124m-fp32",
     "6x384-bf16",
     "ranks-bf16",
+    "llama-124m-bf16",
     "start",
     "memory",
     "losses",

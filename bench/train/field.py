@@ -49,6 +49,10 @@ class Work:
     device: str = "cpu"
     square: int = 2048
     """The side of the square matrices whose product gives the machine's rate."""
+    narrow: bool = False
+    """Whether peers have everything in bf16, since fp32 masters would not fit the machine; ours has masters."""
+    apart: bool = False
+    """Whether subjects run one after the other, since not all of them fit at the same time."""
 
 
 @dataclass
@@ -198,7 +202,9 @@ class Field:
 
     def _spec(self, subject: Subject, nudge: int | None) -> Spec:
         config = self.config
-        model = {key: getattr(config.model, key) for key in MODEL_KEYS}
+        model = {key: getattr(config.model, key) for key in MODEL_KEYS} | {
+            "rope_base": config.model.rope.base
+        }
         lr = config.optimizer.lr
         return Spec(
             subject=subject.kind,
@@ -208,7 +214,7 @@ class Field:
             threads=self.threads,
             tokens=self.tokens // self.work.ranks,
             square=self.work.square,
-            work=ModelWork(model, config.precision, self.work.device, config.seed, lr),
+            work=ModelWork(model, config.precision, self.work.device, config.seed, lr, self.work.narrow),
             nudge=nudge,
         )
 
@@ -238,7 +244,19 @@ class Field:
         }
 
 
-MODEL_KEYS = ("layers", "hidden", "heads", "sequence", "vocab", "eps", "init_std")
+MODEL_KEYS = (
+    "layers",
+    "hidden",
+    "heads",
+    "groups",
+    "inner",
+    "up_width",
+    "sequence",
+    "vocab",
+    "norm",
+    "eps",
+    "init_std",
+)
 
 
 def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:

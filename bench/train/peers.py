@@ -16,16 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.train.spec import ModelWork
+from bench.train import llama
+from bench.train.spec import ModelWork, rows
 
 Wrap = Callable[[nn.Module], nn.Module]
-
-# The number of vocabulary rows is rounded up to a multiple of this, for faster matrix products.
-VOCAB_MULTIPLE = 64
-
-
-def rows(vocab: int) -> int:
-    return -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 class Attention(nn.Module):
@@ -177,6 +171,11 @@ MODELS: dict[str, Callable[[Mapping[str, Any]], nn.Module]] = {
     "huggingface": HuggingFace,
     "megatron": MegatronCore,
 }
+LLAMAS: dict[str, Callable[[Mapping[str, Any]], nn.Module]] = {
+    "eager": llama.Eager,
+    "compile": llama.Eager,
+    "huggingface": llama.HuggingFace,
+}
 NEEDS = {"huggingface": "transformers", "megatron": "megatron.core"}
 
 
@@ -188,7 +187,7 @@ class Peer:
         self.device = work.device
         self.weights = list(model.parameters())
         # The weights of which the optimizer keeps fp32 copies.
-        self.own = [p.dtype == torch.bfloat16 for p in self.weights]
+        self.own = [p.dtype == torch.bfloat16 and not work.narrow for p in self.weights]
         self.kept = [
             nn.Parameter(p.detach().float()) if own else p
             for p, own in zip(self.weights, self.own, strict=True)
@@ -198,7 +197,7 @@ class Peer:
             {"params": [p for p in self.kept if p.dim() < 2], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=work.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
-        self.cast = work.precision == "bf16" and not any(self.own)
+        self.cast = work.precision == "bf16" and not any(self.own) and not work.narrow
         self.model = model
         self.run = wrap(model) if wrap else model
 
@@ -229,7 +228,10 @@ class Peer:
 def build(subject: str, work: ModelWork) -> Peer:
     """Return the peer with this name."""
     torch.manual_seed(work.seed)
-    model = MODELS[subject]({**work.model, "precision": work.precision}).to(work.device)
+    models = LLAMAS if work.model["norm"] == "rms" else MODELS
+    model = models[subject]({**work.model, "precision": work.precision}).to(work.device)
+    if work.narrow:
+        model = model.bfloat16()
     return Peer(model, work, torch.compile if subject == "compile" else None)
 
 

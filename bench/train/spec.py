@@ -7,17 +7,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# The number of vocabulary rows is rounded up to a multiple of this, for faster matrix products.
+VOCAB_MULTIPLE = 64
+
+
+def rows(vocab: int) -> int:
+    """Return the rows of a peer's table of tokens."""
+    return -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
 
 @dataclass(frozen=True)
 class ModelWork:
     """The model that every subject trains, and how."""
 
-    model: Mapping[str, int]
+    model: Mapping[str, object]
     """Layers, hidden and the like, by the trainer's names."""
     precision: str
     device: str
     seed: int
     lr: float
+    narrow: bool = False
+    """Whether peers keep weights and the optimizer's averages in bf16, and no fp32 copies: a quarter of the memory."""
 
 
 @dataclass(frozen=True)

@@ -217,10 +217,12 @@ def products(spec: Spec, gate: Gate) -> None:
     import torch.nn.functional as F
 
     torch.set_num_threads(spec.threads)
-    model, device = spec.work.model, spec.work.device
+    model: Any = spec.work.model
+    device = spec.work.device
     kind = torch.bfloat16 if spec.work.precision == "bf16" else torch.float32
     tokens, hidden = spec.tokens, model["hidden"]
-    layer = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)]
+    keys = 2 * hidden * model["groups"] // model["heads"]
+    layer = [(hidden, hidden + keys), (hidden, hidden), (hidden, model["up_width"]), (model["inner"], hidden)]
 
     clock = time.process_time if spec.threads == 1 and device == "cpu" else time.perf_counter
 

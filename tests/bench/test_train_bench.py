@@ -34,10 +34,12 @@ from trainer.config.model_sizes import sized
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 TINY = {"layers": 2, "hidden": 32, "heads": 2, "sequence": 16, "vocab": 128}
+LLAMA = {"rotary": True, "query_groups": 1, "norm": "rms", "bias": "none", "swiglu": True, "ffn": 48}
 
 
-def test_a_peer_trains_as_the_trainer_does(tmp_path: Path) -> None:
-    field = Field(tmp_path, Work(TINY, 4, "fp32"), threads=1)
+@pytest.mark.parametrize("form", [{}, LLAMA])
+def test_a_peer_trains_as_the_trainer_does(tmp_path: Path, form: dict[str, object]) -> None:
+    field = Field(tmp_path, Work({**TINY, **form}, 4, "fp32"), threads=1)
     losses = {}
     for kind in ("ours", "eager"):
         subject = Subject(kind, kind, tuned=True)
