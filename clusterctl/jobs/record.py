@@ -10,6 +10,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
+from clusterctl.jobs.parts.notify import remember
 from clusterctl.typed_json import BadValue, decode, encode
 
 # The format that this version writes. Files of version 0.1 carry no number and count as format 1.
@@ -123,7 +124,8 @@ def placement_of(value: object, clusters: dict[str, Cluster]) -> tuple[Placement
 def to_json(record: RunRecord) -> dict[str, object]:
     """Return what run.json holds."""
     # Node sets name nodes of the whole inventory, of which a run has a part.
-    bare = replace(record, cluster=replace(record.cluster, groups={}))
+    job = replace(record.job, notify=remember(record.job.notify))
+    bare = replace(record, job=job, cluster=replace(record.cluster, groups={}))
     result = encode(bare)
     assert isinstance(result, dict)
     return result

@@ -106,7 +106,8 @@ def _around() -> dict[str, tuple[Schema, str]]:
         "container": (container(), "The container that the ranks run in, unless their node has its own."),
         "notify": (
             TEXT,
-            "Command or https:// address to call at the end, a failure, a restart, a stall or a NaN.",
+            "Command or https:// address to call at the end, a failure, a restart, a stall or a NaN; or $NAME,"
+            " a variable that holds it.",
         ),
         "progress": (
             {"type": ["string", "boolean"]},

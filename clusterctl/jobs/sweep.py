@@ -12,6 +12,7 @@ from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.files import replace_file
 from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs.job import Job, devices_on
+from clusterctl.jobs.parts.notify import masked
 from clusterctl.typed_json import BadValue, decode, encode, parse
 
 MOST_VARIANTS = 200
@@ -159,7 +160,9 @@ def is_sweep(runs: Path, name: str) -> bool:
 def write_sweep(folder: Path, record: SweepRecord) -> None:
     """Write the file of a sweep."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace_file(folder / FILE, json.dumps(encode(record), indent=2) + "\n", 0o600)
+    notify = masked(record.request.notify or "") or None
+    hidden = replace(record, request=replace(record.request, notify=notify))
+    replace_file(folder / FILE, json.dumps(encode(hidden), indent=2) + "\n", 0o600)
 
 
 def read_sweep(folder: Path) -> SweepRecord:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clusterctl.environment import environment
@@ -64,9 +65,17 @@ def connect() -> Any:
     # The client reads this variable once, when it is imported.
     file = environment().get("KUBECONFIG")
     try:
-        config.load_config(**({"config_file": file} if file else {}))
+        # Its own choice between the two prints a warning to standard output.
+        if file or Path("~/.kube/config").expanduser().exists():
+            config.load_kube_config(**({"config_file": file} if file else {}))
+        else:
+            config.load_incluster_config()
     except (config.ConfigException, OSError) as problem:
-        raise UsageError(f"no Kubernetes cluster is configured: {problem}", "set KUBECONFIG") from None
+        reason = (
+            f"{file}: {problem}" if file else f"there is no ~/.kube/config, and this is no pod ({problem})"
+        )
+        remedy = "set KUBECONFIG to the file that kubectl uses, or hand the output of --print to kubectl apply -f -"
+        raise UsageError(f"no Kubernetes cluster is configured: {reason}", remedy) from None
     # The client logs nothing by itself; its retries would hide a server that is down.
     settings = kubernetes.client.Configuration.get_default_copy()
     settings.retries = False

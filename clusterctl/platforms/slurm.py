@@ -11,6 +11,8 @@ from clusterctl.errors import UsageError, WorkFailed
 
 # Seconds for an answer of slurmctld, which may be busy.
 ANSWER_LIMIT = 60.0
+# What Slurm's programs say where no cluster is configured, or its controller is down.
+NO_CLUSTER = ("Could not establish a configuration source", "Unable to contact slurm controller")
 
 
 def is_installed() -> bool:
@@ -131,7 +133,10 @@ def refuse_impossible(batch_file: str) -> str:
         raise UsageError("there is no `sbatch` here", "use a login node of the Slurm cluster") from None
     answer = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("sbatch: ")
     if done.returncode:
-        reason = answer.removeprefix("error: ").removeprefix("allocation failure: ")
+        reason = answer.removeprefix("error: ").removeprefix("fatal: ").removeprefix("allocation failure: ")
+        if any(text in answer for text in NO_CLUSTER):
+            remedy = "use a login node of the cluster, where `sinfo` shows its nodes; --print needs no Slurm"
+            raise UsageError(f"no Slurm cluster answers here: {reason}", remedy)
         raise UsageError(f"Slurm refuses the job: {reason}", f"change the job's `slurm` part; {offer()}")
     return answer
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import Fault, InputFaults, UsageError, WorkFailed
 from clusterctl.provision import install as on_node
 from clusterctl.provision.lock import Lock
-from clusterctl.provision.wheelhouse import Wheelhouse, check_hashes, lacks
 from clusterctl.text import plural, size
 from clusterctl.transport.fanout import Outcome, on_each, raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.provision.fabfile import Installed, NodeState
+    from clusterctl.provision.wheelhouse import Wheelhouse
     from clusterctl.ssh.fabric import Logins
     from clusterctl.transport.fanout import Connections
 
@@ -76,6 +76,8 @@ def look(logins: Logins, nodes: Sequence[Node], wanted: Wanted, fanout: int) -> 
 
 def require_fit(states: dict[Node, NodeState], wanted: Wanted, house: Wheelhouse | None) -> None:
     """Raise one error for all nodes on which the environment cannot be made."""
+    from clusterctl.provision.wheelhouse import lacks
+
     faults = []
     others = "name another Python of the nodes: --base python3.11"
     for node, state in states.items():
@@ -120,6 +122,8 @@ class Setup:
 
     def run(self, nodes: Sequence[Node], house: Wheelhouse, tell: Tell) -> list[Outcome[Result]]:
         """Push the wheels to the nodes that lack the environment, and install it there."""
+        from clusterctl.provision.wheelhouse import check_hashes
+
         check_hashes(house, self.wanted.lock)
         began = time.monotonic()
         sent = self._push(nodes, house)

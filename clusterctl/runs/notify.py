@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.environment import environment
+from clusterctl.jobs.parts.notify import is_web, resolved
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord
@@ -68,8 +69,9 @@ class Notifier:
 
     def _send(self, message: Message) -> None:
         text = json.dumps(asdict(message))
-        web = self.target.startswith(("http://", "https://"))
-        problem = _post(self.target, text) if web else _run(self.target, message, text)
+        target, problem = resolved(self.target)
+        if target:
+            problem = _post(target, text) if is_web(target) else _run(target, message, text)
         if problem:
             self.run.add_event("note", text=f"notify: {problem}")
 

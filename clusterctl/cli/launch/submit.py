@@ -92,6 +92,7 @@ def _batch_file(run: RunDir, job: Job, wanted: SlurmOptions, *, no_checks: bool)
 
 def _faults(job: Job) -> list[Fault]:
     """Return what does not fit together in the `slurm` part and the rest of a job."""
+    from clusterctl.jobs.parts import notify
     from clusterctl.jobs.parts.slurm import minutes_of
 
     wanted = job.slurm
@@ -108,6 +109,8 @@ def _faults(job: Job) -> list[Fault]:
         found.append(
             (("nodes",), "Slurm chooses the nodes of a submitted job", "slurm: {nodes: 4}, or exclude")
         )
+    if notify.masked(job.notify) != job.notify:
+        found.append((("notify",), "this address would have to be in the record of the run", notify.REMEDY))
     document = job.document
     if document is None:
         return [Fault(job.source, problem, remedy) for _, problem, remedy in found]

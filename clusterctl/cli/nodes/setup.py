@@ -179,6 +179,7 @@ def _show(
     chosen: Cluster, wanted: Wanted, outcomes: Sequence[Outcome[Result]], as_json: bool, seconds: float
 ) -> None:
     from clusterctl import text
+    from clusterctl.inventory import nodeset
 
     done = {outcome.node.name: outcome.value for outcome in outcomes}
     failed = {outcome.node.name for outcome in outcomes if not outcome.ok}
@@ -205,7 +206,11 @@ def _show(
                 else "unchanged"
             )
             rows.append([node.name, wanted.link_on(node), state, f"{result.seconds:.1f} s" if result else ""])
-    if rows:
+    if rows and not outcomes and len({row[1] for row in rows}) == 1:
+        # A table would take longer to draw than a node takes to answer.
+        screen.write(f"{nodeset.fold([row[0] for row in rows])}: {rows[0][1]}: unchanged\n")
+        screen.log(f"{text.plural(len(rows), 'node')} ready in {seconds:.2f} s")
+    elif rows:
         from clusterctl.cli.views import tables
 
         screen.show(tables.table(["NODE", "ENVIRONMENT", "STATE", "TIME"], rows, right=["TIME"]))

@@ -13,6 +13,11 @@ TIME = re.compile(
 )
 # A word of an #SBATCH line: no space and no line break can begin another option.
 WORD = re.compile(r"[^\s#'\"\\]+\Z")
+# One kind of devices: NAME, NAME:COUNT or NAME:TYPE:COUNT, and others after a comma.
+GRES = re.compile(
+    r"[\w-]+(?::[\w.-]+)?(?::[0-9]+[KMG]?)?(?:,[\w-]+(?::[\w.-]+)?(?::[0-9]+[KMG]?)?)*\Z", re.ASCII
+)
+DEVICES = ("gpu", "npu")
 WORDS = ("partition", "account", "qos", "gres", "constraint", "reservation", "exclude")
 
 
@@ -61,6 +66,8 @@ def read_slurm(top: Section) -> SlurmOptions | None:
         setup=_lines(inner, "setup"),
         **words,
     )
+    if fault := _gres_fault(found.gres):
+        inner.fault("gres", fault, "NAME:COUNT, as in npu:8 or gpu:a100:4")
     for option in found.extra:
         if not option.startswith("-"):
             inner.fault("extra", f"{option[:80]!r} is no option of sbatch", "as in --mem=0 or --exclusive")
@@ -74,6 +81,18 @@ def _word(section: Section, key: str) -> str:
         section.fault(key, f"{text[:80]!r} is not one word", "leave out spaces and quotes")
         return ""
     return text
+
+
+def _gres_fault(gres: str) -> str:
+    """Return what is wrong with the devices that a job asks for; "" if nothing is."""
+    if not gres:
+        return ""
+    if not GRES.match(gres):
+        return f"{gres[:80]!r} names no devices of Slurm"
+    name, *rest = gres.partition(",")[0].split(":")
+    # The plan needs the number of ranks.
+    counted = not rest or rest[-1].isdecimal()
+    return f"{gres[:80]!r} gives no number of devices" if name in DEVICES and not counted else ""
 
 
 def _count(section: Section, key: str, default: int, least: int) -> int:

@@ -34,6 +34,20 @@ def test_a_job_that_must_not_be_requeued_says_so() -> None:
     assert not any("--signal" in line for line in lines)
 
 
+@pytest.mark.parametrize("gres", ["npu:8", "gpu:a100:4", "gpu", "gpu:2,nvme:1", "license"])
+def test_devices_in_the_words_of_slurm(tmp_path: Path, gres: str) -> None:
+    part = written(tmp_path, f"{{gres: '{gres}'}}").slurm
+    assert part is not None and part.gres == gres
+
+
+@pytest.mark.parametrize(
+    ("gres", "text"), [("npu:x", "gives no number"), ("gpu:a100", "gives no number"), ("npu;8", "names no")]
+)
+def test_devices_without_a_number_are_refused(tmp_path: Path, gres: str, text: str) -> None:
+    with pytest.raises(InputFaults, match=text):
+        written(tmp_path, f"{{gres: '{gres}'}}")
+
+
 def test_all_faults_of_the_part_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(InputFaults) as caught:
         written(tmp_path, "{nodes: 0, time: soon, partition: 'a b', extra: [mem], gress: x}")

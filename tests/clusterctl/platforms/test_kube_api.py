@@ -143,6 +143,10 @@ def test_a_cluster_that_cannot_be_reached_is_named(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     code, _, err = submit(capfd)
     assert code == 2 and "KUBECONFIG" in err
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, out, err = submit(capfd)
+    assert (code, out) == (2, "") and "there is no ~/.kube/config" in err and "--print" in err
 
 
 def test_the_manifest_is_printed_without_a_cluster(

@@ -176,3 +176,15 @@ def test_a_part_with_faults_names_them(tmp_path: Path) -> None:
     file.write_text(f"{COMMAND}slurm: {{time: 1h}}\n")
     with pytest.raises(InputFaults):
         jobs.load(file)
+
+
+def test_a_machine_without_a_cluster_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(
+        "#!/bin/sh\necho 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(UsageError, match="no Slurm cluster answers here") as refused:
+        slurm.refuse_impossible("")
+    assert "login node" in refused.value.hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,13 @@ import pytest
 
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
+from clusterctl.jobs.parts.notify import resolved
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.notify import Notifier
 from tests.support.run_folders import restarted_run
 
 
 def notifier(run: RunDir, target: str) -> Notifier:
-    from dataclasses import replace
-
     record = run.read_record()
     return Notifier(run, replace(record, job=replace(record.job, notify=target)))
 
@@ -84,3 +84,43 @@ def test_a_job_names_its_command(tmp_path: Path) -> None:
     path.write_text("command: [python, train.py]\nnotify: [x]\n")
     with pytest.raises(InputFaults, match=r"job\.yaml:2"):
         jobs.load(path)
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("https://hooks.example.com/services/T0/B0/token", "https://hooks.example.com/***"),
+        ("https://user:word@example.com", "https://example.com/***"),
+        ("http://127.0.0.1:8080/?token=x", "http://127.0.0.1:8080/***"),
+        ("https://example.com:99999999/x", "https://***"),
+        ("https://example.com/", "https://example.com/"),
+        ("./notify.sh", "./notify.sh"),
+        ("$HOOK", "$HOOK"),
+    ],
+)
+def test_a_record_holds_no_address_that_may_be_a_password(tmp_path: Path, target: str, shown: str) -> None:
+    run = restarted_run(tmp_path)
+    record = run.read_record()
+    run.write_record(replace(record, job=replace(record.job, notify=target)))
+    assert run.read_record().job.notify == shown
+    # The process that wrote the record knows the address; another one does not.
+    assert resolved(shown)[0] == ("" if target == "$HOOK" else target)
+
+
+def test_an_address_in_a_variable_is_read_when_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = restarted_run(tmp_path)
+    monkeypatch.setenv("HOOK", f"cat > {tmp_path}/message")
+    tell = notifier(run, "${HOOK}")
+    tell("finished", "done")
+    tell.close()
+    assert json.loads((tmp_path / "message").read_text())["text"] == "done"
+    monkeypatch.delenv("HOOK")
+    unknown = notifier(run, "https://elsewhere.example/***")
+    for each in (notifier(run, "$HOOK"), unknown):
+        each("finished", "done")
+        each.close()
+    first, second = notes(run)
+    assert first == "notify: $HOOK is not set here"
+    assert "is not recorded: notify: $NAME reads the address from the variable NAME" in second
