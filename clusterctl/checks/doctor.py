@@ -131,7 +131,7 @@ def _keepers() -> Iterable[Finding]:
     except ClusterctlError as problem:
         yield Finding("warning", "here", problem.message, problem.hint, "keepers")
         return
-    pids = [str(entry["pid"]) for entry in reply if entry]
+    pids = [str(entry.pid) for entry in reply if entry]
     if len(pids) > 1 or len(pids) < len(reply):
         text = f"{len(reply)} keepers run ({', '.join(pids)} answer): code or settings changed meanwhile"
         fix = "clusterctl keeper stop"

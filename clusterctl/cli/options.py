@@ -278,10 +278,11 @@ def connected(
     kept_for = duration(persist or settings.persist)
     if kept_for:
         from clusterctl.keeper.client import KeeperTransport
+        from clusterctl.keeper.messages import WayOptions
 
         transport: Transport = KeeperTransport(
             cluster,
-            {"accept_new": trust_new, "ssh": ssh, "connect_timeout": patience},
+            WayOptions(trust_new, patience, ssh),
             kept_for,
             screen.ask_secret,
         )

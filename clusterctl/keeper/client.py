@@ -14,6 +14,7 @@ import threading
 import time
 from _socket import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import errors
@@ -28,12 +29,14 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, UsageError
-from clusterctl.json_types import JsonObject
 from clusterctl.keeper import address as place
+from clusterctl.keeper.messages import KeeperStatus, LinkRequest, WayOptions
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Stream, Transport
 from clusterctl.transport.link import PendingRequest, RequestFailed
+from clusterctl.typed_json import decode
+from clusterctl.typed_json import encode as encode_value
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -57,14 +60,14 @@ class KeeperTransport:
     """Reaches nodes over the links of this user's keeper."""
 
     def __init__(
-        self, cluster: Cluster, options: Mapping[str, Any], persist: float, ask: AskSecret | None = None
+        self, cluster: Cluster, options: WayOptions, persist: float, ask: AskSecret | None = None
     ) -> None:
         """Connect to the keeper, or start it.
 
         `options` and `ask` are those of `transport_to`; `persist` is in seconds.
         """
         self._cluster = cluster
-        self._options = dict(options)
+        self._options = options
         self._persist = persist
         self._source = os.path.abspath(cluster.source)
         self._known_hosts = _absolute(cluster.known_hosts)
@@ -72,30 +75,24 @@ class KeeperTransport:
         self._line = _greeted(persist, ask)
         self._own: Transport | None = None
         self._change = threading.Lock()
-        shared = [self._source, self._known_hosts, self._options.get("ssh"), *map(_stamp, SSH_FILES)]
+        shared = [self._source, self._known_hosts, self._options.ssh, *map(_stamp, SSH_FILES)]
         self._shared = json.dumps(shared).encode()
 
     def connect(self, node: Node) -> Connection:
         """Return a connection over the keeper's link to the node; the keeper opens the link if necessary."""
         line = self._open_line()
-        values = {**vars(node), "key": _absolute(node.key)}
-        description = json.dumps(values, sort_keys=True).encode()
+        own = replace(node, key=_absolute(node.key))
+        description = json.dumps(encode_value(own), sort_keys=True).encode()
         key = hashlib.sha256(self._shared + description).hexdigest()[:32]
         if key not in line.fresh:
-            request = {
-                "key": key,
-                "node": values,
-                "known_hosts": self._known_hosts,
-                "source": self._source,
-                "options": self._options,
-            }
-            line.ask(node.name, "reach", {}, to_payload(request)).end()
+            request = LinkRequest(key, own, self._known_hosts, self._source, self._options)
+            line.ask(node.name, "reach", {}, to_payload(encode_value(request))).end()
         return _KeeperConnection(node.name, key, line)
 
     def start(self, node: Node, command: str) -> Stream:
         """Run a program without an agent; it always has a connection to itself."""
         with self._change:
-            self._own = self._own or transport_to(self._cluster, ask=self._ask, **self._options)
+            self._own = self._own or transport_to(self._cluster, ask=self._ask, **vars(self._options))
         return self._own.start(node, command)
 
     def _open_line(self) -> Line:
@@ -139,7 +136,7 @@ class Line:
         answer = self.ask("keeper", "hello", {"persist": persist}).end()
         self.fresh = set(answer["fresh"])
 
-    def ask(self, node: str, kind: str, fields: JsonObject, payload: bytes = b"{}") -> PendingRequest:
+    def ask(self, node: str, kind: str, fields: dict[str, object], payload: bytes = b"{}") -> PendingRequest:
         """Send one request; its reply is read from the returned object."""
         number = next(self._numbers)
         # _LineEnd has the methods of a link that PendingRequest uses.
@@ -270,12 +267,12 @@ class RunningKeeper:
         self.pid = place.check_peer(connected)
         self._line = Line(connected)
 
-    def status(self) -> JsonObject:
-        """Return its start time, idle limit, links and number of commands; {} if it is ending."""
+    def status(self) -> KeeperStatus | None:
+        """Return its start time, idle limit, links and number of commands; None if it is ending."""
         try:
-            return {"pid": self.pid, **self._line.ask("keeper", "status", {}).end()}
+            return replace(decode(KeeperStatus, self._line.ask("keeper", "status", {}).end()), pid=self.pid)
         except LinkLost:
-            return {}
+            return None
 
     def stop(self) -> bool:
         """Stop it; return whether it closed its links in time."""

@@ -33,15 +33,17 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError
-from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.json_types import JsonObject
+from clusterctl.inventory.cluster import Cluster
 from clusterctl.keeper import address as place
 from clusterctl.keeper.links import LinkHolder
+from clusterctl.keeper.messages import LinkRequest, WayOptions
 from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import LinkConnection
 from clusterctl.transport.fanout import Transport
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 from clusterctl.transport.open_files import raise_limit
+from clusterctl.typed_json import BadValue, decode
+from clusterctl.typed_json import encode as encode_value
 
 RECEIVE = 256 << 10
 # Frames from an agent are smaller apart from the payload; the window does not count fields.
@@ -137,7 +139,7 @@ class CommandClient:
         self._holder = holder
         self._out = _Outgoing(line)
         self._carried: dict[int, _ForwardedRequest] = {}
-        self._ways: dict[str, Transport] = {}
+        self._ways: dict[tuple[str | None, str, WayOptions], Transport] = {}
         self._change = threading.Lock()
         self._questions: dict[int, queue.SimpleQueue[str | None]] = {}
 
@@ -192,7 +194,7 @@ class CommandClient:
         elif frame.kind == "answer":
             self._questions[frame.id].put(parse_payload(frame.payload)["secret"])
         elif frame.kind == "status":
-            self.send(Frame(frame.id, "end", {}, to_payload(self._holder.status())))
+            self.send(Frame(frame.id, "end", {}, to_payload(encode_value(self._holder.status()))))
         elif frame.kind == "stop":
             self._holder.stop()
             self.send(Frame(frame.id, "end", {}, b"{}"))
@@ -243,30 +245,29 @@ class CommandClient:
 
     def _reach(self, frame: Frame) -> None:
         try:
-            self._connect(parse_payload(frame.payload))
-        except ClusterctlError as problem:
+            self._connect(decode(LinkRequest, parse_payload(frame.payload)))
+        except (ClusterctlError, BadValue) as problem:
             self.fail(frame.id, problem)
         else:
             self.send(Frame(frame.id, "end", {}, b"{}"))
 
-    def _connect(self, values: JsonObject) -> None:
-        node = node_of(values["node"])
-        entry = self._holder.of(str(values["key"]), node, self)
+    def _connect(self, request: LinkRequest) -> None:
+        entry = self._holder.of(request.key, request.node, self)
         with entry.making:
             if entry.is_there():
                 return
             entry.drop()
-            made = self._way(values).connect(node)
+            made = self._way(request).connect(request.node)
             assert isinstance(made, LinkConnection)
             entry.take(made.link)
 
-    def _way(self, values: JsonObject) -> Transport:
+    def _way(self, request: LinkRequest) -> Transport:
         """Return a transport for this command alone, so that the known host keys are read again."""
-        key = repr((values["known_hosts"], values["source"], values["options"]))
+        key = (request.known_hosts, request.source, request.options)
         with self._change:
             if key not in self._ways:
-                cluster = Cluster("", (), known_hosts=values["known_hosts"], source=values["source"])
-                self._ways[key] = transport_to(cluster, ask=self._ask, **values["options"])
+                cluster = Cluster("", (), known_hosts=request.known_hosts, source=request.source)
+                self._ways[key] = transport_to(cluster, ask=self._ask, **vars(request.options))
             return self._ways[key]
 
     def _ask(self, prompt: str) -> str | None:
@@ -337,13 +338,7 @@ class _Outgoing:
 # ---- conversion to and from JSON
 
 
-def node_of(value: JsonObject) -> Node:
-    """Return the node that `asdict` converted; JSON turns its tuples into lists."""
-    fields: JsonObject = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
-    return Node(**fields)
-
-
-def error_to_json(problem: BaseException) -> JsonObject:
+def error_to_json(problem: BaseException) -> dict[str, str]:
     """Return an error as JSON values; the command raises it again."""
     if isinstance(problem, RequestFailed):
         return {"class": "RequestFailed", "node": problem.node, "kind": problem.kind, "message": problem.reason,

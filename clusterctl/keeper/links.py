@@ -11,6 +11,7 @@ from typing import Protocol
 from clusterctl.agent.frames import ALL_BEAT, Inbox
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.cluster import Node
+from clusterctl.keeper.messages import KeeperStatus, KeptLink
 from clusterctl.transport.link import Link, PendingRequest
 
 # An agent answers a heartbeat every ALL_BEAT seconds: a link silent for two of them is tested before use.
@@ -159,23 +160,17 @@ class LinkHolder:
             client.held.update(found)
             return found
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> KeeperStatus:
         """Return what `keeper status` shows."""
         now = time.monotonic()
         with self._change:
-            links = [
-                {"node": entry.node.name, "host": entry.node.host, "idle": round(now - entry.used, 1)}
+            links = tuple(
+                KeptLink(entry.node.name, entry.node.host, round(now - entry.used, 1))
                 for entry in self._kept.values()
                 if entry.link is not None and not entry.link.is_closed
-            ]
+            )
             commands = sum(client.is_command for client in self._clients)
-        return {
-            "began": self.began,
-            "persist": self.idle,
-            "commands": commands,
-            "memory_mb": _memory() >> 20,
-            "links": links,
-        }
+        return KeeperStatus(self.began, self.idle, commands, _memory() >> 20, links)
 
     def close(self) -> None:
         """Close all links, which ends their agents; wait at most 10 seconds for all of them."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
-from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     from trainer.generate.decoder import Decoder
@@ -245,7 +244,7 @@ def _escaped(char: str) -> str:
 class _Pending:
     """A prompt whose text is not complete."""
 
-    line: Callable[[], JsonObject]
+    line: Callable[[], dict[str, object]]
     done: bool = False
 
     def finish(self) -> None:
@@ -254,7 +253,7 @@ class _Pending:
 
 def _texts(
     decoder: Decoder, prompts: Iterator[str], sampling: Sampling, arguments: argparse.Namespace
-) -> Iterator[JsonObject]:
+) -> Iterator[dict[str, object]]:
     """Yield a JSON document for each text, in the order of the prompts."""
     waiting: list[_Pending] = []
     exhausted = False
@@ -285,7 +284,7 @@ def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: arg
     if decoder.glm is not None:
         request, course = decoder.filling(prompt, sampling, sink)
 
-        def line() -> JsonObject:
+        def line() -> dict[str, object]:
             blanks = course.as_json()
             total = sum(blank["tokens"] for blank in blanks)
             return {"prompt": prompt, "text": course.text(), "tokens": total, "blanks": blanks, **facts}
@@ -293,12 +292,12 @@ def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: arg
         ids = decoder.ids_of(prompt, arguments.truncate)
         request = decoder.continuation(ids, sampling, sink)
 
-        def line() -> JsonObject:
+        def line() -> dict[str, object]:
             ended = sink.reason.value if sink.reason else ""
-            made = {"prompt": prompt, "text": prompt + sink.text, "completion": sink.text}
-            made |= {"tokens": len(sink.tokens), "ended": ended, **facts}  # type: ignore[dict-item]
+            made: dict[str, object] = {"prompt": prompt, "text": prompt + sink.text, "completion": sink.text}
+            made |= {"tokens": len(sink.tokens), "ended": ended, **facts}
             if sampling.logprobs is not None:
-                made["logprobs"] = [_logprob(decoder, token) for token in sink.tokens]  # type: ignore[assignment]
+                made["logprobs"] = [_logprob(decoder, token) for token in sink.tokens]
             return made
 
     pending = _Pending(line)
@@ -307,7 +306,7 @@ def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: arg
     return pending
 
 
-def _logprob(decoder: Decoder, token: Any) -> JsonObject:
+def _logprob(decoder: Decoder, token: Any) -> dict[str, object]:
     text = decoder.tokenizer.decode
     top = [{"id": number, "text": text([number]), "logprob": value} for number, value in token.top]
     return {"id": token.id, "text": text([token.id]), "logprob": token.logprob, "top": top}

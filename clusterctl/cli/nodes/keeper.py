@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from clusterctl.cli import options, screen
 
@@ -14,18 +15,18 @@ def status(as_json: options.Json = False) -> None:
 
     states = [state for keeper in running_keepers() if (state := keeper.status())]
     if as_json:
-        screen.show_json(states)
+        screen.show_json([asdict(state) for state in states])
         return
     if not states:
         screen.log("no keeper is running; `--persist 10m` starts one")
     for state in states:
-        since = time.strftime("%H:%M:%S", time.localtime(state["began"]))
+        since = time.strftime("%H:%M:%S", time.localtime(state.began))
         screen.write(
-            f"keeper {state['pid']} since {since}: {len(state['links'])} links, {state['commands']} commands, "
-            f"kept {state['persist']:.0f} s, {state['memory_mb']} MB\n"
+            f"keeper {state.pid} since {since}: {len(state.links)} links, {state.commands} commands, "
+            f"kept {state.persist:.0f} s, {state.memory_mb} MB\n"
         )
-        for link in state["links"]:
-            screen.write(f"  {link['node']:<16} {link['host']:<24} idle {link['idle']:.0f} s\n")
+        for link in state.links:
+            screen.write(f"  {link.node:<16} {link.host:<24} idle {link.idle:.0f} s\n")
 
 
 def stop() -> None:

@@ -10,20 +10,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from clusterctl import errors
+from clusterctl import errors, typed_json
 from clusterctl.agent.frames import encode
 from clusterctl.cli import entry
 from clusterctl.cli.fork_server import _may_be_loaded
-from clusterctl.inventory.cluster import Node
+from clusterctl.inventory.cluster import Node, Setup
 from clusterctl.keeper import address
 from clusterctl.keeper.client import error_from_json
-from clusterctl.keeper.clients import _Outgoing, error_to_json, node_of
+from clusterctl.keeper.clients import _Outgoing, error_to_json
+from clusterctl.keeper.messages import LinkRequest, WayOptions
 from clusterctl.transport.link import RequestFailed
+from clusterctl.typed_json import decode
 from tests.support.keeping import Keeping, is_alive, until
 
 INVENTORY = """
@@ -155,6 +156,14 @@ def test_a_command_sees_its_own_folder_environment_and_input(kept: Keeping, tmp_
     )
     assert (done.returncode, done.stdout) == (0, "other: given\n"), done.stderr
     assert len(kept.status()) == 1
+
+
+def test_a_node_with_a_setup_and_a_container_is_reached(kept: Keeping, tmp_path: Path) -> None:
+    inventory = tmp_path / "cluster.yaml"
+    options = '{setup: {run: ["true"]}, container: {image: i}, '
+    inventory.write_text(inventory.read_text().replace("node1: {", f"node1: {options}"))
+    done = kept("exec", "node1", "--", "echo", "on")
+    assert (done.returncode, done.stdout) == (0, "node1: on\n"), done.stderr
 
 
 def test_another_inventory_gets_no_link_of_this_one(kept: Keeping, tmp_path: Path) -> None:
@@ -326,8 +335,11 @@ def test_an_error_is_the_same_on_the_other_side(error: errors.ClusterctlError) -
 def test_a_node_is_the_same_on_the_other_side() -> None:
     import json
 
-    node = Node("n", "h", "a", devices=(0, 1), device_ips=("1.1.1.1",), env={"A": "b"})
-    assert node_of(json.loads(json.dumps(asdict(node)))) == node
+    node = Node(
+        "n", "h", "a", devices=(0, 1), device_ips=("1.1.1.1",), env={"A": "b"}, setup=Setup(run=("true",))
+    )
+    request = LinkRequest("key", node, None, "", WayOptions(ssh="openssh"))
+    assert decode(LinkRequest, json.loads(json.dumps(typed_json.encode(request)))) == request
 
 
 def test_a_command_that_reads_slowly_holds_up_nobody_and_loses_nothing() -> None:
