@@ -30,7 +30,8 @@ class ModelOptions:
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND", help="cpu, cuda or npu. Default: the nodes' kind; here the best available."
+            metavar="KIND",
+            help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
         ),
     ] = None
     weights: Annotated[
