@@ -6,7 +6,7 @@
 NATIVE_TEXT(native_text_of_paged_header)
 
 constexpr int64_t PAGE = 16;
-constexpr int TILE = 4;         // rows of queries that share a pass over the keys
+constexpr int TILE = 8;         // the most rows of queries that share a pass over the keys
 constexpr int64_t TOKENS = 16;  // tokens of a task
 
 // The layout of `_Batch` in paged.py.

@@ -15,7 +15,7 @@ from native.paging import PAGE
 
 __all__ = ["PAGE", "Spans", "attend", "store", "why_not"]
 
-TILE = 4
+TILE = 8
 
 
 class _Batch(ctypes.Structure):
