@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.errors import ClusterctlError, UsageError
@@ -15,10 +17,25 @@ from clusterctl.typed_json import BadValue
 T = TypeVar("T")
 
 
+def trainer_start(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment of a command of the trainer on this machine.
+
+    From Python 3.11 on it imports nothing from the current folder: a user's random.py would replace Python's own.
+    """
+    variables = dict(environment())
+    if not hasattr(sys.flags, "safe_path"):
+        return [sys.executable, "-m", "trainer", *arguments], variables
+    root = Path(__file__).resolve().parents[2]
+    # Without an installation, the trainer is next to this package.
+    if root.name not in ("site-packages", "dist-packages"):
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), variables.get("PYTHONPATH", "")]))
+    return [sys.executable, "-P", "-m", "trainer", *arguments], variables
+
+
 def ask_trainer(read: Callable[[dict[str, Any]], T], arguments: Sequence[str], question: str = "") -> T:
     """Run a command of the trainer, which answers with one JSON object; return what `read` makes of it."""
-    argv = [sys.executable, "-m", "trainer", *arguments]
-    done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment())
+    argv, variables = trainer_start(arguments)
+    done = subprocess.run(argv, input=question, capture_output=True, text=True, env=variables)
     try:
         answer = json.loads(done.stdout)
         assert isinstance(answer, dict)

@@ -420,6 +420,8 @@ def find_run(folder: Path, name: str) -> RunDir:
         raise UsageError("the name of the run is empty", "name a run, or `last`")
     if "/" in name and (Path(name) / "run.json").is_file():
         return RunDir(Path(name).resolve())
+    if "/" in name and not Path(name).exists():
+        raise UsageError(f"{name}: no such file or folder", "name a run, or a folder that exists")
     runs = all_runs(folder)
     if not runs:
         raise UsageError(

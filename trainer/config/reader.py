@@ -156,7 +156,7 @@ def _within(bounds: Mapping[str, Any], value: object, key: str, faults: list[Fau
     """Whether a value (or each part of a tuple) keeps its field's bounds."""
     choices = bounds.get("choices", ())
     if choices and value not in choices:
-        listed = ", ".join(str(choice) for choice in choices)
+        listed = ", ".join(str(choice) for choice in choices if choice != "")
         remedy = closest_match(value, [str(c) for c in choices]) if isinstance(value, str) else ""
         # The error lists the allowed values already.
         remedy = remedy if remedy.startswith("did you mean") else ""

@@ -58,14 +58,14 @@ def check_faults(faults: list[str], remedy: str) -> None:
     raise DataError("\n".join([*faults[:MOST_FAULTS], *more]), remedy)
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, remedy: str = "name a local file with --data") -> str:
     """Return the text of a file; refuse one that is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", "name a local file with --data") from None
+        raise DataError(f"{path}: {error.strerror}", remedy) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}", remedy) from None
 
 
 def _lines(path: Path) -> list[str]:

@@ -22,6 +22,8 @@ ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 KINDS = ("cpu", "cuda", "npu")
 AHEAD = 256
 """Prompts that are read before their turn."""
+# Wrong lines of a file that are named.
+MOST_FAULTS = 10
 
 
 def add_verb(verb: ADD) -> None:
@@ -178,7 +180,25 @@ def _prompts(arguments: argparse.Namespace) -> Iterator[str]:
     given = [*(arguments.prompt or []), *lines] or ([] if arguments.prompts else [""])
     if arguments.prompts and arguments.prompts != "-" and not Path(arguments.prompts).is_file():
         raise InputError(f"{arguments.prompts}: no such file", "a line of it is a prompt; - is stdin")
+    if arguments.prompts and arguments.prompts != "-":
+        _check_prompts(arguments.prompts)
     return _all_prompts(given, arguments.prompts)
+
+
+def _check_prompts(file: str) -> None:
+    """Refuse a file with wrong lines before anything is generated, all of them at once."""
+    faults, hint = list[str](), ""
+    with Path(file).open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                _prompt_of(line, f"{file}:{number}")
+            except InputError as error:
+                faults.append(error.message)
+                hint = error.hint
+    if len(faults) > MOST_FAULTS:
+        faults[MOST_FAULTS:] = [f"... and {len(faults) - MOST_FAULTS} more"]
+    if faults:
+        raise InputError("\n".join(faults), hint)
 
 
 def _all_prompts(given: Sequence[str], file: str | None) -> Iterator[str]:

@@ -86,9 +86,10 @@ class Ranks:
 
     def divide(self, config: ModelConfig, division: Division) -> None:
         """Take this rank's place in a model. A collective of all ranks."""
+        layout = division.layout(self.group.world, config)
         if self.group.world == 1:
             return
-        groups = Groups.of(self.group, division.layout(self.group.world, config), tied=config.tied)
+        groups = Groups.of(self.group, layout, tied=config.tied)
         self.place = Place(groups.tensor, groups.pipeline)
 
     @property

@@ -92,7 +92,7 @@ class Sampling:
             ),
         )
         faults = [
-            (name, f"{getattr(self, name)!r} is out of range: {need}")
+            (name, f"{_shortened(repr(getattr(self, name)))} is out of range: {need}")
             for name, holds, need in ranges
             if not holds
         ]
@@ -104,6 +104,10 @@ class Sampling:
         """Refuse values out of range, all of them at once."""
         if faults := self.faults():
             raise InputError("\n".join(f"--{name.replace('_', '-')}: {text}" for name, text in faults))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,10 @@ def _service(arguments: argparse.Namespace, decoder: Decoder, key: str) -> Servi
     if named is not None:
         try:
             template = named.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{named}: {error}") from None
+        except OSError as error:
+            raise InputError(f"{named}: {error.strerror}", "name a Jinja file with --chat-template") from None
+        except UnicodeDecodeError as error:
+            raise InputError(f"{named}: not UTF-8 at byte {error.start}") from None
     runner = Runner(decoder, arguments.queue)
     name = arguments.name or arguments.checkpoint.resolve().name
     text = template if isinstance(template, str) else ""

@@ -28,11 +28,13 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 def sampling_of(fields: Fields, max_tokens: int, logprobs: int | None, vocab: int) -> Sampling:
     """Return how tokens are drawn; faults stay with the fields."""
     base = Sampling(max_tokens=max_tokens, logprobs=logprobs)
+    top_k = fields.whole("top_k", 0)
     numbers = {name: fields.number(name, getattr(base, name)) for name in _NUMBERS}
     sampling = replace(
         base,
         **numbers,  # type: ignore[arg-type]
-        top_k=max(0, fields.whole("top_k", 0)),
+        # Some clients write -1 for no limit.
+        top_k=0 if top_k == -1 else top_k,
         no_repeat_ngram=fields.whole("no_repeat_ngram_size", 0),
         length_penalty=fields.number("length_penalty", 1.0),
         beams=fields.whole("beam_width", 1),

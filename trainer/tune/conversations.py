@@ -38,7 +38,8 @@ def read_rows(
 ) -> list[Marked]:
     """Return what `make` makes of each line of a file; raise one error with the faults of all lines."""
     made, faults = list[Marked](), list[str]()
-    for number, line in enumerate(read_text(file).split("\n"), 1):
+    text = read_text(file, "correct train.tune: it names files with a JSON object on each line")
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -71,6 +71,12 @@ def import_weights(
     if read is None:
         raise InputError(f"{formats[name].title} cannot be imported", "name another format with --from")
     contents = read(source, request)
+    for option, given, found in (
+        ("--heads", request.heads, contents.model.heads),
+        ("--vocab", request.vocab, contents.model.vocab),
+    ):
+        if given and given != found:
+            raise InputError(f"{option} is {given}, and {source} records {found}", f"leave out {option}")
     answer = _answer(contents, output, {"from": name})
     if dry_run:
         return answer

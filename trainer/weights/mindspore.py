@@ -75,6 +75,8 @@ def read_mindformers(source: Path, request: ImportRequest) -> Contents:
         raise CheckpointError(f"{file}: does not hold MindFormers' GPT-2: it has no {_TABLE}")
     numbers = [int(match[1]) for name in found if (match := re.match(r"backbone\.blocks\.(\d+)\.", name))]
     vocab, hidden = found[_TABLE].rows, found[_TABLE].shape[-1]
+    if request.vocab > vocab:
+        raise InputError(f"--vocab is {request.vocab}, and the token table has {vocab} rows")
     layers = 1 + max(numbers, default=0)
     heads, notes = heads_for(str(file), "gpt", layers, hidden, request.heads)
     if hidden % heads:

@@ -95,10 +95,23 @@ def open_target(path: Path, identity: Mapping[str, Any], need: int) -> Iterator[
         try:
             _lock(journal, path)
             done = _finished(journal, identity, aside)
-            _check_room(path, need - sum(int(entry["bytes"]) for entry in done.values()))
-            yield Target(path, aside, journal, done)
+            with _removed_if_refused(aside, keep=bool(done)):
+                _check_room(path, need - sum(int(entry["bytes"]) for entry in done.values()))
+            with _removed_if_refused(aside):
+                yield Target(path, aside, journal, done)
         finally:
             os.close(journal)
+
+
+@contextlib.contextmanager
+def _removed_if_refused(aside: Path, *, keep: bool = False) -> Iterator[None]:
+    """Leave no half of a folder where the source or the wishes are wrong: nothing could continue from it."""
+    try:
+        yield
+    except InputError:
+        if not keep:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
 
 
 def _lock(journal: int, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,21 +13,42 @@ from clusterctl.contract import METRICS_FILE
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from clusterctl.inventory.cluster import Cluster
 
 
 def forward(called: str, verb: str, arguments: list[str]) -> None:
     """Run a command of the trainer; exit with its exit code."""
-    import subprocess
-    import sys
+    from clusterctl.jobs.ask_trainer import trainer_start
 
-    from clusterctl.settings import environment
-
-    code = subprocess.call(
-        [sys.executable, "-m", "trainer", "--called", f"clusterctl {called}", verb, *arguments],
-        env=environment(),
-    )
+    argv, variables = trainer_start(["--called", f"clusterctl {called}", verb, *arguments])
+    code = waited(argv, variables)
     raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def waited(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
+    """Return the exit code of a process, which gets the signals that would end this one and ends in its own time."""
+    import signal
+    import subprocess
+
+    started = list[subprocess.Popen[bytes]]()
+
+    def pass_on(number: int, _: object) -> None:
+        if not started:
+            raise SystemExit(128 + number)
+        # The terminal sends Ctrl-C to both.
+        if number != signal.SIGINT or not sys.stdin.isatty():
+            started[0].send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        started.append(subprocess.Popen(argv, env=variables))
+        return started[0].wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def build(

@@ -160,6 +160,8 @@ def test_verify_names_absent_files(folder: Path) -> None:
 def test_an_empty_name_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the name of the run is empty"):
         find_run(tmp_path, "")
+    with pytest.raises(UsageError, match=r"/nowhere/x: no such file or folder"):
+        find_run(tmp_path, "/nowhere/x")
 
 
 def test_a_folder_that_every_user_can_replace_is_refused(folder: Path) -> None:

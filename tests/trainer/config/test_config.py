@@ -268,3 +268,8 @@ def test_schedules_that_cannot_end_are_refused(raw_config: Make) -> None:
     assert (
         "never reaches" in found["train.optimizer.min_lr"] and "polynomial" in found["train.optimizer.power"]
     )
+
+
+def test_a_choice_that_may_be_left_out_is_not_listed_as_nothing(raw_config: Make) -> None:
+    faults = try_config(raw_config(tune={"task": "nonsense"}), 1)[1]
+    assert any("one of copa, choice" in str(fault) for fault in faults)

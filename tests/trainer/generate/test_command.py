@@ -186,3 +186,12 @@ def test_sigterm_finishes_the_step_saves_and_ends_well(tmp_path: Path, material:
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["event"] == "stopped"
     assert (tmp_path / "checkpoints" / f"step-{last['step']:08d}" / "manifest.json").exists()
+
+
+def test_all_wrong_lines_of_a_file_are_named_before_anything_is_generated(
+    checkpoint: Path, material: Path
+) -> None:
+    (material / "wrong.jsonl").write_text('{"prompt": "one"}\n{"prompt": 5}\n{"text": "two"}\n')
+    done = verb("generate", "--checkpoint", str(checkpoint), "--prompts", str(material / "wrong.jsonl"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert 'wrong.jsonl:2: has no "prompt"' in done.stderr and "wrong.jsonl:3:" in done.stderr

@@ -12,7 +12,7 @@ from tests.support import weights
 from trainer.config.model import ModelConfig
 from trainer.corpus.tokenizer import train_tokenizer
 from trainer.errors import InputError
-from trainer.generate.ranks import Division
+from trainer.generate.ranks import Division, alone
 
 MODEL = replace(
     weights.GPT, sequence=64, query_groups=2, rotary=True, swiglu=True, norm="rms", tied=False, vocab=310
@@ -85,3 +85,5 @@ def test_a_division_that_does_not_fit_is_refused() -> None:
         Division(tensor=4).layout(4, MODEL)
     with pytest.raises(InputError, match="--pipeline 8 is more than the model's 4 layers"):
         Division(pipeline=8).layout(8, MODEL)
+    with pytest.raises(InputError, match="--tensor 2 x --pipeline 1 are 2 parts, and there are 1 ranks"):
+        alone().divide(MODEL, Division(tensor=2))

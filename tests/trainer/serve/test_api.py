@@ -126,6 +126,7 @@ def test_chat_uses_the_template(server: Server, model: Path) -> None:
         ({"logit_bias": {"x": 1}}, 400, "logit_bias"),
         ({"best_of": 3}, 400, "best_of"),
         ({"stop": [1]}, 400, "stop"),
+        ({"top_k": -5}, 400, "top_k"),
         ({"model": "other"}, 404, "model"),
     ],
 )
@@ -147,6 +148,12 @@ def test_all_faults_of_a_request_are_named_at_once(server: Server) -> None:
         "prompt: is missing",
     ):
         assert part in answer["error"]["message"]
+
+
+def test_a_long_value_is_shortened_and_no_limit_may_be_minus_1(server: Server) -> None:
+    _, answer = server.ask("POST", "/v1/completions", {"prompt": "one", "stop": ["a"] * 1000})
+    assert len(answer["error"]["message"]) < 250 and "at most 64 texts" in answer["error"]["message"]
+    assert server.ask("POST", "/v1/completions", {"prompt": "one", "top_k": -1, "max_tokens": 1})[0] == 200
 
 
 def test_paths_methods_and_bodies_that_are_wrong(server: Server) -> None:

@@ -20,6 +20,7 @@ from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import check
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
+from trainer.tune.conversations import read_rows
 from trainer.tune.examples import UNCOUNTED, packed
 
 
@@ -231,3 +232,12 @@ def test_two_ranks_learn_what_one_learns(
     done = run_ranks(2, config, tmp_path / "two")
     assert all(rank.returncode == 0 for rank in done), done[0].stderr
     assert losses_of(tmp_path / "one") == pytest.approx(losses_of(tmp_path / "two"), abs=1e-5)
+
+
+def test_a_file_that_cannot_be_read_names_the_key_to_correct(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\xff\xfe")
+    for file, problem in ((tmp_path / "absent.jsonl", "No such file"), (binary, "not UTF-8 at byte 0")):
+        with pytest.raises(DataError, match=problem) as caught:
+            read_rows(file, lambda line, row: [])
+        assert "train.tune" in caught.value.hint

@@ -274,6 +274,31 @@ def test_the_command_reports_a_wrong_format_and_exits_with_2(tmp_path: Path) -> 
     assert done.returncode == 0 and json.loads(done.stdout)["output"] == str(tmp_path / "o")
 
 
+def test_a_refused_conversion_leaves_nothing_but_what_can_be_continued(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "hf", gpt2_tensors())
+    import_weights(source, tmp_path / "ours")
+    for wanted in (ExportRequest(tensor=3), ExportRequest(pipeline=5)):
+        with pytest.raises(InputError, match="does not divide"):
+            export_weights(tmp_path / "ours", tmp_path / "out", "megatron", wanted)
+        assert not list(tmp_path.glob(".unfinished-*"))
+    part = next((tmp_path / "ours").glob("*.safetensors"))
+    os.truncate(part, part.stat().st_size - 4)
+    with pytest.raises(InputError):
+        export_weights(tmp_path / "ours", tmp_path / "out", "hf", ExportRequest())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "ours"]
+
+
+def test_options_that_contradict_the_source_are_refused(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "hf", gpt2_tensors())
+    for request, problem in (
+        (ImportRequest(heads=7), "--heads is 7"),
+        (ImportRequest(vocab=10**8), "--vocab is 1"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            import_weights(source, tmp_path / "ours", request=request)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
 # -- transformers as the judge -------------------------------------------------------------------------------
 
 

@@ -1,0 +1,60 @@
+"""Commands of the trainer that this program starts: what they import, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.jobs.ask_trainer import ask_trainer
+
+ROOT = Path(__file__).parents[3]
+# A process that takes its time to end.
+SLOW = """
+import signal, sys, time
+def end(*_):
+    time.sleep(0.5)
+    print("ended in its own time", flush=True)
+    sys.exit(7)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, end)
+print("ready", flush=True)
+time.sleep(60)
+"""
+WAITING = """
+import sys
+from clusterctl.cli.models.trainer import waited
+sys.exit(waited([sys.executable, "-c", sys.argv[1]]))
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older ones always import from the current folder")
+def test_files_of_the_current_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "random", "trainer"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert "properties" in ask_trainer(dict, ["schema"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_command_that_is_ended_lets_the_trainer_end_in_its_own_time(number: signal.Signals) -> None:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, SLOW],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "ended in its own time\n"
+        assert process.wait(30) == 7
