@@ -192,6 +192,21 @@ WRONG_WORDS = cast(type[Exception], typer.BadParameter.__mro__[1])
 # Commands whose own words follow `--`, and an option that names the nodes of `exec` as pdsh and clush do.
 COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
 NODE_OPTIONS = ("-n", "-w", "--nodes")
+# Commands that users of other programs try, and ours.
+OF_OTHERS = {
+    "ps": "runs",
+    "ls": "nodes",
+    "list": "runs",
+    "run": "launch",
+    "start": "launch",
+    "train": "launch",
+    "cp": "push",
+    "scp": "push",
+    "kill": "stop",
+    "log": "logs",
+    "tail": "logs tail",
+    "describe": "status",
+}
 # What click calls a kind of value, and plain words.
 PLAIN_KINDS = {
     f"is not a valid {kind}{end}": f"is not {plain}"
@@ -245,6 +260,15 @@ class WithExamples:
                 f"if it belongs to your command, write -- before the command: {example}",
             ) from None
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options and arguments; while a shell completes, with the values of each."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        if ctx.resilient_parsing:
+            from clusterctl.cli.option_values import offer_values
+
+            offer_values(self.key, found)
+        return found
+
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""
         from clusterctl.cli.examples import examples
@@ -288,7 +312,8 @@ class Noun(WithExamples, WithKind, WithPager, TyperGroup):
                 raise wrong_words(error, ctx) from None
             from clusterctl.errors import UsageError, did_you_mean
 
-            meant = did_you_mean(word, known)
+            other = "" if self.key else OF_OTHERS.get(word, "")
+            meant = f"did you mean {other!r}?" if other else did_you_mean(word, known)
             close = f". {meant[0].upper()}{meant[1:]}" if meant else ""
             raise UsageError(f"no such command {word!r}{close}", f"{ctx.command_path} -h") from None
 

@@ -137,6 +137,8 @@ def test_shells_complete_commands_runs_and_nodes(tmp_path: Path, shell: str) -> 
     assert "tiny-1122-100000-abcd" in completions(shell, "clusterctl status ti", env, tmp_path)
     assert "node1" in completions(shell, "clusterctl ssh no", env, tmp_path)
     assert "compare" in completions(shell, "clusterctl com", env, tmp_path)
+    assert "npu" in completions(shell, "clusterctl nodes --kind n", env, tmp_path)
+    assert "mindspore" in completions(shell, "clusterctl checkpoint export last --to m", env, tmp_path)
 
 
 def completions(shell: str, line: str, env: dict[str, str], folder: Path) -> str:

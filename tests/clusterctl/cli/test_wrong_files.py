@@ -50,6 +50,7 @@ LINES = [
     (("plan", "--", "./p.py"), "./p.py"),
     (("plan", "--", "./notes"), "./notes"),
     (("container",), "'container'"),
+    (("ps",), "Did you mean 'runs'?"),
     (("launch", "--restarts", "many", "--", "true"), "'many' is not a whole number"),
     (("status", "--every", "x"), "'x' is not a number"),
     (("stop", "last", "--grace", "-1"), "--grace"),

@@ -1,0 +1,64 @@
+"""The values that a shell offers for an option; each command checks its own values when it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KINDS = ("cpu", "cuda", "npu")
+HOSTFILES = ("deepspeed", "openmpi", "mpich", "slurm", "torchrun", "cluster")
+WEIGHTS = (
+    "hf",
+    "megatron",
+    "megatron-core",
+    "deepspeed",
+    "dcp",
+    "mindspore",
+    "mindspore-safetensors",
+    "peft",
+)
+TYPES = ("fp32", "bf16", "fp16")
+
+# By the option, or by the command and the option where commands differ.
+VALUES: dict[str, tuple[str, ...]] = {
+    "--kind": KINDS,
+    "--ssh": ("auto", "paramiko", "openssh"),
+    "--relay": ("auto", "on", "off", "plain"),
+    "--env-style": ("torchrun", "mindspore", "mpi"),
+    "--mode": ("auto", "namespaces", "loopback", "embedded"),
+    "--format": HOSTFILES,
+    "--for": ("910a", "a2", "a3", "a5"),
+    "--sort": ("given", "address", "name", "inventory"),
+    "--dtype": TYPES,
+    "--weights": ("fp32", "bf16", "int8"),
+    "--task": ("ppl", "lambada", "wikitext", "copa", "choice"),
+    "--split": ("train", "valid", "test", "all"),
+    "submit k8s --kind": ("job", "jobset", "trainjob", "vcjob", "acjob"),
+    "hostfile convert --to": HOSTFILES,
+    "hostfile check --for": HOSTFILES,
+    "ranktable convert --to": ("1.0", "1.2", "2.0", "plan", *HOSTFILES),
+    "ranktable show --by": ("rank", "server"),
+    "ranktable diff --by": ("rank", "node"),
+    "checkpoint export --to": WEIGHTS,
+    "checkpoint import --from": (*WEIGHTS, "glm", "oneflow"),
+}
+
+
+def offer_values(command: str, parameters: list[Any]) -> None:
+    """Let a shell complete the values of the options of a command."""
+    for parameter in parameters:
+        values = next(
+            (VALUES[key] for name in parameter.opts for key in (f"{command} {name}", name) if key in VALUES),
+            (),
+        )
+        if values:
+            parameter._custom_shell_complete = _Offer(values)
+
+
+class _Offer:
+    """Returns the values that begin with what was typed."""
+
+    def __init__(self, values: tuple[str, ...]) -> None:
+        self._values = values
+
+    def __call__(self, ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+        return [value for value in self._values if value.startswith(incomplete)]
