@@ -41,7 +41,8 @@ class ScoringOptions:
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND", help="cpu, cuda or npu. Default: the nodes' kind; here the best available."
+            metavar="KIND",
+            help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
         ),
     ] = None
     weights: Annotated[str, typer.Option(metavar="TYPE", help="On GPUs and NPUs: fp32, bf16 or fp16.")] = (
