@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from clusterctl.errors import ClusterctlError
 
+# The variable by which a user asks rich for colours without a terminal.
+FORCED = "FORCE_COLOR"
 # Without a terminal lines are not wrapped.
 PIPE_WIDTH = 500
 
@@ -44,9 +46,13 @@ def safe(text: str) -> Text:
     """Return untrusted text for the console, with control characters escaped and without markup."""
     from rich.text import Text
 
+    return Text(_escaped(text))
+
+
+def _escaped(text: str) -> str:
     from clusterctl.text import escape_controls
 
-    return Text("\n".join(escape_controls(line) for line in text.split("\n")))
+    return "\n".join(escape_controls(line) for line in text.split("\n"))
 
 
 def show(*renderables: RenderableType) -> None:
@@ -86,7 +92,14 @@ def write(text: str) -> None:
 
 def log(text: str, style: str = "") -> None:
     """Write a message to stderr."""
-    error_console().print(safe(text), style=style)
+    from clusterctl.environment import environment
+
+    if sys.stderr.isatty() or FORCED in environment():
+        error_console().print(safe(text), style=style)
+        return
+    # rich would take 2 MB, which a controller then keeps.
+    sys.stderr.write(_escaped(text).expandtabs() + "\n")
+    sys.stderr.flush()
 
 
 def on_terminal() -> bool:

@@ -18,8 +18,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 # A JSON object each: what is to be done, and what was done.
 Order = dict[str, Any]
@@ -197,7 +199,7 @@ class Store:
 
     def upload(self, files: list[Order], report: Callable[[int], None]) -> Answer:
         """Send files; return for each name its size, and the hash of each piece."""
-        with ThreadPoolExecutor(THREADS) as pool:
+        with _pool() as pool:
             return {entry["name"]: self._upload(entry["path"], entry["key"], report, pool) for entry in files}
 
     def _upload(self, path: str, key: str, report: Callable[[int], None], pool: ThreadPoolExecutor) -> Order:
@@ -278,7 +280,7 @@ class Store:
     def download(self, files: list[Order], report: Callable[[int], None]) -> Answer:
         """Fetch objects to files; return how many bytes were fetched, and how many were there already."""
         total = {"fetched": 0, "present": 0}
-        with ThreadPoolExecutor(THREADS) as pool:
+        with _pool() as pool:
             for entry in files:
                 fetched, present = self._download(entry, report, pool)
                 total["fetched"] += fetched
@@ -357,6 +359,13 @@ def piece_of(size: int) -> int:
     """Return the bytes of a piece of a file."""
     mega = 1 << 20
     return max(PIECE, -(-size // MOST_PIECES // mega) * mega)
+
+
+def _pool() -> ThreadPoolExecutor:
+    # Imported here: a controller loads this module, and mostly moves no files itself.
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(THREADS)
 
 
 def _all(pool: ThreadPoolExecutor, work: Callable[[int], Any], numbers: range) -> list[Any]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -132,3 +133,16 @@ def test_the_help_uses_no_unclear_words() -> None:
             *(param.help for param in command.params if hasattr(param, "help")),
         ]
         assert not [text for text in texts if text and UNCLEAR.search(text)], key
+
+
+def test_a_message_off_a_terminal_needs_no_rich() -> None:
+    """A controller is a fork of the program that started the run: it keeps for weeks what that has loaded."""
+    code = "import sys; from clusterctl.cli import screen; screen.log('a\\x1b[31m\\tb\\nc', 'yellow')\n"
+    code += "sys.exit(any(name in sys.modules for name in ('rich', 'statistics', 'concurrent.futures')))"
+    environ = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    watching = "import clusterctl.runs.controller, clusterctl.storage.client\n"
+    plain = subprocess.run([sys.executable, "-c", watching + code], capture_output=True, env=environ)
+    assert plain.returncode == 0, plain.stderr
+    coloured = {**environ, "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+    forced = subprocess.run([sys.executable, "-c", code], capture_output=True, env=coloured)
+    assert forced.returncode == 1 and plain.stderr == forced.stderr
