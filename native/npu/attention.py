@@ -32,7 +32,7 @@ _ENDS, _LENGTHS = (-1, -1), (-1, -2)
 
 def why_not() -> str:
     """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_fusion_attention")
+    return library.missing("npu_fusion_attention") or library.without_attention()
 
 
 def describe() -> str:

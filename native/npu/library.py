@@ -17,6 +17,8 @@ from torch import Tensor
 from native.fallback import report_fallback
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Chips of the first generation, as torch_npu names them.
+FIRST = ("910A", "910ProA", "910ProB", "910PremiumA")
 
 
 def missing(*names: str) -> str:
@@ -28,6 +30,13 @@ def missing(*names: str) -> str:
         return "torch sees no NPU"
     absent = [name for name in names if _found(name) is None]
     return f"this torch_npu has no {', '.join(absent)}" if absent else ""
+
+
+def without_attention() -> str:
+    """Return why this chip has no kernels of attention, or an empty string: their pages name Atlas A2 and later."""
+    report = getattr(getattr(torch, "npu", None), "get_device_name", None)
+    name = str(report()) if report is not None else ""
+    return f"{name} has no such kernel" if name.removeprefix("Ascend").startswith(FIRST) else ""
 
 
 def kernel(name: str) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ MOST_HEADS, MOST_SHARE, MOST_SIZE, MOST_WIDTH, MOST_NUMBERS = 256, 64, 512, 6553
 
 def why_not() -> str:
     """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_fused_infer_attention_score")
+    return library.missing("npu_fused_infer_attention_score") or library.without_attention()
 
 
 def describe() -> str:

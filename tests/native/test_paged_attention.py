@@ -10,6 +10,7 @@ import torch
 
 from native import cases, reference
 from native.fallback import report_fallback
+from native.npu import attention
 from native.npu import paged_attention as npu
 from tests.support.npu_node import documented_kernels as documented
 from tests.support.paged import CASES, case, expected
@@ -89,3 +90,13 @@ def test_the_stand_in_refuses_what_the_page_refuses(torch_npu: None) -> None:
     ):
         with pytest.raises(RuntimeError, match="CANN"):
             documented.npu_fused_infer_attention_score(*rows, **(given | wrong))
+
+
+def test_a_chip_of_the_first_generation_leaves_attention_to_the_reference(
+    torch_npu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("native.npu.library.missing", lambda *names: "")
+    for name, reason in (("Ascend910B3", ""), ("Ascend910ProB", "Ascend910ProB has no such kernel")):
+        runtime = SimpleNamespace(is_available=lambda: True, get_device_name=lambda name=name: name)
+        monkeypatch.setattr(torch, "npu", runtime, raising=False)
+        assert npu.why_not() == attention.why_not() == reason

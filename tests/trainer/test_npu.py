@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,6 +52,22 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Ended = tuple[str, list[dict[str, Any]]]
 
 
+def environment(folder: Path, built: Path) -> dict[str, str]:
+    """Return what the launcher sets on a node with NPUs; calls are written into the folder."""
+    return {
+        **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        "PYTHONPATH": f"{NODE}:{ROOT}",
+        "LD_LIBRARY_PATH": str(built),
+        "NPU_LIBRARY": str(built / "npu.so"),
+        "NPU_CALLS": str(folder / "calls"),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CLUSTERCTL_DEVICE_KIND": "npu",
+    }
+
+
 @pytest.fixture
 def on_npus(tmp_path: Path, built: Path) -> Callable[..., Ended]:
     """Run a command of the trainer with so many ranks as the launcher starts them on a node with NPUs.
@@ -58,18 +77,9 @@ def on_npus(tmp_path: Path, built: Path) -> Callable[..., Ended]:
 
     def run(ranks: int, argv: list[str], run_dir: Path, **more: str) -> Ended:
         shared = {
-            **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
-            "PYTHONPATH": f"{NODE}:{ROOT}",
-            "LD_LIBRARY_PATH": str(built),
-            "NPU_LIBRARY": str(built / "npu.so"),
-            "NPU_CALLS": str(tmp_path / "calls"),
-            "OMP_NUM_THREADS": "1",
+            **environment(tmp_path, built),
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "CLUSTERCTL_DEVICE_KIND": "npu",
             "CLUSTERCTL_RUN_DIR": str(run_dir),
             **more,
         }
@@ -218,6 +228,33 @@ def test_an_npu_generates_in_bf16_by_default_with_its_own_attention_over_pages(
     for own, expected in zip(there.splitlines(), here.splitlines(), strict=True):
         (mine, *_), (theirs, *_) = (json.loads(line)["logprobs"] for line in (own, expected))
         assert mine["logprob"] == pytest.approx(theirs["logprob"], abs=0.1), (mine, theirs)
+
+
+def test_an_npu_serves_and_says_what_computes(checkpoint: Path, tmp_path: Path, built: Path) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("jinja2")
+    argv = [sys.executable, "-u", "-m", "trainer", "serve", "--checkpoint", str(checkpoint), "--port", "0"]
+    own = environment(tmp_path, built)
+    server = subprocess.Popen(argv, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert server.stdout is not None
+        lines = list[str]()
+        while not (
+            found := re.search(r"serving model at http://127.0.0.1:(\d+)", lines[-1] if lines else "")
+        ):
+            lines.append(server.stdout.readline())
+            assert lines[-1], lines
+        assert any("loaded model on npu:0 with weights in bf16, in " in line for line in lines), lines
+        body = {"prompt": "one two", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        answer = json.loads(connection.getresponse().read())
+        assert answer["usage"]["completion_tokens"] == 5, answer
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_an_npu_evaluates_what_a_cpu_does(

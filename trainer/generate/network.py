@@ -70,8 +70,11 @@ class Network:
         cache: PagedCache,
         fused: Fused | None,
         place: Place = WHOLE_MODEL,
+        kind: str = "fp32",
     ) -> None:
+        """`kind`: the type of the matrices."""
         self.model, self.config, self.cache, self.fused, self.place = model, config, cache, fused, place
+        self.kind = kind
 
     @property
     def is_glm(self) -> bool:
@@ -191,7 +194,7 @@ def network(
                 setattr(module, name, nn.Parameter(own(f"{path}.{name}"), requires_grad=False))
     _attend_over(model, cache)
     fused = _fused(model, config, cache, place) if packs and not config.experts else None
-    return Network(model, config, cache, fused, place)
+    return Network(model, config, cache, fused, place, kind)
 
 
 def device_network(
@@ -209,7 +212,7 @@ def device_network(
     fill(model, _reader(model, read, place.tensor), kind, device, place.tensor)
     cache = DeviceCache(config, pages, len(model.blocks), kind, device, ops, place.tensor.size)
     _attend_over(model, cache)
-    return Network(model, config, cache, None, place)
+    return Network(model, config, cache, None, place, kind)
 
 
 def _attend_over(model: Model, cache: PagedCache) -> None:

@@ -120,7 +120,7 @@ class Leader(Network):
     """The network on rank 0: the other ranks compute their parts of each step."""
 
     def __init__(self, own: Network, ranks: Ranks) -> None:
-        super().__init__(own.model, own.config, own.cache, own.fused, own.place)
+        super().__init__(own.model, own.config, own.cache, own.fused, own.place, own.kind)
         self.ranks = ranks
 
     @torch.inference_mode()

@@ -61,7 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
     decoder = load_decoder(arguments, arguments.batch)
     with closing(decoder):
         service = _service(arguments, decoder, key)
-        sys.stdout.write(f"loaded {service.name} in {time.monotonic() - started:.1f} s\n")
+        network = decoder.network
+        sys.stdout.write(
+            f"loaded {service.name} on {network.cache.device} with weights in {network.kind}, "
+            f"in {time.monotonic() - started:.1f} s\n"
+        )
         code = asyncio.run(_serve(service, arguments))
     return code
 
