@@ -52,7 +52,7 @@ POD_PLATFORM = "CLUSTERCTL_PLATFORM"
 POD_COUNT = "CLUSTERCTL_PODS"
 # Their addresses in order.
 POD_PEERS = "CLUSTERCTL_PEERS"
-# The number of devices on each.
+# The number of devices on each of them.
 POD_DEVICES = "CLUSTERCTL_DEVICES"
 # The name of a run's folder on a shared disk or in an object store, if it is not that of the run: each pod of a job
 # starts a run of its own, and a new one when its platform starts it again.

@@ -91,7 +91,7 @@ def _decode_scalar(kind: Any, value: Any, key: str) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a float can hold the number: JSON has integers of any length."""
+    """Return whether a float can hold the number: JSON has integers of any length."""
     return not isinstance(value, int) or value.bit_length() < 1000
 
 

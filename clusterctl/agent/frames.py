@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX = struct.Struct(">BBII")
 MAGIC, VERSION = 0x43, 1
-# An id, a kind, a stream name or a path.
+# Most bytes of a header: an id, a kind, a stream name or a path.
 MAX_HEADER = 64 << 10
 # The parameters of one request: argv and environment together stay under 2 MB on Linux.
 MAX_PAYLOAD = 16 << 20

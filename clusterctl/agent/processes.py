@@ -51,7 +51,7 @@ def read_limited(path: str, limit: int) -> bytes:
 
 
 def boot_id() -> str:
-    """This start of this machine: a pid of an earlier one means nothing."""
+    """Return the id of this boot of the machine: a pid of an earlier boot means nothing."""
     return text_of("/proc/sys/kernel/random/boot_id").strip()
 
 
@@ -71,12 +71,12 @@ def state_letter(pid: int) -> str:
 
 
 def identity(pid: int) -> Dict[str, object]:
-    """What is recorded of a process that we started."""
+    """Return what is recorded about a process that we started."""
     return {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()}
 
 
 def is_alive(record: Mapping[str, object]) -> bool:
-    """Whether the very process of the record still runs: the pid alone may belong to another one by now."""
+    """Return whether the recorded process still runs: its pid alone may belong to another one by now."""
     pid, started = record.get("pid"), record.get("start_time")
     if not isinstance(pid, int) or started is None or record.get("boot_id") != boot_id():
         return False
@@ -125,7 +125,7 @@ def marked(marker: Mapping[str, str]) -> List[int]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """A signal to processes; who is gone is no fault."""
+    """Send a signal to processes; those that have ended are skipped."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -134,7 +134,7 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def group_members(groups: Iterable[int]) -> Set[int]:
-    """The living processes of some process groups."""
+    """Return the living processes of some process groups."""
     wanted = set(groups)
     result = set()
     for entry in os.listdir("/proc") if wanted and os.path.isdir("/proc") else ():

@@ -73,7 +73,7 @@ class Checkpoint:
 
     @property
     def health(self) -> Health:
-        """A fault counts only if no machine has the file in order."""
+        """Return the health; a fault counts only if no machine has a sound copy of the file."""
         if not self.digest:
             return Health.DAMAGED
         if not self.missing:

@@ -28,7 +28,7 @@ class JobSetup:
 
     @property
     def needs_code(self) -> bool:
-        """Whether it may read the job's code: it sources a relative file, or runs commands."""
+        """Return whether it may read the job's code: it sources a relative file, or runs commands."""
         return bool(self.code) and (self.setup.uses_code or bool(self.setup.run))
 
 

@@ -207,7 +207,7 @@ OF_OTHERS = {
     "tail": "logs tail",
     "describe": "status",
 }
-# What click calls a kind of value, and plain words.
+# Click's words for a kind of value, and ours.
 PLAIN_KINDS = {
     f"is not a valid {kind}{end}": f"is not {plain}"
     for end in (" range", "")

@@ -18,7 +18,7 @@ WEIGHTS = (
 )
 TYPES = ("fp32", "bf16", "fp16")
 
-# By the option, or by the command and the option where commands differ.
+# The key is an option, or command and option where commands differ.
 VALUES: dict[str, tuple[str, ...]] = {
     "--kind": KINDS,
     "--ssh": ("auto", "paramiko", "openssh"),

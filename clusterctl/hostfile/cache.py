@@ -30,7 +30,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class Inventories:
-    """Clusters by their files; only a keeper stores any."""
+    """Clusters by the files that they were read from; only a keeper stores any."""
 
     def __init__(self) -> None:
         self._known: dict[Which, tuple[Stamp, Cluster]] = {}
@@ -67,7 +67,7 @@ class Inventories:
 
 @lru_cache(maxsize=1)
 def inventories() -> Inventories:
-    """The cache of this process."""
+    """Return the cache of this process."""
     return Inventories()
 
 

@@ -44,7 +44,7 @@ class Source:
 
     @property
     def keys(self) -> list[str]:
-        """The name of each entry: the name of the node if it has one, else its address."""
+        """Return the name of each entry: the name of the node if it has one, else its address."""
         return self.cluster.names if self.cluster else [entry.address for entry in self.entries]
 
 

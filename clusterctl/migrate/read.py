@@ -327,7 +327,7 @@ def _placed(document: Document, words: Sequence[Word]) -> list[Word]:
 
 
 def _manifest_facts(document: Document) -> Iterator[Given]:
-    """Yield how many nodes and devices a manifest asks for, and what else of it the table names."""
+    """Yield the numbers of nodes and devices that a manifest asks for, and its other keys that the table names."""
     rows = options_by_name(manifest.KEYS)
 
     def walk(value: object, keys: tuple[str | int, ...]) -> Iterator[Given]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.platforms.request import PodRequest
 
-# The phases of pods, as those of a run.
+# The phase of a run for each phase of a pod.
 PHASES = {
     "Pending": Phase.PENDING,
     "Running": Phase.RUNNING,

@@ -36,7 +36,7 @@ class Logins(Protocol):
 def fabric_connection(
     logins: Logins, node: Node, out: Writer | None = None, err: Writer | None = None
 ) -> Iterator[Any]:
-    """A `fabric.Connection` to a node, through its gateways, closed at the end: run, put, get, local, forward.
+    """Yield a `fabric.Connection` to a node, through its gateways; it is closed at the end.
 
     `out` and `err` receive the output of its commands; by default it is written to this program's own streams.
     """

@@ -177,7 +177,7 @@ class KeyFile:
 
 
 def key_file(path: str) -> KeyFile:
-    """What an identity file holds; nothing known of one that can't be read."""
+    """Return what an identity file holds; all is unknown if it cannot be read."""
     try:
         data = Path(path).read_bytes()[: 1 << 20]
     except OSError:

@@ -66,18 +66,18 @@ class HopLog:
 
     @property
     def shown(self) -> HostKey | None:
-        """The host key that the server showed."""
+        """Return the host key that the server showed."""
         found = _SHOWN.search(self.text)
         return HostKey(found[1], found[2]) if found else None
 
 
 def plain(data: bytes) -> str:
-    """A log without what stands before each message."""
+    """Return a log without the prefix of each message."""
     return _BEFORE.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
 
 
 def culprit(hops: Sequence[HopLog]) -> HopLog:
-    """The first server that no login came through to."""
+    """Return the first server that no login reached."""
     return next((hop for hop in hops if not hop.logged_in), hops[-1])
 
 
@@ -135,7 +135,7 @@ def _login(hop: HopLog) -> LoginRefused:
 
 
 def _on_the_way(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unreachable | None:
-    """What the network, a gateway or a ProxyCommand says."""
+    """Return what the network, a gateway or a ProxyCommand reports."""
     node, route, text = hop.node, hop.route, hop.text
     index = list(hops).index(hop)
     refused = _NO_WAY_ON.search(hops[index - 1].text) if index else None

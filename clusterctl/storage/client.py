@@ -91,7 +91,7 @@ def read_list(text: str, where: str) -> FileList:
 def on_node(
     node: Node, link: Connection, access: Access, action: str, report: Progress | None, **more: Any
 ) -> Any:
-    """Carry out an order on a node with the ranks' Python; return its result."""
+    """Run an action of the store on a node with the ranks' Python; return its result."""
     source = Path(program.__file__).read_bytes()
     path = posixpath.join(
         link.hello().workdir, "storage", f"program-{hashlib.sha256(source).hexdigest()[:16]}.py"
@@ -144,7 +144,7 @@ class AnswerLines:
 
 
 def here(access: Access, action: str, report: Progress | None = None, **more: Any) -> Any:
-    """Carry out an order on this machine; return its result."""
+    """Run an action of the store on this machine; return its result."""
     try:
         order = {"action": action, "store": access.order(), **more}
         return program.carry_out(order, report or (lambda count: None))

@@ -310,7 +310,7 @@ def _quoted(text: str) -> str:
 
 
 def _at_home(program: str) -> tuple[str, str]:
-    """Return a shell line and word for a program name.
+    """Return a shell line to run first, and the word that then names the program.
 
     `~/` means the login's home folder, even if the command gets another HOME.
     """

@@ -61,7 +61,7 @@ class VerifiedFile:
     """Bytes of one file, verified while they are read: each piece is compared with its checksum or its SHA-256."""
 
     def __init__(self, file: Path, digest: str | None, fast: bool = True) -> None:
-        """`digest`: of the header. None: a file of version 0.1, which is verified as a whole before.
+        """`digest`: SHA-256 of the header; None for a file of version 0.1, which was verified as a whole before.
 
         `fast`: verify by the checksums, where the file has some. They notice damage, and do not resist an attacker.
         """

@@ -35,7 +35,7 @@ def setting(
     required: bool = False,
     read: Callable[[object], Any] | None = None,
 ) -> Any:
-    """A dataclass field with the bounds that its value must keep; `read` makes the value, or raises ValueError."""
+    """Return a dataclass field with the bounds of its value; `read` makes the value, or raises ValueError."""
     bounds: dict[str, object] = {"least": least, "above": above, "below": below, "choices": tuple(choices)}
     bounds |= {"required": required, "read": read}
     return field(default=default, metadata=bounds)
@@ -92,7 +92,7 @@ def _read_field(
 
 
 def read_value(kind: Any, raw: object, key: str, faults: list[Fault]) -> Any:
-    """One value of a field's type, or BAD with the fault noted."""
+    """Return a value of a field's type, or BAD after adding the fault to the list."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _read_union(typing.get_args(kind), raw, key, faults)
@@ -153,7 +153,7 @@ def _read_names(raw: object, key: str, faults: list[Fault]) -> Any:
 
 
 def _within(bounds: Mapping[str, Any], value: object, key: str, faults: list[Fault]) -> bool:
-    """Whether a value (or each part of a tuple) keeps its field's bounds."""
+    """Return whether a value (or each part of a tuple) keeps its field's bounds."""
     choices = bounds.get("choices", ())
     if choices and value not in choices:
         listed = ", ".join(str(choice) for choice in choices if choice != "")

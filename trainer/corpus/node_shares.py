@@ -144,7 +144,10 @@ def _write(slices: Sequence[Slice], share: Path, order: Order) -> None:
 
 
 def _take(part: Slice, folder: Path, number: int) -> None:
-    """A number before the name keeps the order; the name of a divided file says at which line it starts."""
+    """Write one input into a share.
+
+    A number before its name keeps the order; the name of a divided file has the line at which it starts.
+    """
     source = Path(part.source.name)
     if part.begin == 0 and part.end == part.size:
         _link(source, folder / f"{number:06d}-{source.name}")

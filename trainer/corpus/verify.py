@@ -52,7 +52,7 @@ class Verified:
 
     @property
     def is_there(self) -> bool:
-        """Whether both files exist."""
+        """Return whether both files exist."""
         return all(path(Path(self.prefix)).is_file() for path in (bin_path, idx_path))
 
     def as_json(self) -> JsonObject:

@@ -113,7 +113,7 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
 
 @contextmanager
 def closing(decoder: Decoder) -> Iterator[None]:
-    """At the end, let the other ranks end, and end this process if there are any.
+    """Let the other ranks end after the `with` block, and end this process if there are any.
 
     After an error of this rank's input the others end without an error, so that no lost connection of theirs is taken
     for the cause.

@@ -38,7 +38,7 @@ Read = Callable[[str], Tensor]
 
 
 class NarrowExperts(nn.Module):
-    """Experts whose matrices are in one type, which their inputs get too; their router stays in fp32."""
+    """Experts with all matrices in one type; inputs are converted to it. The router stays in fp32."""
 
     def __init__(self, own: Experts, dtype: torch.dtype) -> None:
         super().__init__()

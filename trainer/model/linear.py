@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from trainer.model.cuts import Cut
 from trainer.parallel.tensor import Parallel, column_linear
 
-# What comes before a matrix: a function of each number, or of pairs of numbers.
+# A function that is applied before a matrix: to each number, or to pairs of numbers.
 Activate = Callable[[Tensor], Tensor]
 
 

@@ -81,7 +81,7 @@ class Choice:
 
 
 def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[TrainConfig, Choice]:
-    """The config with its best layout.
+    """Return the config with its best layout.
 
     `fixed`: keys of the train part that the job says itself, which stay as they are.
     """

@@ -18,7 +18,7 @@ from trainer.plan.tune import tune_faults, with_amounts
 
 
 def read_config(raw: object, world_size: int = 1) -> TrainConfig:
-    """The checked config for so many ranks, defaults filled in; ConfigFaults has all that is wrong."""
+    """Return the checked config for so many ranks, with defaults; raise ConfigFaults with all that is wrong."""
     config, faults = try_config(raw, world_size)
     if faults:
         raise ConfigFaults(faults)

@@ -61,7 +61,7 @@ class Data:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        """A hash of the content of each corpus."""
+        """Return a hash of the content of each corpus."""
         return {prefix: corpus.identity() for prefix, corpus in self.corpora.items()}
 
     def largest_ids(self) -> dict[str, int]:
@@ -219,7 +219,7 @@ class Batches:
         differs, and `length` the tokens of GPT's samples, if they are cut."""
         made = [self.samples.read(ks) for ks in self.share.samples_of(consumed, samples)]
         micros = [_arrays(micro) for micro in made]
-        # With the token that the last one of a sample predicts.
+        # One more: the token that is predicted from the last one of the sample.
         return [tuple(array[:, : length + 1] for array in micro) for micro in micros] if length else micros
 
     def first(self, batches: int) -> Iterator[list[Micro]]:

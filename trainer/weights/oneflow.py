@@ -24,7 +24,7 @@ from trainer.weights.rules import Rows, Rule, check_shapes, refuse_unknown, rule
 MOST_META = 4096
 TYPES = {"kFloat": torch.float32, "kFloat16": torch.float16, "kDouble": torch.float64}
 _SNAPSHOT = re.compile(r"iter\D*(\d+).*snapshot")
-# What follows the name of a variable in the names of its averages.
+# The averages of a variable have its name with these endings.
 ENDINGS = {"exp_avg": "-m", "exp_avg_sq": "-v"}
 
 

@@ -145,7 +145,7 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
     from clusterctl.inventory import cluster as inventory_cluster
 
     text = hostfile_init.commented(cluster, origin)
-    # What is written is understood.
+    # Refuse to write a file that could not be read again.
     inventory_cluster.parse(text, output)
     if dry_run:
         screen.write(text)

@@ -27,12 +27,12 @@ class Target:
 
     @property
     def reached(self) -> Cluster:
-        """The nodes that this process starts ranks on."""
+        """Return the nodes that this process starts ranks on."""
         return self.part.here if self.part else self.nodes
 
     @property
     def checked_job(self) -> Job:
-        """The job as the checks before a start need it: only node 0 listens at the master port."""
+        """Return the job as the checks before a start need it: only node 0 listens at the master port."""
         return replace(self.job, master_port=0) if self.part and self.part.place.index else self.job
 
 

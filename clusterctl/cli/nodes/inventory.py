@@ -208,7 +208,7 @@ def fold(sets: Sets, cluster: ClusterFile = None, json: Json = False) -> None:
 
 
 def _names(sets: list[str], file: Path | None) -> list[str]:
-    """The union of all sets; an inventory is read only when it is named, or a group or wildcard needs it."""
+    """Return the union of all sets; an inventory is read only if it is named, or a group or wildcard needs it."""
     from clusterctl.inventory import nodeset
 
     names = [

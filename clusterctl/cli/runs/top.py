@@ -73,7 +73,7 @@ class LiveScreen:
 
     @property
     def note(self) -> str:
-        """The line at the bottom."""
+        """Return the line at the bottom."""
         return self.live.note
 
     @note.setter

@@ -59,7 +59,7 @@ class RankContainer:
 
     @property
     def image(self) -> str:
-        """The image as the runtime names it."""
+        """Return the image as the runtime names it."""
         image = self.options.image
         if (
             self.options.dialect != "apptainer"

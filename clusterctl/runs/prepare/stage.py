@@ -29,7 +29,7 @@ Tell = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Stored:
-    """By node, where code and data that were pushed for a run lie."""
+    """The folders on each node, by its name, with the code and data that were pushed for a run."""
 
     code: dict[str, str] = field(hash=False)
     data: dict[str, str] = field(hash=False)

@@ -32,7 +32,7 @@ INSIDE = ".base_layer"
 
 @dataclass(frozen=True)
 class Found:
-    """An adapter of a folder, and the names of the modules that it was there."""
+    """An adapter read from a folder, and the names that its modules had there."""
 
     path: str
     section: str

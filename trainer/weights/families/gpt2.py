@@ -91,6 +91,6 @@ GPT2 = Family(
     fits=_fits_gpt2,
     # The files of the original models have no prefix.
     prefixes=("transformer.", ""),
-    # The mask of the attention, which old files hold.
+    # Old files also hold the mask of the attention.
     ignored=r"h\.\d+\.attn\.(bias|masked_bias)",
 )

@@ -49,7 +49,7 @@ def read_dcp(folder: Path, request: ImportRequest) -> Contents:
 
 
 def _stripped(weights: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """Return the weights without what stands before the name of each."""
+    """Return the weights without the wrappers' prefixes that all names share."""
     names = dict(weights)
     for wrapper in WRAPPERS * 2:
         if all(name.startswith(wrapper) for name in names):
