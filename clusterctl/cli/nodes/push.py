@@ -298,5 +298,6 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
         ]
         heads = ["NODE", "PATH", "MOVED", "BYTES", *(["FROM NODES"] if relayed else []), "TIME"]
         if rows:
-            screen.show(tables.table(heads, rows, right=["MOVED", "BYTES", "FROM NODES", "TIME"]))
+            numbers = ["MOVED", "BYTES", "FROM NODES", "TIME"]
+            screen.show(tables.table(heads, rows, right=numbers, drop=["TIME"], cut=["PATH"]))
     raise_failures(outcomes)

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from clusterctl.cli.views.fitting import FittingTable
 from clusterctl.contract import METRICS_FILE
 from clusterctl.text import (
     count,
@@ -46,9 +47,19 @@ PHASE_STYLE = {
 }
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> Table:
-    """Return a plain table without frames, like those of kubectl and docker."""
-    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    right: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    cut: Sequence[str] = (),
+) -> Table:
+    """Return a plain table without frames, like those of kubectl and docker.
+
+    On a narrow terminal, cells of the columns `cut` are cut in the middle, then the columns `drop` are left out.
+    """
+    drawn = FittingTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    drawn.drop, drawn.cut = drop, cut
     for name in columns:
         drawn.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
@@ -73,7 +84,8 @@ def nodes_table(
             [node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *chips, *wide]
         )
     names = ["NODE", "SSH", "ADDRESS", "DEVICES", *([] if reported is None else ["REPORTED"])]
-    return table(names + ([] if ways is None else ["INTERFACE", "PYTHON", "WORKDIR", "BY"]), rows)
+    heads = names + ([] if ways is None else ["INTERFACE", "PYTHON", "WORKDIR", "BY"])
+    return table(heads, rows, drop=("BY", "INTERFACE", "PYTHON", "ADDRESS"), cut=("PYTHON", "WORKDIR"))
 
 
 def plan_table(plan: Plan) -> Table:
@@ -241,7 +253,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     ]
     names = ["RUN", "PHASE", "RANKS", "NODES", *(name.upper() for name in steps), "STARTED"]
-    drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"])
+    drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"], drop=("NODES", "STARTED", "RANKS"))
     # The other columns are wrapped first; if that is not enough, the last one is cut off.
     drawn.columns[0].no_wrap = True
     drawn.columns[0].min_width = max((len(row["run"]) for row in rows), default=0)

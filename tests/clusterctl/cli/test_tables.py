@@ -263,3 +263,26 @@ def test_a_slice_takes_the_inventorys_names_for_servers_that_the_table_knows_by_
     (folder / "part.yaml").write_text("nodes:\n  node2: {host: 10.155.111.142}\n")
     refused = typed("ranktable", "slice", "t.json", "--drop", "node2", "-c", "part.yaml", "-o", "-")
     assert isinstance(refused.exception, UsageError) and "node2" in refused.exception.message
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_paths_cut_in_the_middle() -> None:
+    from rich.console import Console
+
+    from clusterctl.cli.views.tables import table
+
+    path = "/home/someone/.clusterctl/store/node1"
+    drawn = table(
+        ["NODE", "PATH", "BYTES", "TIME"], [["node1", path, 7, "0.1 s"]], ["BYTES"], ["TIME"], ["PATH"]
+    )
+
+    def shown(width: int) -> list[str]:
+        console = Console(width=width, color_system=None)
+        with console.capture() as output:
+            console.print(drawn)
+        return [line.rstrip() for line in output.get().splitlines()]
+
+    assert len(shown(100)) == 3 and path in shown(100)[2] and "TIME" in shown(100)[0]
+    for width in (60, 50, 30):
+        head, _, row = shown(width)
+        assert max(map(len, (head, row))) <= width and "…" in row and "re/node1 " in row
+        assert ("TIME" in head) == (width > 30), head

@@ -1,0 +1,73 @@
+"""A table that fits a narrow terminal: long paths are cut in the middle, then columns are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+# Columns of the screen that a cut path keeps, and those between two columns of a table.
+SHORTEST, GAP = 12, 3
+
+
+class FittingTable(Table):
+    """Leaves out `drop`, the first name first, and cuts the cells of `cut` where the width is too small."""
+
+    drop: Sequence[str] = ()
+    cut: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table with what fits."""
+        shown = list(self.columns)
+        widths = {id(column): _width(column.header, *column.cells) for column in shown}
+        over = _whole(list(widths.values())) - options.max_width
+        for column in shown:
+            if over > 0 and str(column.header) in self.cut:
+                less = min(over, max(widths[id(column)] - SHORTEST, 0))
+                widths[id(column)] -= less
+                over -= less
+        for name in self.drop:
+            if over > 0:
+                left = [column for column in shown if str(column.header) != name]
+                over -= sum(widths[id(column)] + GAP for column in shown if column not in left)
+                shown = left
+        if len(shown) == len(self.columns) and all(
+            widths[id(column)] >= _width(*column.cells) for column in shown if column.cells
+        ):
+            yield from super().__rich_console__(console, options)
+            return
+        fitted = Table(box=self.box, show_edge=False, pad_edge=False, header_style=self.header_style)
+        for column in shown:
+            fitted.add_column(
+                column.header,
+                justify=column.justify,
+                overflow=column.overflow,
+                no_wrap=column.no_wrap,
+                min_width=column.min_width,
+            )
+        cells = [[_shortened(cell, widths[id(column)]) for cell in column.cells] for column in shown]
+        for row in zip(*cells, strict=True):
+            fitted.add_row(*row)
+        yield from fitted.__rich_console__(console, options)
+
+
+def _width(*cells: object) -> int:
+    return max(cell.cell_len if isinstance(cell, Text) else len(str(cell)) for cell in cells)
+
+
+def _whole(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _shortened(cell: object, width: int) -> Text:
+    """Return a cell that is cut in the middle if it is wider; its end says more than its begin."""
+    text = cell if isinstance(cell, Text) else Text(str(cell))
+    if text.cell_len <= width:
+        return text
+    begin = (width - 1) // 3
+    return Text(f"{text.plain[:begin]}…{text.plain[len(text.plain) - (width - 1 - begin) :]}")
