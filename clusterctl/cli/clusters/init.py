@@ -103,14 +103,25 @@ def _write_nodes(
         cluster = hostfile_init.from_hosts(where, devices, kind, output.stem)
         cluster = _asked(cluster, kind, keep_devices=bool(devices)) if ask else cluster
         _write(cluster, "", output, force, dry_run)
+        _say_what_is_assumed(cluster, kind, ask=ask or where is None)
         return
     nodes = detect.read(where)
     cluster = hostfile_init.from_file(nodes, devices, kind, output.stem)
     has_devices = bool(devices) or not hostfile_init.unsaid(nodes)
     cluster = _asked(cluster, kind, keep_devices=has_devices) if ask else cluster
     _write(cluster, where.name, output, force, dry_run)
+    _say_what_is_assumed(cluster, kind, ask=ask)
     if not ask:
         _say_what_is_not_the_files(nodes, devices)
+
+
+def _say_what_is_assumed(cluster: Cluster, kind: str | None, *, ask: bool) -> None:
+    """Report the kind of the devices if nobody named it."""
+    from clusterctl.cli import screen
+
+    kinds = {node.kind for node in cluster.nodes}
+    if not ask and kind is None and kinds == {"npu"}:
+        screen.log("kind npu is assumed: --ask asks the nodes, --kind cpu or --kind cuda names another")
 
 
 def _asked(cluster: Cluster, kind: str | None, *, keep_devices: bool) -> Cluster:

@@ -218,3 +218,10 @@ def test_nodes_that_fail_alike_give_one_hint(capsys: pytest.CaptureFixture[str])
         "error: node3: refused",
         "  try: start sshd",
     ]
+
+
+def test_init_says_that_it_assumes_the_kind_of_devices(tmp_path: Path, command_line: Run) -> None:
+    (tmp_path / "hostfile").write_text("10.0.0.1 slots=2\n")
+    for words in (("--hosts", "a"), ("--hostfile", "hostfile")):
+        assert "kind npu is assumed: --ask" in command_line("init", *words, "-o", "c.yaml", "--force")[2]
+        assert "assumed" not in command_line("init", *words, "--kind", "npu", "-o", "c.yaml", "--force")[2]
