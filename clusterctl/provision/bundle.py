@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from clusterctl.errors import Fault, InputFaults, UsageError
-from clusterctl.provision.lock import Lock, parse_lock
-from clusterctl.provision.wheelhouse import LOCK, sha256
+from clusterctl.provision.lock import LOCK, Lock, parse_lock
+from clusterctl.provision.wheelhouse import sha256
 from clusterctl.typed_json import BadValue, decode, parse
 
 FORMAT = 1

@@ -17,6 +17,8 @@ LINE = re.compile(
 HASH = re.compile(r"--hash[= ](?P<kind>[a-z0-9]+):(?P<digest>[0-9A-Fa-f]+)(?=\s|$)")
 # Options of pip-compile's output that do not change what is installed from a wheelhouse.
 HARMLESS = ("--index-url", "--extra-index-url", "-i ", "--find-links", "-f ", "--no-index", "--only-binary")
+# The lock file in a folder of wheels.
+LOCK = "requirements.lock"
 MAKE = "clusterctl nodes wheelhouse REQUIREMENTS -o FOLDER fetches the wheels and writes their lock file"
 # A larger file is no lock file: one of 400 packages has 0.5 MB.
 MOST_BYTES = 16 << 20

@@ -14,10 +14,9 @@ from pathlib import Path
 from clusterctl.environment import environment
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.files import replace_file
-from clusterctl.provision.lock import MAKE, Lock, Pin, normal
+from clusterctl.provision.lock import LOCK, MAKE, Lock, Pin, normal
 from clusterctl.typed_json import BadValue, decode, parse
 
-LOCK = "requirements.lock"
 NAME = re.compile(
     r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl\Z"
 )

@@ -130,8 +130,7 @@ class _Contents:
 @contextmanager
 def _contents(source: EnvironmentOptions) -> Iterator[_Contents]:
     """Yield what the options name."""
-    from clusterctl.provision.lock import MAKE, read_lock
-    from clusterctl.provision.wheelhouse import LOCK
+    from clusterctl.provision.lock import LOCK, MAKE, read_lock
 
     if source.bundle is not None:
         import tempfile
@@ -208,8 +207,7 @@ def _show(
             rows.append([node.name, wanted.link_on(node), state, f"{result.seconds:.1f} s" if result else ""])
     if rows and not outcomes and len({row[1] for row in rows}) == 1:
         # A table would take longer to draw than a node takes to answer.
-        screen.write(f"{nodeset.fold([row[0] for row in rows])}: {rows[0][1]}: unchanged\n")
-        screen.log(f"{text.plural(len(rows), 'node')} ready in {seconds:.2f} s")
+        screen.write(f"{nodeset.fold([row[0] for row in rows])}: {rows[0][1]}: unchanged ({seconds:.2f} s)\n")
     elif rows:
         from clusterctl.cli.views import tables
 
@@ -219,7 +217,7 @@ def _show(
     if unused:
         line = f"python: {wanted.link_on(chosen.node(unused[0]))}/bin/python"
         screen.log(
-            f"the inventory names another Python for {', '.join(unused[:3])}: set {line}", style="yellow"
+            f"the inventory names another Python for {nodeset.fold(unused)}: set {line}", style="yellow"
         )
 
 
@@ -325,8 +323,8 @@ def bundle(
 
 def _wheel_inputs(folder: Path | None, lock: Path | None) -> list[Input]:
     from clusterctl.provision.bundle import WHEELS, Input
-    from clusterctl.provision.lock import read_lock
-    from clusterctl.provision.wheelhouse import LOCK, check_hashes, open_wheelhouse
+    from clusterctl.provision.lock import LOCK, read_lock
+    from clusterctl.provision.wheelhouse import check_hashes, open_wheelhouse
 
     if folder is None:
         if lock is not None:
