@@ -220,6 +220,11 @@ def give_back_freed_memory() -> None:
     """
     # MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD.
     _tune_malloc({-4: 1 << 16, -3: 1 << 20, -1: 64 << 20, -2: 16 << 20})
+    return_unused_memory()
+
+
+def return_unused_memory() -> None:
+    """Have glibc return, once, the pages that nobody uses; it fills a hole only with what fits."""
     if libc := _glibc():
         libc.malloc_trim(0)
 

@@ -125,6 +125,8 @@ AttentionKernel attention_amx() { return has_tiles() ? attention_of<Tiles, uint1
 
 #else
 
+// For its text alone.
+#include "avx512_lanes.h"
 #include "kernel.h"
 
 AttentionKernel attention_amx() { return nullptr; }

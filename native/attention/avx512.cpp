@@ -31,6 +31,8 @@ AttentionKernel attention_avx512(bool bf16, bool products) {
 
 #else
 
+// For its text alone.
+#include "avx512_lanes.h"
 #include "kernel.h"
 
 AttentionKernel attention_avx512(bool, bool) { return nullptr; }

@@ -93,6 +93,15 @@ def test_without_torch_the_survey_says_so_and_a_choice_is_refused(monkeypatch: p
         native.choose("cpu")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
+def test_every_op_alone_can_be_torchs_and_the_others_stay_as_they_are(device: str) -> None:
+    usual = {choice.op: choice.backend for choice in native.choose(device).report()}
+    for op in OPS:
+        found = {choice.op: choice.backend for choice in native.choose(device, {op: "torch"}).report()}
+        assert found.pop(op) == ("torch" if op == "attention" else "reference")
+        assert found == {other: backend for other, backend in usual.items() if other != op}
+
+
 def test_importing_native_loads_neither_torch_nor_a_library() -> None:
     code = "import sys, native, native.__main__; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

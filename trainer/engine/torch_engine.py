@@ -10,7 +10,7 @@ import torch
 
 from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
-from trainer.device import Device
+from trainer.device import Device, return_unused_memory
 from trainer.engine.optimizer import LossScale
 from trainer.engine.passes import (
     Batch,
@@ -102,6 +102,7 @@ class TorchEngine:
         self.runner: MicroBatchRunner = SingleStageRunner(model, device, config.precision, groups.data)
         if groups.pipeline.stages > 1:
             self.runner = PipelineRunner(model, device, config.precision, groups.data, groups.pipeline)
+        self._steps = 0
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
         torch.manual_seed(seed)
@@ -118,6 +119,10 @@ class TorchEngine:
             self.rank_state.update(rate)
         calibrating = not finite and self.loss_scale.can_fall
         self.loss_scale.update(overflow=not finite)
+        self._steps += 1
+        if self._steps == 1 and self.device.kind == "cpu":
+            # The start and the first step leave holes between the buffers that later steps use.
+            return_unused_memory()
         readers = data.world // self.groups.context.size
         tokens = tokens_of(batch, readers, self.config.model.sequence, self.model.joins_samples)
         mean = self.groups.pipeline.total(data.total(float(total.item())), self.device) / scale

@@ -83,3 +83,17 @@ def test_a_crash_leaves_its_traceback_in_the_log_and_a_mistake_does_not(
     (mistaken,) = run_ranks(1, raw_config(data={"prefix": str(tmp_path / "none")}), tmp_path / "b")
     assert mistaken.returncode == 2 and "Traceback" not in mistaken.stderr
     assert mistaken.stderr.startswith("error: ") and "  try: " in mistaken.stderr
+
+
+def test_holes_of_the_start_are_returned_once_after_the_first_step(
+    tmp_path: Path, train_here: TrainHere, metrics: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned_at: list[int] = []
+
+    def note() -> None:
+        returned_at.append(len(metrics(tmp_path / "run", "step")))
+
+    monkeypatch.setattr("trainer.engine.torch_engine.return_unused_memory", note)
+    train_here(tmp_path / "run", steps=3)
+    # The first step is written down when it is complete.
+    assert returned_at == [0]
