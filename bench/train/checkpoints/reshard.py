@@ -14,10 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +45,14 @@ def config_of(size: str, steps: int) -> dict[str, Any]:
     }
 
 
-def continue_with_ours(folder: Path, size: str) -> tuple[float, dict[str, Any]]:
+def continue_with_ours(folder: Path, size: str) -> tuple[float, Mapping[str, float]]:
     """Return the seconds from the command to the end of the first step on fewer ranks, and what the start took."""
     file = folder / "train.json"
     data = json.loads(file.read_text())["data"]
     file.write_text(json.dumps({**config_of(size, 2), "data": data}))
     (folder / "metrics.jsonl").unlink()
+    # Of an earlier round.
+    shutil.rmtree(folder / "checkpoints" / "step-00000002", ignore_errors=True)
     began = time.time()
     run([sys.executable, "-m", "trainer", "train", str(file)], FEWER, folder)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -62,6 +68,7 @@ def convert(folder: Path) -> float:
         *("--input_folder", str(folder / "global_step1"), "--output_folder", str(folder / "universal")),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    shutil.rmtree(folder / "universal", ignore_errors=True)
     began = time.monotonic()
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -69,11 +76,30 @@ def convert(folder: Path) -> float:
     return time.monotonic() - began
 
 
+@dataclass(frozen=True)
+class Round:
+    """The seconds of one continuation by either program."""
+
+    ours: float
+    startup: Mapping[str, float]
+    conversion: float
+    start: float
+
+
+def take_round(folder: Path, theirs: Path, size: str) -> Round:
+    ours, startup = continue_with_ours(folder, size)
+    conversion = convert(theirs)
+    began = time.time()
+    start = start_ranks("continue", FEWER, size, theirs)["time"] - began
+    return Round(ours, startup, conversion, start)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", default="gpt2-124M")
+    parser.add_argument("--rounds", type=int, default=3, help="of each program in turn; medians are shown")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -82,16 +108,20 @@ def main() -> int:
         theirs = folder / "deepspeed"
         theirs.mkdir()
         start_ranks("save", RANKS, options.size, theirs)
-        ours, startup = continue_with_ours(folder, options.size)
-        conversion = convert(theirs)
-        began = time.time()
-        start = start_ranks("continue", FEWER, options.size, theirs)["time"] - began
+        rounds = [take_round(folder, theirs, options.size) for _ in range(options.rounds)]
+    ours = [each.ours for each in rounds]
+    conversions, starts = [each.conversion for each in rounds], [each.start for each in rounds]
     result = {
-        "ours": ours,
-        "of it": startup,
-        "deepspeed's conversion": conversion,
-        "its start, load and step": start,
-        "times as fast (at least 5)": (conversion + start) / ours,
+        "rounds": options.rounds,
+        "ours": statistics.median(ours),
+        "all of ours": ours,
+        "of the last": rounds[-1].startup,
+        "deepspeed's conversion": statistics.median(conversions),
+        "its start, load and step": statistics.median(starts),
+        "all of its starts": starts,
+        "times as fast (at least 5)": statistics.median(
+            [(each.conversion + each.start) / each.ours for each in rounds]
+        ),
     }
     print(json.dumps(result, indent=2))
     return 0
