@@ -221,7 +221,7 @@ def becoming_controller(
                 starter.started(first, run.controller_log)
                 signal.signal(signal.SIGTERM, leave_on_sigterm)
 
-            if not controller.serve(run, connections, started, started=True):
+            if not controller.serve(run, connections, started):
                 started()
 
     return work
