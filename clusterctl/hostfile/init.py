@@ -144,7 +144,8 @@ defaults:                         # for every node that does not say otherwise
   # interface: eth0               # network between the nodes; set for gloo, NCCL and HCCL
   # setup: /usr/local/Ascend/ascend-toolkit/set_env.sh   # sourced once on each node before ranks start
 
-nodes:
+nodes:                            # `host` is for SSH, `address` for the ranks and rank tables; with an alias of SSH
+  # node1: {{host: my-alias, address: 10.0.0.1}}   # as `host`, `address` must be the IP address
 {nodes}
 """
 _GROUPS = """\

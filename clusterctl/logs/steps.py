@@ -1,4 +1,4 @@
-"""Find the steps of a training in its output: Megatron-LM, DeepSpeed, Hugging Face, MindFormers, nanoGPT, or a pattern.
+"""Find the steps of a training in its output: of Megatron-LM, DeepSpeed, Hugging Face, MindFormers, nanoGPT, or others.
 
 A parser is fed the bytes of one rank's streams and yields lines of metrics, in the form of the embedded trainer's.
 """
@@ -129,6 +129,32 @@ def _nanogpt(line: str) -> Values | None:
     return None
 
 
+# `step 4/2000 | loss 3.2`, `[rank 0] Iter: 4, train loss = 3.2`: what people's own loops write.
+_PLAIN = re.compile(
+    r"(?:^|[\s\])|,])(?:step|iter|iteration)\s*[:=#]?\s*(\d+)(?:\s*/\s*(\d+))?(?![\w.])", re.IGNORECASE
+)
+_PLAIN_FIELDS = {
+    "loss": re.compile(rf"(?:^|[\s,;|(]|\btrain_)loss\s*[:=]?\s*{_N}", re.IGNORECASE),
+    "eval_loss": re.compile(rf"\b(?:val|valid|validation|eval)[ _]loss\s*[:=]?\s*{_N}", re.IGNORECASE),
+    "lr": re.compile(rf"\b(?:lr|learning rate)\s*[:=]?\s*{_N}", re.IGNORECASE),
+}
+
+
+def _plain(line: str) -> Values | None:
+    # With epochs the steps may begin again in each.
+    match = None if "epoch" in line.lower() else _PLAIN.search(line)
+    if match is None:
+        return None
+    # The loss of a validation is not also that of the step.
+    evaluation = _fields(line, {"eval_loss": _PLAIN_FIELDS["eval_loss"]})
+    rest = _PLAIN_FIELDS["eval_loss"].sub("", line[match.end() :])
+    found = evaluation | _fields(rest, {name: _PLAIN_FIELDS[name] for name in ("loss", "lr")})
+    if not found.keys() & {"loss", "eval_loss"}:
+        return None
+    total = {"steps": float(match[2])} if match[2] else {}
+    return {"step": float(match[1]), **total, **found}
+
+
 def _json_line(line: str) -> Values | None:
     if not line.startswith("{"):
         return None
@@ -148,6 +174,7 @@ FORMATS = (
     Format("nanoGPT", (b"iter ", b"step "), _nanogpt),
     Format("Hugging Face", (b"loss':", b"%|"), _hugging_face),
     Format("JSON lines", (b'"step"',), _json_line),
+    Format("steps and losses", (b"loss", b"Loss", b"LOSS"), _plain),
 )
 
 
@@ -251,7 +278,8 @@ class StepParser:
         step = int(values["step"]) if "step" in values else int(self._carried.get("bar") or self._count + 1)
         if "eval_loss" in values:
             yield StepLine("eval", step, {"loss": values["eval_loss"]})
-            return
+            if "loss" not in values:
+                return
         if step <= self.step and "loss" not in values:
             # A second line about the same step: it counts for the next one.
             self._carried |= {name: value for name, value in values.items() if name != "step"}

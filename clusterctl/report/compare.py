@@ -30,9 +30,13 @@ class FirstDifference:
     """How many steps both runs have."""
     loss: float = 0.0
     other: float = 0.0
+    silent: tuple[str, ...] = ()
+    """Which of the two runs have printed no steps."""
 
     def describe(self) -> str:
         """Return the result in words."""
+        if self.silent:
+            return f"losses can't be compared: no steps were found in {' and '.join(self.silent)}"
         if not self.common:
             return "no step in common"
         if self.step is None:
@@ -67,10 +71,7 @@ def compare(subjects: Sequence[Subject], tolerance: float = 0.0) -> Comparison:
     """Return how runs differ; losses within the relative `tolerance` count as the same."""
     configs = [flat_config(subject.sources.record, subject.history) for subject in subjects]
     base = losses(subjects[0].history)
-    first = [
-        _first_difference(subject.summary.run, base, losses(subject.history), tolerance)
-        for subject in subjects[1:]
-    ]
+    first = [_first_difference(subjects[0].summary.run, base, subject, tolerance) for subject in subjects[1:]]
     return Comparison(tuple(subjects), tuple(differences(configs)), tuple(first))
 
 
@@ -81,9 +82,11 @@ def losses(history: History) -> list[Point]:
 
 
 def _first_difference(
-    run: str, base: Sequence[Point], other: Sequence[Point], tolerance: float
+    base_run: str, base: Sequence[Point], other: Subject, tolerance: float
 ) -> FirstDifference:
-    theirs = dict(other)
+    run, theirs = other.summary.run, dict(losses(other.history))
+    if silent := tuple(name for name, points in ((base_run, base), (run, theirs)) if not points):
+        return FirstDifference(run, None, 0, silent=silent)
     common = [(step, loss, theirs[step]) for step, loss in base if step in theirs]
     for step, loss, their in common:
         same = math.isclose(loss, their, rel_tol=tolerance) or (math.isnan(loss) and math.isnan(their))

@@ -100,12 +100,15 @@ def _write_nodes(
     from clusterctl.hostfile import init as hostfile_init
 
     if not isinstance(where, Path):
+        kind = kind or _kind_of_settings()
         cluster = hostfile_init.from_hosts(where, devices, kind, output.stem)
         cluster = _asked(cluster, kind, keep_devices=bool(devices)) if ask else cluster
         _write(cluster, "", output, force, dry_run)
         _say_what_is_assumed(cluster, kind, ask=ask or where is None)
         return
     nodes = detect.read(where)
+    if nodes.cluster is None:
+        kind = kind or _kind_of_settings()
     cluster = hostfile_init.from_file(nodes, devices, kind, output.stem)
     has_devices = bool(devices) or not hostfile_init.unsaid(nodes)
     cluster = _asked(cluster, kind, keep_devices=has_devices) if ask else cluster
@@ -115,6 +118,14 @@ def _write_nodes(
         _say_what_is_not_the_files(nodes, devices)
 
 
+def _kind_of_settings() -> str | None:
+    """Return the kind of the devices in the settings; None if they have the usual one."""
+    from clusterctl.settings import Settings, load_settings
+
+    kind = load_settings().kind
+    return kind if kind != Settings.kind else None
+
+
 def _say_what_is_assumed(cluster: Cluster, kind: str | None, *, ask: bool) -> None:
     """Report the kind of the devices if nobody named it."""
     from clusterctl.cli import screen
@@ -122,6 +133,7 @@ def _say_what_is_assumed(cluster: Cluster, kind: str | None, *, ask: bool) -> No
     kinds = {node.kind for node in cluster.nodes}
     if not ask and kind is None and kinds == {"npu"}:
         screen.log("kind npu is assumed: --ask asks the nodes, --kind cpu or --kind cuda names another")
+        screen.log("(without a cluster.yaml, nodes of a hostfile count as cpu: their devices are not known)")
 
 
 def _asked(cluster: Cluster, kind: str | None, *, keep_devices: bool) -> Cluster:

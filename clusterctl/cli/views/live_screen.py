@@ -168,7 +168,7 @@ def training_lines(summary: RunSummary, width: int, *, unicode: bool) -> list[Li
     lines = [_joined(_progress(summary), width)]
     loss = "" if summary.last_loss is None else f"loss {number(summary.last_loss)}  "
     curve = sparkline(summary.curve, max(10, width - len(loss) - 1), unicode=unicode)
-    lines.append(loss + curve if loss else "no step yet" if summary.trains else "a program without steps")
+    lines.append(loss + curve if loss else _no_step(summary))
     facts = speed_text(summary.speed).split(", ")
     if summary.memory_bytes is not None:
         facts.append(f"memory {size(summary.memory_bytes)}")
@@ -176,6 +176,12 @@ def training_lines(summary: RunSummary, width: int, *, unicode: bool) -> list[Li
         facts.append(f"goodput {summary.goodput:.0%}")
     lines.append(_joined(facts, width))
     return [((escape_controls(line), ""),) for line in lines]
+
+
+def _no_step(summary: RunSummary) -> str:
+    if summary.trains:
+        return "no step yet"
+    return "no step lines in its output" + ("" if summary.is_final else " yet")
 
 
 def _joined(parts: Iterable[str], width: int) -> str:

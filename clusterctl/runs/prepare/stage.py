@@ -156,7 +156,9 @@ def _push(
     new = sum(not result.unchanged for result in stored.values())
     seconds = time.monotonic() - began
     subject = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"
-    tell(f"push {kind}", f"{subject} to {new} of {plural(len(stored), 'node')} in {seconds:.1f} s")
+    nodes = plural(len(stored), "node")
+    done = f"to {new} of {nodes} in {seconds:.1f} s" if new else f"already on {nodes}"
+    tell(f"push {kind}", f"{subject} {done}")
     return {name: result.path for name, result in stored.items()}
 
 

@@ -225,3 +225,14 @@ def test_init_says_that_it_assumes_the_kind_of_devices(tmp_path: Path, command_l
     for words in (("--hosts", "a"), ("--hostfile", "hostfile")):
         assert "kind npu is assumed: --ask" in command_line("init", *words, "-o", "c.yaml", "--force")[2]
         assert "assumed" not in command_line("init", *words, "--kind", "npu", "-o", "c.yaml", "--force")[2]
+
+
+def test_init_takes_the_kind_of_the_settings(
+    tmp_path: Path, command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_KIND", "cuda")
+    (tmp_path / "hostfile").write_text("10.0.0.1 slots=2\n")
+    for words in (("--hosts", "a"), ("--hostfile", "hostfile")):
+        assert "assumed" not in command_line("init", *words, "-o", "c.yaml", "--force")[2]
+        assert "kind: cuda " in (tmp_path / "c.yaml").read_text()
+    assert "`address` must be the IP address" in (tmp_path / "c.yaml").read_text()

@@ -76,6 +76,34 @@ def test_megatrons_lines() -> None:
     assert evaluation == {"event": "eval", "step": 20, "loss": 6.1}
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("step 4/2000 | loss 3.25", [{"event": "step", "step": 4, "steps": 2000, "loss": 3.25}]),
+        (
+            "[rank 0] Iter: 4, train loss = 3.25 lr: 1e-4",
+            [{"event": "step", "step": 4, "loss": 3.25, "lr": 1e-4}],
+        ),
+        ("12:00 INFO step=4 train_loss=3.25", [{"event": "step", "step": 4, "loss": 3.25}]),
+        ("step 4 | val loss 3.5", [{"event": "eval", "step": 4, "loss": 3.5}]),
+        (
+            "step 4 loss 3.25 val_loss 3.5",
+            [{"event": "eval", "step": 4, "loss": 3.5}, {"event": "step", "step": 4, "loss": 3.25}],
+        ),
+        ("epoch 1 step 4/200 loss 3.25", []),
+        ("step 4 of the setup: lossless copy 3", []),
+        ("timestep 4 loss 3.25", []),
+        ("step 4 begins", []),
+        ("step 1.5 loss 2", []),
+    ],
+)
+def test_plain_lines_with_a_step_and_a_loss(line: str, found: list[dict[str, Any]]) -> None:
+    for wanted in found:
+        if wanted["event"] == "step":
+            wanted["format"] = "steps and losses"
+    assert steps_of(line + "\n") == found
+
+
 def test_deepspeeds_lines_of_both_engines() -> None:
     first, second = steps_of(DEEPSPEED)
     assert (first["step"], first["lr"]) == (10, 0.001) and "loss" not in first

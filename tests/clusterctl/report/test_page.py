@@ -192,3 +192,12 @@ def test_csv_holds_every_step_and_evaluation(tmp_path: Path) -> None:
 def test_the_style_and_script_are_installed_with_the_package() -> None:
     root = Path(__file__).resolve().parents[3]
     assert re.search(r'"clusterctl.report" = \["\*.css", "\*.js"\]', (root / "pyproject.toml").read_text())
+
+
+def test_a_run_without_steps_is_named_where_runs_are_compared(tmp_path: Path) -> None:
+    first, second = restarted_run(tmp_path), other_run(tmp_path)
+    second.metrics.unlink()
+    found = compare.compare([Subject.of(first), Subject.of(second)]).first[0]
+    assert found.describe() == f"losses can't be compared: no steps were found in {second.run_id}"
+    both = compare.compare([Subject.of(second), Subject.of(second)]).first[0]
+    assert both.silent == (second.run_id, second.run_id)
