@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,7 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job_check
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import Abandoned, RunRecord
-from clusterctl.jobs.restarts import (
-    Decision,
-    Failure,
-    History,
-    Restart,
-    decide,
-    membership,
-)
+from clusterctl.jobs.restarts import Decision, Failure, History, Restart, decide, membership
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
 from clusterctl.memory import trim
@@ -406,18 +400,27 @@ def history_of(event: Event) -> History:
 @contextlib.contextmanager
 def following(
     run: RunDir, connections: Connections, first: int | None = None, known: Mapping[Path, int] | None = None
-) -> Iterator[Control | KeptWatch]:
+) -> Iterator[Iterable[Update]]:
     """Yield the view of a run: of what its controller copies, or our own if no other process is the controller.
 
-    The first `known` bytes of a file are passed over.
+    Either begins with what is here of attempt `first` (the present one without it), from the byte `known` of each file.
     """
     with run.hold() as ours:
-        if ours and not run.phase().is_final:
-            yield Control(run, connections)
-            return
         watch = KeptWatch(run, first)
         watch.offsets.update(known or {})
-        yield watch
+        if ours and not run.phase().is_final:
+            # Control shows only what it copies itself: an earlier controller may have copied lines before it died.
+            yield chain(watch.present(), Control(run, connections))
+        else:
+            yield watch
+
+
+def wait_for_end(run: RunDir, connections: Connections) -> None:
+    """Return once the end of a stopped run is recorded; copy the last output here if no other process does."""
+    with run.hold() as ours:
+        ours = ours and not run.phase().is_final
+        for _ in Control(run, connections, lines=False) if ours else KeptWatch(run):
+            pass
 
 
 def ignore_terminal() -> None:
@@ -446,9 +449,7 @@ def serve(run: RunDir, connections: Connections, tell: Any, *, started: bool = F
 def finish_alone(run: RunDir, connections: Connections) -> None:
     """After a stop without a controller: copy the last output here and record the end."""
     if run.controller() is None and not run.phase().is_final:
-        with following(run, connections) as watch:
-            for _ in watch:
-                pass
+        wait_for_end(run, connections)
 
 
 def start(run: RunDir, ssh: str) -> bool:

@@ -81,6 +81,8 @@ class Overview:
     """Why the run failed; None if it did not."""
     is_copied: bool = True
     """False if the run has ended without a controller, so that its last output is still on the nodes."""
+    is_newer: bool = False
+    """True if a newer version of clusterctl started the run, so that this one can only show and stop it."""
 
     def as_json(self) -> JsonObject:
         ranks, cause = encode(self.ranks, sparse=True), encode(self.cause) or {}
@@ -111,6 +113,7 @@ def make_overview(
         phase=state.phase,
         attempt=record.attempt,
         restarts=sum(event.kind == "restart" for event in history.events),
+        is_newer=record.is_newer,
         controller=state.controller,
         verdict=state.verdict,
         age=max(now - record.created, 0.0),

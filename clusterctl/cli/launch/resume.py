@@ -79,15 +79,19 @@ def resume_run(
         )
 
 
-def _starter(run: RunDir, job: Job | None, elsewhere: Cluster | None) -> Callable[[Connections], None]:
-    """Return a function that starts the next attempt: of `job` if it was changed, on other nodes with `elsewhere`."""
+def _starter(run: RunDir, job: Job | None, elsewhere: Cluster | None) -> Callable[[Connections], bool]:
+    """Return a function that starts the next attempt: of `job` if it was changed, on other nodes with `elsewhere`.
 
-    def start_up(connections: Connections) -> None:
+    It returns False if the last attempt is still running, without a controller.
+    """
+
+    def start_up(connections: Connections) -> bool:
         from clusterctl.runs import controller
         from clusterctl.runs.prepare.elsewhere import resume_on
 
         with stopping_on_interrupt(run, connections):
-            if lacks_controller(run, connections):
+            is_running = lacks_controller(run, connections)
+            if is_running:
                 screen.log(f"{run.run_id} is running without a controller; starting a new one")
             else:
                 if job is not None:
@@ -98,6 +102,7 @@ def _starter(run: RunDir, job: Job | None, elsewhere: Cluster | None) -> Callabl
                     else:
                         controller.Control(run, connections).resume(log)
             become_steady()
+        return not is_running
 
     return start_up
 

@@ -176,7 +176,7 @@ def begin(
 
     job, reached, part = target.job, target.reached, target.part
 
-    def start_up(connections: Connections) -> None:
+    def start_up(connections: Connections) -> bool:
         with stopping_on_interrupt(run, connections), phases() as log:
             if not no_checks:
                 doctor.before_launch(reached, target.checked_job, connections, log, summary)
@@ -185,6 +185,7 @@ def begin(
             else:
                 runs.launch(reached, job, connections, options.runs_folder(), log, run, target.spares)
             become_steady()
+        return True
 
     first: int = start_in_background(becoming_controller(run, reached, start_up, accept_new))
     return first
@@ -203,25 +204,26 @@ def become_steady() -> None:
 
 
 def becoming_controller(
-    run: RunDir, cluster: Cluster, start_up: Callable[[Connections], None], accept_new: bool = False
+    run: RunDir, cluster: Cluster, start_up: Callable[[Connections], bool], accept_new: bool = False
 ) -> Callable[[Starter], None]:
     """Return the work of a process that starts a run and then controls it, with one login per node for both.
 
-    It hands over the number of the first attempt that it started.
+    `start_up` returns whether it started an attempt; if not, an attempt of another process continues. The work hands
+    over the number of the first attempt that is to be shown.
     """
     from clusterctl.runs import controller
 
     def work(starter: Starter) -> None:
         leave_on_sigterm = signal.getsignal(signal.SIGTERM)
         with options.connected(cluster, accept_new) as connections:
-            start_up(connections)
+            has_started = start_up(connections)
             first = run.read_record().attempt
 
             def started() -> None:
                 starter.started(first, run.controller_log)
                 signal.signal(signal.SIGTERM, leave_on_sigterm)
 
-            if not controller.serve(run, connections, started):
+            if not controller.serve(run, connections, started, started=has_started):
                 started()
 
     return work
@@ -362,7 +364,7 @@ def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) ->
     """Stop an interrupted run: end every rank and fetch its last output."""
     # First of all: the next Ctrl-C may follow immediately.
     with InterruptGuard() as guard:
-        from clusterctl.runs.controller import following
+        from clusterctl.runs.controller import wait_for_end
         from clusterctl.runs.stop import stop_run
 
         grace = run.read_record().job.grace
@@ -375,9 +377,7 @@ def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) ->
                 left = stop_run(run, connections)
         except KeyboardInterrupt:
             left = stop_run(run, connections, grace=0.0)
-        with following(run, connections) as watch:
-            for _ in watch:
-                pass
+        wait_for_end(run, connections)
     from clusterctl.report.summary import summarise
 
     screen.log(f"stopped    {plural(sum(left.values()), 'process', 'es')} left; {run.root}")

@@ -53,7 +53,11 @@ def head(overview: Overview) -> Text:
     """Return the first lines: phase, attempt, step, loss, speed, ages, root cause."""
     text = Text.assemble((overview.run, "bold"), "  ", (overview.phase, STYLE.get(overview.phase, "")))
     text.append("".join(f"  {part}" for part in _facts(overview)))
-    if overview.controller is None and overview.phase in ("running", "restarting", "unknown"):
+    if overview.is_newer:
+        # Only its own version can control it.
+        text.append("\na newer version of clusterctl started this run; ", style="yellow")
+        text.append("this version shows and stops it: update clusterctl to attach or resume")
+    elif overview.controller is None and overview.phase in ("running", "restarting", "unknown"):
         text.append("\nthis run has no controller; ", style="yellow")
         text.append(f"start one with: clusterctl attach {overview.run}")
     elif overview.controller is None and not overview.is_copied:

@@ -77,6 +77,22 @@ class KeptWatch:
                 if unwatched > UNWATCHED and not self.run.phase().is_final:
                     raise ControllerGone(self.run)
 
+    def present(self) -> Iterator[Update]:
+        """Yield the updates of what is here now, and return: for the next controller, which copies only what follows.
+
+        A half line at the end of the present attempt's files is left to that controller.
+        """
+        self._find()
+        before = -1
+        while self.read > before:
+            before = self.read
+            yield from self._grown()
+        for path, source in self.sources.items():
+            if source.rank >= 0 and path != self.run.log(
+                source.node, source.rank, source.stream.value, self.attempt
+            ):
+                yield from from_lines(source, self._cutter(path).end())
+
     def _find(self) -> None:
         """Add the files of an attempt that has begun."""
         result = self.run.record.stat()

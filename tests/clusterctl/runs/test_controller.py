@@ -38,6 +38,7 @@ from clusterctl.runs.query import current_state, log_in, query_nodes
 from clusterctl.runs.state import RunState, read_state
 from clusterctl.runs.stop import stop_run
 from clusterctl.runs.watching.kept_watch import ControllerGone, KeptWatch
+from clusterctl.runs.watching.watch import RunWatcher
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections, Stream
 from clusterctl.transport.local import LocalTransport
@@ -600,6 +601,31 @@ def test_a_run_that_ended_before_it_was_followed_is_told_whole_and_no_node_is_as
         seen = [line.text for one in watch if one.chunk and one.chunk.rank == 0 for line in one.chunk.lines()]
     assert [text[-12:] for text in seen] == ["xxxxxx [...]", "he long line"]
     assert run.events.read_bytes() == events
+
+
+def test_who_takes_over_shows_what_the_dead_controller_had_copied(
+    tmp_path: Path, connections: Connections
+) -> None:
+    go = tmp_path / "go"
+    text = f"""
+import pathlib, time
+print("first\\nsec", end="", flush=True)
+while not pathlib.Path({str(go)!r}).exists():
+    time.sleep(0.02)
+print("ond", flush=True)
+print("third")
+"""
+    run = launched(tmp_path, connections, program(text))
+    dead = iter(RunWatcher(run, connections))
+    next(dead)
+    ranks = (("node1", 0), ("node1", 1), ("node2", 2), ("node2", 3))
+    copies = [run.log(node, rank, "out") for node, rank in ranks]
+    wait_for(lambda: all(copy.exists() and copy.read_bytes() == b"first\nsec" for copy in copies))
+    dead.close()  # type: ignore[attr-defined]
+    go.touch()
+    with following(run, connections, 1) as watch:
+        seen = [line.text for one in watch if one.chunk and one.chunk.rank == 0 for line in one.chunk.lines()]
+    assert seen == ["first", "second", "third"]
 
 
 def test_one_controller_a_run_and_a_dead_ones_lock_is_free(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.runs.runs import _row
+from clusterctl.cli.views.run_status import head
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, to_json
@@ -19,6 +20,7 @@ from clusterctl.jobs.run_lines import read_metric
 from clusterctl.runs import prune
 from clusterctl.runs import start as starts
 from clusterctl.runs.finish import bring_checkpoint, superseded_steps
+from clusterctl.runs.overview import summarise
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import read_state
 from clusterctl.runs.stop import stop_run
@@ -88,6 +90,9 @@ def test_a_run_of_a_newer_version_is_stopped_and_not_restarted(
     newer["cluster"]["nodes"][0]["new_key"] = True
     run.record.write_text(json.dumps(newer))
     assert run.read_record().is_newer
+    overview = summarise(run, current_state(run, connections), time.time())
+    assert "a newer version of clusterctl started this run" in head(overview).plain
+    assert overview.as_json()["is_newer"] is True
     assert stop_run(run, connections) == {"node1": 0, "node2": 0}
     assert left_of(run) == 0
     with pytest.raises(UsageError, match="a newer version of clusterctl started this run"):
