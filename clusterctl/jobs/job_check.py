@@ -149,7 +149,10 @@ def _command_faults(job: Job, cluster: Cluster) -> list[Fault]:
     """Return what in a command contradicts the nodes or the pushed folder, each problem once."""
     shapes = launcher_shapes(job, cluster, job.master_port or 29500) if job.fills_launcher else []
     found = dict.fromkeys(problem for shape in shapes for problem in launchers.problems(job.command, shape))
-    if missing := missing_script(job.command, job.code):
+    # Without a folder to push, an image may have the script.
+    images = job.container or job.kubernetes or job.modelarts or any(node.container for node in cluster.nodes)
+    missing = missing_script(job.command, job.code) if job.code or not images else None
+    if missing:
         found[missing] = None
     return [_fault(job, ("command",), problem.text, problem.remedy) for problem in found]
 

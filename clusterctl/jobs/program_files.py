@@ -15,18 +15,19 @@ SCRIPT = re.compile(r".+\.(py|sh)")
 
 
 def missing_script(command: Sequence[str], code: Path | None) -> Problem | None:
-    """Return what is wrong if the script of a command is not in the pushed folder; None if all is well or unknown."""
+    """Return what is wrong if the script of a command is not in the pushed folder; None if all is well or unknown.
+
+    Without a folder to push, a script that lies in the current folder is reported: it was probably meant.
+    """
     if code is not None and (problem := _no_program(command, code)):
         return problem
     script = launchers.program_of(command) or _script_of(command)
-    if (
-        code is None
-        or not script
-        or not SCRIPT.fullmatch(script)
-        or script.startswith(("/", "~"))
-        or "{" in script
-    ):
+    if not script or not SCRIPT.fullmatch(script) or script.startswith(("/", "~")) or "{" in script:
         return None
+    if code is None:
+        text = f"{script} is here, but no folder is pushed to the nodes"
+        remedy = "add `code: .` to the job, or write the full path that it has on the nodes"
+        return Problem(text, remedy) if Path(script).is_file() else None
     if (code / script).exists():
         return None
     folder = (code / script).parent

@@ -14,6 +14,8 @@ def resume_text(summary: RunSummary) -> str:
     """Return what `clusterctl resume` would do with an ended training; "" where there is nothing to resume."""
     if not summary.trains or summary.phase not in (Phase.STOPPED, Phase.FAILED, Phase.LOST):
         return ""
+    if summary.program:
+        return "starts the command again; whether it continues from a checkpoint of its own is up to it"
     if summary.steps_done is None:
         return "starts the training from its beginning: no step was finished"
     if summary.checkpoint is None:

@@ -90,6 +90,9 @@ class RunSummary:
     seconds: float
     """From the launch to the end, without the time between an end and a `resume`."""
     trains: bool = False
+    """Whether it has steps: a training, or a program whose steps were found in its output."""
+    program: bool = False
+    """Whether it is a program of the user's own; where that saves checkpoints is not known."""
     verdict: str = ""
     cause: str = ""
     steps_done: int | None = None
@@ -174,6 +177,7 @@ def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> Ru
         created=record.created,
         seconds=seconds,
         trains=record.job.train is not None or bool(len(history.steps)),
+        program=record.job.train is None,
         verdict=sources.verdict,
         cause=next((attempt.cause for attempt in reversed(attempts) if attempt.cause), "")
         if sources.phase in (Phase.FAILED, Phase.LOST)

@@ -148,11 +148,10 @@ class Control:
     def _tell(self, update: Update) -> None:
         """Notify people of a hang and of a loss that is not finite."""
         if update.failure and update.failure.hang is not None:
-            self.notify(
-                "stall", f"rank {update.failure.rank} on {update.node} hung for {update.failure.hang:g} s"
-            )
+            failed = update.failure
+            self.notify.stalled(f"rank {failed.rank} on {update.node} hung for {failed.hang:g} s")
         elif update.hung:
-            self.notify("stall", update.note)
+            self.notify.stalled(update.note)
         if update.metric and update.metric.diverged:
             self.notify.not_finite(update.metric.step)
 

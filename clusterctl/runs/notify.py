@@ -43,10 +43,12 @@ class Notifier:
     def __init__(self, run: RunDir, record: RunRecord) -> None:
         self.run, self.target = run, record.job.notify
         self._threads: list[threading.Thread] = []
-        self._seen_nan = False
+        self._seen_nan = self._stalled = False
 
     def __call__(self, event: str, text: str) -> None:
         """Report something; nothing happens if the job names no command."""
+        if event == "restart":
+            self._stalled = False
         if not self.target:
             return
         last = self.run.last_step()
@@ -61,6 +63,12 @@ class Notifier:
         if not self._seen_nan:
             self._seen_nan = True
             self("nan", f"the loss of step {step} is not finite")
+
+    def stalled(self, text: str) -> None:
+        """Report the first sign of a hang in an attempt: the ranks that are ended for it follow."""
+        if not self._stalled:
+            self._stalled = True
+            self("stall", text)
 
     def close(self) -> None:
         """Wait until everything was sent, or has taken too long."""

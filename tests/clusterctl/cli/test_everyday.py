@@ -115,6 +115,11 @@ def test_a_script_that_is_not_there_is_reported_before_the_start(tmp_path: Path,
         assert missing_script(command, tmp_path) is None
     assert missing_script(["torchrun", "--nnodes", "2", "nosuch.py"], tmp_path) is not None
     assert missing_script(["python", "nosuch.py"], None) is None
+    (tmp_path / "j.yaml").write_text("name: j\ncommand: [python, train.py]\n")
+    code, _, err = command_line("plan", "j.yaml")
+    assert code == 2 and "train.py is here, but no folder is pushed" in err and "add `code: .`" in err
+    (tmp_path / "j.yaml").write_text("name: j\ncode: .\ncommand: [python, train.py]\n")
+    assert command_line("plan", "j.yaml")[0] == 0
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,8 @@ def test_after_a_stop_it_says_what_resume_would_do(tmp_path: Path) -> None:
     assert resume_text(summarise(run)) == "continues after step 20; 20 steps repeated"
     write_lines(run.metrics, [step_line(step, 40, BEGAN + step) for step in range(1, 8)])
     assert "starts again from step 1: no checkpoint was saved; 7 steps lost" in text_of(summarise(run))
+    program = replace(summarise(run), program=True)
+    assert resume_text(program).startswith("starts the command again") and "lost" not in resume_text(program)
 
 
 def test_a_program_without_steps_has_a_summary_too(tmp_path: Path) -> None:

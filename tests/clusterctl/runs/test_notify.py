@@ -39,6 +39,19 @@ def test_a_command_gets_the_message_on_its_input_and_in_its_environment(tmp_path
     assert (tmp_path / "event").read_text() == "restart\n" and notes(run) == []
 
 
+def test_a_hang_is_reported_once_per_attempt(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path)
+    tell = notifier(run, f'echo "$CLUSTERCTL_TEXT" >> {tmp_path}/texts')
+    tell.stalled("no rank writes")
+    tell.stalled("rank 0 hung")
+    tell.close()
+    tell("restart", "restart 1 of 1")
+    tell.close()
+    tell.stalled("again")
+    tell.close()
+    assert (tmp_path / "texts").read_text().splitlines() == ["no rank writes", "restart 1 of 1", "again"]
+
+
 def test_a_webhook_gets_the_message_as_json(tmp_path: Path) -> None:
     received: list[dict[str, Any]] = []
 
