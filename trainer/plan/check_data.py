@@ -8,26 +8,35 @@ from typing import TYPE_CHECKING
 
 from trainer.config.data import Source
 from trainer.config.glm import SPECIAL_TOKENS
-from trainer.corpus.indexed import Index, look
+from trainer.corpus.indexed import Index, bin_path, look
 from trainer.corpus.tokenizer import Tokenizer
+from trainer.corpus.verify import id_range, recorded_largest_id
 from trainer.errors import Fault, TrainerError
 from trainer.plan.checks import CorpusUse
 from trainer.samples.blend import blend_fault, normal, split_fault
 from trainer.samples.dataset import WHOLE
 from trainer.samples.gpt import SPLITS, split_bounds, tokens_of
+from trainer.samples.known_ids import ids_fault, text_ids
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
-def check_corpora(config: TrainConfig, base: Path) -> tuple[list[CorpusUse], list[Fault]]:
-    """Return how the training uses its corpora (paths relative to `base`), and all faults."""
+def check_corpora(
+    config: TrainConfig, base: Path, *, ids: bool = True
+) -> tuple[list[CorpusUse], list[Fault]]:
+    """Return how the training uses its corpora (paths relative to `base`), and all faults.
+
+    `ids`: compare their token ids with the model's, which needs a sound model and tokenizer.
+    """
     indices, faults = {}, []
     for key, prefix in config.data.prefixes().items():
         index, wrong = look(base / prefix)
         faults += [Fault(key, problem, remedy) for problem, remedy in wrong]
         if index is not None and not wrong:
             indices[prefix] = index
+    if ids:
+        faults += _id_faults(config, base, indices)
     for which in ("train", "valid") if config.eval.batches else ("train",):
         faults += _part_faults(config, indices, which)
     return ([] if faults else _uses(config, indices)), faults
@@ -67,6 +76,28 @@ def _part_faults(config: TrainConfig, indices: dict[str, Index], which: str) -> 
     if read_once and all(n > 0 for n in counts) and sum(counts) < drawn[which]:
         key = f"train.data.{which if data.parted else 'blend'}"
         yield Fault(key, *blend_fault(which, counts, drawn[which]))
+
+
+# Bytes of a corpus without a manifest in which the largest token id is searched here; the ranks search larger ones.
+SEARCHED = 256 << 20
+
+
+def _id_faults(config: TrainConfig, base: Path, indices: dict[str, Index]) -> Iterator[Fault]:
+    """Yield a fault for each corpus with a token id that the model does not have."""
+    known = text_ids(config, base)
+    for key, prefix in config.data.prefixes().items():
+        largest = _largest_id(base / prefix, indices[prefix]) if prefix in indices else None
+        if largest is not None and (found := ids_fault(config, bin_path(base / prefix), largest, known)):
+            yield Fault(key, *found)
+
+
+def _largest_id(prefix: Path, index: Index) -> int | None:
+    """Return the largest token id of a pair; None if no manifest records it and the file is large."""
+    size = index.tokens * index.dtype.itemsize
+    recorded = recorded_largest_id(prefix, size)
+    if recorded is not None or size > SEARCHED:
+        return recorded
+    return id_range(bin_path(prefix), index.dtype)[1]
 
 
 def _uses(config: TrainConfig, indices: dict[str, Index]) -> list[CorpusUse]:

@@ -44,8 +44,9 @@ def check(document: object) -> JsonObject:
         # With NumPy, which a plan without data does not need.
         from trainer.plan.check_data import check_corpora, check_tokenizer
 
-        uses, data_faults = check_corpora(config, base)
         word_faults, data_notes = check_tokenizer(config, base)
+        sound = not any(fault.is_of(part) for fault in [*faults, *word_faults] for part in ("model", "data"))
+        uses, data_faults = check_corpora(config, base, ids=sound)
         faults += [*data_faults, *word_faults]
     if config.tune.task and document.get("check_data") and not faults:
         from trainer.plan.tune import check_examples

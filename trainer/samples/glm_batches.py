@@ -52,14 +52,16 @@ class GlmMix:
         return batch_of([self.row(number) for number in numbers])
 
 
-def glm_tokens(config: TrainConfig) -> GlmTokens:
-    """Return GLM's own token ids: those of the tokenizer, else the ids above it, else the last ids of the
-    model."""
+def glm_tokens(config: TrainConfig, base: Path = Path()) -> GlmTokens:
+    """Return GLM's own token ids: those of the tokenizer (its path is relative to `base`), else the ids above it.
+
+    Without a tokenizer they are the last ids of the model.
+    """
     if not config.data.tokenizer:
         # The rules of the config have checked this.
         assert config.data.eod is not None
         return GlmTokens.above(config.model.vocab - SPECIAL_TOKENS, config.data.eod)
-    tokenizer = Tokenizer.load(Path(config.data.tokenizer))
+    tokenizer = Tokenizer.load(base / config.data.tokenizer)
     return tokens_of(tokenizer, tokenizer.eod if config.data.eod is None else config.data.eod)
 
 

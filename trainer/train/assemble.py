@@ -15,7 +15,6 @@ from native.compiled import build
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.manifest import check_access
 from trainer.config.data import DataConfig
-from trainer.config.glm import SPECIAL_TOKENS
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer, single_file
 from trainer.device import Device, open_device
@@ -37,6 +36,7 @@ from trainer.samples.dataset import (
     Readable,
     Share,
 )
+from trainer.samples.known_ids import ids_fault, text_ids
 from trainer.train.draw import draw
 from trainer.train.events import Ended, Event
 from trainer.train.loop import Training, train
@@ -223,38 +223,32 @@ def _open_data(config: TrainConfig, cache: Path) -> Data | TaskData:
 def _open_corpora(config: TrainConfig, cache: Path) -> Data:
     """Open the corpora and return them; refuse unreadable ones before other ranks are awaited."""
     data = Data(config.data, config.model.sequence, IndexCache(cache))
-    known = _text_ids(config)
-    special = SPECIAL_TOKENS if config.model.kind == "glm" else 0
+    _check_tokenizer(config)
+    known = text_ids(config)
     for prefix, largest in data.largest_ids().items():
-        if largest >= known:
-            own = f", and GLM's special tokens begin at {known}" if special else ""
-            problem = (
-                f"{prefix}.bin: has token id {largest}, but train.model.vocab is {config.model.vocab}{own}"
-            )
-            raise DataError(
-                problem, f"use vocab: {largest + 1 + special}, or the tokenizer that made the data"
-            )
+        if found := ids_fault(config, Path(f"{prefix}.bin"), largest, known):
+            raise DataError(*found)
     return data
 
 
-def _text_ids(config: TrainConfig) -> int:
-    """Return the number of ids that a text may have: those of the model, without GLM's special tokens."""
+def _check_tokenizer(config: TrainConfig) -> None:
+    """Refuse a model with fewer ids than its tokenizer, including GLM's special tokens."""
     vocab = config.model.vocab
     if config.model.kind == "glm":
         from trainer.samples.glm_batches import glm_tokens
 
-        tokens = glm_tokens(config)
-        if tokens.vocab > vocab:
-            problem = f"train.model.vocab is {vocab}, but the tokenizer and GLM's special tokens need {tokens.vocab}"
-            raise InputError(problem, f"use vocab: {tokens.vocab}")
-        return tokens.sop
-    if config.data.tokenizer:
+        needed = glm_tokens(config).vocab
+        if needed > vocab:
+            problem = (
+                f"train.model.vocab is {vocab}, but the tokenizer and GLM's special tokens need {needed}"
+            )
+            raise InputError(problem, f"use vocab: {needed}")
+    elif config.data.tokenizer:
         ids = Tokenizer.load(Path(config.data.tokenizer)).vocab
         if ids > vocab:
             raise InputError(
                 f"train.model.vocab is {vocab}, but the tokenizer has {ids} ids", f"use vocab: {ids}"
             )
-    return vocab
 
 
 def _ends(data: DataConfig) -> Ends | None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from clusterctl.document import Document, Section
@@ -14,6 +15,7 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job, job_check, what_if
 from clusterctl.jobs.schema import job_schema
 from tests.clusterctl.conftest import Run
+from trainer.corpus.indexed import Writer
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 TRAIN = """
@@ -50,6 +52,22 @@ def test_a_training_is_planned_on_nodes_that_are_not_there(run: Run, tmp_path: P
     summary = json.loads(out)["summary"]
     assert code == 0 and summary["chosen"]["best"][0]["data"] == 16
     assert summary["hardware"]["devices_per_node"] == 8
+
+
+def test_a_corpus_that_the_model_cannot_read_is_refused_before_the_launch(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with Writer(tmp_path / "data" / "text", np.uint16) as writer:
+        writer.add_document([[7, 283] * 400])
+    text = TRAIN.replace("{prefix: x}", '{prefix: "{data}/text", split: "100,0,0"}')
+    text = text.replace("steps: 100", "steps: 1")
+    model = "{layers: 1, hidden: 8, heads: 1, sequence: 16, vocab: 20}"
+    text = "data: ./data\n" + text.replace("gpt2-345M", model) + "  eval: {every: 0, batches: 0}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    code, _, err = run("plan", "job.yaml", "--what-if", "nodes=1,devices=1,kind=npu")
+    assert code == 2 and "train.data.prefix" in err
+    file = tmp_path / "data" / "text.bin"
+    assert f"{file}: has token id 283, but train.model.vocab is 20" in err
+    assert "use vocab: 284" in err
 
 
 def test_a_plan_begins_with_its_verdict_and_ends_with_1_when_it_does_not_fit(

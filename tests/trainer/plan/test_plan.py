@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from trainer.corpus.indexed import Writer, open_corpus
+from trainer.corpus.manifest import FileRecord, Manifest, manifest_path, write_manifest
 from trainer.plan.summary import check
 
 Make = Callable[..., dict[str, Any]]
@@ -62,6 +63,36 @@ def test_every_fault_of_every_corpus_is_found_at_once(raw_config: Make, prefix: 
         "train.data.tokenizer",
     ]
     assert "less than one sample" in told[0][1] and "has 0" not in told[2][1] and "bytes" in told[2][1]
+
+
+def test_a_token_id_that_the_model_lacks_is_found_at_plan_time(
+    raw_config: Make, prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ids_faults(**changes: Any) -> list[str]:
+        model = {**raw_config()["model"], "vocab": 50, **changes.pop("model", {})}
+        answer = check({"train": raw_config(model=model, **changes), "check_data": True})
+        return [f"{fault['key']}: {fault['what']}; {fault['remedy']}" for fault in answer["faults"]]
+
+    # Its ids are 0 to 59, and it has no manifest.
+    remedy = "use vocab: 60, or the tokenizer that made the data"
+    assert ids_faults() == [
+        f"train.data.prefix: {prefix}.bin: has token id 59, but train.model.vocab is 50; {remedy}"
+    ]
+    assert ids_faults(model={"vocab": 60}) == []
+    glm = {"data": {"prefix": str(prefix), "split": "80,20,0", "eod": 1}}
+    (fault,) = ids_faults(model={"kind": "glm", "vocab": 60}, **glm)
+    assert "GLM's special tokens begin at 51; use vocab: 69" in fault
+    assert ids_faults(model={"kind": "glm", "vocab": 69}, **glm) == []
+    # Of a large file only the manifest is read.
+    monkeypatch.setattr("trainer.plan.check_data.SEARCHED", 0)
+    assert ids_faults() == []
+    copy = tmp_path / "copy"
+    for end in (".bin", ".idx"):
+        copy.with_name("copy" + end).write_bytes(prefix.with_name(prefix.name + end).read_bytes())
+    size = copy.with_name("copy.bin").stat().st_size
+    outputs = {"bin": FileRecord(size, "0" * 64)}
+    write_manifest(manifest_path(copy), Manifest(vocab=1000, largest_id=999, outputs=outputs))
+    assert "has token id 999" in ids_faults(data={"prefix": str(copy), "split": "80,20,0"})[0]
 
 
 def test_corpora_of_their_own_for_training_and_validation_are_looked_at_whole(
