@@ -44,6 +44,7 @@ from clusterctl.transport.fanout import Connections, Stream
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.scripted import ScriptedTransport
 from tests.clusterctl.runs.test_run import lab, launched, left_of, program, wait_for
+from tests.support.records import record_of
 
 POLICY = Restart(max=5, backoff=10.0)
 
@@ -626,6 +627,19 @@ print("third")
     with following(run, connections, 1) as watch:
         seen = [line.text for one in watch if one.chunk and one.chunk.rank == 0 for line in one.chunk.lines()]
     assert seen == ["first", "second", "third"]
+
+
+def test_who_takes_over_shows_half_lines_of_ended_attempts_and_leaves_the_present_ones(
+    tmp_path: Path,
+) -> None:
+    run = RunDir(tmp_path / "r")
+    run.write_record(record_of({"a": [0]}, run="r", attempt=2))
+    for attempt in (1, 2):
+        log = run.log("a", 0, "out", attempt)
+        log.parent.mkdir(parents=True)
+        log.write_text(f"line {attempt}\nhalf {attempt}")
+    shown = [one.chunk.data for one in KeptWatch(run, 1).present() if one.chunk]
+    assert sorted(shown) == [b"half 1\n", b"line 1\n", b"line 2\n"]
 
 
 def test_one_controller_a_run_and_a_dead_ones_lock_is_free(tmp_path: Path) -> None:
