@@ -21,6 +21,10 @@ PAGES = (*READMES, *GUIDE)
 # Words that follow "clusterctl" in prose.
 PROSE = {
     "takes",
+    "has",
+    "normally",
+    "reads",
+    "checks",
     "writes",
     "never",
     "does",

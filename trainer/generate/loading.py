@@ -197,6 +197,9 @@ def open_decoder(
 
     ranks: those that divide the model, all of which call this. base: the weights of adapters, if they have moved.
     """
+    ranks = ranks or alone()
+    # A wrong type is reported before any file is read.
+    kind = weight_type(kind, ranks.group.device)
     named = tokenizer or folder / TOKENIZER
     if tokenizer is None and not named.is_file():
         raise InputError(f"{folder}: holds no tokenizer", "name one with --tokenizer")

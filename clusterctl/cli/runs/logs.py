@@ -121,19 +121,16 @@ def tail(
         _await_nodes(found)
     if (found.root / "kubernetes.json").exists():
         _tail_pods(found, wanted, lines, when, printer, follow=follow)
-    elif follow and not found.phase().is_final:
+        return
+    if follow and not found.phase().is_final:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
-            _show_on(
-                found,
-                watch,
-                _tail(found, wanted, lines, when, printer, goes_on=True),
-                wanted,
-                printer,
-                connections,
-            )
-    else:
-        bring_home(found)
-        _tail(found, wanted, lines, when, printer)
+            # The run may have ended while this command connected; Slurm has then taken its nodes away.
+            if not found.phase().is_final:
+                read = _tail(found, wanted, lines, when, printer, goes_on=True)
+                _show_on(found, watch, read, wanted, printer, connections)
+                return
+    bring_home(found)
+    _tail(found, wanted, lines, when, printer)
 
 
 def _tail_pods(

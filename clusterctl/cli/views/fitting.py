@@ -57,7 +57,8 @@ class FittingTable(Table):
 
 
 def _width(*cells: object) -> int:
-    return max(cell.cell_len if isinstance(cell, Text) else len(str(cell)) for cell in cells)
+    widths = (cell.cell_len if isinstance(cell, Text) else len(str(cell)) for cell in cells)
+    return max(widths, default=0)
 
 
 def _whole(widths: Sequence[int]) -> int:

@@ -17,9 +17,11 @@ from rich.console import Console
 
 from clusterctl.cli import screen
 from clusterctl.cli.views.log_printer import LogPrinter
+from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.lines import LogChunk
 from clusterctl.logs.store import LogFilter
+from clusterctl.runs.watching.watch import RunWatcher
 from tests.support.records import record_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,3 +114,22 @@ def test_a_line_of_100_mb_is_shown_in_part_in_little_memory(long_run: Path, word
     assert [line[:6] for line in lines] == ["before", "xxxxxx", "after"], done.stderr
     assert len(lines[1]) == (1 << 16) + len(" [...]")
     assert int(done.stderr.rpartition("VmHWM:")[2].split()[0]) < 120_000
+
+
+def test_a_run_that_ends_while_its_nodes_are_connected_is_shown_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from clusterctl.cli.main import run as command
+
+    run = RunDir(tmp_path / "runs" / "short-1")
+    # Nothing answers at this address, as at the nodes of an allocation that has ended.
+    run.write_record(record_of({"a": [0]}, run="short-1"))
+    run.write_json(run.state, {"phase": "finished", "nodes": {"a": "finished"}})
+    run.log("a", 0, "out").parent.mkdir(parents=True)
+    run.log("a", 0, "out").write_bytes(b"the only line\n")
+    monkeypatch.chdir(tmp_path)
+    actual, early = RunDir.phase, [Phase.RUNNING, Phase.RUNNING]
+    monkeypatch.setattr(RunDir, "phase", lambda own: early.pop() if early else actual(own))
+    monkeypatch.setattr(RunWatcher, "__iter__", lambda _: pytest.fail("followed nodes that are gone"))
+    command(["logs", "tail", "-f", "last", "--no-prefix"])
+    assert capsys.readouterr().out == "the only line\n"
