@@ -239,8 +239,9 @@ class WithExamples:
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse the words of a command line; where `--` seems to be missing, say so."""
-        if self.key == "exec" and len(args) > 2 and args[0] in NODE_OPTIONS:
-            args = args[1:]
+        own = self._options_before(args)
+        if self.key == "exec" and args[own + 1 :] and args[own] in NODE_OPTIONS:
+            args = [*args[:own], *args[own + 1 :]]
         typed = list(args)
         try:
             return super().parse_args(ctx, args)  # type: ignore[misc]
@@ -253,12 +254,24 @@ class WithExamples:
             from clusterctl.errors import UsageError
 
             quoted = [shlex.quote(word) for word in typed]
-            first = 1 if self.key in ("exec", "ssh") else 0
+            first = own + (1 if self.key in ("exec", "ssh") else 0)
             example = " ".join(["clusterctl", self.key, *quoted[:first], "--", *quoted[first:]])
             raise UsageError(
                 f"{option} is no option of `clusterctl {self.key}`",
                 f"if it belongs to your command, write -- before the command: {example}",
             ) from None
+
+    def _options_before(self, args: list[str]) -> int:
+        """Return how many words are options of this command, and their values, before the first other word."""
+        values = {
+            name: not getattr(option, "is_flag", True)
+            for option in self.params  # type: ignore[attr-defined]
+            for name in (*option.opts, *option.secondary_opts)
+        }
+        index = 0
+        while index < len(args) and args[index].partition("=")[0] in values and args[index].startswith("-"):
+            index += 1 + values.get(args[index], False)
+        return min(index, len(args))
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options and arguments; while a shell completes, with the values of each."""

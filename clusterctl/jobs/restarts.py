@@ -100,7 +100,8 @@ def decide(policy: Restart, history: History, failure: Failure) -> Decision:
         why = f"do not requeue: {STALLED} restarts brought no new step; the last failure: {failure.what}"
         return Decision(False, why, history=now)
     if now.restarts >= policy.max:
-        return Decision(False, f"not restarted: all {policy.max} restarts are used", history=now)
+        spent = "the only restart is" if policy.max == 1 else f"all {policy.max} restarts are"
+        return Decision(False, f"not restarted: {spent} used", history=now)
     doubled = now.stalled if failure.awaited else now.stalled - 1
     wait = min(policy.backoff * 2**doubled, LONGEST) if doubled >= 0 else 0.0
     when = f"in {wait:g} s" if wait else "now"

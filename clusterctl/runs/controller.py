@@ -235,7 +235,7 @@ class Control:
         cause = read_cause(self.run) if state.phase is not Phase.FINISHED else None
         self.notify(
             "failed" if state.phase is Phase.LOST else state.phase.value,
-            cause.title if cause else decision.why,
+            cause.title if cause else decision.why or state.phase.value,
         )
         self.notify.close()
 

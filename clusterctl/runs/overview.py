@@ -188,7 +188,7 @@ def event_text(event: Event) -> str:
     kind = event.kind
     facts = {name: value for name, value in event.facts.items() if name != "text"}
     texts = {
-        "started": "attempt {attempt} started: {ranks} ranks",
+        "started": "attempt {attempt} started: {ranks} rank{s}",
         "node_ended": "{node}: {state}",
         "restart": "{why}",
         "failed": "rank {rank} on {node} failed",
@@ -201,8 +201,9 @@ def event_text(event: Event) -> str:
         "ended": "ended: {phase}",
         "resumed": "resumed",
     }
+    ending = "" if facts.get("ranks") == 1 else "s"
     try:
-        text = texts[kind].format(**{"text": "", **event.as_json()})
+        text = texts[kind].format(**{"text": "", "s": ending, **event.as_json()})
     except (KeyError, ValueError, TypeError):
         text = kind + "".join(f" {name}={value}" for name, value in facts.items())
     verdict = facts.get("verdict")

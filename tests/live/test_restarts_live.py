@@ -60,7 +60,7 @@ def test_a_training_whose_rank_is_killed_goes_on_by_itself_from_its_newest_check
     # The arranged fault strikes at step 7 of every attempt.
     assert done.returncode == 5, done.stderr
     assert "restart 1 of 1 now: rank 3 on node2 (device 1) killed" in done.stderr
-    assert "not restarted: all 1 restarts are used" in done.stderr
+    assert "not restarted: the only restart is used" in done.stderr
     run = last_run(shell)
     assert sorted(losses(run.root)) == list(range(1, 7))
     started = [metric for metric in run.metric_lines() if metric.kind == "start"]

@@ -31,6 +31,8 @@ def test_version_and_help_are_commands_too(command_line: Run) -> None:
 
 
 def test_a_missing_double_dash_is_explained_with_the_line_to_type(command_line: Run) -> None:
+    _, _, err = command_line("exec", "-c", "a b.yaml", "all", "uname", "-n")
+    assert "clusterctl exec -c 'a b.yaml' all -- uname -n" in err
     code, _, err = command_line("exec", "all", "uname", "-n")
     assert code == 2 and "clusterctl exec all -- uname -n" in err
     code, _, err = command_line("launch", "python", "train.py", "--lr", "1")
@@ -45,6 +47,21 @@ def test_exec_takes_its_nodes_as_pdsh_and_other_commands_do(tmp_path: Path, comm
     assert expected[0] == 0 and "node1" in expected[1]
     for option in ("-n", "-w", "--nodes"):
         assert command_line("exec", option, "node1", "--dry-run", "--", "true")[:2] == expected[:2]
+        words = (
+            "exec",
+            "-c",
+            "cluster.yaml",
+            "--fold",
+            option,
+            "node1",
+            "--dry-run",
+            "--",
+            "true",
+            "-n",
+            "1",
+        )
+        code, out, _ = command_line(*words)
+        assert code == 0 and "true -n 1" in out and "node2" not in out
 
 
 def test_logs_of_a_run_need_no_second_verb(tmp_path: Path, command_line: Run) -> None:

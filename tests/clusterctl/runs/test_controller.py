@@ -71,6 +71,8 @@ def test_a_run_that_gets_on_is_restarted_as_often_as_allowed() -> None:
     assert [one.wait for one in made[:5]] == [0.0] * 5
     assert made[0].why == "restart 1 of 5 now: rank 3 on node2 killed"
     assert made[5].why == "not restarted: all 5 restarts are used"
+    only = after(replace(POLICY, max=1), died(10), died(20))
+    assert only[1].why == "not restarted: the only restart is used"
 
 
 def test_three_restarts_without_a_new_step_end_the_run() -> None:

@@ -100,6 +100,8 @@ def test_events_are_said_in_words_with_their_reasons_and_unknown_ones_with_their
     )
     assert overview.event_text(Event(1.0, "failed", {"node": "a", "rank": 3})) == "rank 3 on a failed"
     assert overview.event_text(Event(1.0, "failed", {"node": "a"})) == "failed node=a"
+    one_rank = Event(1.0, "started", {"attempt": 1, "ranks": 1})
+    assert overview.event_text(one_rank) == "attempt 1 started: 1 rank"
 
 
 def test_a_person_sees_it_all_and_who_looks_after_it() -> None:
