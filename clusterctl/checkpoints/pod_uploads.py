@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
 
-# Seconds between two looks for a new checkpoint: only the pod of rank 0 is told of it.
+# Seconds between two searches for a new checkpoint. Only the pod of rank 0 receives a message about one.
 EVERY = 5.0
 # Seconds that node 0 waits for the files of the other pods, and between two looks for them.
 PATIENCE, POLL = 600.0, 5.0

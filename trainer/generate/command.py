@@ -186,7 +186,7 @@ def _prompts(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _check_prompts(file: str) -> None:
-    """Refuse a file with wrong lines before anything is generated, all of them at once."""
+    """Check the whole file before anything is generated; one error names all wrong lines."""
     faults, hint = list[str](), ""
     with Path(file).open("rb") as stream:
         for number, line in enumerate(stream, 1):

@@ -101,7 +101,7 @@ class Sampling:
         return faults
 
     def check(self) -> None:
-        """Refuse values out of range, all of them at once."""
+        """Check the ranges of all values; one error names each value that is out of range."""
         if faults := self.faults():
             raise InputError("\n".join(f"--{name.replace('_', '-')}: {text}" for name, text in faults))
 
