@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from native.compiled.library import load, why_not
 from native.compiled.op import SUFFIX, register
+from native.gradients import keep_gradient, loss_and_gradient_shapes, scaled_gradient
 
 __all__ = ["cross_entropy", "describe", "why_not"]
 
@@ -114,22 +115,6 @@ def _apart(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, 
     return run(gradient, targets, ignore_index, True, load().level), gradient
 
 
-def _apart_on_meta(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    return logits.new_empty((), dtype=torch.float32), gradient
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, gradient = output
-    ctx.mark_non_differentiable(gradient)
-    ctx.save_for_backward(gradient)
-
-
-def _scaled(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-    (gradient,) = ctx.saved_tensors
-    return (gradient * upstream).to(gradient.dtype), None, None
-
-
 _OVER = register(
     "cross_entropy_(Tensor(a!) logits, Tensor targets, int ignore_index, bool gradient) -> Tensor",
     _on_cpu,
@@ -138,9 +123,9 @@ _OVER = register(
 _APART = register(
     "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)",
     _apart,
-    _apart_on_meta,
-    _keep,
-    _scaled,
+    loss_and_gradient_shapes,
+    keep_gradient,
+    scaled_gradient,
 )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from native import reference
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, address, computes, kernel, register, structure
+from native.gradients import dropout_gradient_shapes, same_shape
 from native.masks import threshold_of
 
 __all__ = ["describe", "dropout_add", "why_not"]
@@ -88,15 +89,6 @@ def _run(
     return out
 
 
-def _empty(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _gradients(upstream: Tensor, state: Tensor, probability: float, biased: bool) -> tuple[Tensor, Tensor]:
-    width = upstream.shape[-1] if biased else 0
-    return _empty(upstream), upstream.new_empty(width, dtype=torch.float32)
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, _, bias, state, ctx.probability = inputs
     ctx.save_for_backward(state)
@@ -112,12 +104,12 @@ def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 _BACKWARD = register(
     "dropout_add_backward(Tensor upstream, Tensor state, float probability, bool biased) -> (Tensor, Tensor)",
     _backward,
-    _gradients,
+    dropout_gradient_shapes,
 )
 _FORWARD = register(
     "dropout_add(Tensor x, Tensor residual, Tensor? bias, Tensor state, float probability) -> Tensor",
     _forward,
-    _empty,
+    same_shape,
     _keep,
     _gradient,
 )

@@ -12,6 +12,7 @@ from native.compiled.library import load, why_not
 from native.compiled.op import SUFFIX, register
 from native.cpu.cross_entropy import checked, losses_of, mean_of
 from native.fallback import report_fallback
+from native.gradients import keep_both_gradients, linear_loss_shapes
 from native.reference import linear_cross_entropy as plain
 
 __all__ = ["describe", "linear_cross_entropy", "why_not"]
@@ -56,30 +57,9 @@ def _compute(
         return losses_of(logits, own, ignore_index, gradient, load().level, vocabulary, count)
 
     token_loss = TokenLoss(losses, lambda each: mean_of(each, count), _scale)
-    _, dx, dw = _results(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)
+    _, dx, dw = linear_loss_shapes(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)
     given = dx if of_x else None, dw if of_weight else None
     return loss_in_pieces(x, weight, targets, token_loss, *given), dx, dw
-
-
-def _results(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocabulary: int,
-    ignore_index: int,
-    of_x: bool,
-    of_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if of_x else x.new_empty(0)
-    dw = torch.empty_like(weight, memory_format=torch.contiguous_format) if of_weight else x.new_empty(0)
-    return x.new_empty((), dtype=torch.float32), dx, dw
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, dx, dw = output
-    ctx.mark_non_differentiable(dx, dw)
-    ctx.save_for_backward(dx, dw)
-    ctx.has = inputs[-2:]
 
 
 def _gradient(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,7 +83,7 @@ _OP = register(
     "linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, int vocabulary, int ignore_index, bool of_x,"
     " bool of_weight) -> (Tensor, Tensor, Tensor)",
     _compute,
-    _results,
-    _keep,
+    linear_loss_shapes,
+    keep_both_gradients,
     _gradient,
 )

@@ -12,6 +12,7 @@ from native import reference
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, SUFFIX, kernel, register, structure
 from native.fallback import report_fallback
+from native.gradients import keep_angles, rotated_shapes
 
 __all__ = ["describe", "rotary", "why_not"]
 
@@ -59,7 +60,7 @@ def _compute(
     q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool, back: bool
 ) -> tuple[Tensor, Tensor]:
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
-    out = _results(q, k)
+    out = rotated_shapes(q, k)
     batch, heads, rows, dim = q.shape
     if not q.numel():
         return out
@@ -85,17 +86,6 @@ def _compute(
     return out
 
 
-def _results(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Return empty tensors, in memory (batch, rows, heads, dim)."""
-    first, second = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k))
-    return first, second
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, _, cosines, sines, ctx.interleaved, ctx.back = inputs
-    ctx.save_for_backward(cosines, sines)
-
-
 def _gradient(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Tensor | None, ...]:
     return *_OP(of_q, of_k, *ctx.saved_tensors, ctx.interleaved, not ctx.back), None, None, None, None
 
@@ -103,7 +93,7 @@ def _gradient(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Tensor | None, ...]
 _OP = register(
     "rotary(Tensor q, Tensor k, Tensor cosines, Tensor sines, bool interleaved, bool back) -> (Tensor, Tensor)",
     _compute,
-    _results,
-    _keep,
+    rotated_shapes,
+    keep_angles,
     _gradient,
 )

@@ -16,6 +16,7 @@ from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
+from native.gradients import keep_gradient, loss_and_gradient_shapes, scaled_gradient
 from native.reference import cross_entropy as plain
 
 # fp16 is not one of them: a gradient over a million tokens is below its smallest number before the loss scale.
@@ -184,26 +185,10 @@ def _apart(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, 
     return mean_of(losses, count), gradient
 
 
-def _apart_empty(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    return logits.new_empty((), dtype=torch.float32), gradient
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, gradient = output
-    ctx.mark_non_differentiable(gradient)
-    ctx.save_for_backward(gradient)
-
-
-def _scaled(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-    (gradient,) = ctx.saved_tensors
-    return (gradient * upstream).to(gradient.dtype), None, None
-
-
 _APART = register(
     "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)",
     _apart,
-    _apart_empty,
-    _keep,
-    _scaled,
+    loss_and_gradient_shapes,
+    keep_gradient,
+    scaled_gradient,
 )

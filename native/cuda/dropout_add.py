@@ -15,6 +15,7 @@ from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
+from native.gradients import dropout_gradient_shapes, same_shape
 from native.masks import threshold_of
 from native.reference import dropout_add as plain
 
@@ -146,15 +147,6 @@ def _backward(upstream: Tensor, state: Tensor, probability: float, biased: bool)
     return out, sums.sum(0)
 
 
-def _empty(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _gradients(upstream: Tensor, state: Tensor, probability: float, biased: bool) -> tuple[Tensor, Tensor]:
-    width = upstream.shape[-1] if biased else 0
-    return _empty(upstream), upstream.new_empty(width, dtype=torch.float32)
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, _, bias, state, ctx.probability = inputs
     ctx.save_for_backward(state)
@@ -170,12 +162,12 @@ def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 _BACKWARD = register(
     "dropout_add_backward(Tensor upstream, Tensor state, float probability, bool biased) -> (Tensor, Tensor)",
     _backward,
-    _gradients,
+    dropout_gradient_shapes,
 )
 _FORWARD = register(
     "dropout_add(Tensor x, Tensor residual, Tensor? bias, Tensor state, float probability) -> Tensor",
     _forward,
-    _empty,
+    same_shape,
     _keep,
     _gradient,
 )

@@ -11,6 +11,7 @@ from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.fallback import report_fallback
+from native.gradients import keep_angles, rotated_shapes
 from native.reference import rotary as plain
 
 
@@ -109,7 +110,7 @@ def _compute(
 ) -> tuple[Tensor, Tensor]:
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     cosines, sines = cosines.contiguous(), sines.contiguous()
-    out = _results(q, k)
+    out = rotated_shapes(q, k)
     batch, heads, rows, dim = q.shape
     half, groups = cosines.shape[-1], k.shape[1]
     if not q.numel():
@@ -134,17 +135,6 @@ def _compute(
     return out
 
 
-def _results(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Return empty tensors, in memory (batch, rows, heads, dim)."""
-    first, second = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k))
-    return first, second
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, _, cosines, sines, ctx.interleaved, ctx.back = inputs
-    ctx.save_for_backward(cosines, sines)
-
-
 def _gradient(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Tensor | None, ...]:
     return *_OP(of_q, of_k, *ctx.saved_tensors, ctx.interleaved, not ctx.back), None, None, None, None
 
@@ -152,7 +142,7 @@ def _gradient(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Tensor | None, ...]
 _OP = register(
     "rotary(Tensor q, Tensor k, Tensor cosines, Tensor sines, bool interleaved, bool back) -> (Tensor, Tensor)",
     _compute,
-    _results,
-    _keep,
+    rotated_shapes,
+    keep_angles,
     _gradient,
 )
