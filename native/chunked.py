@@ -1,7 +1,7 @@
 """A model's last matrix and its cross-entropy, without keeping the logits; each backend brings its own cross-entropy.
 
 The forward pass also computes both products of the backward pass, for some tokens at a time: the gradient
-is written over the logits, which are then freed. So at most about `PIECE` bytes of logits exist at a time,
+is written over the logits, which are then freed. So logits of a part of the tokens exist at a time,
 and the padding columns of the vocabulary are not cut off in a copy.
 """
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# In bytes. Each additional piece costs one pass over the gradient of the matrix.
-PIECE = 256 << 20
+from native import products
+from native.vocabulary import tokens_at_a_time
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class _AtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, own: TokenLoss) -> Tensor:
         # The matrix of a model that learns adapters alone gets no gradient.
-        dw = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        dw = None
+        if ctx.needs_input_grad[1]:
+            dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
         dx = torch.empty_like(x)
         ctx.gradients, ctx.scale_ = (dx, dw), own.scale_
         return loss_in_pieces(x, weight, targets, own, dx, dw)
@@ -72,28 +74,50 @@ def loss_in_pieces(
     dw: Tensor | None = None,
 ) -> Tensor:
     """Return the mean loss, and fill `dx` and `dw` with the gradients if they are given."""
-    rows = max(1, min(len(x), PIECE // max(1, len(weight) * x.element_size())))
+    rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), x.device.type == "cpu")
     # Several bf16 gradients are added in fp32.
     several = dw is not None and rows < len(x) and dw.dtype != torch.float32
-    sum_dw = torch.zeros_like(dw, dtype=torch.float32) if several and dw is not None else dw
+    sum_dw = _wide_zeros(dw) if several and dw is not None else dw
     losses = []
     for start in range(0, len(x), rows):
-        piece, logits = slice(start, start + rows), x[start : start + rows] @ weight.t()
+        piece, logits = slice(start, start + rows), products.mm(x[start : start + rows], weight.t())
         losses.append(own.losses(logits, targets[piece], dx is not None))
         if dx is None:
             continue
-        torch.mm(logits, weight, out=dx[piece])
+        products.mm(logits, weight, dx[piece])
         if sum_dw is None:
             continue
         if several:
-            sum_dw.add_(logits.t() @ x[piece])
+            products.add_product_(sum_dw, logits.t(), x[piece])
         elif start == 0:
-            torch.mm(logits.t(), x[piece], out=sum_dw)
+            products.mm(logits.t(), x[piece], sum_dw)
         else:
             sum_dw.addmm_(logits.t(), x[piece])
         del logits
     if several and dw is not None and sum_dw is not None:
-        dw.copy_(sum_dw)
+        _narrow_in_place(sum_dw, dw)
     if not losses and dw is not None:
         dw.zero_()
     return own.mean(torch.cat(losses) if losses else x.new_empty(0, dtype=torch.float32))
+
+
+def _wide_zeros(dw: Tensor) -> Tensor:
+    """Return an fp32 tensor of zeros in the memory of `dw`, which is made twice as large."""
+    storage = dw.untyped_storage()
+    storage.resize_(4 * dw.numel())
+    return (
+        torch.empty(0, dtype=torch.float32, device=dw.device).set_(storage, 0, dw.shape, dw.stride()).zero_()
+    )
+
+
+def _narrow_in_place(total: Tensor, dw: Tensor) -> None:
+    """Round an fp32 tensor to `dw`, which has the first half of its memory; give the other half back."""
+    wide, narrow = total.view(-1), dw.view(-1)
+    # The first number is written over itself; then each part's place ends where its numbers begin.
+    narrow[:1] = wide[:1].clone()
+    done = 1
+    while done < len(wide):
+        end = min(2 * done, len(wide))
+        narrow[done:end] = wide[done:end]
+        done = end
+    dw.untyped_storage().resize_(dw.nbytes)

@@ -1,13 +1,53 @@
-"""What the custom ops of the CPU and of CUDA share: the shapes of their results, and what they keep for gradients."""
+"""The custom ops that the CPU and CUDA both have: their schemas, the shapes of their results, and their gradients.
+
+Each function takes a backend's `register` and kernels, and returns the op.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from native.chunked import TokenLoss, loss_in_pieces
+from native.divided import ColumnKernels
+
+Op = Callable[..., Any]
+Gradients = tuple[Tensor | None, ...]
+
+
+def _like(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
 # ---- rotary
+
+
+def rotary_op(register: Op, compute: Op) -> Op:
+    """Register the rotation of queries and keys; its gradient turns back."""
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _, _, cosines, sines, ctx.interleaved, ctx.back = inputs
+        ctx.save_for_backward(cosines, sines)
+
+    def gradient(ctx: Any, of_q: Tensor, of_k: Tensor) -> Gradients:
+        return *op(of_q, of_k, *ctx.saved_tensors, ctx.interleaved, not ctx.back), None, None, None, None
+
+    op: Op = register(
+        "rotary(Tensor q, Tensor k, Tensor cosines, Tensor sines, bool interleaved, bool back) "
+        "-> (Tensor, Tensor)",
+        compute,
+        rotated_shapes,
+        keep,
+        gradient,
+    )
+    return op
 
 
 def rotated_shapes(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -16,71 +56,210 @@ def rotated_shapes(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def keep_angles(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep the angles and the direction of a rotation, which its gradient turns back."""
-    _, _, cosines, sines, ctx.interleaved, ctx.back = inputs
-    ctx.save_for_backward(cosines, sines)
-
-
 # ---- cross_entropy
 
 
-def loss_and_gradient_shapes(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Return an empty loss and an empty gradient of the logits."""
-    gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    return logits.new_empty((), dtype=torch.float32), gradient
+def cross_entropy_op(register: Op, compute: Op) -> Op:
+    """Register the loss with its gradient in new memory; `compute` returns both."""
+
+    def shapes(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+        return logits.new_empty((), dtype=torch.float32), _like(logits)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _, found = output
+        ctx.mark_non_differentiable(found)
+        ctx.save_for_backward(found)
+
+    def gradient(ctx: Any, upstream: Tensor, _: Tensor) -> Gradients:
+        (found,) = ctx.saved_tensors
+        return (found * upstream).to(found.dtype), None, None
+
+    schema = "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)"
+    op: Op = register(schema, compute, shapes, keep, gradient)
+    return op
 
 
-def keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep the gradient that was computed with the loss."""
-    _, gradient = output
-    ctx.mark_non_differentiable(gradient)
-    ctx.save_for_backward(gradient)
+# ---- vocabulary_cross_entropy
 
 
-def scaled_gradient(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-    """Return the kept gradient multiplied by the factor of the loss."""
-    (gradient,) = ctx.saved_tensors
-    return (gradient * upstream).to(gradient.dtype), None, None
+def column_kernels(
+    register: Op, sums: Op, slopes: Op, scale: Callable[[Tensor, Tensor], None]
+) -> ColumnKernels:
+    """Register both kernels of a cross-entropy whose logits ranks divide by columns; they have no gradient."""
+
+    def nothing(*_: object) -> None:
+        return None
+
+    return ColumnKernels(
+        register(
+            "column_sums(Tensor logits, Tensor columns, int own, float of_target, float of_all) -> Tensor",
+            sums,
+            three_of_each_token,
+        ),
+        register(
+            "column_slopes_(Tensor(a!) logits, Tensor columns, Tensor factors, int own, float of_target, "
+            "float of_all) -> ()",
+            slopes,
+            nothing,
+        ),
+        scale,
+    )
+
+
+def three_of_each_token(logits: Tensor, *_: object) -> Tensor:
+    """Return an empty tensor for the three numbers of each token."""
+    return logits.new_empty(3, logits.shape[0], dtype=torch.float32)
 
 
 # ---- dropout_add
 
 
-def same_shape(x: Tensor, *_: Any) -> Tensor:
-    """Return an empty contiguous tensor like `x`."""
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def dropout_add_op(register: Op, forward: Op, backward: Op) -> Op:
+    """Register dropout of x + bias, added to a residual; the gradient computes the mask again."""
+
+    def shapes(upstream: Tensor, state: Tensor, probability: float, biased: bool) -> tuple[Tensor, Tensor]:
+        # The gradient of the bias has no numbers without a bias.
+        return _like(upstream), upstream.new_empty(upstream.shape[-1] if biased else 0, dtype=torch.float32)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, bias, state, ctx.probability = inputs
+        ctx.save_for_backward(state)
+        ctx.bias_type = None if bias is None else bias.dtype
+
+    def gradient(ctx: Any, upstream: Tensor) -> Gradients:
+        (state,) = ctx.saved_tensors
+        own, sums = back(upstream, state, ctx.probability, ctx.bias_type is not None)
+        return own, upstream, None if ctx.bias_type is None else sums.to(ctx.bias_type), None, None
+
+    back: Op = register(
+        "dropout_add_backward(Tensor upstream, Tensor state, float probability, bool biased) "
+        "-> (Tensor, Tensor)",
+        backward,
+        shapes,
+    )
+    op: Op = register(
+        "dropout_add(Tensor x, Tensor residual, Tensor? bias, Tensor state, float probability) -> Tensor",
+        forward,
+        _like,
+        keep,
+        gradient,
+    )
+    return op
 
 
-def dropout_gradient_shapes(
-    upstream: Tensor, state: Tensor, probability: float, biased: bool
-) -> tuple[Tensor, Tensor]:
-    """Return an empty gradient of the input and one of the bias, which has no numbers without a bias."""
-    width = upstream.shape[-1] if biased else 0
-    return same_shape(upstream), upstream.new_empty(width, dtype=torch.float32)
+# ---- swiglu
+
+
+def swiglu_op(register: Op, run: Callable[[Tensor, Tensor | None], Tensor]) -> Op:
+    """Register SwiGLU; `run` returns its gradient if it gets one of the result, and else its value."""
+
+    def gradient(ctx: Any, upstream: Tensor) -> Tensor:
+        found: Tensor = back(*ctx.saved_tensors, upstream)
+        return found
+
+    back: Op = register("swiglu_backward(Tensor x, Tensor upstream) -> Tensor", run, _like)
+    op: Op = register(
+        "swiglu(Tensor x) -> Tensor", lambda x: run(x, None), half_as_wide, _keep_inputs, gradient
+    )
+    return op
+
+
+def half_as_wide(x: Tensor) -> Tensor:
+    """Return an empty tensor with half as many columns."""
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+# ---- grouped_linear
+
+
+def grouped_linear_op(register: Op, forward: Op, backward: Op) -> Op:
+    """Register the products of the rows of each group with its matrix; `groups` tells which rows are whose."""
+
+    def shape(x: Tensor, weight: Tensor, groups: Tensor) -> Tensor:
+        return x.new_empty(x.shape[0], weight.shape[1])
+
+    def gradient_shapes(
+        upstream: Tensor, x: Tensor, weight: Tensor, groups: Tensor, of_x: bool, of_weight: bool
+    ) -> tuple[Tensor, Tensor]:
+        return x.new_empty(x.shape if of_x else 0), weight.new_empty(weight.shape if of_weight else 0)
+
+    def gradient(ctx: Any, upstream: Tensor) -> Gradients:
+        # The first of the inputs is the set of torch's keys.
+        of_x, of_weight = ctx.needs_input_grad[1:3]
+        first, second = back(upstream, *ctx.saved_tensors, of_x, of_weight)
+        return first if of_x else None, second if of_weight else None, None
+
+    back: Op = register(
+        "grouped_linear_backward(Tensor upstream, Tensor x, Tensor weight, Tensor groups, bool of_x, "
+        "bool of_weight) -> (Tensor, Tensor)",
+        backward,
+        gradient_shapes,
+    )
+    schema = "grouped_linear(Tensor x, Tensor weight, Tensor groups) -> Tensor"
+    op: Op = register(schema, forward, shape, _keep_inputs, gradient)
+    return op
 
 
 # ---- linear_cross_entropy
 
-
-def linear_loss_shapes(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocabulary: int,
-    ignore_index: int,
-    of_x: bool,
-    of_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return an empty loss and empty gradients of `x` and `weight`, which have no numbers if nobody needs them."""
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if of_x else x.new_empty(0)
-    dw = torch.empty_like(weight, memory_format=torch.contiguous_format) if of_weight else x.new_empty(0)
-    return x.new_empty((), dtype=torch.float32), dx, dw
+# Takes targets, the vocabulary and the index to ignore; returns the checked targets and how to compute their loss.
+MakeLoss = Callable[[Tensor, int, int], tuple[Tensor, TokenLoss]]
 
 
-def keep_both_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Keep the gradients that were computed with the loss, and which of them are needed."""
-    _, dx, dw = output
-    ctx.mark_non_differentiable(dx, dw)
-    ctx.save_for_backward(dx, dw)
-    ctx.has = inputs[-2:]
+def linear_cross_entropy_op(register: Op, make_loss: MakeLoss, scale: Callable[[Tensor, Tensor], None]) -> Op:
+    """Register a model's last matrix with its cross-entropy; the gradients are computed with the loss."""
+
+    def shapes(
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        vocabulary: int,
+        ignore_index: int,
+        of_x: bool,
+        of_weight: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # A gradient that nobody needs has no numbers.
+        dx = _like(x) if of_x else x.new_empty(0)
+        dw = _like(weight) if of_weight else x.new_empty(0)
+        return x.new_empty((), dtype=torch.float32), dx, dw
+
+    def compute(
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        vocabulary: int,
+        ignore_index: int,
+        of_x: bool,
+        of_weight: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        targets, token_loss = make_loss(targets, vocabulary, ignore_index)
+        _, dx, dw = shapes(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)
+        given = dx if of_x else None, dw if of_weight else None
+        return loss_in_pieces(x, weight, targets, token_loss, *given), dx, dw
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        _, dx, dw = output
+        ctx.mark_non_differentiable(dx, dw)
+        ctx.save_for_backward(dx, dw)
+        ctx.has = inputs[-2:]
+
+    def gradient(ctx: Any, upstream: Tensor, *_: Tensor) -> Gradients:
+        gradients = ctx.saved_tensors
+        if type(upstream) is not Tensor:
+            # torch.compile traces this: it refuses to look at a number, and a saved tensor stays as it is.
+            gradients = tuple((each * upstream).to(each.dtype) for each in gradients)
+        else:
+            for each in gradients:
+                scale(each, upstream)
+        dx, dw = (each if has else None for each, has in zip(gradients, ctx.has, strict=True))
+        return dx, dw, None, None, None, None, None
+
+    op: Op = register(
+        "linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, int vocabulary, int ignore_index, "
+        "bool of_x, bool of_weight) -> (Tensor, Tensor, Tensor)",
+        compute,
+        shapes,
+        keep,
+        gradient,
+    )
+    return op

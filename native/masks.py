@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mask:
-    """The keys that causal attention hides besides later ones, and the later ones that it shows."""
+    """Which keys attention hides in addition to later ones, and which later ones it shows."""
 
     window: int = 0
     """Keys that a query sees: its own and those right before it; 0: all before it."""

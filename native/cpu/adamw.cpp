@@ -28,18 +28,6 @@ namespace {
 
 constexpr int64_t PIECE = 1 << 15;  // numbers that a thread takes at a time
 
-NATIVE_INLINE uint32_t bits_of(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-NATIVE_INLINE float float_of(uint32_t bits) {
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 // Return a master from its weight and remainder; remove the mark from the square.
 NATIVE_INLINE float master_of(uint16_t low, int16_t remainder, float* square) {
     const uint32_t marked = bits_of(*square);

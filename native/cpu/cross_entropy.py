@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from native.compiled.library import load, why_not
 from native.compiled.op import SUFFIX, register
-from native.gradients import keep_gradient, loss_and_gradient_shapes, scaled_gradient
+from native.gradients import cross_entropy_op
 
 __all__ = ["cross_entropy", "describe", "why_not"]
 
@@ -120,13 +120,7 @@ _OVER = register(
     _on_cpu,
     _on_meta,
 )
-_APART = register(
-    "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)",
-    _apart,
-    loss_and_gradient_shapes,
-    keep_gradient,
-    scaled_gradient,
-)
+_APART = cross_entropy_op(register, _apart)
 
 
 def run(logits: Tensor, targets: Tensor, ignore_index: int, gradient: bool, level: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from native import reference
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, address, computes, kernel, register, structure
-from native.gradients import dropout_gradient_shapes, same_shape
+from native.gradients import dropout_add_op
 from native.masks import threshold_of
 
 __all__ = ["describe", "dropout_add", "why_not"]
@@ -89,27 +88,4 @@ def _run(
     return out
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, _, bias, state, ctx.probability = inputs
-    ctx.save_for_backward(state)
-    ctx.biased = bias is not None
-
-
-def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    (state,) = ctx.saved_tensors
-    own, sums = _BACKWARD(upstream, state, ctx.probability, ctx.biased)
-    return own, upstream, sums if ctx.biased else None, None, None
-
-
-_BACKWARD = register(
-    "dropout_add_backward(Tensor upstream, Tensor state, float probability, bool biased) -> (Tensor, Tensor)",
-    _backward,
-    dropout_gradient_shapes,
-)
-_FORWARD = register(
-    "dropout_add(Tensor x, Tensor residual, Tensor? bias, Tensor state, float probability) -> Tensor",
-    _forward,
-    same_shape,
-    _keep,
-    _gradient,
-)
+_FORWARD = dropout_add_op(register, _forward, _backward)

@@ -23,8 +23,9 @@ constexpr float CUBE = 0.044715f;
 // The normal distribution's density at x and its integral up to x. The integral's smaller side is exp(-x^2 / 2) times a
 // polynomial in t = 1 / (1 + 0.35 |x| / sqrt(2)), fitted by least squares to a relative error of 1e-8.
 NATIVE_INLINE void normal(float x, float* density, float* integral) {
-    const float size = x < 0.0f ? -x : x;
-    const float e = exp_nonpositive(-0.5f * x * x);
+    const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
+    const float size = float_of(magnitude < 0x41500000u ? magnitude : 0x41500000u);  // 13, beyond which exp is 0
+    const float e = exp_nonpositive(-0.5f * size * size);
     const float t = 1.0f / (1.0f + 0.2474873734f * size);
     float p = 4.13102401e-2f;
     p = p * t - 1.750059050e-1f;
@@ -36,26 +37,26 @@ NATIVE_INLINE void normal(float x, float* density, float* integral) {
     p = p * t + 1.859911419e-1f;
     p = p * t + 1.973749662e-1f;
     p = p * t + 1.974712401e-1f;
-    const float small = 0.5f * e * p * t;
+    const float from_half = 0.5f - 0.5f * e * p * t;
     *density = 0.3989422804f * e;
-    *integral = x < 0.0f ? small : 1.0f - small;
+    *integral = 0.5f + float_of(bits_of(from_half) | (bits & 0x80000000u));
 }
 
 template <bool TANH>
 NATIVE_INLINE float value(float x) {
+    if (TANH) return x * fitted_logistic(x * (SLOPE + SLOPE * CUBE * (x * x)));
     float part, rest;
-    if (TANH) logistic(SLOPE * x * (1.0f + CUBE * x * x), &part, &rest);
-    else normal(x, &rest, &part);
+    normal(x, &rest, &part);
     return x * part;
 }
 
 template <bool TANH>
 NATIVE_INLINE float slope(float x) {
-    float part, rest;
     if (TANH) {
-        logistic(SLOPE * x * (1.0f + CUBE * x * x), &part, &rest);
-        return part + x * part * rest * SLOPE * (1.0f + 3.0f * CUBE * x * x);
+        const float part = fitted_logistic(x * (SLOPE + SLOPE * CUBE * (x * x)));
+        return part + x * part * (1.0f - part) * (SLOPE + 3.0f * SLOPE * CUBE * (x * x));
     }
+    float part, rest;
     normal(x, &rest, &part);
     return part + x * rest;
 }

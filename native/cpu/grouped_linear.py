@@ -7,13 +7,13 @@ of zeros as large as all matrices, for each group.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from native import products
 from native.compiled.library import why_not
 from native.compiled.op import register
+from native.gradients import grouped_linear_op
 
 __all__ = ["describe", "grouped_linear", "why_not"]
 
@@ -45,7 +45,7 @@ def _products(x: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
     if len(sizes) != len(matrices) or sum(sizes) != len(x):
         raise ValueError(f"grouped_linear takes {len(x)} rows in {len(matrices)} groups, not {sizes}")
     for rows, own, matrix in zip(x.split(sizes), out.split(sizes), matrices, strict=True):
-        torch.mm(rows, matrix, out=own)
+        products.mm(rows, matrix, own)
     return out
 
 
@@ -58,39 +58,8 @@ def _backward(
     if of_weight:
         sizes = counts.tolist()
         for slopes, rows, own in zip(upstream.split(sizes), x.split(sizes), second, strict=True):
-            torch.mm(slopes.t(), rows, out=own)
+            products.mm(slopes.t(), rows, own)
     return first, second
 
 
-def _rows(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[1])
-
-
-def _gradients(
-    upstream: Tensor, x: Tensor, weight: Tensor, counts: Tensor, of_x: bool, of_weight: bool
-) -> tuple[Tensor, Tensor]:
-    first = x.new_empty(x.shape if of_x else 0)
-    return first, weight.new_empty(weight.shape if of_weight else 0)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, counts = ctx.saved_tensors
-    # The first of the inputs is the set of torch's keys.
-    of_x, of_weight = ctx.needs_input_grad[1:3]
-    first, second = _BACKWARD(upstream, x, weight, counts, of_x, of_weight)
-    return first if of_x else None, second if of_weight else None, None
-
-
-_BACKWARD = register(
-    "grouped_linear_backward(Tensor upstream, Tensor x, Tensor weight, Tensor counts, bool of_x, bool of_weight) "
-    "-> (Tensor, Tensor)",
-    _backward,
-    _gradients,
-)
-_FORWARD = register(
-    "grouped_linear(Tensor x, Tensor weight, Tensor counts) -> Tensor", _forward, _rows, _keep, _gradient
-)
+_FORWARD = grouped_linear_op(register, _forward, _backward)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from native.chunked import TokenLoss, loss_in_pieces
+from native.chunked import TokenLoss
 from native.compiled.library import load, why_not
 from native.compiled.op import SUFFIX, register
 from native.cpu.cross_entropy import checked, losses_of, mean_of
 from native.fallback import report_fallback
-from native.gradients import keep_both_gradients, linear_loss_shapes
+from native.gradients import linear_cross_entropy_op
 from native.reference import linear_cross_entropy as plain
 
 __all__ = ["describe", "linear_cross_entropy", "why_not"]
@@ -40,38 +38,14 @@ def linear_cross_entropy(
         return loss
 
 
-def _compute(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocabulary: int,
-    ignore_index: int,
-    of_x: bool,
-    of_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss and the gradients of `x` and `weight`, which are empty if nobody needs them."""
+def _loss_of(targets: Tensor, vocabulary: int, ignore_index: int) -> tuple[Tensor, TokenLoss]:
     targets = checked(targets, vocabulary, ignore_index)
     count = int((targets != ignore_index).sum())
 
     def losses(logits: Tensor, own: Tensor, gradient: bool) -> Tensor:
         return losses_of(logits, own, ignore_index, gradient, load().level, vocabulary, count)
 
-    token_loss = TokenLoss(losses, lambda each: mean_of(each, count), _scale)
-    _, dx, dw = linear_loss_shapes(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)
-    given = dx if of_x else None, dw if of_weight else None
-    return loss_in_pieces(x, weight, targets, token_loss, *given), dx, dw
-
-
-def _gradient(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = ctx.saved_tensors
-    if type(upstream) is not Tensor:
-        # torch.compile traces this, and refuses to look at a number.
-        gradients = tuple((gradient * upstream).to(gradient.dtype) for gradient in gradients)
-    else:
-        for gradient in gradients:
-            _scale(gradient, upstream)
-    dx, dw = (gradient if has else None for gradient, has in zip(gradients, ctx.has, strict=True))
-    return dx, dw, None, None, None, None, None
+    return targets, TokenLoss(losses, lambda each: mean_of(each, count), _scale)
 
 
 def _scale(gradient: Tensor, upstream: Tensor) -> None:
@@ -79,11 +53,4 @@ def _scale(gradient: Tensor, upstream: Tensor) -> None:
         gradient.mul_(upstream)
 
 
-_OP = register(
-    "linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, int vocabulary, int ignore_index, bool of_x,"
-    " bool of_weight) -> (Tensor, Tensor, Tensor)",
-    _compute,
-    linear_loss_shapes,
-    keep_both_gradients,
-    _gradient,
-)
+_OP = linear_cross_entropy_op(register, _loss_of, _scale)

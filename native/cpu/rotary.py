@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from native import reference
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, SUFFIX, kernel, register, structure
 from native.fallback import report_fallback
-from native.gradients import keep_angles, rotated_shapes
+from native.gradients import rotary_op, rotated_shapes
 
 __all__ = ["describe", "rotary", "why_not"]
 
@@ -86,14 +85,4 @@ def _compute(
     return out
 
 
-def _gradient(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Tensor | None, ...]:
-    return *_OP(of_q, of_k, *ctx.saved_tensors, ctx.interleaved, not ctx.back), None, None, None, None
-
-
-_OP = register(
-    "rotary(Tensor q, Tensor k, Tensor cosines, Tensor sines, bool interleaved, bool back) -> (Tensor, Tensor)",
-    _compute,
-    rotated_shapes,
-    keep_angles,
-    _gradient,
-)
+_OP = rotary_op(register, _compute)

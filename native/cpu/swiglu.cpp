@@ -12,9 +12,7 @@ NATIVE_INLINE void forward(const T* x, T* out, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
         const float a = to_float(x[i]);
-        float s, rest;
-        logistic(a, &s, &rest);
-        store(&out[i], a * s * to_float(up[i]));
+        store(&out[i], a * fitted_logistic(a) * to_float(up[i]));
     }
 }
 
@@ -25,9 +23,8 @@ NATIVE_INLINE void backward(const T* x, const T* above, T* out, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
         const float a = to_float(x[i]), g = to_float(above[i]);
-        float s, rest;
-        logistic(a, &s, &rest);
-        store(&out[i], g * to_float(up[i]) * (s + a * s * rest));
+        const float s = fitted_logistic(a);
+        store(&out[i], g * to_float(up[i]) * (s + a * s * (1.0f - s)));
         store(&of_up[i], g * a * s);
     }
 }

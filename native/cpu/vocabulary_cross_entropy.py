@@ -10,8 +10,9 @@ from torch import Tensor
 from native import reference
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, SUFFIX, address, kernel, register, structure
-from native.divided import ColumnKernels, divided_loss
+from native.divided import divided_loss
 from native.fallback import report_fallback
+from native.gradients import column_kernels, three_of_each_token
 from native.vocabulary import VocabularyPart
 
 __all__ = ["describe", "vocabulary_cross_entropy", "why_not"]
@@ -45,7 +46,7 @@ def vocabulary_cross_entropy(
 
 
 def _sums(logits: Tensor, columns: Tensor, own: int, of_target: float, of_all: float) -> Tensor:
-    numbers = _empty(logits)
+    numbers = three_of_each_token(logits)
     _run(
         logits if logits.stride(-1) == 1 else logits.contiguous(),
         columns,
@@ -90,31 +91,10 @@ def _run(
     kernel("native_columns", logits.dtype, POINTER)(ctypes.byref(arguments))
 
 
-def _empty(logits: Tensor, *_: object) -> Tensor:
-    return logits.new_empty(3, logits.shape[0], dtype=torch.float32)
-
-
-def _nothing(*_: object) -> None:
-    return None
-
-
 def _scale(gradient: Tensor, upstream: Tensor) -> None:
     # Without gradient accumulation the factor is 1, which saves a pass over the logits.
     if upstream.item() != 1.0:
         gradient.mul_(upstream)
 
 
-_KERNELS = ColumnKernels(
-    register(
-        "column_sums(Tensor logits, Tensor columns, int own, float of_target, float of_all) -> Tensor",
-        _sums,
-        _empty,
-    ),
-    register(
-        "column_slopes_(Tensor(a!) logits, Tensor columns, Tensor factors, int own, float of_target, "
-        "float of_all) -> ()",
-        _slopes,
-        _nothing,
-    ),
-    _scale,
-)
+_KERNELS = column_kernels(register, _sums, _slopes, _scale)

@@ -16,7 +16,7 @@ from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
-from native.gradients import keep_gradient, loss_and_gradient_shapes, scaled_gradient
+from native.gradients import cross_entropy_op
 from native.reference import cross_entropy as plain
 
 # fp16 is not one of them: a gradient over a million tokens is below its smallest number before the loss scale.
@@ -185,10 +185,4 @@ def _apart(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, 
     return mean_of(losses, count), gradient
 
 
-_APART = register(
-    "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)",
-    _apart,
-    loss_and_gradient_shapes,
-    keep_gradient,
-    scaled_gradient,
-)
+_APART = cross_entropy_op(register, _apart)

@@ -15,7 +15,7 @@ from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
-from native.gradients import dropout_gradient_shapes, same_shape
+from native.gradients import dropout_add_op
 from native.masks import threshold_of
 from native.reference import dropout_add as plain
 
@@ -147,27 +147,4 @@ def _backward(upstream: Tensor, state: Tensor, probability: float, biased: bool)
     return out, sums.sum(0)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, _, bias, state, ctx.probability = inputs
-    ctx.save_for_backward(state)
-    ctx.bias_type = None if bias is None else bias.dtype
-
-
-def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    (state,) = ctx.saved_tensors
-    own, sums = _BACKWARD(upstream, state, ctx.probability, ctx.bias_type is not None)
-    return own, upstream, None if ctx.bias_type is None else sums.to(ctx.bias_type), None, None
-
-
-_BACKWARD = register(
-    "dropout_add_backward(Tensor upstream, Tensor state, float probability, bool biased) -> (Tensor, Tensor)",
-    _backward,
-    dropout_gradient_shapes,
-)
-_FORWARD = register(
-    "dropout_add(Tensor x, Tensor residual, Tensor? bias, Tensor state, float probability) -> Tensor",
-    _forward,
-    same_shape,
-    _keep,
-    _gradient,
-)
+_FORWARD = dropout_add_op(register, _forward, _backward)

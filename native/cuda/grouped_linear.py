@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +9,7 @@ from torch import Tensor
 from native.cuda import language
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
+from native.gradients import grouped_linear_op
 from native.reference import grouped_linear as plain
 
 # Rows and columns of a program's result, and how many inner numbers it takes at a time.
@@ -139,34 +138,4 @@ def _backward(
     return first, _matrices(upstream, x, bounds) if of_weight else x.new_empty(0)
 
 
-def _products(x: Tensor, weight: Tensor, bounds: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[1])
-
-
-def _gradients(
-    upstream: Tensor, x: Tensor, weight: Tensor, bounds: Tensor, of_x: bool, of_weight: bool
-) -> tuple[Tensor, Tensor]:
-    first = x.new_empty(x.shape if of_x else 0)
-    return first, weight.new_empty(weight.shape if of_weight else 0)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    # The first of the inputs is the set of torch's keys.
-    of_x, of_weight = ctx.needs_input_grad[1:3]
-    first, second = _BACKWARD(upstream, *ctx.saved_tensors, of_x, of_weight)
-    return first if of_x else None, second if of_weight else None, None
-
-
-_BACKWARD = register(
-    "grouped_linear_backward(Tensor upstream, Tensor x, Tensor weight, Tensor bounds, bool of_x, bool of_weight) "
-    "-> (Tensor, Tensor)",
-    _backward,
-    _gradients,
-)
-_FORWARD = register(
-    "grouped_linear(Tensor x, Tensor weight, Tensor bounds) -> Tensor", _forward, _products, _keep, _gradient
-)
+_FORWARD = grouped_linear_op(register, _forward, _backward)

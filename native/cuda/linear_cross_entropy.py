@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from native.chunked import TokenLoss, loss_in_pieces
+from native.chunked import TokenLoss
 from native.cuda import language
 from native.cuda.cross_entropy import TYPES, count_of, losses_of, mean_of, scale_
 from native.cuda.language import register
 from native.cuda.language import why_not as why_not
 from native.fallback import report_fallback
-from native.gradients import keep_both_gradients, linear_loss_shapes
+from native.gradients import linear_cross_entropy_op
 from native.reference import linear_cross_entropy as plain
 
 
@@ -43,44 +41,13 @@ def linear_cross_entropy(
         return loss
 
 
-def _compute(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocabulary: int,
-    ignore_index: int,
-    of_x: bool,
-    of_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss and the gradients of `x` and `weight`, which are empty if nobody needs them."""
+def _loss_of(targets: Tensor, vocabulary: int, ignore_index: int) -> tuple[Tensor, TokenLoss]:
     count = count_of(targets, ignore_index)
 
     def losses(logits: Tensor, own: Tensor, gradient: bool) -> Tensor:
         return losses_of(logits, own, ignore_index, count, vocabulary, gradient)
 
-    token_loss = TokenLoss(losses, lambda each: mean_of(each, count), scale_)
-    _, dx, dw = linear_loss_shapes(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)
-    given = dx if of_x else None, dw if of_weight else None
-    return loss_in_pieces(x, weight, targets, token_loss, *given), dx, dw
+    return targets, TokenLoss(losses, lambda each: mean_of(each, count), scale_)
 
 
-def _gradient(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = ctx.saved_tensors
-    if type(upstream) is not Tensor:
-        # torch.compile traces this: a saved tensor stays as it is.
-        gradients = tuple((gradient * upstream).to(gradient.dtype) for gradient in gradients)
-    else:
-        for gradient in gradients:
-            scale_(gradient, upstream)
-    dx, dw = (gradient if has else None for gradient, has in zip(gradients, ctx.has, strict=True))
-    return dx, dw, None, None, None, None, None
-
-
-_OP = register(
-    "linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, int vocabulary, int ignore_index, bool of_x,"
-    " bool of_weight) -> (Tensor, Tensor, Tensor)",
-    _compute,
-    linear_loss_shapes,
-    keep_both_gradients,
-    _gradient,
-)
+_OP = linear_cross_entropy_op(register, _loss_of, scale_)

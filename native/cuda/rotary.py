@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from native.cuda import language
@@ -11,7 +9,7 @@ from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.fallback import report_fallback
-from native.gradients import keep_angles, rotated_shapes
+from native.gradients import rotary_op, rotated_shapes
 from native.reference import rotary as plain
 
 
@@ -135,14 +133,4 @@ def _compute(
     return out
 
 
-def _gradient(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Tensor | None, ...]:
-    return *_OP(of_q, of_k, *ctx.saved_tensors, ctx.interleaved, not ctx.back), None, None, None, None
-
-
-_OP = register(
-    "rotary(Tensor q, Tensor k, Tensor cosines, Tensor sines, bool interleaved, bool back) -> (Tensor, Tensor)",
-    _compute,
-    rotated_shapes,
-    keep_angles,
-    _gradient,
-)
+_OP = rotary_op(register, _compute)

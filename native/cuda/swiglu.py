@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,6 +9,7 @@ from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
+from native.gradients import half_as_wide, swiglu_op
 from native.reference import swiglu as plain
 
 
@@ -51,7 +50,7 @@ def _swiglu(
 def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
     x = x.contiguous()
     inner = x.shape[-1] // 2
-    out = _half(x) if upstream is None else torch.empty_like(x)
+    out = half_as_wide(x) if upstream is None else torch.empty_like(x)
     above = out if upstream is None else upstream.contiguous()
     count, blocks = x.numel() // 2, blocks_for(x)
     if count:
@@ -62,26 +61,4 @@ def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
     return out
 
 
-def _forward(x: Tensor) -> Tensor:
-    return _run(x, None)
-
-
-def _half(x: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-
-
-def _empty(x: Tensor, upstream: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradient(ctx: Any, upstream: Tensor) -> Tensor:
-    found: Tensor = _BACKWARD(*ctx.saved_tensors, upstream)
-    return found
-
-
-_BACKWARD = register("swiglu_backward(Tensor x, Tensor upstream) -> Tensor", _run, _empty)
-_FORWARD = register("swiglu(Tensor x) -> Tensor", _forward, _half, _keep, _gradient)
+_FORWARD = swiglu_op(register, _run)

@@ -10,7 +10,8 @@ from native.cuda.blocks import blocks_for
 from native.cuda.cross_entropy import TYPES, scale_
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
-from native.divided import IGNORED, ColumnKernels, divided_loss
+from native.divided import IGNORED, divided_loss
+from native.gradients import column_kernels
 from native.reference import vocabulary_cross_entropy as plain
 from native.vocabulary import VocabularyPart
 
@@ -106,25 +107,4 @@ def _slopes(
             _column_slopes[grid](*given, SKIP=IGNORED, BLOCK=size, num_warps=blocks.warps(size))
 
 
-def _empty(logits: Tensor, *_: object) -> Tensor:
-    return logits.new_empty(3, logits.shape[0], dtype=torch.float32)
-
-
-def _nothing(*_: object) -> None:
-    return None
-
-
-_KERNELS = ColumnKernels(
-    register(
-        "column_sums(Tensor logits, Tensor columns, int own, float of_target, float of_all) -> Tensor",
-        _sums,
-        _empty,
-    ),
-    register(
-        "column_slopes_(Tensor(a!) logits, Tensor columns, Tensor factors, int own, float of_target, "
-        "float of_all) -> ()",
-        _slopes,
-        _nothing,
-    ),
-    scale_,
-)
+_KERNELS = column_kernels(register, _sums, _slopes, scale_)

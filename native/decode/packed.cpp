@@ -2,10 +2,15 @@
 // [k / 2][j][k % 2], and in 8 bits at [k / 4][j][k % 4].
 //
 // Each result is one chain of multiply-adds over k, from 0 upwards, whatever the number of rows of x, the number of
-// threads or the size of a block. So a row's result does not depend on the other rows, bit by bit.
+// threads or the size of a block. So a row's result does not depend on the other rows, bit by bit. Where x is read in
+// 8 bits, the links of the chain are the exact sums of blocks of 64.
 #include "packed.h"
 
 #include <algorithm>
+
+#ifdef NATIVE_X86
+#include <immintrin.h>
+#endif
 
 NATIVE_TEXT(native_text_of_packed)
 
@@ -171,6 +176,69 @@ NATIVE_AVX2 void work_avx2(const Product& of, const Rows& rows, const After& aft
                            int64_t from, int64_t to) {
     work<T>(of, rows, after, first, last, from, to);
 }
+
+// ROWS x PANELS tiles of 8 bits, with the sums of tile_8 of packed_avx512.cpp: each block is summed in integers, exactly.
+// Two products of 7 bits and a sign fit into 16 bits, so that no sum is cut off.
+template <int ROWS, int PANELS>
+NATIVE_AVX2 NATIVE_INLINE void tile_8(const int8_t* panel, int64_t panel_size, const Rows& rows, int64_t row,
+                                      int64_t column, int64_t padded) {
+    constexpr int HALVES = 2 * PANELS;
+    const __m256i ones = _mm256_set1_epi16(1);
+    const int8_t* x = static_cast<const int8_t*>(rows.x) + row * rows.stride;
+    __m256 sums[ROWS][HALVES] = {};
+    for (int64_t b = 0; b * BLOCK_8 < padded; ++b) {
+        __m256i parts[ROWS][HALVES] = {};
+        for (int64_t k = b * BLOCK_8; k < (b + 1) * BLOCK_8; k += 4) {
+            __m256i own[ROWS], sizes[ROWS];
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) {
+                int32_t four;
+                std::memcpy(&four, x + r * rows.stride + k, sizeof four);
+                own[r] = _mm256_set1_epi32(four);
+                sizes[r] = _mm256_abs_epi8(own[r]);
+            }
+#pragma GCC unroll 8
+            for (int h = 0; h < HALVES; ++h) {
+                const int8_t* at = panel + h / 2 * panel_size + k * WIDTH + h % 2 * 32;
+                const __m256i weights = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+#pragma GCC unroll 4
+                for (int r = 0; r < ROWS; ++r) {
+                    const __m256i pairs = _mm256_maddubs_epi16(sizes[r], _mm256_sign_epi8(weights, own[r]));
+                    parts[r][h] = _mm256_add_epi32(parts[r][h], _mm256_madd_epi16(pairs, ones));
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+            float scale;
+            std::memcpy(&scale, x + r * rows.stride + padded + b * 4, sizeof scale);
+#pragma GCC unroll 8
+            for (int h = 0; h < HALVES; ++h)
+                sums[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(parts[r][h]), _mm256_set1_ps(scale), sums[r][h]);
+        }
+    }
+    float* out = rows.out + row * rows.out_stride + column;
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+        for (int h = 0; h < HALVES; ++h) _mm256_storeu_ps(out + r * rows.out_stride + h * 8, sums[r][h]);
+}
+
+NATIVE_AVX2 void work_8(const Product& of, const Rows& rows, const After& after, int64_t first, int64_t last,
+                        int64_t from, int64_t to) {
+    const int64_t padded = padded_inputs(INT8, of.k), size = padded * WIDTH;
+    const int8_t* weight = static_cast<const int8_t*>(of.weight);
+    int64_t p = from;
+    if (last - first == 1)
+        for (; p + 2 <= to; p += 2) tile_8<1, 2>(weight + p * size, size, rows, first, p * WIDTH, padded);
+    for (; p < to; ++p) {
+        int64_t row = first;
+        for (; row + 4 <= last; row += 4) tile_8<4, 1>(weight + p * size, size, rows, row, p * WIDTH, padded);
+        for (; row + 2 <= last; row += 2) tile_8<2, 1>(weight + p * size, size, rows, row, p * WIDTH, padded);
+        for (; row < last; ++row) tile_8<1, 1>(weight + p * size, size, rows, row, p * WIDTH, padded);
+    }
+    finish(of, rows, after, first, last, from, to);
+}
 #endif
 
 template <typename T>
@@ -186,6 +254,9 @@ Panels panels_of_type(int level) {
 
 Panels panels_of(const Product& of) {
     if (Panels found = panels_of_avx512(of)) return found;
+#ifdef NATIVE_X86
+    if (reads_int8(of)) return work_8;
+#endif
     if (of.kind == FP32) return panels_of_type<float>(of.level);
     return of.kind == BF16 ? panels_of_type<uint16_t>(of.level) : panels_of_type<int8_t>(of.level);
 }

@@ -20,7 +20,7 @@ struct Product {
     const float* bias;    // or null
     int64_t n, k;
     int kind, threads;
-    int level;  // 0 baseline, 1 AVX2, 2 AVX-512, 3 AVX-512 with products of bf16 pairs and of 8 bits
+    int level;  // 0 baseline, 1 AVX2, 2 AVX-512, 3 AVX-512 with products of bf16 pairs and four products of 8 bits
 };
 
 // What becomes of the results of a product.
@@ -42,7 +42,7 @@ struct Rows {
 };
 
 static inline bool reads_bf16(const Product& of) { return of.kind == BF16 && of.level >= 3; }
-static inline bool reads_int8(const Product& of) { return of.kind == INT8 && of.level >= 3; }
+static inline bool reads_int8(const Product& of) { return of.kind == INT8 && of.level >= 1; }
 
 // Inputs of a panel: pairs in bf16 and blocks in 8 bits are whole.
 NATIVE_INLINE int64_t padded_inputs(int kind, int64_t k) {

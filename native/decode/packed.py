@@ -21,8 +21,8 @@ _EACH = {"fp32": 1, "bf16": 2, "int8": 4}
 """Inputs that lie side by side."""
 _WHOLE = {"fp32": 1, "bf16": 2, "int8": 64}
 """Inputs are padded to a multiple of this."""
-NARROW = 3
-"""The level from which products of bf16 and of 8 bits read `x` in the type of the weights."""
+NARROW = {torch.bfloat16: 3, torch.int8: 1}
+"""The level from which a product reads `x` in the type of its weights."""
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
@@ -100,8 +100,9 @@ class Packed:
     @property
     def reads(self) -> torch.dtype:
         """Return the type in which the kernel reads `x`."""
-        narrow = self.native and self.structure.level >= NARROW
-        return self.data.dtype if narrow else torch.float32
+        kind = self.data.dtype
+        narrow = self.native and kind in NARROW and self.structure.level >= NARROW[kind]
+        return kind if narrow else torch.float32
 
     def _narrowed(self, x: Tensor) -> Tensor:
         if self.reads == torch.bfloat16:

@@ -207,6 +207,33 @@ void compute(const void* context, int64_t task, int64_t piece, int thread) {
     Tasks(batch).compute(piece, step.scratch + thread * TILE * step.room);
 }
 
+// The log probability of a row's target, and whether it is the first of the largest logits.
+NATIVE_INLINE void likelihood_of(const float* x, int64_t n, int64_t target, float* likelihood, uint8_t* best) {
+    const float most = max_of(x, n);
+    double total = 0.0;
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        const int64_t size = n - i < BLOCK ? n - i : BLOCK;
+        float part[BLOCK];
+#pragma omp simd
+        for (int64_t j = 0; j < size; ++j) part[j] = exp_nonpositive(x[i + j] - most);
+        total += sum_of(part, size);
+    }
+    *likelihood = static_cast<float>(x[target] - most - std::log(total));
+    *best = x[target] == most;
+    for (int64_t i = 0; *best && i < target; ++i) *best = x[i] != most;
+}
+
+using Likelihood = void (*)(const float*, int64_t, int64_t, float*, uint8_t*);
+
+void likelihood_plain(const float* x, int64_t n, int64_t target, float* likelihood, uint8_t* best) {
+    likelihood_of(x, n, target, likelihood, best);
+}
+#ifdef NATIVE_X86
+NATIVE_AVX2 void likelihood_avx2(const float* x, int64_t n, int64_t target, float* likelihood, uint8_t* best) {
+    likelihood_of(x, n, target, likelihood, best);
+}
+#endif
+
 // Never destroyed: its threads run until the process ends.
 Team& team() {
     static Team* own = new Team;
@@ -231,6 +258,19 @@ NATIVE_EXPORT int64_t native_program_largest(const float* x, int64_t n) {
     for (int64_t i = 0; i < n; ++i)
         if (x[i] == most) return i;
     return 0;
+}
+
+// Of rows of n logits, `stride` apart: the log probability of each row's target, and whether no other is more likely.
+NATIVE_EXPORT void native_program_likelihoods(const float* logits, int64_t stride, int64_t rows, int64_t n,
+                                              const int64_t* targets, float* likelihoods, uint8_t* best,
+                                              int64_t threads, int64_t level) {
+    Likelihood run = likelihood_plain;
+#ifdef NATIVE_X86
+    if (level >= 1) run = likelihood_avx2;
+#endif
+    (void)level;
+#pragma omp parallel for schedule(dynamic, 4) num_threads(threads) if (rows > 8)
+    for (int64_t r = 0; r < rows; ++r) run(logits + r * stride, n, targets[r], likelihoods + r, best + r);
 }
 
 NATIVE_EXPORT const char* native_source_program() { return native_text_of_program; }

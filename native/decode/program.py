@@ -16,7 +16,17 @@ from native.compiled.library import load, why_not
 from native.decode.packed import Packed
 from native.decode.paged import TILE, Spans
 
-__all__ = ["Activation", "Buffer", "Inputs", "Instruction", "Op", "Program", "why_not"]
+__all__ = [
+    "Activation",
+    "Buffer",
+    "Inputs",
+    "Instruction",
+    "Op",
+    "Program",
+    "largest",
+    "likelihoods",
+    "why_not",
+]
 
 
 class Op(IntEnum):
@@ -228,6 +238,36 @@ def largest(row: Tensor) -> int:
     if why_not() or row.dtype != torch.float32 or not row.is_contiguous():
         return int(row.argmax())
     return int(_largest()(row.data_ptr(), row.numel()))
+
+
+def likelihoods(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log probability of each row's target, and whether no other token is more likely; of equally likely
+    ones the first counts. The library must be present; rows of `logits` are in fp32."""
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1 and targets.dtype == torch.int64
+    rows, width = logits.shape
+    found, best, targets = torch.empty(rows), torch.empty(rows, dtype=torch.bool), targets.contiguous()
+    assert not rows or (int(targets.min()) >= 0 and int(targets.max()) < width)
+    _likelihoods()(
+        logits.data_ptr(),
+        logits.stride(0),
+        rows,
+        width,
+        targets.data_ptr(),
+        found.data_ptr(),
+        best.data_ptr(),
+        torch.get_num_threads(),
+        load().level,
+    )
+    return found, best
+
+
+@functools.cache
+def _likelihoods() -> Any:
+    function = load().functions.native_program_likelihoods
+    pointer, word = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = (pointer, word, word, word, pointer, pointer, pointer, word, word)
+    function.restype = None
+    return function
 
 
 @functools.cache

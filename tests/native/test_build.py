@@ -19,7 +19,9 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+# The compiler takes half a minute of two processors, which other programs may use too.
 @needs_compiler
+@pytest.mark.timeout(600)
 def test_what_it_builds_loads_and_nothing_else_is_left(copy_of_sources: Path) -> None:
     before = {path.name for path in copy_of_sources.rglob("*")}
     path = build.build(copy_of_sources)

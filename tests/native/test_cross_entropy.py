@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from native import cases, reference
+from native import cases, products, reference, vocabulary
 from native.compiled.library import LEVELS, Library
 from native.cpu import cross_entropy as cpu
+from native.cpu.linear_cross_entropy import linear_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -148,3 +149,25 @@ def test_a_profiler_sees_it_by_name() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         cpu.cross_entropy(logits, targets)
     assert "clusterctl_native::cross_entropy_" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_matrix_is_added_over_pieces_of_tokens(
+    dtype: torch.dtype, multiplies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, weight = (torch.randn(shape, generator=generator).to(dtype) for shape in ((41, 24), (384, 24)))
+    targets = torch.randint(301, (41,), generator=generator)
+    leaves = [each.double().requires_grad_() for each in (x, weight)]
+    reference.linear_cross_entropy(*leaves, targets, 301).backward()
+    monkeypatch.setattr(vocabulary, "CPU_PIECE", 10 * 384 * x.element_size())
+    monkeypatch.setattr(products, "multiplies_bf16", lambda: multiplies)
+    assert vocabulary.tokens_at_a_time(41, 384, 24, x.element_size(), True) == 10
+    given = [each.clone().requires_grad_() for each in (x, weight)]
+    linear_cross_entropy(*given, targets, 301).backward()
+    for own, exact in zip(given, leaves, strict=True):
+        assert own.grad is not None and exact.grad is not None
+        assert own.grad.dtype == dtype and own.grad.untyped_storage().nbytes() == own.nbytes
+        error = (own.grad.double() - exact.grad).abs().max() / exact.grad.abs().max()
+        assert error < (4e-6 if dtype == torch.float32 else 2e-2)

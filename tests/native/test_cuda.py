@@ -21,6 +21,7 @@ needs_triton = pytest.mark.skipif(
 
 
 @needs_triton
+@pytest.mark.timeout(600)
 def test_the_kernels_compute_the_meaning_of_every_case_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/native/cuda"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

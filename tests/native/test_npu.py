@@ -61,12 +61,14 @@ def function(op: str) -> Callable[..., Tensor]:
 def holds(case: cases.Case, inputs: tuple[Tensor, ...]) -> None:
     expected = cases.meaning(case, getattr(reference, case.op), inputs)
     actual = cases.run(case, function(case.op), inputs)
+    # The stand-ins compute with torch's kernels.
+    value_error, gradient_error = case.allowed("reference")
     assert actual.value.dtype == case.value_type
-    assert cases.error(actual.value, expected.value) <= case.value_error
+    assert cases.error(actual.value, expected.value) <= value_error
     assert len(actual.gradients) == len(expected.gradients) > 0
     for ours, theirs in zip(actual.gradients, expected.gradients, strict=True):
         assert ours.dtype == case.dtype and ours.shape == theirs.shape
-        assert cases.error(ours, theirs) <= case.gradient_error
+        assert cases.error(ours, theirs) <= gradient_error
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -1,4 +1,4 @@
-"""Adapters of low rank beside the matrices of a model, whose own weights no longer change.
+"""Adapters of low rank, added to the matrices of a model whose own weights no longer change.
 
 An adapter adds scale x B A x to the result of a matrix, or to one section of it. It is divided among the tensor
 parallel ranks as its matrix: by outputs B is divided and A is whole, by inputs the other way round. Each expert has
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from native import products
 from trainer.config.lora import LoraConfig, adapted, sections_of
 from trainer.config.model import ModelConfig
 from trainer.model.cuts import Cut, cuts_of
@@ -66,9 +67,9 @@ class Adapters(nn.ModuleDict):
         """Return a matrix's result with what the adapters add; `x` as it enters the matrix."""
         x = F.dropout(x, self.dropout, self.training)
         for adapter in self.each():
-            low = F.linear(x, adapter.a)
+            low = products.linear(x, adapter.a)
             if self.by_rows:
-                more = F.linear(self.parallel.leave(low), adapter.b)
+                more = products.linear(self.parallel.leave(low), adapter.b)
             else:
                 more = column_linear(low, adapter.b, None, self.parallel)
             rest = result.shape[-1] - adapter.first - more.shape[-1]
@@ -143,12 +144,12 @@ class _AtOnce(torch.autograd.Function):
         *pairs: Tensor,
     ) -> Tensor:
         """`kept`: what dropout leaves of `x` for the adapters; None: all of it."""
-        result = F.linear(x.flatten(0, -2), weight, bias)  # (tokens, outputs)
+        result = products.linear(x.flatten(0, -2), weight, bias)  # (tokens, outputs)
         given = (x if kept is None else kept).flatten(0, -2)
         lows = []
         for start, a, b in zip(first, pairs[::2], pairs[1::2], strict=True):
-            low = given @ a.t()
-            result[:, start : start + len(b)].addmm_(low, b.t(), alpha=scale)
+            low = products.mm(given, a.t())
+            products.addmm_(result[:, start : start + len(b)], low, b.t(), scale)
             lows.append(low)
         ctx.save_for_backward(given, weight, *pairs, *lows)
         ctx.scale, ctx.first, ctx.shape = scale, first, x.shape
@@ -161,16 +162,16 @@ class _AtOnce(torch.autograd.Function):
         count = len(ctx.first)
         pairs, lows = rest[: 2 * count], rest[2 * count :]
         slope = upstream.flatten(0, -2)
-        of_input = slope @ weight if ctx.needs_input_grad[0] else None
+        of_input = products.mm(slope, weight) if ctx.needs_input_grad[0] else None
         of_kept = torch.zeros_like(given) if ctx.needs_input_grad[1] else None
         of_given = of_input if of_kept is None else of_kept
         of_pairs = list[Tensor]()
         for start, a, b, low in zip(ctx.first, pairs[::2], pairs[1::2], lows, strict=True):
             own = slope[:, start : start + len(b)]
-            of_low = (own @ b).mul_(ctx.scale)
-            of_pairs += [of_low.t() @ given, (own.t() @ low).mul_(ctx.scale)]
+            of_low = products.mm(own, b).mul_(ctx.scale)
+            of_pairs += [products.mm(of_low.t(), given), products.mm(own.t(), low).mul_(ctx.scale)]
             if of_given is not None:
-                of_given.addmm_(of_low, a)
+                products.addmm_(of_given, of_low, a)
         of_input, of_kept = (None if each is None else each.view(ctx.shape) for each in (of_input, of_kept))
         return of_input, of_kept, None, None, None, None, *of_pairs
 

@@ -23,7 +23,7 @@ class Sight:
     """What the blocks of one pass share: what tokens see of each other, and the rotary positions."""
 
     mask: native.Mask = EVERY_KEY
-    """What is hidden besides later tokens."""
+    """What is hidden in addition to later tokens."""
     turns: Turns | None = None
     """Rotary positions."""
     context: Parallel = ALONE

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import native
+from native import products
 from trainer.config.model import ModelConfig
 from trainer.model.cuts import Cut
 from trainer.model.feed_forward import Activation, FeedForward
@@ -48,7 +49,7 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (tokens, experts)."""
-        return F.linear(x, self.weight)
+        return products.linear(x, self.weight)
 
 
 class Experts(nn.Module):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import native
+from native import products
 from trainer.config.model import ModelConfig
 from trainer.model.attention import PLAIN, Attention, Sight, picked
 from trainer.model.cuts import Cut, cuts_of
@@ -61,7 +62,7 @@ class TokenTable(nn.Module):
 
     def whole_logits(self, x: Tensor) -> Tensor:
         """Return the logits of rows that every rank has whole, with sequence parallel too; without gradient."""
-        return self.parallel.gather(F.linear(x, self.weight), -1)[..., : self.vocab]
+        return self.parallel.gather(products.linear(x, self.weight), -1)[..., : self.vocab]
 
     def loss(self, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the mean cross-entropy over the targets that are not -100.

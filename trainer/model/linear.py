@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from native import products
 from trainer.model.cuts import Cut
 from trainer.parallel.tensor import Parallel, column_linear
 
@@ -46,13 +46,13 @@ class RowLinear(nn.Module):
         """Return the product with `x`, or with `activation(x)`, which the backward pass computes again."""
         bias = self.bias if self.parallel.size == 1 else None
         if activation is None:
-            own = F.linear(x, self.weight, bias)
+            own = products.linear(x, self.weight, bias)
         elif self.weight.requires_grad and x.dtype == self.weight.dtype:
             own = _ActivatedLinear.apply(x, self.weight, bias, activation)  # type: ignore[no-untyped-call]
         else:
             # Autocast makes a copy of the weight, which the graph keeps. A weight that does not change needs no
             # activations in the backward pass, so that none are kept or computed again.
-            own = F.linear(activation(x), self.weight, bias)
+            own = products.linear(activation(x), self.weight, bias)
         if self.parallel.size == 1:
             return own
         whole = self.parallel.leave(own)
@@ -66,7 +66,7 @@ class _ActivatedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activate) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.activation = activation
-        return F.linear(activation(x), weight, bias)
+        return products.linear(activation(x), weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -76,6 +76,6 @@ class _ActivatedLinear(torch.autograd.Function):
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             active = ctx.activation(leaf)
-        of_weight = rows.t() @ active.detach().flatten(0, -2) if ctx.needs_input_grad[1] else None
-        (of_input,) = torch.autograd.grad(active, leaf, upstream @ weight)
+        of_weight = products.mm(rows.t(), active.detach().flatten(0, -2)) if ctx.needs_input_grad[1] else None
+        (of_input,) = torch.autograd.grad(active, leaf, products.mm(rows, weight).view(active.shape))
         return of_input, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None

@@ -47,8 +47,22 @@ def test_a_product_is_that_of_torch_and_a_row_is_the_same_in_every_batch(
 def test_this_processor_reads_in_the_type_of_the_weights_where_it_has_the_instructions() -> None:
     assert level() in (load().level, 3)
     reads = [Packed.of(torch.randn(16, 64), None, kind).reads for kind in KINDS]
-    narrow = [torch.float32, torch.bfloat16, torch.int8]
-    assert reads == (narrow if level() == 3 else [torch.float32] * 3)
+    bf16 = torch.bfloat16 if level() == 3 else torch.float32
+    assert reads == [torch.float32, bf16, torch.int8 if level() else torch.float32]
+
+
+@needs_library
+def test_eight_bits_give_the_same_numbers_with_every_instruction_set() -> None:
+    packed, found = Packed.of(torch.randn(304, 700), torch.randn(304), "int8"), []
+    # The largest numbers of either sign, side by side: no sum may be cut off at 16 bits.
+    x = torch.cat([torch.randn(12, 700), torch.ones(1, 700), torch.tensor([1.0, -1.0]).repeat(350)[None]])
+    extreme = Packed.of(torch.tensor([1.0, -1.0]).repeat(16, 350), None, "int8")
+    for number in range(1, level() + 1):
+        packed.structure.level = extreme.structure.level = number
+        found.append(torch.cat([packed(x).flatten(), extreme(x).flatten()]))
+        assert extreme(x)[-1, 0].item() == pytest.approx(700, rel=1e-5)
+    for own in found[1:]:
+        assert torch.equal(own, found[0])
 
 
 @needs_library

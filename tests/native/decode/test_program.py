@@ -12,7 +12,7 @@ from torch import Tensor
 
 from native.decode.packed import Packed
 from native.decode.paged import Spans
-from native.decode.program import Activation, Buffer, Inputs, Instruction, Op, Program, why_not
+from native.decode.program import Activation, Buffer, Inputs, Instruction, Op, Program, likelihoods, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -93,3 +93,21 @@ def test_a_fork_computes_alone() -> None:
         signal.alarm(20)
         os._exit(0 if torch.equal(chain.result(), wanted) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_likelihoods_are_those_of_torch_and_the_first_of_equal_logits_is_the_best() -> None:
+    random = torch.Generator().manual_seed(1)
+    for width in (1, 15, 300, 1100):
+        # Rows lie apart, as those of a padded head do.
+        logits = (torch.randn(11, width + 5, generator=random) * 20)[:, :width]
+        logits[0, -1] = logits[0].max()
+        targets = logits.argmax(1)
+        targets[1], targets[0] = 0, width - 1
+        found, best = likelihoods(logits, targets)
+        expected = torch.log_softmax(logits.double(), 1).gather(1, targets[:, None])[:, 0]
+        assert torch.allclose(found.double(), expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(best, logits.argmax(1) == targets)
+    assert likelihoods(torch.empty(0, 5), torch.empty(0, dtype=torch.int64))[0].shape == (0,)
+    logits = torch.randn(3, 9)
+    logits[1, 4] = float("nan")
+    assert likelihoods(logits, torch.tensor([1, 2, 3]))[0].isnan().tolist() == [False, True, False]

@@ -1,0 +1,79 @@
+"""Products of bf16 on a CPU that has none: computed in fp32 by blocks, rounded once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from native import products
+
+SHAPES = [(5, 7, 3), (130, 201, 75), (64, 1, 33), (1, 129, 1), (0, 8, 4), (6, 0, 5), (3, 9, 0)]
+
+
+@pytest.fixture(autouse=True)
+def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(products, "SIDE", 64)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).bfloat16()
+
+
+def is_rounded_once(actual: Tensor, exact: Tensor) -> bool:
+    """Return whether each number is at most a little more than half a unit of bf16 off."""
+    room = 0.51 * 2.0**-7 * exact.abs() + 1e-5
+    return actual.dtype == torch.bfloat16 and bool(((actual.double() - exact).abs() <= room).all())
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_a_product_is_rounded_once(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    for a, b in ((drawn(m, k), drawn(k, n)), (drawn(k, m).t(), drawn(n, k).t())):
+        exact = a.double() @ b.double()
+        assert is_rounded_once(products.mm(a, b), exact)
+        out = torch.full((m, n + 2), float("nan"), dtype=torch.bfloat16)
+        products.mm(a, b, out[:, 1 : n + 1])
+        assert is_rounded_once(out[:, 1 : n + 1], exact) and bool(out[:, [0, -1]].isnan().all())
+
+
+def test_a_product_is_added() -> None:
+    out, a, b = drawn(70, 66), drawn(70, 8), drawn(8, 66)
+    exact = out.double() + 0.5 * (a.double() @ b.double())
+    products.addmm_(out, a, b, 0.5)
+    assert (out.double() - exact).abs().max() < 2.0**-7 * exact.abs().max()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_linear_layer_and_its_gradients(has_bias: bool) -> None:
+    x, weight = (drawn(*shape).requires_grad_() for shape in ((3, 50, 70), (131, 70)))
+    bias = drawn(131).requires_grad_() if has_bias else None
+    leaves = [x, weight, *([bias] if bias is not None else [])]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    upstream = drawn(3, 50, 131)
+    result = products.linear(x, weight, bias)
+    wanted = torch.nn.functional.linear(*exact)
+    assert is_rounded_once(result, wanted.detach())
+    result.backward(upstream)
+    wanted.backward(upstream.double())
+    for leaf, other in zip(leaves[:2], exact[:2], strict=True):
+        assert leaf.grad is not None and other.grad is not None and is_rounded_once(leaf.grad, other.grad)
+    if bias is not None:
+        assert torch.allclose(bias.grad.double(), exact[2].grad, rtol=8e-3)  # type: ignore[union-attr, arg-type]
+
+
+def test_autocast_rounds_the_operands() -> None:
+    x, weight = drawn(9, 70).float().requires_grad_(), drawn(5, 70).float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = products.linear(x, weight)
+    assert is_rounded_once(result, x.detach().double() @ weight.detach().double().t())
+    result.sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.float32
+
+
+def test_other_types_are_torchs() -> None:
+    a, b = torch.randn(9, 70), torch.randn(70, 5)
+    assert torch.equal(products.mm(a, b), a @ b)
+    assert torch.equal(products.linear(a, b.t()), torch.nn.functional.linear(a, b.t()))
+    assert torch.equal(products.addmm_(torch.ones(9, 5), a, b, 2.0), torch.ones(9, 5).addmm_(a, b, alpha=2.0))
