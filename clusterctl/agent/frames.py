@@ -47,7 +47,7 @@ AGENT_SILENCE = 10.0
 
 
 class BadFrame(Exception):
-    """What was received is no frame; the stream cannot be used any more."""
+    """What was received is not a frame; the stream cannot be used any more."""
 
 
 class StreamEnded(Exception):
@@ -104,7 +104,7 @@ def sizes_of(data: bytes, at: int = 0) -> "tuple[int, int]":
     """Return the bytes of the header and of the payload of the frame that begins at `at`."""
     magic, version, header_size, payload_size = PREFIX.unpack_from(data, at)
     if magic != MAGIC or version != VERSION:
-        raise BadFrame(f"{data[at : at + 8]!r} begins no frame")
+        raise BadFrame(f"{data[at : at + 8]!r} is not the beginning of a frame")
     if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
         raise BadFrame(f"a frame of {header_size} + {payload_size} bytes is too large")
     return header_size, payload_size
@@ -140,7 +140,7 @@ def credit_of(frame: Frame) -> int:
     """Return how many bytes the peer reports as read."""
     count = frame.fields.get("bytes")
     if type(count) is not int or count < 0:
-        raise BadFrame("a credit is no count of bytes")
+        raise BadFrame("a credit is not a count of bytes")
     return count
 
 

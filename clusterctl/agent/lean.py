@@ -26,7 +26,7 @@ class _Reading:
 
 
 def _no_json(value: object) -> object:
-    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def _by_c() -> "tuple[Callable[[str], Any], Callable[[object], str]]":

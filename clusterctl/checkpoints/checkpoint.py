@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.inventory import nodeset
 
 if TYPE_CHECKING:
-    pass
+    from clusterctl.agent.files.saved import Manifest
 
 
 class Health(str, Enum):
@@ -42,11 +42,30 @@ class Checkpoint:
     holdings: tuple[CheckpointCopy, ...]
 
     @cached_property
+    def readable(self) -> CheckpointCopy | None:
+        """Return a copy whose manifest could be read."""
+        return next((holding for holding in self.holdings if holding.entry.digest), None)
+
+    @cached_property
     def facts(self) -> Entry:
         """Return the facts from a manifest that could be read; without one, from the folder's name."""
-        return next(
-            (holding.entry for holding in self.holdings if holding.entry.digest), self.holdings[0].entry
-        )
+        return (self.readable or self.holdings[0]).entry
+
+    def read_copy(self) -> CheckpointCopy:
+        """Return a copy whose manifest could be read; raise a UsageError without one."""
+        if self.readable is None:
+            raise UsageError("\n".join(self.faults) or f"{self.name} has no manifest", "choose another step")
+        return self.readable
+
+    def manifest(self) -> Manifest:
+        """Return the manifest from a machine where it can be read; raise a UsageError without one."""
+        copy = self.read_copy()
+        return copy.holder.manifest(copy.entry.path)
+
+    def manifest_content(self) -> bytes:
+        """Return the same, byte for byte."""
+        copy = self.read_copy()
+        return copy.holder.manifest_content(copy.entry.path)
 
     @property
     def name(self) -> str:
@@ -102,6 +121,7 @@ class Checkpoint:
             del facts[key]
         return {
             **facts,
+            "layout": self.facts.layout and self.facts.layout.as_json(),
             "health": self.health.value,
             "copies": self.copies,
             "files": self.facts.count,

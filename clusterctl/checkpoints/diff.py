@@ -13,13 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.files.saved import PARTS, Damaged, boxes_of
+from clusterctl.agent.files.saved import OLD_FORMAT, PARTS, Damaged, Manifest, boxes_of
 from clusterctl.checkpoints.checkpoint import Checkpoint
 from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.ask_trainer import ask_trainer
-from clusterctl.json_types import JsonObject
 from clusterctl.transport.fanout import on_each, raise_failures
 from clusterctl.typed_json import BadValue, decode, parse
 
@@ -34,7 +33,7 @@ class Side:
     """One of the two checkpoints."""
 
     checkpoint: Checkpoint
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     code: Mapping[str, str]
     """On each node, the folder with the trainer."""
 
@@ -68,7 +67,7 @@ class Difference:
             return 0.0
         return math.sqrt(self.squares / self.squares_of_first) if self.squares_of_first else math.inf
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         return {
             "numbers": self.numbers,
             "different": self.different,
@@ -115,15 +114,15 @@ def pairs_of(first: Side, second: Side) -> list[Pair]:
     return list(found)
 
 
-def _boxes(manifest: Mapping[str, Any]) -> dict[str, list[tuple[str, list[int]]]]:
+def _boxes(manifest: Manifest) -> dict[str, list[tuple[str, list[int]]]]:
     """Return the boxes of each file with tensors."""
-    if "tensors" not in manifest:
+    if manifest.format == OLD_FORMAT:
         raise UsageError(
             "a checkpoint of version 0.1 has no table of tensors", "save it again with this version"
         )
-    names = [name for name in manifest["files"] if name.endswith(PARTS)]
+    names = [name for name in manifest.files if name.endswith(PARTS)]
     try:
-        return {name: list(boxes_of(dict(manifest), name)) for name in names}
+        return {name: list(boxes_of(manifest, name)) for name in names}
     except Damaged as problem:
         raise WorkFailed(str(problem), "see `clusterctl checkpoint verify`") from None
 
@@ -136,10 +135,7 @@ def _meet(box: Sequence[int], other: Sequence[int]) -> bool:
 
 def shapes_that_differ(first: Side, second: Side) -> dict[str, tuple[str, str]]:
     """Return the shapes of tensors that are not the same in both."""
-    tables = [
-        {key: str(entry["shape"]) for key, entry in side.manifest["tensors"].items()}
-        for side in (first, second)
-    ]
+    tables = [{key: str(shape) for key, shape in side.manifest.tensors.items()} for side in (first, second)]
     keys = sorted(tables[0].keys() | tables[1].keys())
     shapes = {key: (tables[0].get(key, ""), tables[1].get(key, "")) for key in keys}
     return {key: pair for key, pair in shapes.items() if pair[0] != pair[1]}

@@ -7,18 +7,19 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.agent.files import checkpoints as on_disk
 from clusterctl.agent.files import saved
+from clusterctl.agent.files.saved import Manifest
 from clusterctl.agent.request import Refused
 from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node
-from clusterctl.json_types import JsonObject
 from clusterctl.transfer.pull import pull_tree
-from clusterctl.typed_json import BadValue, decode
+from clusterctl.transport.connection import read_answer
+from clusterctl.typed_json import decode
 
 if TYPE_CHECKING:
     from clusterctl.transfer.push import Progress
@@ -27,9 +28,25 @@ if TYPE_CHECKING:
 Report = Callable[[int], None]
 """Called with the number of bytes that were read since the last call."""
 HERE = "here"
-Manifest = JsonObject
-"""The manifest of a checkpoint: docs/internals/checkpoints.md describes its keys."""
-T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SavedLayout:
+    """How the ranks that saved a checkpoint divided the work, as far as its manifest says."""
+
+    world: int | None = None
+    data: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    context: int | None = None
+    sequence_parallel: bool | None = None
+    zero: int | None = None
+    engine: str | None = None
+    precision: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """Return the entries that the manifest has."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class Entry:
     consumed_samples: int | None = None
     time: float | None = None
     save_seconds: float | None = None
-    layout: JsonObject | None = field(default=None, hash=False)
+    layout: SavedLayout | None = None
 
 
 @dataclass(frozen=True)
@@ -145,14 +162,14 @@ class ThisMachine:
     node = Node(name=HERE, host="local", address="127.0.0.1")
 
     def listing(self, folder: str) -> Listing:
-        return _decoded(Listing, on_disk.listing(folder), HERE)
+        return decode(Listing, on_disk.listing(folder))
 
     def entry(self, path: str) -> Entry:
         """Return the checkpoint in one folder of any name."""
-        return _decoded(Entry, on_disk.describe(path), HERE)
+        return decode(Entry, on_disk.describe(path))
 
     def verify(self, path: str, report: Report) -> Verification:
-        return _decoded(Verification, on_disk.verify(path, report), HERE)
+        return decode(Verification, on_disk.verify(path, report))
 
     @contextlib.contextmanager
     def held(self, paths: Sequence[str]) -> Iterator[None]:
@@ -163,7 +180,7 @@ class ThisMachine:
 
     def remove(self, path: str, digest: str, *, check: bool) -> Removal:
         try:
-            return _decoded(Removal, on_disk.remove(path, digest, check), HERE)
+            return decode(Removal, on_disk.remove(path, digest, check))
         except Refused as refused:
             raise UsageError(str(refused)) from None
         except OSError as error:
@@ -198,7 +215,7 @@ class NodeHolder:
         return self.node.name
 
     def listing(self, folder: str) -> Listing:
-        return _decoded(Listing, self.connection.call("checkpoints", {"path": folder}), self.name)
+        return self.connection.ask(Listing, "checkpoints", {"path": folder})
 
     def verify(self, path: str, report: Report) -> Verification:
         request = self.connection.open("verify_checkpoint", {"path": path})
@@ -208,7 +225,7 @@ class NodeHolder:
         except BaseException:
             request.cancel()
             raise
-        return _decoded(Verification, request.result, self.name)
+        return read_answer(Verification, request.result, self.name, "verify_checkpoint")
 
     @contextlib.contextmanager
     def held(self, paths: Sequence[str]) -> Iterator[None]:
@@ -222,8 +239,8 @@ class NodeHolder:
                 request.cancel()
 
     def remove(self, path: str, digest: str, *, check: bool) -> Removal:
-        answer = self.connection.call("remove_checkpoint", {"path": path, "digest": digest, "check": check})
-        return _decoded(Removal, answer, self.name)
+        params = {"path": path, "digest": digest, "check": check}
+        return self.connection.ask(Removal, "remove_checkpoint", params)
 
     def manifest(self, path: str) -> Manifest:
         content = self.manifest_content(path)
@@ -239,10 +256,3 @@ class NodeHolder:
 
     def fetch(self, path: str, names: Sequence[str], dest: Path, progress: Progress) -> None:
         pull_tree(self.connection, path, dest, files=names, progress=progress)
-
-
-def _decoded(kind: type[T], answer: object, name: str) -> T:
-    try:
-        return decode(kind, answer)
-    except BadValue as problem:
-        raise WorkFailed(f"{name}: its answer about checkpoints is wrong: {problem}") from None

@@ -89,22 +89,21 @@ class PodUploader(Uploader):
         node = copy.holder.node
         files = self._send(node, {copy: sorted(newest.copies_of)}, newest, target)
         own = FileList(files, step=newest.step, digest=newest.digest)
-        entry = {"key": (target.address / part_list(node.name)).prefix, "text": own.text()}
-        on_node(node, self.connections.of(node), target, "publish", None, objects=[entry])
+        store = on_node(node, self.connections.of(node), target)
+        store.publish([(target.address / part_list(node.name), own.text())])
         self._sent = (newest.digest, own)
 
     def _whole(self, record: RunRecord, newest: Checkpoint, target: Access) -> FileList | None:
         """Wait for the lists of the other pods; return the list of all files, None if there is a newer checkpoint."""
         (copy,) = newest.holdings
         node = copy.holder.node
-        link = self.connections.of(node)
+        store = on_node(node, self.connections.of(node), target)
         files = dict(self._sent[1].files)
         missing = [name for name in record.parts if name != node.name]
         deadline = time.monotonic() + PATIENCE
         while True:
             places = [target.address / part_list(name) for name in missing]
-            texts = on_node(node, link, target, "texts", None, keys=[place.prefix for place in places])
-            for name, place, text in zip(tuple(missing), places, texts, strict=True):
+            for name, place, text in zip(tuple(missing), places, store.texts(places), strict=True):
                 other = read_list(text, str(place)) if text is not None else None
                 if other is not None and other.digest == newest.digest:
                     files |= other.files
@@ -116,7 +115,7 @@ class PodUploader(Uploader):
                 raise WorkFailed(f"{problem} after {PATIENCE:g} s", "see the logs of these pods")
             if self._closed.wait(POLL) or self._newest_digest(record) != newest.digest:
                 return None
-        if lacking := set(copy.holder.manifest(copy.entry.path)["files"]) - set(files):
+        if lacking := set(newest.manifest().files) - set(files):
             raise WorkFailed(f"{newest.name}: no pod has {', '.join(sorted(lacking)[:5])}")
         return FileList(files, step=newest.step, digest=newest.digest)
 

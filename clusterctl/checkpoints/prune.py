@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from clusterctl.agent.files.checkpoints import OLD
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList, Health
 from clusterctl.errors import ClusterctlError
-from clusterctl.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Pruned:
     bytes: int = 0
     kept: str = ""
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         return {
             "step": self.checkpoint.step,
             "name": self.checkpoint.name,

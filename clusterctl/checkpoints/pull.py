@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.files import checkpoints as on_disk
-from clusterctl.agent.files.saved import MANIFEST
+from clusterctl.agent.files.saved import MANIFEST, Manifest
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy, Health
 from clusterctl.checkpoints.holder import ThisMachine
 from clusterctl.errors import UsageError, WorkFailed
-from clusterctl.json_types import JsonObject
 from clusterctl.transport.fanout import on_each, raise_failures
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Pull:
     def bytes(self) -> int:
         return sum(fetch.bytes for fetch in self.fetches)
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         return {
             "step": self.checkpoint.step,
             "folder": str(self.dest),
@@ -54,21 +53,21 @@ class Pull:
         }
 
 
-def plan_pull(checkpoint: Checkpoint, manifest: Mapping[str, Any], dest: Path) -> Pull:
+def plan_pull(checkpoint: Checkpoint, manifest: Manifest, dest: Path) -> Pull:
     """Return which machine sends which file: of several, the one that sends least so far."""
     if checkpoint.health is not Health.COMPLETE:
         problem = (
             f"{checkpoint.name} is {checkpoint.health.value}: {checkpoint.missing} of its files are missing"
         )
         raise UsageError(problem, "choose another --step; see `clusterctl checkpoint list`")
-    _check_dest(dest, {*manifest["files"], MANIFEST})
+    _check_dest(dest, {*manifest.files, MANIFEST})
     own = ThisMachine().entry(str(dest)) if (dest / MANIFEST).exists() else None
     if own is not None and own.digest != checkpoint.digest:
         raise UsageError(f"{dest}: another checkpoint is there", "name another folder with -o, or remove it")
     present = set(own.have) if own else set()
     sums = {holding.holder.name: 0 for holding in checkpoint.holdings}
     names: dict[str, list[str]] = {}
-    sizes = {name: int(entry["bytes"]) for name, entry in manifest["files"].items()}
+    sizes = {name: entry.bytes for name, entry in manifest.files.items()}
     for file in sorted(sizes, key=lambda name: (-sizes[name], name)):
         if file not in present:
             holders = [holding.holder.name for holding in checkpoint.holders_of(file)]
@@ -113,7 +112,7 @@ def pull(plan: Pull, progress_of: Callable[[str], Progress]) -> None:
     for name in plan.present:
         if not (whole / name).exists():
             os.link(plan.dest / name, whole / name)
-    _write_manifest(plan, whole)
+    (whole / MANIFEST).write_bytes(plan.checkpoint.manifest_content())
     _verify(whole)
     _put_in_place(whole, plan.dest)
     shutil.rmtree(aside, ignore_errors=True)
@@ -123,11 +122,6 @@ def _fetch(fetch: Fetch, dest: Path, progress: Progress) -> None:
     holder, path = fetch.holding.holder, fetch.holding.entry.path
     with holder.held([path]):
         holder.fetch(path, fetch.names, dest, progress)
-
-
-def _write_manifest(plan: Pull, folder: Path) -> None:
-    holding = next(holding for holding in plan.checkpoint.holdings if holding.entry.digest)
-    (folder / MANIFEST).write_bytes(holding.holder.manifest_content(holding.entry.path))
 
 
 def _verify(folder: Path) -> None:

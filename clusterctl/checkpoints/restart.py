@@ -116,7 +116,8 @@ def _text(newest: Checkpoint, found: CheckpointList, where: str) -> str:
 def moves_for(checkpoint: Checkpoint, made: Plan, folders: dict[str, tuple[Node, str]]) -> list[Move]:
     """Return the moves after which each node has its ranks' own files, and the nodes together have all files."""
     node_of = {process.rank: part.node.name for part in made.nodes for process in part.processes}
-    same_world = (checkpoint.facts.layout or {}).get("world") == made.world_size
+    layout = checkpoint.facts.layout
+    same_world = layout is not None and layout.world == made.world_size
     wanted: dict[tuple[str, str], list[str]] = {}
     for number, file in enumerate(sorted(checkpoint.copies_of)):
         holders = [holding.holder.name for holding in checkpoint.holders_of(file)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import WorkFailed
@@ -21,13 +22,21 @@ PATIENCE, PAUSE = 10.0, 0.5
 HINT = "mount one disk there on every node, owned by this user; or leave train.save.dir out"
 
 
+@dataclass(frozen=True)
+class SharedAnswer:
+    """Whether a node sees the file of another one, and why it cannot use the folder; "" if it can."""
+
+    seen: bool
+    fault: str
+
+
 def check_shared(folder: str, nodes: Sequence[Node], connections: Connections) -> str:
     """Return a line for the log; raise WorkFailed with every node that lacks the folder or has another one."""
     params = {"path": folder, "token": secrets.token_hex(8)}
     first = nodes[0]
-    answer = connections.of(first).call("probe_shared", {**params, "action": "write"})
-    if answer["fault"]:
-        raise WorkFailed(f"{first.name}: {answer['fault']}", HINT)
+    answer = connections.of(first).ask(SharedAnswer, "probe_shared", {**params, "action": "write"})
+    if answer.fault:
+        raise WorkFailed(f"{first.name}: {answer.fault}", HINT)
     try:
         faults = _not_seen(list(nodes), params, connections, first.name)
     finally:
@@ -44,9 +53,11 @@ def _not_seen(nodes: list[Node], params: dict[str, str], connections: Connection
     deadline = time.monotonic() + PATIENCE
     while True:
         answers = on_all(
-            connections, nodes, lambda node, link: link.call("probe_shared", {**params, "action": "look"})
+            connections,
+            nodes,
+            lambda node, link: link.ask(SharedAnswer, "probe_shared", {**params, "action": "look"}),
         )
-        wrong = {name: answer["fault"] for name, answer in answers.items() if not answer["seen"]}
+        wrong = {name: answer.fault for name, answer in answers.items() if not answer.seen}
         if not wrong or any(wrong.values()) or time.monotonic() > deadline:
             break
         time.sleep(PAUSE)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from clusterctl.agent.files.checkpoints import FACTS, step_of
-from clusterctl.agent.files.saved import LATEST, MANIFEST, Damaged, decode_manifest
+from clusterctl.agent.files.saved import LATEST, MANIFEST, Damaged, Manifest, decode_manifest
 from clusterctl.checkpoints.checkpoint import CheckpointList, combine
-from clusterctl.checkpoints.holder import Disk, Entry, Listing, Manifest, Removal, Report, Verification
+from clusterctl.checkpoints.holder import Disk, Entry, Listing, Removal, Report, Verification
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.storage.address import Address
-from clusterctl.storage.client import LIST, downloads, here, read_list
+from clusterctl.storage.client import LIST, here, read_list
 from clusterctl.storage.credentials import Access
 from clusterctl.transfer.push import Progress
 from clusterctl.typed_json import BadValue, decode, parse
@@ -43,8 +43,7 @@ class StoreHolder:
         """Return the finished checkpoints, newest first; an upload without its list is not finished."""
         prefix = f"{self.access.address.prefix}/"
         sizes = {
-            key.removeprefix(prefix): int(size)
-            for key, (size, _) in here(self.access, "names", prefix=prefix, delimiter="")["objects"].items()
+            key.removeprefix(prefix): size for key, size in here(self.access).names(prefix).sizes.items()
         }
         names = [name.removesuffix(f"/{LIST}") for name in sizes if name.endswith(f"/{LIST}")]
         entries = [
@@ -61,9 +60,10 @@ class StoreHolder:
             manifest = decode_manifest(content, f"{where}/{MANIFEST}")
         except (WorkFailed, Damaged) as problem:
             return Entry(name, name, step, "", faults=(str(problem),))
-        sizes_of = {file: int(entry["bytes"]) for file, entry in manifest["files"].items()}
-        facts = {key: value for key, value in manifest.items() if key in FACTS and key != "format"}
-        facts |= {"name": name, "path": name, "digest": hashlib.sha256(content).hexdigest()}
+        sizes_of = {file: entry.bytes for file, entry in manifest.files.items()}
+        facts = {key: manifest.facts.get(key) for key in FACTS}
+        facts |= {"name": name, "path": name, "step": manifest.step}
+        facts["digest"] = hashlib.sha256(content).hexdigest()
         facts |= {"count": len(sizes_of), "bytes": sum(sizes_of.values())}
         facts["have"] = [file for file, size in sizes_of.items() if sizes.get(f"{name}/{file}") == size]
         try:
@@ -93,7 +93,7 @@ class StoreHolder:
             seen[0] += count
             progress(seen[0], total)
 
-        here(self.access, "download", report, files=downloads(files, where, str(dest)))
+        here(self.access).download(files, where, str(dest), report)
 
     @contextlib.contextmanager
     def held(self, paths: Sequence[str]) -> Iterator[None]:
@@ -112,7 +112,7 @@ class StoreHolder:
 
     def _text(self, name: str, *, needed: bool = False) -> str | None:
         where: Address = self.access.address / name
-        text: str | None = here(self.access, "read", key=where.prefix)
+        text = here(self.access).read(where)
         if text is None and needed:
             raise WorkFailed(f"{where}: there is no such object", "choose another --step")
         return text

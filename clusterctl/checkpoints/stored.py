@@ -15,7 +15,7 @@ from clusterctl.errors import WorkFailed
 from clusterctl.inventory.nodeset import fold
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.storage.address import parse_address
-from clusterctl.storage.client import LIST, FileList, downloads, on_node, read_list
+from clusterctl.storage.client import LIST, FileList, on_node, read_list
 from clusterctl.storage.credentials import Access, access_to
 from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_each, raise_failures
@@ -36,12 +36,12 @@ def access_of(job: Job, name: str) -> Access | None:
 
 def newest_stored(node: Node, connections: Connections, access: Access) -> tuple[str, FileList] | None:
     """Return the folder's name and the list of the newest finished checkpoint in the store."""
-    link = connections.of(node)
-    found = on_node(node, link, access, "names", None, prefix=f"{access.address.prefix}/", delimiter="/")
-    names = [folder.rstrip("/").rpartition("/")[2] for folder in found["folders"]]
+    store = on_node(node, connections.of(node), access)
+    folders = store.names(f"{access.address.prefix}/", "/").folders
+    names = [folder.rstrip("/").rpartition("/")[2] for folder in folders]
     for name in sorted((name for name in names if step_of(name) is not None), reverse=True):
         where = access.address / name / LIST
-        text = on_node(node, link, access, "read", None, key=where.prefix)
+        text = store.read(where)
         if text is not None:
             return name, read_list(text, str(where))
     return None
@@ -69,8 +69,7 @@ def fetch_checkpoint(
         for node in [target] if target else names if rank is None else [names[number % len(names)]]:
             wanted[node].append(file)
     first = next(iter(folders.values()))[0]
-    key = (access.address / name / MANIFEST).prefix
-    manifest = on_node(first, connections.of(first), access, "read", None, key=key)
+    manifest = on_node(first, connections.of(first), access).read(access.address / name / MANIFEST)
     if manifest is None or hashlib.sha256(manifest.encode()).hexdigest() != found.digest:
         raise WorkFailed(f"{access.address / name / MANIFEST}: is not the manifest of this checkpoint")
 
@@ -79,9 +78,7 @@ def fetch_checkpoint(
         # The same name for each attempt: an interrupted download continues.
         aside = posixpath.join(folder, f"{UNFINISHED}store", f"{name}-{found.digest[:12]}")
         files = {file: found.files[file] for file in wanted[node.name]}
-        done = on_node(
-            node, link, access, "download", None, files=downloads(files, access.address / name, aside)
-        )
+        done = on_node(node, link, access).download(files, access.address / name, aside)
         link.put(posixpath.join(aside, MANIFEST), manifest.encode())
         path = posixpath.join(folder, name)
         present = {entry.name: entry for entry in NodeHolder(node, link).listing(folder).checkpoints}.get(
@@ -90,7 +87,7 @@ def fetch_checkpoint(
         if present is not None and present.digest != found.digest:
             link.call("remove_checkpoint", {"path": path, "digest": present.digest, "check": False})
         link.call("complete_checkpoint", {"source": aside, "path": path, "digest": found.digest})
-        return int(done["fetched"])
+        return done.fetched
 
     outcomes = on_each([node for node, _ in folders.values()], work)
     raise_failures(outcomes)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import posixpath
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.files.saved import LATEST, MANIFEST
@@ -21,7 +21,6 @@ from clusterctl.storage.client import LIST, FileList, StoredFile, on_node
 from clusterctl.storage.credentials import Access
 from clusterctl.text import size
 from clusterctl.transport.fanout import on_each, raise_failures
-from clusterctl.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -77,15 +76,8 @@ class Uploader(Copier):
             raise WorkFailed(
                 f"{node.name}: {'; '.join(faults)}", "the checkpoint is damaged; an older one may be sound"
             )
-        files = [
-            {"name": name, "path": posixpath.join(path, name), "key": (target.address / name).prefix}
-            for name in names
-        ]
-        answer = on_node(node, self.connections.of(node), target, "upload", None, files=files)
-        try:
-            return decode(_Sent, {"files": answer}).files
-        except BadValue as problem:
-            raise WorkFailed(f"{node.name}: its answer about an upload is wrong: {problem}") from None
+        store = on_node(node, self.connections.of(node), target)
+        return store.upload({name: posixpath.join(path, name) for name in names}, target.address)
 
     def _publish(
         self, shares: dict[CheckpointCopy, list[str]], newest: Checkpoint, target: Access, done: FileList
@@ -102,15 +94,7 @@ class Uploader(Copier):
             (target.address / LIST, done.text()),
             (self._access.address / LATEST, json.dumps({"name": posixpath.basename(target.address.prefix)})),
         ]
-        objects = [{"key": address.prefix, "text": text} for address, text in texts]
-        on_node(node, link, target, "publish", None, objects=objects)
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """What a node's program answers to an upload."""
-
-    files: dict[str, StoredFile]
+        on_node(node, link, target).publish(texts)
 
 
 def _shares(newest: Checkpoint, order: list[str]) -> dict[CheckpointCopy, list[str]]:

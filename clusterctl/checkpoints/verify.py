@@ -76,8 +76,7 @@ def verify(checkpoint: Checkpoint, report_of: Callable[[str], Report]) -> Verifi
 
 def _missing(checkpoint: Checkpoint, known: Sequence[Damage]) -> list[Damage]:
     """Return the files that no machine has, without those that are known to be damaged."""
-    holding = next(holding for holding in checkpoint.holdings if holding.entry.digest)
-    wanted = holding.holder.manifest(holding.entry.path)["files"]
+    wanted = checkpoint.manifest().files
     absent = sorted(wanted.keys() - checkpoint.copies_of.keys() - {damage.file for damage in known})
     return [
         Damage("all machines", name, f"{checkpoint.name}/{name}: missing, on every machine")

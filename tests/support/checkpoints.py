@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,24 +13,19 @@ from torch import Tensor
 
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.folders import Folder
+from trainer.checkpoint.manifest import Manifest
 from trainer.checkpoint.names import tensor_table
 from trainer.checkpoint.part import MOMENTS, Part, whole_box
 from trainer.checkpoint.resume import Loader
 from trainer.checkpoint.save import SaveOrder, save_parts
 from trainer.checkpoint.store import Checkpoint, folder_of, open_checkpoint
 from trainer.config.parts import KeepConfig
+from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.parallel.group import Group
 
 T = TypeVar("T")
-FACTS = {
-    "state": "all",
-    "config": {"model": {}, "optimizer": {}},
-    "data": {},
-    "consumed_samples": 0,
-    "optimizer_steps": 7,
-    "loss_scale": {},
-}
+MANIFEST = Manifest(0, TrainConfig(), optimizer_steps=7)
 
 
 class Store:
@@ -128,9 +124,8 @@ def save_with(
 
     def work(rank: int) -> int:
         board = Board(Group(rank, len(folders), Device("cpu"), store=store), "saves")
-        order = SaveOrder(
-            step, f"token-{step}", table, {**FACTS, **facts}, tokenizer, keep, read_back=read_back
-        )
+        manifest = replace(MANIFEST, step=step, tensors=table, **facts)
+        order = SaveOrder(manifest, f"token-{step}", tokenizer, keep, read_back=read_back)
         return save_parts(order, parts_by_rows(state, rank, len(folders)), seen_by(folders, rank), board)
 
     return in_threads(work, len(folders))

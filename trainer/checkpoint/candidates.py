@@ -27,7 +27,7 @@ class FolderReport:
     digest: str = ""
     """The SHA-256 of the manifest."""
     have: Sequence[str] = ()
-    """The files that are there in their right size."""
+    """The files that this node has in the right size."""
     count: int = 0
     """The files of the checkpoint, wherever they are."""
     lacks: Sequence[str] = ()
@@ -39,9 +39,9 @@ class Candidate:
     """A checkpoint whose files are all on nodes of this run."""
 
     name: str
-    """Of its folder on nodes that have none yet."""
+    """The name of its folder on nodes that do not have it yet."""
     names: dict[str, str]
-    """Of its folder on the other nodes, by the rank of the node's leader."""
+    """The name of its folder on the other nodes, by the rank of the node's leader."""
     source: int
     """The rank of a leader that has the manifest."""
     lacking: Sequence[int]
@@ -121,7 +121,7 @@ def order(values: Sequence[Any], leaders: Sequence[int], named: bool) -> Any:
 
 
 def _candidate(members: Sequence[tuple[int, FolderReport]], leaders: Sequence[int], alone: bool) -> Candidate:
-    """Return the checkpoint that these nodes have; `alone`: no other one is of its step."""
+    """Return the checkpoint that these nodes have; `alone`: it is the only checkpoint of its step."""
     source, first = members[0]
     name = first.name.partition(OLD)[0]
     names = {str(rank): report.name for rank, report in members}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -16,16 +16,17 @@ from trainer.checkpoint.background import BackgroundSave, Staging
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.folders import meet_at
 from trainer.checkpoint.keep import remove_unfinished
+from trainer.checkpoint.manifest import BaseWeights, Manifest
 from trainer.checkpoint.names import Shape, tensor_table
 from trainer.checkpoint.part import MOMENTS, HasParts, Part
 from trainer.checkpoint.resume import Loader
 from trainer.checkpoint.save import SaveOrder, save_parts
 from trainer.checkpoint.saved import Saved, SaveSkipped
 from trainer.checkpoint.store import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, Checkpoint, folder_of
+from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.files import sha256
-from trainer.json_types import JsonObject
 from trainer.parallel.group import Group
 
 # Bytes of one rank above which a copy in memory is worth its stall.
@@ -74,18 +75,18 @@ class Checkpointer:
         engine: SavedEngine,
         group: Group,
         folder: Path,
-        data: Mapping[str, Any],
+        data: DataIdentity,
         tokenizer: Path | None = None,
     ) -> None:
         """`data` identifies these corpora and the order of their samples; `tokenizer` is a tokenizer.json."""
         self.config, self.engine, self.group = config, engine, group
-        self.data = dict(data)
+        self.data = data
         self.tokenizer = tokenizer
         # What a user should know of the resume; on every rank.
         self.notes: list[str] = []
         self.resumed_from = ""
-        # The weights that adapters are added to: where they are, and their fingerprint.
-        self.base: dict[str, str] = {}
+        # The weights that adapters are added to.
+        self.base: BaseWeights | None = None
         self.folder = meet_at(folder, group)
         if self.folder.is_leader:
             remove_unfinished(folder)
@@ -125,10 +126,10 @@ class Checkpointer:
         return reports
 
     def _saved(self, order: SaveOrder, began: float, parts: Sequence[Part], stall: float) -> Saved:
-        """Write and return the report; with a `stall`, this is the background."""
+        """Write and return the report; `stall` is 0 unless this thread is in the background."""
         size = save_parts(order, parts, self.folder, self.board, nice=10 if stall else 0)
-        path, seconds = folder_of(self.folder.path, order.step), time.monotonic() - began
-        return Saved(order.step, path, size, seconds, stall or seconds, background=stall > 0)
+        path, seconds = folder_of(self.folder.path, order.manifest.step), time.monotonic() - began
+        return Saved(order.manifest.step, path, size, seconds, stall or seconds, background=stall > 0)
 
     def done(self) -> list[Report]:
         """Return a save that ended in the background since the last call; raise its failure."""
@@ -162,10 +163,8 @@ class Checkpointer:
         self._count += 1
         token = f"{self._token}-{self._count}"
         return SaveOrder(
-            progress.step,
+            self._manifest(progress),
             token,
-            self.table,
-            self._facts(progress),
             self.tokenizer,
             self.config.save.keep,
             self._more_files(),
@@ -183,32 +182,38 @@ class Checkpointer:
             found[CHAT_TEMPLATE] = Path(self.config.tune.template)
         return {name: file for name, file in found.items() if file.is_file()}
 
-    def _facts(self, progress: Progress) -> JsonObject:
+    def _manifest(self, progress: Progress) -> Manifest:
         config, world = self.config, self.group.world
-        consumed = config.batches.consumed(progress.step)
         layout = {
             "world": world,
             **config.layout(world).as_json(),
             "sequence_parallel": config.parallel.sequence,
+            "zero": config.zero,
+            "engine": config.engine,
+            "precision": config.precision,
         }
-        return {
-            "state": config.save.state,
-            "optimizer_steps": self.engine.optimizer_steps,
-            "consumed_samples": consumed,
-            "tokens": config.tokens(progress.step),
-            "loss": progress.loss,
-            "eval_loss": progress.eval_loss,
-            "accuracy": progress.accuracy,
-            "loss_scale": self.engine.loss_scale.state(),
-            "schedule": "a function of config.optimizer and consumed_samples",
-            "layout": {**layout, "zero": config.zero, "engine": config.engine, "precision": config.precision},
-            "config": config.as_json(),
-            "data": self.data,
-            **({"base": self.base} if self.base else {}),
-            "random": "dropout: (seed, step, rank); data: (data.seed, consumed_samples)",
-            "torch": torch.__version__,
-            "time": time.time(),
-        }
+        return Manifest(
+            progress.step,
+            config,
+            self.table,
+            state=config.save.state,
+            optimizer_steps=self.engine.optimizer_steps,
+            consumed_samples=config.batches.consumed(progress.step),
+            tokens=config.tokens(progress.step),
+            loss=progress.loss,
+            eval_loss=progress.eval_loss,
+            accuracy=progress.accuracy,
+            loss_scale=self.engine.loss_scale.state(),
+            data=self.data,
+            base=self.base,
+            about={
+                "schedule": "a function of config.optimizer and consumed_samples",
+                "layout": layout,
+                "random": "dropout: (seed, step, rank); data: (data.seed, consumed_samples)",
+                "torch": torch.__version__,
+                "time": time.time(),
+            },
+        )
 
     def resume(self) -> int:
         """Load what the config names into the engine; return its finished steps, 0 for a new training."""
@@ -225,45 +230,46 @@ class Checkpointer:
             return 0
         self.notes += self._changes(checkpoint)
         self.resumed_from = str(checkpoint.path)
-        self.engine.loss_scale.load(checkpoint.manifest.get("loss_scale", {}))
+        self.engine.loss_scale.load(checkpoint.manifest.loss_scale)
         return checkpoint.step
 
     def _refuse_another(self, found: Checkpoint) -> None:
         """Raise a CheckpointError where a checkpoint is of another model, other data or another tokenizer."""
-        then, now = _with_defaults(found), self.config.as_json()
+        recorded = found.manifest
+        then, now = recorded.config.as_json(), self.config.as_json()
         faults = [
-            f"model.{key} was {then['model'].get(key)!r} and is {value!r}"
+            f"model.{key} was {then['model'][key]!r} and is {value!r}"
             for key, value in now["model"].items()
-            if then["model"].get(key) != value and key != "dropout"
+            if then["model"][key] != value and key != "dropout"
         ]
         if not self.config.resume_other_data:
             faults += self._other_data(found)
-        if found.manifest["consumed_samples"] != self.config.batches.consumed(found.step):
+        if recorded.consumed_samples != self.config.batches.consumed(found.step):
             faults += [
-                f"{key} was {then.get(key)} and is {now[key]}"
+                f"{key} was {then[key]} and is {now[key]}"
                 for key in ("global_batch", "batch_ramp")
-                if then.get(key) != now[key]
+                if then[key] != now[key]
             ]
-        base = found.manifest.get("base", {}).get("fingerprint")
-        if base != self.base.get("fingerprint"):
+        bases = (base and base.fingerprint for base in (recorded.base, self.base))
+        if len(set(bases)) > 1:
             faults.append("its adapters belong to other weights than those of train.init")
         if found.step > self.config.steps:
             faults.append(f"it is at step {found.step}, and train.steps is {self.config.steps}")
-        if found.manifest.get("state") == "weights":
+        if recorded.state == "weights":
             faults.append("it holds weights alone, and training needs the optimizer's moments")
         if faults:
             raise CheckpointError(f"{found.path}: does not fit this config: " + "; ".join(faults))
 
     def _other_data(self, found: Checkpoint) -> list[str]:
         faults = []
-        then = found.manifest["data"]
+        then = found.manifest.data
         prefixes = ", ".join(source.prefix for source in self.config.data.sources("train"))
-        if then.get("corpora") != self.data["corpora"]:
+        if then.corpora != self.data.corpora:
             faults.append(f"data: {prefixes}: not what it was trained on (the .idx files are others)")
-        elif then.get("tokens", self.data.get("tokens")) != self.data.get("tokens"):
+        elif then.tokens not in (None, self.data.tokens):
             faults.append(f"data: {prefixes}: not what it was trained on (the .bin files hold other tokens)")
         own = self.tokenizer
-        if own is not None and TOKENIZER in found.files and sha256(own) != found.files[TOKENIZER]["sha256"]:
+        if own is not None and TOKENIZER in found.files and sha256(own) != found.files[TOKENIZER].sha256:
             name = self.config.data.tokenizer
             faults.append(f"data.tokenizer: {name}: not the one that it was trained with")
         if faults:
@@ -272,19 +278,13 @@ class Checkpointer:
 
     def _changes(self, found: Checkpoint) -> list[str]:
         """Return a note for each setting that changes the course of the training without making it wrong."""
-        then, now = _with_defaults(found), self.config.as_json()
+        then, now = found.manifest.config.as_json(), self.config.as_json()
         # The results are the same however masters are stored.
         now["optimizer"]["masters"] = then["optimizer"]["masters"]
-        pairs = {key: (then.get(key), now[key]) for key in ("steps", "optimizer", "seed")}
-        pairs["order of samples"] = (found.manifest["data"].get("order"), self.data["order"])
+        pairs = {key: (then[key], now[key]) for key in ("steps", "optimizer", "seed")}
+        pairs["order of samples"] = (found.manifest.data.order, self.data.order)
         return [
             f"note: {key} was {before!r} at the checkpoint and is {after!r}: not the course of one run"
             for key, (before, after) in pairs.items()
             if before != after
         ]
-
-
-def _with_defaults(found: Checkpoint) -> JsonObject:
-    """Return the config of a checkpoint; keys that its version did not know have their defaults."""
-    then, plain = dict(found.manifest["config"]), TrainConfig().as_json()
-    return then | {key: {**plain[key], **then[key]} for key in ("model", "optimizer")}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.checkpoint.header import Entry
-from trainer.checkpoint.manifest import OLD_FORMAT
 from trainer.checkpoint.part import Box, intersection, whole_box
 from trainer.checkpoint.read import BLOCK, TYPES, VerifiedFile, Window, view_as
 from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import CheckpointError
-from trainer.json_types import JsonObject
 
 
 @dataclass
@@ -28,7 +25,7 @@ class Difference:
     numbers: int = 0
     different: int = 0
     largest: float = 0.0
-    """The largest absolute difference; infinite if a number is not finite in one of the two alone."""
+    """The largest absolute difference; infinite if a number is finite in only one of the two."""
     squares: float = 0.0
     """The sum of the squares of the differences."""
     squares_of_first: float = 0.0
@@ -50,24 +47,20 @@ class Difference:
         self.squares += float(gap.square().sum())
 
 
-def compare(first: Path, second: Path, pairs: Iterable[Sequence[str]]) -> JsonObject:
+def compare(first: Path, second: Path, pairs: Iterable[Sequence[str]]) -> dict[str, Difference]:
     """Return the difference of each tensor over pairs of files, the first of which belongs to the first checkpoint."""
-    digests = open_checkpoint(first), open_checkpoint(second)
+    digests, others = open_checkpoint(first).digests, open_checkpoint(second).digests
     found: dict[str, Difference] = {}
     try:
         for name, other in pairs:
             with (
-                VerifiedFile(first / name, _digest(digests[0].manifest, name)) as file,
-                VerifiedFile(second / other, _digest(digests[1].manifest, other)) as other_file,
+                VerifiedFile(first / name, digests[os.path.basename(name)]) as file,
+                VerifiedFile(second / other, others[os.path.basename(other)]) as other_file,
             ):
                 _compare_files(file, other_file, found)
     except OSError as error:
         raise CheckpointError(f"{error.filename}: {error.strerror}") from None
-    return {key: asdict(difference) for key, difference in found.items()}
-
-
-def _digest(manifest: Mapping[str, Any], name: str) -> str | None:
-    return None if manifest["format"] == OLD_FORMAT else manifest["files"][os.path.basename(name)]["sha256"]
+    return found
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a disk refuses, in words: the path, the reason and a remedy."""
+"""Errors of a disk as messages with the path, the reason and a remedy."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Folder:
 
 
 def meet_at(path: Path, group: Group) -> Folder:
-    """Return who shares the folder `path`, which is made. For all ranks together."""
+    """Create the folder `path`; return which ranks share it. For all ranks together."""
     if group.world == 1:
         return Folder(path, (0,), 0)
     token = group.share(uuid.uuid4().hex)

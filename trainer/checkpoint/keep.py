@@ -1,7 +1,7 @@
 """Which checkpoints stay: those that the config keeps, and those that are being read or copied.
 
-Who reads a checkpoint holds a lock on its manifest, which other processes of the node see, and keeps a fresh file
-`.in-use.TOKEN` in its folder, which other nodes with the same disk see, and programs that copy it.
+A process that reads a checkpoint holds a lock on its manifest, for the other processes of the node. It also keeps a
+fresh file `.in-use.TOKEN` in the folder, for other nodes with the same disk, and for programs that copy the folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.errors import CheckpointError
 IN_USE = ".in-use."
 """How the name of a mark begins; the launcher writes them too."""
 FRESH = 600.0
-"""Seconds after which a mark that nobody renewed says nothing: its process is gone."""
+"""A mark that was not renewed for so many seconds does not count: its process is gone."""
 RENEWED = 60.0
 """Seconds between renewals of a mark."""
 
@@ -102,13 +102,12 @@ def _rank(path: Path) -> tuple[float, float] | None:
         manifest = read_manifest(path)
     except CheckpointError:
         return None
-    loss, accuracy = manifest.get("eval_loss"), manifest.get("accuracy")
-    if not isinstance(loss, (int, float)):
+    loss, accuracy = manifest.eval_loss, manifest.accuracy
+    if loss is None:
         return None
-    tune = manifest.get("config", {}).get("tune", {})
-    if tune.get("task") == "chat" or not isinstance(accuracy, (int, float)):
-        return 0.0, float(loss)
-    return -float(accuracy), float(loss)
+    if manifest.config.tune.task == "chat" or accuracy is None:
+        return 0.0, loss
+    return -accuracy, loss
 
 
 def _remove_unused(path: Path) -> bool:

@@ -10,13 +10,18 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.names import HeldCheck
-from trainer.errors import CheckpointError
+from trainer.checkpoint.access import check_above, check_access, check_file
+from trainer.checkpoint.names import HeldCheck, Shape
+from trainer.checkpoint.saved_file import SavedFile
+from trainer.config.data import DataIdentity
+from trainer.config.reader import read_section
+from trainer.config.train_config import TrainConfig
+from trainer.errors import CheckpointError, Fault
 from trainer.json_types import JsonObject
 
 FORMAT = 2
@@ -31,7 +36,8 @@ STATES = ("all", "weights")
 _KEY = b',\n"sha256": "'
 _TAIL = re.compile(re.escape(_KEY) + rb'([0-9a-f]{64})"\n}\n\Z')
 _HEX = re.compile(r"[0-9a-f]{64}")
-# Entry of a manifest and the type of its value.
+_NUMBER = (int, float)
+# Entries that every manifest has, and the type of their values.
 ENTRIES: dict[str, type] = {
     "step": int,
     "files": dict,
@@ -40,9 +46,106 @@ ENTRIES: dict[str, type] = {
     "consumed_samples": int,
     "optimizer_steps": int,
 }
+# Entries that may be missing or null.
+OPTIONAL: dict[str, tuple[type, ...]] = {
+    "tokens": (int,),
+    "loss": _NUMBER,
+    "eval_loss": _NUMBER,
+    "accuracy": _NUMBER,
+    "loss_scale": (dict,),
+    "base": (dict,),
+    "origin": (dict,),
+}
 
 
-def encode_manifest(manifest: Mapping[str, Any]) -> bytes:
+@dataclass(frozen=True)
+class BaseWeights:
+    """The weights that adapters are added to: where they are, and a hash that tells them from others."""
+
+    source: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where weights were read from."""
+
+    format: str
+    path: str
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What else the format records, for people to read."""
+    family: str = ""
+    """The family of a model of Hugging Face."""
+    before: Origin | None = None
+    """Of a checkpoint that was imported: where its weights had been read from."""
+
+    def as_json(self) -> dict[str, object]:
+        document: dict[str, object] = {"format": self.format, "path": self.path}
+        document |= {"family": self.family} if self.family else {}
+        before = {"origin": self.before.as_json()} if self.before else {}
+        return {**document, **self.facts, **before}
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Origin:
+        known = {key: str(given.get(key, "")) for key in ("format", "path", "family")}
+        facts = {key: value for key, value in given.items() if key not in (*known, "origin")}
+        before = given.get("origin")
+        return cls(facts=facts, before=cls.read(before) if isinstance(before, dict) else None, **known)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint records of itself."""
+
+    step: int
+    config: TrainConfig
+    """Of the training; a key that is missing or wrong has its default."""
+    tensors: Mapping[str, Shape] = field(default_factory=dict)
+    """The shape of each logical tensor; format 1 has no table of them."""
+    files: Mapping[str, SavedFile] = field(default_factory=dict)
+    state: str = "all"
+    """One of STATES."""
+    optimizer_steps: int = 0
+    consumed_samples: int = 0
+    tokens: int | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    accuracy: float | None = None
+    loss_scale: Mapping[str, float] = field(default_factory=dict)
+    data: DataIdentity = field(default_factory=DataIdentity)
+    base: BaseWeights | None = None
+    """Of a checkpoint of adapters alone."""
+    origin: Origin | None = None
+    """Of imported weights."""
+    about: Mapping[str, object] = field(default_factory=dict)
+    """Entries that are only shown: the layout of the ranks, versions, times."""
+    format: int = FORMAT
+    faults: tuple[Fault, ...] = ()
+    """Of `config`."""
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "format": self.format,
+            "step": self.step,
+            "state": self.state,
+            "optimizer_steps": self.optimizer_steps,
+            "consumed_samples": self.consumed_samples,
+            "tokens": self.tokens,
+            "loss": self.loss,
+            "eval_loss": self.eval_loss,
+            "accuracy": self.accuracy,
+            "loss_scale": dict(self.loss_scale),
+            "config": self.config.as_json(),
+            "data": self.data.as_json(),
+            **({"base": asdict(self.base)} if self.base else {}),
+            **({"origin": self.origin.as_json()} if self.origin else {}),
+            **self.about,
+            "tensors": {key: {"dtype": "F32", "shape": list(shape)} for key, shape in self.tensors.items()},
+            "files": {name: entry.as_json() for name, entry in self.files.items()},
+        }
+
+
+def encode_manifest(manifest: Mapping[str, object]) -> bytes:
     """Return the bytes of a manifest file, one top-level entry or file on each line."""
     lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in manifest.items()]
     content = ("{\n" + ",\n".join(lines)).encode() + _KEY
@@ -57,11 +160,11 @@ def _lines(value: object) -> str:
     )
 
 
-def read_manifest(folder: Path) -> JsonObject:
+def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint's folder; a CheckpointError names the file and what is wrong."""
     file = folder / MANIFEST
     check_access(folder)
-    _check_above(folder)
+    check_above(folder)
     try:
         check_file(file)
         if file.stat().st_size > MOST_BYTES:
@@ -73,38 +176,84 @@ def read_manifest(folder: Path) -> JsonObject:
     return decode_manifest(content, file)
 
 
-def decode_manifest(content: bytes, file: Path) -> JsonObject:
+def decode_manifest(content: bytes, file: Path) -> Manifest:
     """Return the manifest in the bytes of `file`, with its hash and its entries checked."""
     tail = _TAIL.search(content)
     if tail and hashlib.sha256(content[: tail.start(1)]).hexdigest().encode() != tail[1]:
         raise CheckpointError(f"{file}: damaged: its content does not have the hash that it records")
     try:
-        manifest = json.loads(content)
+        given = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: damaged: not JSON: {error}") from None
-    if not isinstance(manifest, dict):
+    if not isinstance(given, dict):
         raise CheckpointError(f"{file}: damaged: not a JSON object")
-    _check_format(manifest.get("format"), tail is not None, file)
-    wrong = [key for key, kind in ENTRIES.items() if type(manifest.get(key)) is not kind]
-    wrong += [f"files[{name!r}]" for name, entry in _files(manifest) if not _is_sound_entry(name, entry)]
-    wrong += [
-        key for key in ("model", "optimizer") if not isinstance(_files_of(manifest, "config").get(key), dict)
-    ]
-    if manifest["format"] == FORMAT:
-        wrong += _wrong_tensors(manifest)
+    _check_format(given.get("format"), tail is not None, file)
+    wrong = _wrong_entries(given)
+    if given["format"] == FORMAT and not wrong:
+        wrong = _wrong_tensors(given)
     if wrong:
         raise CheckpointError(f"{file}: damaged: {', '.join(wrong[:5])} missing or of the wrong kind")
-    return manifest
+    return _manifest(given)
 
 
-def _wrong_tensors(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the table of tensors, or with what a file is said to hold of them."""
-    tensors = _files_of(manifest, "tensors")
+def _manifest(given: JsonObject) -> Manifest:
+    """Return the record of a manifest whose entries are checked."""
+    faults: list[Fault] = []
+    config = read_section(TrainConfig, given["config"], "config", faults)
+    files = {
+        name: SavedFile(entry["bytes"], entry["sha256"], entry.get("holds"))
+        for name, entry in given["files"].items()
+    }
+    tensors = given["tensors"] if given["format"] == FORMAT else {}
+    base, origin = given.get("base"), given.get("origin")
+    return Manifest(
+        given["step"],
+        config,
+        {key: tuple(entry["shape"]) for key, entry in tensors.items()},
+        files,
+        given.get("state", "all"),
+        given["optimizer_steps"],
+        given["consumed_samples"],
+        given.get("tokens"),
+        given.get("loss"),
+        given.get("eval_loss"),
+        given.get("accuracy"),
+        given.get("loss_scale") or {},
+        DataIdentity.read(given["data"]),
+        BaseWeights(base["source"], base["fingerprint"]) if base else None,
+        Origin.read(origin) if origin else None,
+        format=given["format"],
+        faults=tuple(faults),
+    )
+
+
+def _wrong_entries(given: JsonObject) -> list[str]:
+    """Return the names of entries that are missing or of the wrong kind; tensors are checked separately."""
+    wrong = [key for key, kind in ENTRIES.items() if type(given.get(key)) is not kind]
+    wrong += [
+        key for key, kinds in OPTIONAL.items() if given.get(key) is not None and type(given[key]) not in kinds
+    ]
+    wrong += [f"files[{name!r}]" for name, entry in _files(given) if not _is_sound_entry(name, entry)]
+    wrong += [
+        key for key in ("model", "optimizer") if not isinstance(_object(given, "config").get(key), dict)
+    ]
+    wrong += ["loss_scale"] * any(
+        type(value) not in _NUMBER for value in _object(given, "loss_scale").values()
+    )
+    wrong += ["state"] * (given.get("state", "all") not in STATES)
+    base = _object(given, "base")
+    wrong += ["base"] * any(type(base.get(key)) is not str for key in ("source", "fingerprint") if base)
+    return wrong
+
+
+def _wrong_tensors(given: JsonObject) -> list[str]:
+    """Return what is wrong with the table of tensors, or with the boxes that a file should hold."""
+    tensors = _object(given, "tensors")
     sound = bool(tensors) and all(_is_sound_tensor(entry) for entry in tensors.values())
-    if not sound or manifest.get("state") not in STATES:
+    if not sound or "state" not in given:
         return ["tensors or state"]
     check = HeldCheck([tuple(entry["shape"]) for entry in tensors.values()])
-    parts = [(name, entry) for name, entry in _files(manifest) if name.endswith(PARTS)]
+    parts = [(name, entry) for name, entry in _files(given) if name.endswith(PARTS)]
     return [f"files[{name!r}].holds" for name, entry in parts if not check.is_sound(entry.get("holds"))]
 
 
@@ -121,13 +270,13 @@ def _check_format(number: object, hashed: bool, file: Path) -> None:
         raise CheckpointError(f"{file}: damaged: format {number!r} {'with' if hashed else 'without'} a hash")
 
 
-def _files_of(manifest: Mapping[str, Any], key: str) -> JsonObject:
-    value = manifest.get(key)
+def _object(given: JsonObject, key: str) -> JsonObject:
+    value = given.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def _files(manifest: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return list(_files_of(manifest, "files").items())
+def _files(given: JsonObject) -> list[tuple[str, Any]]:
+    return list(_object(given, "files").items())
 
 
 def _is_sound_entry(name: str, entry: object) -> bool:
@@ -137,35 +286,3 @@ def _is_sound_entry(name: str, entry: object) -> bool:
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or entry["bytes"] < 0:
         return False
     return isinstance(entry.get("sha256"), str) and _HEX.fullmatch(entry["sha256"]) is not None
-
-
-def check_access(folder: Path) -> None:
-    """Refuse a folder that every user may change: its hashes would prove nothing."""
-    try:
-        mode = folder.stat().st_mode
-    except OSError as error:
-        raise CheckpointError(f"{folder}: {error.strerror}") from None
-    if mode & 0o002:
-        problem = f"{folder}: every user of this machine can change what is in it"
-        raise CheckpointError(problem, f"chmod o-w {folder}, if you trust what is there")
-
-
-def _check_above(folder: Path) -> None:
-    """Refuse a folder that every user may replace by another one."""
-    above = folder.absolute().parent
-    mode = above.stat().st_mode
-    # In a folder such as /tmp users cannot replace what belongs to others.
-    if mode & 0o002 and not mode & stat.S_ISVTX:
-        problem = f"{above}: every user of this machine can replace what is in it"
-        raise CheckpointError(problem, f"chmod o-w {above}, if you trust what is there")
-
-
-def check_file(file: Path) -> int:
-    """Return the size of a regular file; refuse links, which may lead out of the folder, and open permissions."""
-    status = file.lstat()
-    if not os.path.isfile(file) or os.path.islink(file):
-        raise CheckpointError(f"{file}: not a regular file")
-    if status.st_mode & 0o002:
-        problem = f"{file}: every user of this machine can change it"
-        raise CheckpointError(problem, f"chmod o-w {file}, if you trust what is there")
-    return status.st_size

@@ -38,7 +38,7 @@ RUN = 96 << 20
 # Bytes of one request at most, so that threads can share a large tensor.
 LARGEST = 32 << 20
 Pieces = Mapping[str, Sequence[tuple[str, Box]]]
-"""Of each tensor, the files that hold it and which box of it each holds."""
+"""For each tensor: the files that hold parts of it, and which box each file holds."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class VerifiedFile:
         return hashes, each
 
     def _read_checksums(self) -> bytes:
-        """Return the checksum of each piece; nothing where they are not used, or an older version wrote the file."""
+        """Return the checksum of each piece; b"" if they are not used, or an older version wrote the file."""
         try:
             found = bytes.fromhex(self.header.metadata.get(CHECKSUMS, "") if self._fast else "")
         except ValueError:
@@ -178,18 +178,18 @@ class VerifiedFile:
 
 
 class Window:
-    """Verified neighbouring pieces of a file in memory, which moves on to the end of the file."""
+    """Neighbouring pieces of a file in memory, verified; the window moves towards the end of the file."""
 
     def __init__(self, file: VerifiedFile) -> None:
         self._file = file
         self._memory = np.empty(0, np.uint8)
         self._first = self._last = 0
-        """The pieces from the first to before the last are in memory."""
+        """The pieces [first, last) are in memory."""
 
     def bytes_of(self, start: int, stop: int, limit: int) -> NDArray[np.uint8]:
         """Return the bytes [start, stop) of the file; `limit`: where the bytes end that may be read ahead.
 
-        They are valid until the next call. No call may begin before the one before it.
+        The bytes are valid until the next call. `start` must not be less than in the call before.
         """
         file = self._file
         if stop > file.place_of(self._last) or start < file.place_of(self._first):

@@ -75,7 +75,7 @@ class Loader:
             if not candidate.everywhere:
                 fault = self._bring_files(key, checkpoint, parts, fault)
             if not fault:
-                steps = int(checkpoint.manifest["optimizer_steps"])
+                steps = checkpoint.manifest.optimizer_steps
                 fault = _fault_of(lambda: engine.load_parts(checkpoint.fill, steps))
             return str(self.board.agree(f"{key}/loaded", fault, _first))
 
@@ -101,7 +101,7 @@ class Loader:
         decide = partial(candidates.moves, leaders=self.folder.leaders)
         answer = FileMoves.of(self.board.agree(f"{key}/needs", value, decide))
         if not answer.fault:
-            sizes = {name: int(entry["bytes"]) for name, entry in checkpoint.files.items()}
+            sizes = {name: entry.bytes for name, entry in checkpoint.files.items()}
             exchange_files(checkpoint.path, sizes, answer.moves, self.group)
             self.board.agree(f"{key}/moved", None, lambda _: None)
         return answer.fault
@@ -151,7 +151,7 @@ def _report(path: Path) -> FolderReport:
     except (CheckpointError, OSError) as error:
         fault = _with_remedy(error) if isinstance(error, CheckpointError) else str(error)
         return FolderReport(path.name, str(path), fault)
-    state = str(checkpoint.manifest.get("state", "all"))
+    state = checkpoint.manifest.state
     lacks = sorted(checkpoint.files.keys() - set(have))
     count = len(checkpoint.files)
     named = lacks if len(lacks) <= candidates.MOST_NAMED else []

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from trainer.checkpoint.board import Board
 from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.folders import Folder
 from trainer.checkpoint.keep import prune, remove_old
-from trainer.checkpoint.manifest import FORMAT, MANIFEST, PARTS, encode_manifest
-from trainer.checkpoint.names import Shape
+from trainer.checkpoint.manifest import MANIFEST, PARTS, Manifest, encode_manifest
 from trainer.checkpoint.part import Part
 from trainer.checkpoint.read import VerifiedFile
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.checkpoint.store import (
     TOKENIZER,
     UNFINISHED,
@@ -33,7 +33,7 @@ from trainer.checkpoint.store import (
     verify_file,
     write_latest,
 )
-from trainer.checkpoint.write import PIECE, WrittenFile, write_parts
+from trainer.checkpoint.write import PIECE, write_parts
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError, TrainerError, TrainingFailed
 from trainer.files import sha256, sync
@@ -47,11 +47,10 @@ DISK_FAULT = (
 class SaveOrder:
     """What is saved of a step, the same on every rank."""
 
-    step: int
+    manifest: Manifest
+    """Without the files."""
     token: str
     """Tells this save from every other one."""
-    table: Mapping[str, Shape]
-    facts: Mapping[str, Any]
     tokenizer: Path | None
     keep: KeepConfig
     more: Mapping[str, Path] = field(default_factory=dict)
@@ -63,11 +62,11 @@ class SaveOrder:
 def save_parts(order: SaveOrder, parts: Sequence[Part], folder: Folder, board: Board, nice: int = 0) -> int:
     """Save a step together with the other ranks; return the bytes of all files, once all nodes have them.
 
-    TrainingFailed on every rank where one of them could not write.
+    Raise TrainingFailed on every rank if one of them could not write.
     """
     began = time.monotonic()
     rank, key = board.rank, f"save-{order.token}"
-    target = folder_of(folder.path, order.step)
+    target = folder_of(folder.path, order.manifest.step)
     aside = folder.path / f"{UNFINISHED}{target.name}-{order.token}"
     try:
         board.post(f"{key}/part/{rank}", _attempt(lambda: _write(order, parts, aside, target, rank, nice)))
@@ -116,7 +115,7 @@ def _attempt(work: Any) -> dict[str, object]:
 def _write(
     order: SaveOrder, parts: Sequence[Part], aside: Path, target: Path, rank: int, nice: int
 ) -> dict[str, object]:
-    """Write this rank's file; return its entry of the manifest, or nothing where the rank owns no part."""
+    """Write this rank's file; return its entry of the manifest, or {} if the rank owns no part."""
     need = sum(part.tensor.numel() * part.tensor.element_size() for part in parts)
     with disk_failures(target, need):
         aside.mkdir(parents=True, exist_ok=True)
@@ -126,7 +125,7 @@ def _write(
         if not parts:
             return {}
         name = f"part-{rank:05d}{PARTS}"
-        written = write_parts(aside / name, parts, order.table, nice)
+        written = write_parts(aside / name, parts, order.manifest.tensors, nice)
         check_written(aside / name, written, order.read_back)
         return {name: written.as_json()}
 
@@ -151,19 +150,12 @@ def collect_manifest(order: SaveOrder, board: Board, key: str, began: float) -> 
         if "error" in described:
             return described
         files[name] = described
-    tensors = {key: {"dtype": "F32", "shape": list(shape)} for key, shape in order.table.items()}
-    head = {"format": FORMAT, "step": order.step}
-    return {
-        **head,
-        **order.facts,
-        "save_seconds": time.monotonic() - began,
-        "tensors": tensors,
-        "files": files,
-    }
+    about = {**order.manifest.about, "save_seconds": time.monotonic() - began}
+    return {**replace(order.manifest, about=about).as_json(), "files": files}
 
 
-def check_written(file: Path, written: WrittenFile, read_back: bool) -> None:
-    """Compare a file with what was written: its size and header, with `read_back` all of it, as the disk has it.
+def check_written(file: Path, written: SavedFile, read_back: bool) -> None:
+    """Compare a file on the disk with what was written: its size and header; with `read_back` all of its bytes.
 
     A CheckpointError names the place that differs.
     """
@@ -177,9 +169,9 @@ def check_written(file: Path, written: WrittenFile, read_back: bool) -> None:
 
 
 def drop_cached(file: Path, size: int = 0) -> None:
-    """Have the next read of a synced file come from its disk, where the system can do that.
+    """Remove a synced file from the page cache, where the system can, so that the next read comes from the disk.
 
-    `size`: of its beginning; 0 for all of it.
+    `size`: only so many bytes at its beginning; 0 for all.
     """
     handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -191,11 +183,11 @@ def drop_cached(file: Path, size: int = 0) -> None:
 def _describe(file: Path | None) -> dict[str, object]:
     assert file is not None
     with disk_failures(file):
-        return {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        return SavedFile(file.stat().st_size, sha256(file)).as_json()
 
 
 def publish_manifest(
-    manifest: Mapping[str, Any], order: SaveOrder, aside: Path, target: Path
+    manifest: Mapping[str, object], order: SaveOrder, aside: Path, target: Path
 ) -> dict[str, object]:
     """Complete this node's folder and rename it; return the failure where another rank had one."""
     if "error" in manifest:

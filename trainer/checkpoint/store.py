@@ -23,16 +23,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.access import check_file
 from trainer.checkpoint.header import read_header
-from trainer.checkpoint.manifest import OLD_FORMAT, PARTS, check_file, read_manifest
+from trainer.checkpoint.manifest import OLD_FORMAT, PARTS, Manifest, read_manifest
 from trainer.checkpoint.names import Shape, boxes_held, meet, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume, whole_box
 from trainer.checkpoint.read import VerifiedFile, read_parts, tensors_to_fill
+from trainer.checkpoint.saved_file import SavedFile
+from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.files import replace_file, sha256, sync
 
@@ -55,32 +57,40 @@ class Checkpoint:
     """The manifest of a checkpoint and where its files are; some of them may be on other nodes."""
 
     path: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
 
     @property
     def step(self) -> int:
-        return int(self.manifest["step"])
+        return self.manifest.step
 
     @property
-    def files(self) -> Mapping[str, Mapping[str, Any]]:
+    def model(self) -> ModelConfig:
+        """Return the config of the model; a CheckpointError if the manifest has it wrong."""
+        if fault := next(
+            (fault for fault in self.manifest.faults if fault.key.startswith("config.model")), None
+        ):
+            raise CheckpointError(f"{self.path}: {fault}")
+        return self.manifest.config.model
+
+    @property
+    def files(self) -> Mapping[str, SavedFile]:
         """Return the manifest's entry of each file."""
-        files: Mapping[str, Mapping[str, Any]] = self.manifest["files"]
-        return files
+        return self.manifest.files
 
     @property
     def bytes(self) -> int:
-        return sum(int(entry["bytes"]) for entry in self.files.values())
+        return sum(entry.bytes for entry in self.files.values())
 
     @property
     def is_old(self) -> bool:
-        return int(self.manifest["format"]) == OLD_FORMAT
+        return self.manifest.format == OLD_FORMAT
 
     @cached_property
     def table(self) -> dict[str, Shape]:
         """Return the shape of each logical tensor."""
         if self.is_old:
             return {key: shape for key, (_, shape) in self._old_tensors.items()}
-        return {key: tuple(entry["shape"]) for key, entry in self.manifest["tensors"].items()}
+        return dict(self.manifest.tensors)
 
     def pieces_for(self, parts: Sequence[Part]) -> dict[str, list[tuple[str, Box]]]:
         """Return for the tensor of each part the files that hold some of it, and which box each holds."""
@@ -89,7 +99,7 @@ class Checkpoint:
         keys, found = list(self.table), {part.key: list[tuple[str, Box]]() for part in parts}
         wanted = {part.box for part in parts}
         for name, entry in self.files.items():
-            for group in entry["holds"] if name.endswith(PARTS) else ():
+            for group in entry.holds or () if name.endswith(PARTS) else ():
                 # Most files of a large training hold nothing that this rank needs.
                 if any(meet(box, group[0]) for box in wanted):
                     for key, box in boxes_held([group], keys):
@@ -127,7 +137,7 @@ class Checkpoint:
     @property
     def digests(self) -> dict[str, str | None]:
         """Return the hash of each file's header; None for files of version 0.1, which have one over all."""
-        return {name: None if self.is_old else entry["sha256"] for name, entry in self.files.items()}
+        return {name: None if self.is_old else entry.sha256 for name, entry in self.files.items()}
 
     @property
     def weights(self) -> dict[str, Shape]:
@@ -166,11 +176,11 @@ def verify_file(checkpoint: Checkpoint, name: str) -> None:
     check_size(checkpoint, name)
     try:
         if checkpoint.is_old or not name.endswith(PARTS):
-            if sha256(file) != entry["sha256"]:
+            if sha256(file) != entry.sha256:
                 raise CheckpointError(f"{file}: damaged: its content is not what was saved (sha256 differs)")
             return
-        with VerifiedFile(file, entry["sha256"], fast=False) as stream:
-            boxes = boxes_held(entry["holds"], list(checkpoint.table))
+        with VerifiedFile(file, entry.sha256, fast=False) as stream:
+            boxes = boxes_held(entry.holds or [], list(checkpoint.table))
             names = {name_in_file(key, box, checkpoint.table[key]) for key, box in boxes}
             if names != set(stream.header.entries):
                 raise CheckpointError(f"{file}: does not hold the tensors that the manifest says")
@@ -181,7 +191,7 @@ def verify_file(checkpoint: Checkpoint, name: str) -> None:
 
 def check_size(checkpoint: Checkpoint, name: str) -> None:
     """Refuse a file that is absent, or of another size than was saved."""
-    file, want = checkpoint.path / name, checkpoint.files[name]["bytes"]
+    file, want = checkpoint.path / name, checkpoint.files[name].bytes
     try:
         size = check_file(file)
     except OSError as error:

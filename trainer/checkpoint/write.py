@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from native.hashes import checksum
 from native.hashes.sha256 import block_hashes
-from trainer.checkpoint.names import Held, Shape, held_boxes, name_in_file
+from trainer.checkpoint.names import Shape, held_boxes, name_in_file
 from trainer.checkpoint.part import Part
+from trainer.checkpoint.saved_file import SavedFile
 
 PIECE = 1 << 20
 """Bytes of the data that have one hash and one checksum."""
@@ -38,20 +38,7 @@ CHECKSUMS = "checksum128"
 TYPES = {torch.float32: ("F32", 4)}
 
 
-@dataclass(frozen=True)
-class WrittenFile:
-    """What the manifest records of a file."""
-
-    bytes: int
-    sha256: str
-    """Of the header, which holds the hashes of the data."""
-    held: Held
-
-    def as_json(self) -> dict[str, object]:
-        return {"bytes": self.bytes, "sha256": self.sha256, "holds": self.held}
-
-
-def write_parts(file: Path, parts: Sequence[Part], table: Mapping[str, Shape], nice: int = 0) -> WrittenFile:
+def write_parts(file: Path, parts: Sequence[Part], table: Mapping[str, Shape], nice: int = 0) -> SavedFile:
     """Write a rank's parts to a file of their own and have the disk hold it; OSError where the disk refuses.
 
     `nice`: how much lower than the training's the priority of hashing is.
@@ -69,7 +56,7 @@ def write_parts(file: Path, parts: Sequence[Part], table: Mapping[str, Shape], n
     finally:
         os.close(handle)
     held = held_boxes(((part.key, part.box) for part in parts), list(table))
-    return WrittenFile(len(header) + size, hashlib.sha256(header).hexdigest(), held)
+    return SavedFile(len(header) + size, hashlib.sha256(header).hexdigest(), held)
 
 
 def _entries(parts: Sequence[Part]) -> tuple[dict[str, object], int]:

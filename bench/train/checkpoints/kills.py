@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -30,7 +30,7 @@ from random import Random
 import torch
 import torch.distributed as dist
 
-from tests.support.checkpoints import FACTS, load_with, parts_by_rows, seen_by, state_at, whole_state
+from tests.support.checkpoints import MANIFEST, load_with, parts_by_rows, seen_by, state_at, whole_state
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.keep import remove_unfinished
 from trainer.checkpoint.names import tensor_table
@@ -88,8 +88,8 @@ def save_for_ever(rank: int, attempt: Attempt, base: Path, port: int) -> None:
     log = os.open(base / f"acknowledged-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for version in range(1, 10**6):
         step = SAME if attempt.again else version
-        facts = {**FACTS, "loss": version}
-        order = SaveOrder(step, f"save-{version}", table, facts, None, KeepConfig(2))
+        manifest = replace(MANIFEST, step=step, tensors=table, loss=version)
+        order = SaveOrder(manifest, f"save-{version}", None, KeepConfig(2))
         parts = parts_by_rows(state_at(version, ROWS), rank, attempt.ranks)
         save_parts(order, parts, seen_by(folders, rank), board)
         os.write(log, f"{version}\n".encode())

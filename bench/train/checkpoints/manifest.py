@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 import native
-from tests.support.checkpoints import FACTS
+from tests.support.checkpoints import MANIFEST
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.names import Shape, tensor_table
 from trainer.checkpoint.part import MOMENTS, Part
@@ -102,7 +103,9 @@ def main() -> int:
     with torch.device("meta"):
         whole = GPT(MODEL, native.choose("cpu"))
         shapes: dict[str, Shape] = shapes_of(whole, whole.parallel)
-    order = SaveOrder(1, "rehearsal", tensor_table(shapes, True), FACTS, None, KeepConfig())
+    order = SaveOrder(
+        replace(MANIFEST, step=1, tensors=tensor_table(shapes, True)), "rehearsal", None, KeepConfig()
+    )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -117,7 +120,7 @@ def main() -> int:
             entry = {}
             if parts:
                 name = f"part-{rank:05d}.safetensors"
-                entry = {name: write_parts(aside / name, parts, order.table).as_json()}
+                entry = {name: write_parts(aside / name, parts, order.manifest.tensors).as_json()}
                 last = parts
             boards[1].post(f"save/part/{rank}", entry)
         manifest = seconds(times, "make", lambda: collect_manifest(order, boards[0], "save", 0.0))

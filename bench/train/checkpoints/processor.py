@@ -28,6 +28,7 @@ import torch.multiprocessing as mp
 import native
 from bench.train.checkpoints.times import RANKS, config_of, free_port
 from trainer.checkpoint.checkpointer import Checkpointer, Progress
+from trainer.config.data import DataIdentity
 from trainer.device import Device
 from trainer.engine.torch_engine import TorchEngine
 from trainer.env import Env
@@ -57,7 +58,7 @@ def rank_main(rank: int, size: str, folder: str, port: int, rounds: int, saves: 
     groups = Groups.of(group, config.layout(RANKS))
     engine = TorchEngine(build_model(config, native.choose("cpu"), groups), config, groups, device)
     ours, theirs = Path(folder) / "ours", Path(folder) / "torch"
-    identity = {"corpora": 0, "order": 0}
+    identity = DataIdentity()
     at_once = Checkpointer(config, engine, group, ours / "never", identity)
     later = Checkpointer(config_of(size, "always"), engine, group, ours / "always", identity)
     state: dict[str, torch.Tensor] = {part.key: part.tensor for part in engine.parts()}

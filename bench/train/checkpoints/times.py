@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import native
 from trainer.checkpoint.checkpointer import Checkpointer, Progress
+from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.engine.torch_engine import TorchEngine
@@ -65,7 +66,7 @@ def rank_main(rank: int, size: str, folder: str, port: int) -> None:
     ours, theirs = Path(folder) / "ours", Path(folder) / "torch"
     savers = {
         background: Checkpointer(
-            config_of(size, background), engine, group, ours / background, {"corpora": 0, "order": 0}
+            config_of(size, background), engine, group, ours / background, DataIdentity()
         )
         for background in ("never", "always")
     }

@@ -25,10 +25,8 @@ RENEW = 60.0
 OLD, UNFINISHED = ".old", ".tmp-"
 # Bytes between two reports of progress.
 REPORT = 64 << 20
-# What a list copies from a manifest.
+# What a list copies from a manifest, as far as it has them.
 FACTS = (
-    "step",
-    "format",
     "state",
     "loss",
     "eval_loss",
@@ -84,24 +82,23 @@ def describe(folder: str) -> Dict[str, Any]:
             "step": step_of(result["name"]) or 0,
             "digest": "",
         }
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.files.items():
         path = os.path.join(folder, name)
         try:
             size = saved.size_of(path)
-            if size == entry["bytes"]:
+            if size == entry.bytes:
                 result["have"].append(name)
             else:
-                result["faults"].append(
-                    f"{path}: damaged: has {size} bytes, the manifest says {entry['bytes']}"
-                )
+                result["faults"].append(f"{path}: damaged: has {size} bytes, the manifest says {entry.bytes}")
         except FileNotFoundError:
             pass
         except (OSError, Damaged) as problem:
             result["faults"].append(_text(problem, path))
-    result.update((key, manifest.get(key)) for key in FACTS)
+    result.update((key, manifest.facts.get(key)) for key in FACTS)
+    result["step"] = manifest.step
     result["digest"] = digest_of(folder)
-    result["count"] = len(manifest["files"])
-    result["bytes"] = sum(entry["bytes"] for entry in manifest["files"].values())
+    result["count"] = len(manifest.files)
+    result["bytes"] = sum(entry.bytes for entry in manifest.files.values())
     return result
 
 
@@ -156,7 +153,7 @@ def verify(folder: str, report: Any) -> Dict[str, Any]:
         tensor = problem.tensor if isinstance(problem, Damaged) else ""
         result["faults"].append({"fault": _text(problem, folder), "tensor": tensor, "file": saved.MANIFEST})
         return result
-    for name in manifest["files"]:
+    for name in manifest.files:
         if not os.path.lexists(os.path.join(folder, name)):
             continue
         result["files"][name] = {"fault": "", "tensor": ""}
@@ -310,9 +307,9 @@ def complete(source: str, folder: str, digest: str) -> int:
         if digest_of(own) != digest:
             raise Refused("changed", f"{folder} was saved again meanwhile")
         manifest = saved.read_manifest(own)
-        names = [name for name in os.listdir(source) if name in manifest["files"]]
+        names = [name for name in os.listdir(source) if name in manifest.files]
         for name in names:
-            _check_copy(os.path.join(source, name), manifest["files"][name])
+            _check_copy(os.path.join(source, name), manifest.files[name])
         for name in names if not new else ():
             os.replace(os.path.join(source, name), os.path.join(folder, name))
     except (OSError, Damaged) as problem:
@@ -327,17 +324,17 @@ def complete(source: str, folder: str, digest: str) -> int:
     return len(names)
 
 
-def _check_copy(path: str, entry: Dict[str, Any]) -> None:
+def _check_copy(path: str, entry: saved.SavedFile) -> None:
     """Raise Damaged unless a copied file has the size and the header that the manifest records; have the disk hold it.
 
     The copy was verified when it arrived; the header tells whether it is the file of this save.
     """
-    if saved.size_of(path) != entry["bytes"]:
-        raise Damaged(f"{path}: has not the size that the manifest says")
-    if path.endswith(saved.PARTS) and "holds" in entry:
+    if saved.size_of(path) != entry.bytes:
+        raise Damaged(f"{path}: does not have the size that the manifest says")
+    if path.endswith(saved.PARTS) and entry.holds is not None:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            saved.read_header(handle, path, entry["sha256"])
+            saved.read_header(handle, path, entry.sha256)
         finally:
             os.close(handle)
     _sync(path)

@@ -36,7 +36,7 @@ def fingerprint_folder(request: Request) -> Dict[str, Any]:
     """Return size and hash of every file below a folder, and the faults that can be seen in them."""
     path = request.path()
     if not os.path.isdir(path):
-        return {"path": path, "missing": True, "files": {}, "faults": []}
+        return {"path": path, "missing": True, "sizes": {}, "hashes": {}, "faults": []}
     files: Dict[str, List[Any]] = {}
     for name, full in _files(path):
         if len(files) == MOST_FILES:
@@ -44,7 +44,8 @@ def fingerprint_folder(request: Request) -> Dict[str, Any]:
         size = os.stat(full).st_size
         files[name] = [size, fingerprint_of(full, size)]
     faults = [fault for name in files for fault in faults_of(path, name, files)]
-    return {"path": path, "missing": False, "files": files, "faults": faults}
+    sizes, hashes = ({name: entry[at] for name, entry in files.items()} for at in (0, 1))
+    return {"path": path, "missing": False, "sizes": sizes, "hashes": hashes, "faults": faults}
 
 
 def _files(root: str) -> Iterator[Tuple[str, str]]:

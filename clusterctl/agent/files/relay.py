@@ -73,7 +73,7 @@ class Giver:
         self._terms = terms
         family, _, address = places_of(terms["address"], 0)[0]
         if address[0] in EVERYWHERE:
-            raise OSError(f"{terms['address']} is no address of one interface")
+            raise OSError(f"{terms['address']} is not the address of an interface")
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._listener.bind(address)

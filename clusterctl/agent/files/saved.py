@@ -43,6 +43,27 @@ class Damaged(Exception):
         self.tensor = tensor
 
 
+class SavedFile(NamedTuple):
+    """What a manifest says of one file; `sha256` is that of its header, or of all of it if it holds no tensors."""
+
+    bytes: int
+    sha256: str
+    holds: Any
+    """Which boxes of which tensors, not checked; `boxes_of` reads it. None for a file without tensors."""
+
+
+class Manifest(NamedTuple):
+    """The manifest of a checkpoint."""
+
+    format: int
+    step: int
+    files: Dict[str, SavedFile]
+    tensors: Dict[str, List[int]]
+    """The shape of each tensor; none in format 1."""
+    facts: Dict[str, Any]
+    """The other entries, as they stand: they are only shown."""
+
+
 class Tensor(NamedTuple):
     """One entry of a header: type, shape, and the first and last + 1 byte in the file."""
 
@@ -56,7 +77,7 @@ class Tensor(NamedTuple):
 # ---- the manifest
 
 
-def read_manifest(folder: str) -> Dict[str, Any]:
+def read_manifest(folder: str) -> Manifest:
     """Return the manifest of a step's folder; raise Damaged with the file and the reason."""
     path = os.path.join(folder, MANIFEST)
     check_folder(folder)
@@ -67,31 +88,40 @@ def read_manifest(folder: str) -> Dict[str, Any]:
     return decode_manifest(content, path)
 
 
-def decode_manifest(content: bytes, path: str) -> Dict[str, Any]:
+def decode_manifest(content: bytes, path: str) -> Manifest:
     """Return the manifest in the bytes of `path`, after checking its hash and its entries."""
     at = content.rfind(_KEY) + len(_KEY)
     hashed = at >= len(_KEY) and content[at + 64 :] == _END
     if hashed and hashlib.sha256(content[:at]).hexdigest().encode() != content[at : at + 64]:
         raise Damaged(f"{path}: damaged: its content does not have the hash that it records")
     try:
-        manifest = lean.loads(content)
+        facts = lean.loads(content)
     except (ValueError, RecursionError):
         raise Damaged(f"{path}: damaged: not JSON") from None
-    if not isinstance(manifest, dict):
+    if not isinstance(facts, dict):
         raise Damaged(f"{path}: damaged: not a JSON object")
-    number = manifest.get("format")
+    number, step, files, tensors = (facts.pop(key, None) for key in ("format", "step", "files", "tensors"))
     if type(number) is int and number > FORMAT and hashed:
         raise Damaged(f"{path}: written in format {number} by a newer version: update clusterctl")
     if number != (FORMAT if hashed else OLD_FORMAT) or type(number) is not int:
         raise Damaged(f"{path}: damaged: format {number!r:.20} {'with' if hashed else 'without'} a hash")
-    files: Any = manifest.get("files")
-    tensors: Any = manifest.get("tensors")
-    sound = type(manifest.get("step")) is int and manifest["step"] >= 0 and isinstance(files, dict)
+    sound = type(step) is int and step >= 0 and isinstance(files, dict)
     if not sound or not all(_is_entry(name, entry) for name, entry in files.items()):
         raise Damaged(f"{path}: damaged: its step or its list of files is missing or wrong")
-    if number == FORMAT and not (isinstance(tensors, dict) and all(map(_is_shape, tensors.values()))):
+    if number == OLD_FORMAT:
+        tensors = {}
+    if not (isinstance(tensors, dict) and all(map(_is_shape, tensors.values()))):
         raise Damaged(f"{path}: damaged: its table of tensors is missing or wrong")
-    return manifest
+    return Manifest(
+        number,
+        step,
+        {
+            name: SavedFile(entry["bytes"], entry["sha256"], entry.get("holds"))
+            for name, entry in files.items()
+        },
+        {key: entry["shape"] for key, entry in tensors.items()},
+        facts,
+    )
 
 
 def _is_entry(name: str, entry: Any) -> bool:
@@ -129,12 +159,11 @@ def size_of(path: str) -> int:
     return status.st_size
 
 
-def boxes_of(manifest: Dict[str, Any], name: str) -> Iterator[Tuple[str, List[int]]]:
+def boxes_of(manifest: Manifest, name: str) -> Iterator[Tuple[str, List[int]]]:
     """Yield each tensor that a file holds some of, with its box as start, stop, start, stop, ..."""
-    keys = list(manifest["tensors"])
-    held = manifest["files"][name].get("holds")
+    keys = list(manifest.tensors)
     try:
-        for box, ranges in held:
+        for box, ranges in manifest.files[name].holds:
             for first, last in pairs(ranges):
                 if not 0 <= first < last <= len(keys):
                     raise ValueError
@@ -157,17 +186,17 @@ def volume(box: List[int]) -> int:
     return result
 
 
-def check_cover(manifest: Dict[str, Any]) -> None:
+def check_cover(manifest: Manifest) -> None:
     """Raise Damaged unless the files together hold every tensor exactly once."""
-    if manifest["format"] == OLD_FORMAT:
+    if manifest.format == OLD_FORMAT:
         return
-    found = dict.fromkeys(manifest["tensors"], 0)
-    for name in manifest["files"]:
+    found = dict.fromkeys(manifest.tensors, 0)
+    for name in manifest.files:
         if name.endswith(PARTS):
             for key, box in boxes_of(manifest, name):
                 found[key] += volume(box)
-    for key, entry in manifest["tensors"].items():
-        if found[key] != volume([end for size in entry["shape"] for end in (0, size)]):
+    for key, shape in manifest.tensors.items():
+        if found[key] != volume([end for size in shape for end in (0, size)]):
             raise Damaged(f"its files do not hold {key} exactly once", key)
 
 
@@ -217,7 +246,7 @@ def _tensor(name: str, entry: Any, begin: int, path: str) -> Tensor:
     if width is None or not _are_counts(shape) or not _are_counts(ends) or len(ends) != 2:
         raise Damaged(f"{path}: its type, shape or place is wrong", name)
     if ends[1] - ends[0] != width * volume([end for each in shape for end in (0, each)]):
-        raise Damaged(f"{path}: its place has not the size of its shape", name)
+        raise Damaged(f"{path}: its place does not have the size of its shape", name)
     return Tensor(name, dtype, shape, begin + ends[0], begin + ends[1])
 
 
@@ -228,25 +257,23 @@ def _are_counts(value: Any) -> bool:
 # ---- verification
 
 
-def verify_file(folder: str, manifest: Dict[str, Any], name: str, progress: Callable[[int], None]) -> None:
+def verify_file(folder: str, manifest: Manifest, name: str, progress: Callable[[int], None]) -> None:
     """Compare every byte of a file with its hashes; raise Damaged with the file, and the tensor if one is known.
 
     `progress` is called with the number of bytes of each piece.
     """
-    path, entry = os.path.join(folder, name), manifest["files"][name]
+    path, entry = os.path.join(folder, name), manifest.files[name]
     size = size_of(path)
-    if size != entry["bytes"]:
-        raise Damaged(f"{path}: damaged: has {size} bytes, the manifest says {entry['bytes']}")
+    if size != entry.bytes:
+        raise Damaged(f"{path}: damaged: has {size} bytes, the manifest says {entry.bytes}")
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if manifest["format"] == OLD_FORMAT or not name.endswith(PARTS):
-            if _hash(handle, progress) != entry["sha256"]:
+        if manifest.format == OLD_FORMAT or not name.endswith(PARTS):
+            if _hash(handle, progress) != entry.sha256:
                 raise Damaged(f"{path}: damaged: its content is not what was saved (sha256 differs)")
             return
-        tensors, metadata, begin = read_header(handle, path, entry["sha256"])
-        wanted = {
-            name_in_file(key, box, manifest["tensors"][key]["shape"]) for key, box in boxes_of(manifest, name)
-        }
+        tensors, metadata, begin = read_header(handle, path, entry.sha256)
+        wanted = {name_in_file(key, box, manifest.tensors[key]) for key, box in boxes_of(manifest, name)}
         if wanted != {tensor.name for tensor in tensors}:
             raise Damaged(f"{path}: does not hold the tensors that the manifest says")
         _verify_pieces(handle, path, tensors, metadata, begin, progress)
@@ -287,7 +314,7 @@ def _verify_pieces(
         raise Damaged(f"{path}: its header has no hashes of its data") from None
     size = os.fstat(handle).st_size
     if not 0 < each <= MOST_PIECE or len(hashes) != 32 * -(-(size - begin) // each):
-        raise Damaged(f"{path}: its header has not one hash for each piece of its data")
+        raise Damaged(f"{path}: its header does not have one hash for each piece of its data")
     for number, start in enumerate(range(begin, size, each)):
         piece = os.pread(handle, min(each, size - start), start)
         if hashlib.sha256(piece).digest() != hashes[32 * number : 32 * number + 32]:

@@ -86,7 +86,7 @@ def check(entries: Sequence[Entry]) -> None:
     for entry in entries:
         path, kind, mode, size, content = entry
         if not _is_well_formed(path, kind, mode, size, content):
-            raise BadTree(f"{entry!r:.200} is no entry of a tree")
+            raise BadTree(f"{entry!r:.200} is not an entry of a tree")
         inside = f"/{path}/"
         if "//" in inside or "/./" in inside or "/../" in inside or "\0" in path:
             raise BadTree(f"{path!r} leads outside")

@@ -171,7 +171,7 @@ class Builder:
             # It was switched in just now.
             return False
         except NotADirectoryError:
-            raise Refused("exists", f"{self.staging} is in the way; it is no folder of a push") from None
+            raise Refused("exists", f"{self.staging} is in the way; it is not the folder of a push") from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:

@@ -25,13 +25,6 @@ from tests.support.nodes import connect, local_node, oldest_python, wait_for
 SHOW = "import os,sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
 
 
-@pytest.fixture
-def link(tmp_path: Path) -> Iterator[Connection]:
-    connection = connect(tmp_path)
-    yield connection
-    connection.close()
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     connection = connect(tmp_path_factory.mktemp("shared"))

@@ -36,13 +36,6 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 @pytest.fixture
-def link(tmp_path: Path) -> Iterator[Connection]:
-    connection = connect(tmp_path)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as door:
         yield door

@@ -141,7 +141,7 @@ def test_rows_are_named_tuples() -> None:
 
 
 def test_what_json_does_not_have_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="set is nothing that JSON has"):
+    with pytest.raises(TypeError, match="set cannot be written as JSON"):
         lean.dumps({"a": {1}})
 
 

@@ -33,7 +33,13 @@ def folder(tmp_path: Path) -> Path:
     }
     for step in (100, 200):
         made.saved(
-            tmp_path, step, ranks=2, loss=2.5, tokens=12800, consumed_samples=100, layout=layout, time=0.0
+            tmp_path,
+            step,
+            ranks=2,
+            loss=2.5,
+            tokens=12800,
+            consumed_samples=100,
+            about={"layout": layout, "time": 0.0},
         )
     return tmp_path
 
@@ -100,7 +106,7 @@ def test_diff_shows_what_differs_between_layouts(folder: Path, tmp_path: Path) -
 
 
 def test_prune_asks_what_to_keep_and_deletes_the_rest(folder: Path) -> None:
-    assert "nothing says what to keep" in clusterctl("prune", folder).stderr
+    assert "no option says which checkpoints to keep" in clusterctl("prune", folder).stderr
     listed = clusterctl("prune", folder, "--keep-last", 1, "--dry-run")
     assert "would delete step-00000100" in listed.stdout
     refused = clusterctl("prune", folder, "--keep-last", 1)
@@ -139,7 +145,7 @@ def test_pull_refuses_a_wrong_place_before_it_fetches(folder: Path, tmp_path: Pa
         file: "a file, not a folder",
         file / "below": "a file, not a folder",
         other: "holds other files, such as notes.txt",
-        Path(): "names no folder of its own",
+        Path(): "does not name a folder",
     }
     for place, problem in expected.items():
         done = clusterctl("pull", folder, "-o", place)

@@ -10,6 +10,7 @@ import pytest
 
 from clusterctl.checkpoints.checkpoint import Checkpoint, Health
 from clusterctl.checkpoints.find import of_nodes
+from clusterctl.checkpoints.holder import SavedLayout
 from clusterctl.checkpoints.moves import copies_wanted, move_all
 from clusterctl.checkpoints.restart import moves_for
 from clusterctl.inventory.cluster import Cluster, Node
@@ -54,7 +55,7 @@ def planned(*names: str) -> plans.Plan:
 
 
 def of_three(**nodes: list[str]) -> Checkpoint:
-    listed = {name: [entry(1, *have, count=3, layout={"world": 3})] for name, have in nodes.items()}
+    listed = {name: [entry(1, *have, count=3, layout=SavedLayout(world=3))] for name, have in nodes.items()}
     (found,) = together(**listed)
     return found
 

@@ -48,7 +48,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     monkeypatch.setattr(pod_uploads, "POLL", 0.02)
     # A process for each order would import boto3 each time; the tests of the store start it.
     for module in (pod_uploads, uploads):
-        monkeypatch.setattr(module, "on_node", lambda node, link, *order, **more: here(*order, **more))
+        monkeypatch.setattr(module, "on_node", lambda node, link, access: here(access))
     with object_store() as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
         yield found

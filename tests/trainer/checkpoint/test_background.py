@@ -45,7 +45,7 @@ def test_a_save_in_the_background_writes_the_same_files(
         train_here(tmp_path / background, save={"every": 2, "keep": 9, "background": background})
         paths = found(tmp_path / background / "checkpoints")
         assert [verify(path).step for path in paths] == [8, 6, 4, 2]
-        kept.append([read_manifest(path)["files"] for path in paths])
+        kept.append([read_manifest(path).files for path in paths])
         saved = metrics(tmp_path / background, "checkpoint")
         # The last one is awaited in any case.
         assert [line["background"] for line in saved] == [background == "always"] * 3 + [False]
@@ -95,7 +95,7 @@ def test_a_failure_in_the_background_ends_the_training_with_path_and_remedy(
     save = checkpointer.save_parts
 
     def fail_second(order: Any, *rest: Any, **named: Any) -> int:
-        if order.step == 4:
+        if order.manifest.step == 4:
             raise TrainingFailed(f"{tmp_path}/step-00000004: cannot be saved: No space left", "make room")
         return save(order, *rest, **named)
 

@@ -30,15 +30,15 @@ def test_each_tensor_is_compared_whole_whatever_the_layouts(tmp_path: Path, rank
     assert found.keys() == state.keys()
     for key, difference in found.items():
         gap = (state[key] - other[key]).abs()
-        assert difference["numbers"] == state[key].numel()
-        assert difference["different"] == int((gap > 0).sum())
-        assert difference["largest"] == pytest.approx(float(gap.max()), rel=1e-6)
-        assert difference["squares"] == pytest.approx(float(gap.double().square().sum()), rel=1e-5)
-        assert difference["squares_of_first"] == pytest.approx(
+        assert difference.numbers == state[key].numel()
+        assert difference.different == int((gap > 0).sum())
+        assert difference.largest == pytest.approx(float(gap.max()), rel=1e-6)
+        assert difference.squares == pytest.approx(float(gap.double().square().sum()), rel=1e-5)
+        assert difference.squares_of_first == pytest.approx(
             float(state[key].double().square().sum()), rel=1e-5
         )
     equal = compare(first, first, pairs(ranks[0], ranks[0]))
-    assert not any(difference["different"] for difference in equal.values())
+    assert not any(difference.different for difference in equal.values())
 
 
 def test_large_tensors_are_compared_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,8 +47,8 @@ def test_large_tensors_are_compared_in_blocks(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(module, "BLOCK", 64)
     first, second = made.saved(tmp_path / "a", 1, ranks=2).path, made.saved(tmp_path / "b", 1, ranks=3).path
     found = compare(first, second, pairs(2, 3))
-    assert all(entry["different"] == 0 and entry["numbers"] for entry in found.values())
-    assert found["a.weight"]["numbers"] == 72
+    assert all(entry.different == 0 and entry.numbers for entry in found.values())
+    assert found["a.weight"].numbers == 72
 
 
 def test_a_number_that_is_not_finite_in_one_alone_differs_without_end(
@@ -65,8 +65,8 @@ def test_a_number_that_is_not_finite_in_one_alone_differs_without_end(
     monkeypatch.setattr(made, "state_at", broken)
     first, second = made.saved(tmp_path / "a", 1).path, made.saved(tmp_path / "b", 2).path
     difference = compare(first, second, pairs(1, 1))["a.weight"]
-    assert (difference["different"], difference["largest"]) == (1, torch.inf)
-    assert compare(second, second, pairs(1, 1))["a.weight"]["different"] == 0
+    assert (difference.different, difference.largest) == (1, torch.inf)
+    assert compare(second, second, pairs(1, 1))["a.weight"].different == 0
 
 
 def test_damage_is_found_while_comparing(tmp_path: Path) -> None:

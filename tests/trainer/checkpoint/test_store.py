@@ -25,6 +25,7 @@ from trainer.checkpoint.keep import in_use, is_marked, prune
 from trainer.checkpoint.manifest import decode_manifest, encode_manifest
 from trainer.checkpoint.part import Part
 from trainer.checkpoint.store import Checkpoint, found, open_checkpoint, verify
+from trainer.config.data import DataIdentity
 from trainer.config.parts import KeepConfig
 from trainer.corpus.indexed import Writer
 from trainer.errors import CheckpointError, TrainingFailed
@@ -33,6 +34,19 @@ from trainer.plan.resolve import read_config
 from trainer.samples.dataset import Data
 
 PART = "part-00000.safetensors"
+
+
+def old_manifest(**changes: object) -> bytes:
+    """Return a manifest of version 0.1 with some entries changed."""
+    facts = {
+        "config": {"model": {}, "optimizer": {}},
+        "data": {},
+        "consumed_samples": 0,
+        "optimizer_steps": 0,
+    }
+    return json.dumps({"format": 1, "step": 3, "files": {}, **facts, **changes}).encode()
+
+
 WRONG_MANIFESTS = [
     b"[" * 100_000,
     b"null",
@@ -44,6 +58,11 @@ WRONG_MANIFESTS = [
     b'{"format": 1, "step": 3, "files": {"model.safetensors": {"bytes": "1"}}}',
     b'{"format": 1, "step": 3, "files": {"../model.safetensors": {"bytes": 1, "sha256": "0"}}}',
     b'{"format": 1, "step": 3, "files": [["model.safetensors", {"rha256": 0}]]}',
+    old_manifest(loss="0.5"),
+    old_manifest(loss_scale={"scale": "2"}),
+    old_manifest(base={"source": "/w"}),
+    old_manifest(origin=["hf"]),
+    old_manifest(state="moments"),
     b"\xff\xfe",
     b"",
 ]
@@ -484,7 +503,7 @@ def test_another_tokenizer_is_refused_by_its_path_unless_a_flag_allows_it(tmp_pa
     for file, expected in zip(tokenizers, (0, 2), strict=True):
         raw = {"model": "gpt-tiny", "steps": 1, "data": {"prefix": "none", "tokenizer": str(file)}}
         saver = Checkpointer.__new__(Checkpointer)
-        saver.config, saver.data, saver.tokenizer = read_config(raw, 1), {"corpora": None}, file
+        saver.config, saver.data, saver.tokenizer = read_config(raw, 1), DataIdentity(), file
         faults = saver._other_data(checkpoint)
         assert len(faults) == expected
     assert f"{tokenizers[1]}: not the one that it was trained with" in faults[0]
@@ -502,14 +521,14 @@ def test_other_tokens_behind_an_equal_index_are_refused(tmp_path: Path) -> None:
         raw = {"model": "gpt-tiny", "steps": 1, "data": {"prefix": str(prefix)}}
         found.append(read_config(raw, 1))
     first, second = (Data(config.data, 64).identity() for config in found)
-    assert first["corpora"] == second["corpora"]
-    assert first["tokens"] != second["tokens"]
+    assert first.corpora == second.corpora
+    assert first.tokens != second.tokens
     checkpoint = saved(tmp_path, 1)
     saver = Checkpointer.__new__(Checkpointer)
     saver.config, saver.tokenizer = found[1], None
-    for recorded, expected in ((second, 0), ({"corpora": second["corpora"]}, 0), (first, 2)):
+    for recorded, expected in ((second, 0), (DataIdentity(second.corpora), 0), (first, 2)):
         saver.data = second
-        other = replace(checkpoint, manifest={**checkpoint.manifest, "data": recorded})
+        other = replace(checkpoint, manifest=replace(checkpoint.manifest, data=recorded))
         assert len(saver._other_data(other)) == expected
     assert "the .bin files hold other tokens" in saver._other_data(other)[0]
 
