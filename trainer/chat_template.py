@@ -97,7 +97,7 @@ class ChatTemplate:
 
 
 def read_template(tokenizer: Path, named: Path | None = None) -> ChatTemplate | None:
-    """Return the chat template in `named`, else the one beside a tokenizer (its file or folder); None without one."""
+    """Return the chat template in `named`, else the one next to a tokenizer (its file or folder); None without one."""
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     config = _config(folder / CONFIG)
     beside = folder / TEMPLATE

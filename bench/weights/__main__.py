@@ -1,7 +1,9 @@
-"""`python -m bench.weights --peer PYTHON`: import and export a random GPT-2, next to transformers' own load and save.
+"""`python -m bench.weights --peer PYTHON --megatron PYTHON`: import and export a random GPT-2, next to other programs.
 
-Each step runs in a process of its own, which reports its seconds and its largest resident memory. `--peer` is a Python
-that has transformers; without one, only ours is measured. Files are in the page cache after the first step.
+Each step runs in a process of its own, which reports its seconds and its largest resident memory, and that of the
+processes it started. `--peer` is a Python that has transformers. `--megatron` is one that has megatron-core: it does
+what Megatron's converter does, builds the model, loads a distributed checkpoint into it, and saves it. Files are in the
+page cache after the first step. A last line has the size of the largest tensor, and of the memory that ours may take.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from pathlib import Path
 REPORT = """
 import json, resource, sys, time
 def report(began):
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1e3
     print(json.dumps({"seconds": time.monotonic() - began, "peak_mb": peak}))
 """
 # Writes the folder that the others read, without holding the model in memory.
 MAKE = """
 from pathlib import Path
 import torch
+from trainer.checkpoint.manifest import Origin
 from trainer.config.model_sizes import sized
 from trainer.weights.contents import Contents, ExportRequest
 from trainer.weights.huggingface import write_huggingface
@@ -35,7 +38,7 @@ def random(shape):
 model = sized(sys.argv[1])
 tensors = {name: random(shape) for name, shape in shapes_for(model).items()}
 with open_target(Path(sys.argv[2]), {}, 0) as target:
-    write_huggingface(Contents(model, tensors, {}), target, ExportRequest(), lambda done, total: None)
+    write_huggingface(Contents(model, tensors, Origin("bench", "")), target, ExportRequest(), lambda done, total: None)
     target.publish()
 """
 IMPORT = """
@@ -45,12 +48,18 @@ began = time.monotonic()
 import_weights(Path(sys.argv[1]), Path(sys.argv[2]))
 report(began)
 """
+LARGEST = """
+from math import prod
+from trainer.config.model_sizes import sized
+from trainer.weights.ours import shapes_for
+print(json.dumps({"largest_mb": max(4 * prod(shape) for shape in shapes_for(sized(sys.argv[1])).values()) / 1e6}))
+"""
 EXPORT = """
 from pathlib import Path
 from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights
 began = time.monotonic()
-export_weights(Path(sys.argv[1]), Path(sys.argv[2]), "hf", ExportRequest())
+export_weights(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], ExportRequest())
 report(began)
 """
 LOAD = """
@@ -69,6 +78,42 @@ began = time.monotonic()
 model.save_pretrained(sys.argv[2])
 report(began)
 """
+# The writer starts processes that import the main program: only a file can be imported.
+CONVERT = """
+import contextlib, json, os, resource, sys, time
+import torch
+torch.cuda.synchronize = lambda *a, **k: None
+torch.cuda.current_device = lambda: "cpu"
+import megatron.core.tensor_parallel.random as random
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.transformer_config import TransformerConfig
+random.CudaRNGStatesTracker.fork = lambda self, *a, **k: contextlib.nullcontext()
+def main():
+    began = time.monotonic()
+    dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel(1, 1)
+    given = vars(dist_checkpointing.load_common_state_dict(sys.argv[1])["args"])
+    shape = {key: given[key] for key in ("num_layers", "hidden_size", "num_attention_heads")}
+    config = TransformerConfig(**shape, use_cpu_initialization=True, perform_initialization=False)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(),
+        vocab_size=given["padded_vocab_size"],
+        max_sequence_length=given["max_position_embeddings"],
+        share_embeddings_and_output_weights=True,
+    )
+    loaded = dist_checkpointing.load(model.sharded_state_dict(), sys.argv[1])
+    model.load_state_dict({name: value for name, value in loaded.items() if name in model.state_dict()})
+    del loaded
+    os.makedirs(sys.argv[2])
+    dist_checkpointing.save(model.sharded_state_dict(), sys.argv[2])
+    report(began)
+if __name__ == "__main__":
+    main()
+"""
 
 
 def run(python: str, code: str, *arguments: object) -> dict[str, float]:
@@ -79,8 +124,18 @@ def run(python: str, code: str, *arguments: object) -> dict[str, float]:
     return found
 
 
+def run_file(folder: Path, python: str, code: str, *arguments: object) -> dict[str, float]:
+    """Run a step whose program must be a file, and return what it reports."""
+    file = folder / "step.py"
+    file.write_text(REPORT + code)
+    argv = [python, str(file), *map(str, arguments)]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def show(name: str, row: dict[str, float]) -> None:
-    print(f"{name:16} {row['seconds']:7.1f} s  {row['peak_mb']:8,.0f} MB", flush=True)
+    print(f"{name:18} {row['seconds']:7.1f} s  {row['peak_mb']:8,.0f} MB", flush=True)
 
 
 def main() -> None:
@@ -89,6 +144,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="gpt2-1.3B", help="a named size of GPT-2")
     parser.add_argument("--peer", default="", metavar="PYTHON", help="a Python that has transformers")
+    parser.add_argument("--megatron", default="", metavar="PYTHON", help="a Python that has megatron-core")
     parser.add_argument("--folder", type=Path, help="where the files go (default: the temporary folder)")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="weights-", dir=arguments.folder))
@@ -96,11 +152,25 @@ def main() -> None:
         source, ours = folder / "hf", folder / "ours"
         run(sys.executable, MAKE, arguments.model, source)
         show("import", run(sys.executable, IMPORT, source, ours))
-        show("export", run(sys.executable, EXPORT, ours, folder / "back"))
+        show("export", run(sys.executable, EXPORT, ours, folder / "back", "hf"))
+        shutil.rmtree(folder / "back")
+        if arguments.megatron:
+            core = folder / "core"
+            show("to megatron-core", run(sys.executable, EXPORT, ours, core, "megatron-core"))
+            shutil.rmtree(ours)
+            show("from megatron-core", run(sys.executable, IMPORT, core, ours))
+            show(
+                "its converter",
+                run_file(folder, arguments.megatron, CONVERT, core / "release", folder / "saved"),
+            )
+            shutil.rmtree(core)
+            shutil.rmtree(folder / "saved")
         shutil.rmtree(ours)
         if arguments.peer:
             show("from_pretrained", run(arguments.peer, LOAD, source))
             show("save_pretrained", run(arguments.peer, SAVE, source, folder / "peer"))
+        largest = run(sys.executable, LARGEST, arguments.model)["largest_mb"]
+        print(f"largest tensor {largest:,.0f} MB; 1.2 of it and 300 MB: {1.2 * largest + 300:,.0f} MB")
     finally:
         shutil.rmtree(folder)
 

@@ -91,7 +91,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo")
+    deepspeed.init_distributed("gloo", init_method=os.environ["INIT_METHOD"])
     model = Named(torch.load(file, weights_only=True)["module"])
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},

@@ -1,9 +1,11 @@
 """A program for an environment with megatron-core: trains a GPT ten steps and saves it with its optimizer.
 
-python megatron_states.py FORM WEIGHTS FOLDER
+python megatron_states.py FORM SAVED WEIGHTS FOLDER [TENSOR PIPELINE]
 
-FORM is fp32 (one optimizer), bf16 (with masters), distributed or distributed-bf16. WEIGHTS has tensors by
-Megatron-core's names. FOLDER gets the folder of a training, and state.pt with the optimizer's own tensors by name.
+FORM is fp32 (one optimizer), bf16 (with masters), distributed or distributed-bf16. SAVED is ranks (a file of each
+rank), or the kind of a distributed checkpoint: plain, fully_reshardable or dp_reshardable. WEIGHTS has tensors by
+Megatron-core's names. FOLDER gets the folder of a training, and state-RANK.pt with the optimizer's own tensors by name.
+Several tensor parallel ranks or stages begin with weights of their own and learn from random gradients.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import contextlib
 import os
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,7 @@ class OnProcessors(torch.overrides.TorchFunctionMode):
 
 import megatron.core.tensor_parallel.random as random  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from megatron.core import parallel_state  # noqa: E402
+from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
@@ -75,8 +78,13 @@ def model(bf16: bool) -> tuple[GPTModel, TransformerConfig]:
         activation_func=gelu,
         bf16=bf16,
         params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
+        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
     )
     made = GPTModel(
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(),
         vocab_size=384,
@@ -109,23 +117,59 @@ def train(wrapped: Any, optimizer: Any, rank: int, world: int) -> None:
         assert sound
 
 
-def save(folder: Path, gpt: GPTModel, wrapped: Any, optimizer: Any, distributed: bool, rank: int) -> None:
-    """Save as Megatron-LM's training does in its older format."""
-    place = folder / "iter_0000010" / "mp_rank_00"
+def random_like(parameter: torch.Tensor, name: str, ranks: tuple[int, int], step: int) -> torch.Tensor:
+    """Return random numbers in the shape of a parameter, the same on ranks that share it."""
+    tied = name.endswith(("word_embeddings.weight", "output_layer.weight"))
+    divided = getattr(parameter, "tensor_model_parallel", False)
+    seed = (step, ranks[0] if divided else 0, *(() if tied else (name, ranks[1])))
+    return torch.randn(
+        parameter.shape, generator=torch.Generator().manual_seed(zlib.crc32(repr(seed).encode()))
+    )
+
+
+def learn_at_random(wrapped: Any, optimizer: Any, ranks: tuple[int, int]) -> None:
+    """Take the steps with gradients that are random, and the same for what ranks share."""
+    for step in range(STEPS):
+        wrapped.zero_grad_buffer()
+        optimizer.zero_grad()
+        for name, parameter in wrapped.named_parameters():
+            with torch.no_grad():
+                parameter.main_grad.copy_(random_like(parameter, name.removeprefix("module."), ranks, step))
+        sound, *_ = optimizer.step()
+        assert sound
+
+
+def save(
+    folder: Path, gpt: GPTModel, wrapped: Any, optimizer: Any, distributed: bool, saved: str, rank: int
+) -> None:
+    """Save as Megatron-LM's training does, in its older format or as a distributed checkpoint."""
+    place = folder / "iter_0000010" / ("mp_rank_00" if saved == "ranks" else "")
     place.mkdir(parents=True, exist_ok=True)
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    stages = parallel_state.get_pipeline_model_parallel_world_size()
     given = {**SHAPE, "vocab_size": 300, "layernorm_epsilon": 1e-5, "bias_gelu_fusion": True}
+    given |= {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": stages}
     document = {
         "args": argparse.Namespace(**given, consumed_train_samples=40),
         "checkpoint_version": 3.0,
         "iteration": STEPS,
-        "model": gpt.state_dict_for_save_checkpoint(),
-        "optimizer": optimizer.state_dict(),
     }
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(STEPS))
+    if saved != "ranks":
+        metadata = {"chained_optim_avoid_prefix": True, "distrib_optim_fully_reshardable_mem_efficient": True}
+        if saved != "plain":
+            metadata["distrib_optim_sharding_type"] = saved
+        document["model"] = gpt.sharded_state_dict(metadata=metadata)
+        document["optimizer"] = optimizer.sharded_state_dict(document["model"], metadata=metadata)
+        dist.barrier()
+        dist_checkpointing.save(document, str(place))
+        return
+    document["model"] = gpt.state_dict_for_save_checkpoint()
+    document["optimizer"] = optimizer.state_dict()
     if distributed:
         optimizer.save_parameter_state(str(place / "distrib_optim.pt"))
     if rank == 0:
         torch.save(document, place / "model_optim_rng.pt")
-        (folder / "latest_checkpointed_iteration.txt").write_text(str(STEPS))
 
 
 def own_state(gpt: GPTModel, optimizer: Any) -> dict[str, torch.Tensor]:
@@ -144,18 +188,27 @@ def own_state(gpt: GPTModel, optimizer: Any) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    form, weights, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    form, saved, weights, folder = *sys.argv[1:4], Path(sys.argv[4])
+    tensor, stages = map(int, sys.argv[5:] or (1, 1))
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    store = dist.TCPStore("127.0.0.1", int(os.environ.get("MASTER_PORT", "0")), world, rank == 0)
+    store = dist.FileStore(os.environ["MEETING"], world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    parallel_state.initialize_model_parallel(1, 1)
-    torch.manual_seed(7)
+    parallel_state.initialize_model_parallel(tensor, stages)
+    torch.manual_seed(7 + rank if tensor * stages > 1 else 7)
     bf16, distributed = form.endswith("bf16"), form.startswith("distributed")
     gpt, config = model(bf16)
+    ranks = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
     given = torch.load(weights, weights_only=True)
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
-            parameter.copy_(given[name])
+            if tensor * stages == 1:
+                parameter.copy_(given[name])
+            else:
+                # The same on all ranks for what they share, and no two vectors alike.
+                parameter.copy_(0.1 * random_like(parameter, name, ranks, STEPS))
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed, grad_reduce_in_fp32=True)
     wrapped = DistributedDataParallel(config, ddp, gpt)
     optimizer = get_megatron_optimizer(
@@ -172,10 +225,13 @@ def main() -> None:
     )
     for group in optimizer.param_groups:
         group["lr"], group["weight_decay"] = RATE, 0.1 * group["wd_mult"]
-    train(wrapped, optimizer, rank, world)
-    save(folder, gpt, wrapped, optimizer, distributed, rank)
-    if world == 1:
-        torch.save(own_state(gpt, optimizer), folder / "state.pt")
+    if tensor * stages > 1:
+        learn_at_random(wrapped, optimizer, ranks)
+    else:
+        train(wrapped, optimizer, rank, world)
+    save(folder, gpt, wrapped, optimizer, distributed, saved, rank)
+    if world == tensor * stages:
+        torch.save(own_state(gpt, optimizer), folder / f"state-{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -31,39 +32,52 @@ from trainer.weights.convert import export_weights, import_weights
 MODEL = replace(GPT, dropout=0.0, attention_dropout=0.0)
 PROGRAM = Path(__file__).with_name("deepspeed_states.py")
 PIPELINE = Path(__file__).with_name("deepspeed_pipeline.py")
-pytestmark = pytest.mark.slow
+HUNG = 800
+"""Seconds after which ranks count as hung; on a busy machine their imports alone take minutes."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(HUNG + 100)]
 
 
 def with_deepspeed(task: str, stage: int, *arguments: object) -> None:
     """Run both ranks of the program with a model of transformers."""
     if any(importlib.util.find_spec(name) is None for name in ("deepspeed", "transformers")):
         pytest.skip("deepspeed or transformers is not installed (pip install -e '.[train,judges]')")
-    run_both(PROGRAM, task, stage, *arguments)
+    run_ranks(2, PROGRAM, task, stage, *arguments)
 
 
-def run_both(program: Path, *arguments: object) -> None:
-    """Run two ranks of a program."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    argv = [sys.executable, str(program), *map(str, arguments)]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    shared |= {"PYTHONPATH": str(Path(__file__).parents[2])}
-    ranks = [
-        subprocess.Popen(
-            argv,
-            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in ("0", "1")
-    ]
+def run_ranks(count: int, program: Path, *arguments: object) -> None:
+    """Run the ranks of a program. They meet in a file: a port could be taken between its choice and its use."""
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, str(program), *map(str, arguments)]
+        shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        shared |= {"PYTHONPATH": str(Path(__file__).parents[2])}
+        ranks = []
+        for rank in map(str, range(count)):
+            meeting = f"file://{folder}/store?rank={rank}&world_size={count}"
+            own = {"RANK": rank, "LOCAL_RANK": rank, "INIT_METHOD": meeting}
+            with (Path(folder) / rank).open("wb") as log:
+                ranks.append(
+                    subprocess.Popen(argv, env={**os.environ, **shared, **own}, stdout=log, stderr=log)
+                )
+        wait_for(ranks)
+        logs = [(Path(folder) / str(rank)).read_text(errors="replace")[-3000:] for rank in range(count)]
+        assert not any(process.returncode for process in ranks), "\n".join(logs)
+
+
+def wait_for(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for all processes to end; when one fails, or they are hung, kill the others."""
+    end = time.monotonic() + HUNG
     try:
-        outputs = [rank.communicate(timeout=200)[0].decode() for rank in ranks]
+        while any(process.poll() is None for process in processes) and time.monotonic() < end:
+            if any(process.returncode for process in processes):
+                # The others may be about to say more.
+                time.sleep(1)
+                break
+            time.sleep(0.1)
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(rank.returncode == 0 for rank in ranks), outputs[0][-3000:]
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def train_here(source: Path, first: int, last: int, decay: float) -> dict[str, Tensor]:
@@ -85,7 +99,7 @@ def train_here(source: Path, first: int, last: int, decay: float) -> dict[str, T
     if not any(key.startswith(MOMENTS) for key in found.table):
         parts = [part for part in parts if not part.key.startswith(MOMENTS)]
     found.fill(parts)
-    engine.load_parts(lambda every: None, int(found.manifest["optimizer_steps"]))
+    engine.load_parts(lambda every: None, found.manifest.optimizer_steps)
     for step in range(first, last):
         engine.step([(batch(step),)], RATE, 1)
     return {part.key: part.tensor.detach().clone() for part in engine.parts()}
@@ -118,7 +132,7 @@ def test_ten_steps_there_and_ten_here_are_twenty_here(tmp_path: Path, stage: int
     with_deepspeed("save", stage, tmp_path / "hf", tmp_path / "theirs")
     (tmp_path / "theirs" / "config.json").write_bytes((tmp_path / "hf" / "config.json").read_bytes())
     done = import_weights(tmp_path / "theirs", tmp_path / "there", request=ImportRequest(state=True))
-    assert done["from"] == "deepspeed" and done["step"] == STEPS
+    assert done.format == "deepspeed" and done.step == STEPS
     expected = train_here(source, 0, 2 * STEPS, decay)
     found = train_here(tmp_path / "there", STEPS, 2 * STEPS, decay)
     assert largest_difference(found, expected) < 1e-5
@@ -147,10 +161,8 @@ def test_ten_steps_here_and_ten_there_are_twenty_here(tmp_path: Path, stage: int
     assert float((state["transformer.h.3.mlp.c_fc.weight"] - up).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize(("zero", "topology"), [(1, "plain"), (1, "model"), (0, "plain"), (0, "model")])
-def test_ten_steps_in_its_pipeline_and_ten_here_are_twenty_here(
-    tmp_path: Path, zero: int, topology: str
-) -> None:
+def pipelined(tmp_path: Path, zero: int, topology: str, dtype: str) -> Path:
+    """Train ten steps in DeepSpeed's pipeline; return the checkpoint of ours with which it began."""
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed (pip install -e '.[train]')")
     source = checkpoint(tmp_path / "ours", MODEL, random_state(MODEL))
@@ -159,10 +171,64 @@ def test_ten_steps_in_its_pipeline_and_ten_here_are_twenty_here(
     language = torch.load(file, weights_only=False)["model"]["language_model"]
     tables = {f"embedding.{table}.weight": own["weight"] for table, own in language["embedding"].items()}
     torch.save({**tables, **language["encoder"]}, tmp_path / "weights.pt")
-    run_both(PIPELINE, zero, topology, tmp_path / "weights.pt", tmp_path / "theirs")
+    arguments = (zero, topology, dtype, tmp_path / "weights.pt", tmp_path / "theirs")
+    run_ranks(4 if topology == "tensor" else 2, PIPELINE, *arguments)
+    return source
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("topology", ["plain", "model", "tensor"])
+def test_ten_steps_in_its_pipeline_and_ten_here_are_twenty_here(
+    tmp_path: Path, zero: int, topology: str
+) -> None:
+    source = pipelined(tmp_path, zero, topology, "fp32")
     names = {path.name for path in (tmp_path / "theirs").glob("*/layer_*")}
-    assert f"layer_00{'-model_00' if topology == 'model' else ''}-model_states.pt" in names
+    last = {"plain": "", "model": "-model_00", "tensor": "-model_01"}[topology]
+    assert f"layer_00{last}-model_states.pt" in names
     done = import_weights(tmp_path / "theirs", tmp_path / "there", request=ImportRequest(state=True))
-    assert done["from"] == "deepspeed" and done["step"] == STEPS
+    assert done.format == "deepspeed" and done.step == STEPS
     expected = train_here(source, 0, 2 * STEPS, 0.1)
     assert largest_difference(train_here(tmp_path / "there", STEPS, 2 * STEPS, 0.1), expected) < 1e-5
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_masters_and_averages_of_its_pipeline_in_bf16_are_imported_as_they_are(
+    tmp_path: Path, zero: int
+) -> None:
+    pipelined(tmp_path, zero, "tensor", "bf16")
+    import_weights(tmp_path / "theirs", tmp_path / "there", request=ImportRequest(state=True))
+    found = state_of(tmp_path / "there")
+    # Ranks 0 and 1 are those of the first stage, 2 and 3 of the second.
+    ranks = [torch.load(tmp_path / "theirs" / f"own-{rank}.pt", weights_only=True) for rank in range(4)]
+    for stage, block in ((0, 1), (2, 3)):
+        for kind in ("param", *MOMENTS):
+            name = f"{kind}.layers.{block}.mlp.dense_4h_to_h.weight"
+            whole = torch.cat([ranks[stage][name], ranks[stage + 1][name]], 1)
+            ours = f"blocks.{block}.feed_forward.down.weight"
+            assert torch.equal(found[ours if kind == "param" else f"{kind}.{ours}"], whole)
+            table = torch.cat([rank[f"{kind}.embedding.word_embeddings.weight"] for rank in ranks[:2]])
+            assert torch.equal(found["tokens.weight" if kind == "param" else f"{kind}.tokens.weight"], table)
+    assert found["tokens.weight"].ne(found["tokens.weight"].bfloat16().float()).any(), "no masters"
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16", "bf16-rows", "fp16-rows"])
+def test_masters_and_averages_of_16_bits_without_zero_are_imported_as_they_are(
+    tmp_path: Path, form: str
+) -> None:
+    source = checkpoint(tmp_path / "ours", MODEL, random_state(MODEL))
+    export_weights(source, tmp_path / "hf", "hf", ExportRequest())
+    with_deepspeed("save", 0, tmp_path / "hf", tmp_path / "theirs", form)
+    (tmp_path / "theirs" / "config.json").write_bytes((tmp_path / "hf" / "config.json").read_bytes())
+    done = import_weights(tmp_path / "theirs", tmp_path / "there", request=ImportRequest(state=True))
+    assert (done.format, done.step, done.state) == ("deepspeed", STEPS, True)
+    held = torch.load(tmp_path / "theirs" / "own.pt", weights_only=True)
+    found = state_of(tmp_path / "there")
+    for kind in ("param", *MOMENTS):
+        prefix = "" if kind == "param" else f"{kind}."
+        assert torch.equal(found[f"{prefix}tokens.weight"], held[f"{kind}.transformer.wte.weight"])
+        for block in range(MODEL.layers):
+            down = held[f"{kind}.transformer.h.{block}.mlp.c_proj.weight"].t()
+            assert torch.equal(found[f"{prefix}blocks.{block}.feed_forward.down.weight"], down)
+            norm = held[f"{kind}.transformer.h.{block}.ln_2.bias"]
+            assert torch.equal(found[f"{prefix}blocks.{block}.norm_2.bias"], norm)
+    assert found["tokens.weight"].ne(found["tokens.weight"].bfloat16().float()).any(), "no masters"

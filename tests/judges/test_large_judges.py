@@ -17,7 +17,9 @@ from trainer.weights.convert import export_weights, import_weights
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-pytestmark = pytest.mark.slow
+HUNG = 800
+"""Seconds after which a program counts as hung."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * HUNG + 100)]
 
 
 def judge(name: str, program: str, *arguments: object) -> None:
@@ -27,7 +29,7 @@ def judge(name: str, program: str, *arguments: object) -> None:
         pytest.skip(f"{name} is not installed (make judges)")
     argv = [str(python), str(HERE / program), *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=110, env=environment)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HUNG, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -40,7 +42,7 @@ def test_what_megatron_core_saves_computes_the_same_here(tmp_path: Path) -> None
     expected = torch.load(tmp_path / "logits.pt", weights_only=True)
     for form, folder in (("megatron-core", "dist"), ("megatron", "legacy")):
         done = import_weights(tmp_path / "theirs" / folder, tmp_path / form)
-        assert done["from"] == form
+        assert done.format == form
         assert (logits_of(tmp_path / form, tokens()) - expected).abs().max() < 1e-5
     assert_equal(state_of(tmp_path / "megatron-core"), state_of(tmp_path / "megatron"))
 

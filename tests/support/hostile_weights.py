@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import struct
 import zipfile
 from collections import OrderedDict
@@ -15,12 +16,17 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
+
+from tests.support.weights import GPT, checkpoint, random_state
+from trainer.weights.contents import ExportRequest
+from trainer.weights.convert import export_weights
 
 MARK = "harmed"
 """A file that the payloads would create next to themselves."""
@@ -239,7 +245,41 @@ def folders(folder: Path) -> dict[str, Path]:
         (path / "__0_0.distcp").write_bytes(archive(pickled({})))
         made[f"megatron-core: {name}"] = path
         made[f"dcp: {name}"] = path
-    return made | _folders_of_text(folder)
+    return made | _folders_of_text(folder) | _core_folders(folder, mark)
+
+
+def _core_folders(folder: Path, mark: str) -> dict[str, Path]:
+    """Write distributed checkpoints of Megatron-core whose common.pt, or an object of their optimizer, is hostile."""
+    made = {}
+    source = checkpoint(folder / "good", GPT, random_state(GPT))
+    export_weights(source, folder / "core", "megatron-core", ExportRequest())
+    release = folder / "core" / "release"
+    key = "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1"
+    contents = {**torch_files(mark), "a path out of the folder": b""}
+    for at, (name, content) in enumerate(contents.items()):
+        for kind in ("common", "object"):
+            if kind == "common" and name in ("a dict in itself", "deep dicts", "a path out of the folder"):
+                # Harmless there: nothing in it is asked for.
+                continue
+            path = folder / f"core-{at}-{kind}"
+            shutil.copytree(release, path)
+            metadata = pickle.loads((release / ".metadata").read_bytes())
+            if kind == "common":
+                (path / "common.pt").write_bytes(content)
+            else:
+                (path / "evil.distcp").write_bytes(content)
+                file = "evil.distcp" if content else "../evil.distcp"
+                metadata.state_dict_metadata[key] = BytesStorageMetadata()
+                metadata.storage_data[MetadataIndex(key)] = _StorageInfo(file, 0, len(content))
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    for index, place in list(metadata.storage_data.items()):
+                        if not index.fqn.startswith("optimizer"):
+                            own = f"optimizer.state.{moment}.{index.fqn}"
+                            metadata.state_dict_metadata[own] = metadata.state_dict_metadata[index.fqn]
+                            metadata.storage_data[MetadataIndex(own, index.offset)] = place
+            (path / ".metadata").write_bytes(pickle.dumps(metadata))
+            made[f"megatron-core: {name} in the {kind}"] = path
+    return made
 
 
 def _deepspeed_folders(folder: Path, name: str, content: bytes) -> dict[str, Path]:

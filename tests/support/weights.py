@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.store import verify
 from trainer.config.model import ModelConfig
@@ -39,7 +40,7 @@ def checkpoint(
 ) -> Path:
     """Write a checkpoint of ours."""
     tensors = {name: in_memory(tensor) for name, tensor in state.items()}
-    contents = Contents(model, tensors, {"format": "test"}, progress=progress)
+    contents = Contents(model, tensors, Origin("test", ""), progress=progress)
     with open_target(path, {}, 0) as target:
         write_ours(contents, target, lambda done, total: None)
         target.publish()

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from trainer.chat_template import read_template
+from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
 from trainer.files import sha256
-from trainer.json_types import JsonObject
 from trainer.tune.conversations import FORMS, ChatReader, Marked, read_rows
 from trainer.tune.examples import Adjust, Examples, JoinedExamples, Limits, PackedExamples, examples_of
 
@@ -81,12 +81,12 @@ class ChatData:
         """Return the number of samples of a file: examples, or packed rows."""
         return len(self.order(name, None))
 
-    def identity(self) -> JsonObject:
+    def identity(self) -> DataIdentity:
         """Return what a checkpoint records about its data."""
         tune = self.config.tune
-        order: JsonObject = {"task": tune.task, "packing": tune.packing, "too_long": tune.too_long}
+        order: dict[str, object] = {"task": tune.task, "packing": tune.packing, "too_long": tune.too_long}
         for key in ("fields", "labels"):
             order |= {key: list(getattr(tune, key))} if tune.task == "classify" else {}
         template = self.template.source if self.template else ""
         order |= {"template": template, "seed": self.config.data.seed}
-        return {"corpora": [sha256(self.base / tune.train)], "order": order}
+        return DataIdentity((sha256(self.base / tune.train),), order)

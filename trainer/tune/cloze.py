@@ -11,6 +11,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
@@ -18,7 +19,6 @@ from trainer.evaluate.choice import around_mask, read_choices
 from trainer.evaluate.copa import Question, cloze_texts, read_questions
 from trainer.evaluate.text import Reader
 from trainer.files import sha256
-from trainer.json_types import JsonObject
 from trainer.samples.glm_batches import glm_tokens
 from trainer.samples.glm_windows import GlmTokens
 
@@ -105,7 +105,7 @@ class TuneData:
             orders["valid"] = ClozeSamples(self._questions(Path(tune.valid)), self.tokens, None)
         return orders
 
-    def identity(self) -> JsonObject:
+    def identity(self) -> DataIdentity:
         """Return what a checkpoint records about its data."""
         tune = self.config.tune
         order = {
@@ -114,7 +114,7 @@ class TuneData:
             "mirror": tune.mirror,
             "seed": self.config.data.seed,
         }
-        return {"corpora": [sha256(Path(tune.train))], "order": order}
+        return DataIdentity((sha256(Path(tune.train)),), order)
 
     def _questions(self, file: Path, *, mirror: bool = False) -> list[Cloze]:
         if self.config.tune.task == "copa":

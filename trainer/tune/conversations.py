@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant
 COMPLETION = '{"prompt": "...", "completion": "..."}'
 FORMS = f"each line has the form {EXAMPLE} or {COMPLETION}"
 Messages = list[JsonObject]
+ROLES = ("system", "user", "assistant", "tool")
+"""The roles that chat templates usually have."""
 
 
 class RowFault(Exception):
@@ -96,6 +98,7 @@ class ChatReader:
         if not (tools is None or isinstance(tools, list)) or not isinstance(more, dict):
             raise RowFault("field 'tools' must be a list, and 'chat_template_kwargs' an object")
         rendering = _Rendering(self.template, messages, tools, more)
+        rendering.refuse_unknown_roles()
         text, spans = rendering.answers() if prompt is None else rendering.after(prompt)
         return Marked(line, text, tuple(spans))
 
@@ -111,6 +114,18 @@ class _Rendering:
 
     def _text(self, count: int, prompt: bool = False) -> str:
         return self.template.render(self.messages[:count], prompt, self.tools, self.more)
+
+    def refuse_unknown_roles(self) -> None:
+        """Raise a RowFault for a message of an unusual role that the template leaves out."""
+        for number, message in enumerate(self.messages):
+            if message["role"] not in ROLES:
+                other = {**message, "content": f"{message.get('content')}."}
+                changed = replace(
+                    self, messages=[*self.messages[:number], other, *self.messages[number + 1 :]]
+                )
+                if changed._text(len(self.messages)) == self._text(len(self.messages)):
+                    problem = f"message {number} has the role {message['role']!r}, which the chat template leaves out"
+                    raise RowFault(f"{problem}; the usual ones are {', '.join(ROLES)}")
 
     def after(self, count: int) -> tuple[str, Spans]:
         """Return the text and the range behind the first `count` messages."""
@@ -138,7 +153,7 @@ class _Rendering:
         return text, spans
 
     def _end(self, text: str, number: int, begin: int) -> int:
-        """Return where an answer ends: with what the template writes behind it."""
+        """Return where an answer ends, including what the template writes after it."""
         until = self._text(number + 1)
         if text.startswith(until):
             return len(until)

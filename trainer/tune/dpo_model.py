@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from native import products
 from trainer.tune.chat_model import ExamplesModel, rows_of
 
 
@@ -54,7 +55,7 @@ class PreferenceModel(ExamplesModel):
         `rows`: what the output layer reads for each target of `wanted`; `numbers`: the example of each.
         """
         if self.parallel.size == 1:
-            logits = F.linear(rows, self.head.weight)[:, : self.config.vocab].float()
+            logits = products.linear(rows, self.head.weight)[:, : self.config.vocab].float()
             lost = F.cross_entropy(logits, wanted, reduction="none")
             return lost.new_zeros(examples).index_add(0, numbers, -lost)
         sums = []

@@ -1,4 +1,4 @@
-"""Token ids of examples, and the rows that a training reads: examples of a micro-batch behind each other, or packed."""
+"""Token ids of examples, and the rows that a training reads: examples one after another, or packed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUP = 4096
 
 @dataclass(frozen=True)
 class Examples:
-    """Token ids of examples behind each other, and which of them are learned."""
+    """Token ids of examples, one after another, and which of the ids are learned."""
 
     tokens: NDArray[np.int32]
     learned: NDArray[np.int16]
@@ -37,7 +37,7 @@ class Examples:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Return the tokens that the model reads of each example: all but the last one."""
+        """Return how many tokens of each example the model reads: all but the last one."""
         return np.diff(self.ends) - 1
 
     def row(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -115,7 +115,7 @@ def examples_of(
 def joined(
     rows: Sequence[tuple[NDArray[Any], NDArray[Any]]],
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return tokens, targets and the number of each token's example, of examples behind each other: (1, tokens)."""
+    """Return tokens, targets and the number of each token's example, of examples one after another: (1, tokens)."""
     documents = np.repeat(np.arange(len(rows)), [len(tokens) for tokens, _ in rows])
     tokens, targets = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     return tokens[None], targets[None], documents[None]
@@ -190,7 +190,7 @@ def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
 
 
 def packed(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Return which examples each row holds: the longest first, each into the row with the least room that suffices."""
+    """Return which examples each row holds: the longest first, each into the fullest row that has room for it."""
     rows, free = list[list[int]](), list[tuple[int, int]]()
     for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
         place = bisect_left(free, (lengths[number], -1))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import native
+from trainer.config.data import DataIdentity
 from trainer.config.layout import Piece
 from trainer.config.train_config import TrainConfig
 from trainer.config.tune import CLOZE
-from trainer.json_types import JsonObject
 from trainer.model.adapter import adapt
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
@@ -34,7 +34,7 @@ class TaskData(Protocol):
     def orders(self) -> Mapping[str, Readable]:
         """Return the samples to learn from and those to measure on."""
 
-    def identity(self) -> JsonObject:
+    def identity(self) -> DataIdentity:
         """Return what a checkpoint records about its data."""
 
 
@@ -58,7 +58,7 @@ def tuned_model(
     """
     seed = config.seed if drawn else None
     task, is_glm = config.tune.task, config.model.kind == "glm"
-    kinds: JsonObject = {
+    kinds: dict[str, Callable[..., GLM | GPT]] = {
         "chat": ChatModel,
         "dpo": PreferenceModel,
         "classify": LabelGLM if is_glm else LabelGPT,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from trainer.config.data import DataConfig
+from trainer.config.parts import OptimizerConfig
 from trainer.weights.contents import Contents
 
 
@@ -41,40 +40,36 @@ def model_card(contents: Contents, dtype: str) -> str:
 
 def _training(contents: Contents) -> list[str]:
     if not contents.progress.step:
-        origin = contents.origin.get("origin") or {}
-        came = f" They were imported from the format {origin['format']}." if origin.get("format") else ""
+        before = contents.origin.before
+        came = f" They were imported from the format {before.format}." if before else ""
         return [f"clusterctl did not train these weights.{came}"]
-    config, origin = contents.config, contents.origin
+    config, progress = contents.config, contents.progress
     rows: dict[str, object] = {
-        "optimizer steps": f"{contents.progress.step:,}",
-        "samples": f"{contents.progress.consumed_samples:,}",
-        "tokens": f"{origin['tokens']:,}" if origin.get("tokens") else "",
-        "loss of the last step": origin.get("loss"),
-        "loss of the last evaluation": origin.get("eval_loss"),
-        "samples per step": config.get("global_batch"),
-        "precision": config.get("precision"),
-        "data": _data(config.get("data") or {}),
-        "optimizer": _optimizer(config.get("optimizer") or {}),
+        "optimizer steps": f"{progress.step:,}",
+        "samples": f"{progress.consumed_samples:,}",
+        "tokens": f"{progress.tokens:,}" if progress.tokens else "",
+        "loss of the last step": progress.loss,
+        "loss of the last evaluation": progress.eval_loss,
+        "samples per step": config.global_batch,
+        "precision": config.precision,
+        "data": _data(config.data),
+        "optimizer": _optimizer(config.optimizer),
         "dropout": contents.model.dropout or "",
-        "seed": config.get("seed"),
+        "seed": config.seed,
     }
     shown = [f"| {name} | {value} |" for name, value in rows.items() if value not in (None, "")]
     return ["| | |", "|---|---|", *shown]
 
 
-def _data(data: Mapping[str, Any]) -> str:
+def _data(data: DataConfig) -> str:
     """Return the names of the corpora, without the folders of the machine that trained."""
-    sources = [*(data.get("train") or ()), *(data.get("blend") or ())]
-    prefixes = [str(source.get("prefix", "")) for source in sources] or [str(data.get("prefix", ""))]
+    prefixes = [source.prefix for source in data.sources("train")]
     return ", ".join(prefix.rpartition("/")[2] for prefix in prefixes if prefix)
 
 
-def _optimizer(optimizer: Mapping[str, Any]) -> str:
-    if not optimizer:
-        return ""
+def _optimizer(optimizer: OptimizerConfig) -> str:
     given = ", ".join(
-        f"{key.replace('_', ' ')} {optimizer[key]}"
+        f"{key.replace('_', ' ')} {getattr(optimizer, key)}"
         for key in ("lr", "min_lr", "betas", "eps", "weight_decay", "clip", "schedule", "warmup_steps")
-        if key in optimizer
     )
     return f"AdamW: {given}"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.weights.convert import Conversion
 
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 
@@ -49,7 +52,7 @@ def _import(arguments: argparse.Namespace) -> int:
     request = ImportRequest(arguments.state, arguments.heads, arguments.vocab, arguments.base)
     source, output = arguments.source, arguments.output
     done = import_weights(source, output, arguments.form, request, arguments.dry_run, ALL_FORMATS)
-    _show(done, arguments, f"from {done['from']}")
+    _show(done, arguments, f"from {done.format}")
     return 0
 
 
@@ -74,7 +77,7 @@ def _export(arguments: argparse.Namespace) -> int:
     done = export_weights(
         arguments.source, arguments.output, arguments.form, wanted, arguments.dry_run, form, read
     )
-    _show(done, arguments, f"to {done['to']}")
+    _show(done, arguments, f"to {done.format}")
     return 0
 
 
@@ -83,23 +86,23 @@ def _check_format(name: str, known: list[str], option: str) -> None:
         raise InputError(f"{option} {name}: no such format", f"use one of {', '.join(filter(None, known))}")
 
 
-def _show(done: Mapping[str, Any], arguments: argparse.Namespace, direction: str) -> None:
+def _show(done: Conversion, arguments: argparse.Namespace, direction: str) -> None:
     """Print what was done, or with --dry-run what would be."""
     if arguments.json:
-        sys.stdout.write(json.dumps(done, indent=2) + "\n")
+        sys.stdout.write(json.dumps(done.as_json(), indent=2) + "\n")
         return
-    for note in done["notes"]:
+    for note in done.notes:
         sys.stderr.write(f"note: {note}\n")
-    model = done["model"]
-    size = f"{model['kind']}, {model['layers']} layers, hidden {model['hidden']}, vocabulary {model['vocab']}"
-    state = "weights and the state of the optimizer" if done["state"] else "weights"
+    model = done.model
+    size = f"{model.kind}, {model.layers} layers, hidden {model.hidden}, vocabulary {model.vocab}"
+    state = "weights and the state of the optimizer" if done.state else "weights"
     lines = [
-        f"{done['output']}: {direction}: {state} of {done['parameters']:,} parameters ({size}), step {done['step']}"
+        f"{done.output}: {direction}: {state} of {done.parameters:,} parameters ({size}), step {done.step}"
     ]
-    if arguments.dry_run:
-        lines.append(f"nothing was written; {done['bytes'] / 1e6:,.1f} MB in fp32 would be")
+    if done.seconds is None:
+        lines.append(f"nothing was written; {done.bytes / 1e6:,.1f} MB in fp32 would be")
     else:
-        lines.append(f"{done['bytes'] / 1e6:,.1f} MB in fp32, {done['seconds']:.1f} s, verified")
-    if done.get("resumed_files"):
-        lines.append(f"{done['resumed_files']} files were there from a conversion that was stopped")
+        lines.append(f"{done.bytes / 1e6:,.1f} MB in fp32, {done.seconds:.1f} s, verified")
+    if done.resumed_files:
+        lines.append(f"{done.resumed_files} files were there from a conversion that was stopped")
     sys.stdout.write("".join(f"{line}\n" for line in lines))

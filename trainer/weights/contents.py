@@ -5,27 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from trainer.checkpoint.manifest import BaseWeights, Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
+from trainer.config.train_config import TrainConfig
 from trainer.weights.lazy import Lazy
 
 Report = Callable[[int, int], None]
-"""Is told the bytes that are done, and the bytes of all."""
+"""Called with the bytes that are done and with the bytes of all."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training was; of weights alone, nothing."""
+    """How far a training was; the defaults for weights alone."""
 
     step: int = 0
     optimizer_steps: int = 0
     consumed_samples: int = 0
     loss_scale: Mapping[str, float] = field(default_factory=dict)
+    tokens: int | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,7 @@ class AdapterContents:
 
     lora: LoraConfig
     tensors: Mapping[str, Tensor]
-    base: Mapping[str, str]
-    """Where the weights are (`source`), and their `fingerprint`."""
+    base: BaseWeights
 
 
 @dataclass(frozen=True)
@@ -45,18 +48,17 @@ class Contents:
     model: ModelConfig
     tensors: Mapping[str, Lazy]
     """Parameters, and with state `exp_avg.NAME` and `exp_avg_sq.NAME`."""
-    origin: Mapping[str, Any]
-    """The format and the folder it was read from, and what the format records of the training."""
+    origin: Origin
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
     """Tokenizer, generation config and the like, by their names in a folder."""
     progress: Progress = Progress()
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Of our own checkpoints, the whole config of the training."""
+    config: TrainConfig = field(default_factory=TrainConfig)
+    """Of our own checkpoints, the config of the training."""
     notes: tuple[str, ...] = ()
     """What a user should know: settings that the other side does not have."""
 
     adapters: AdapterContents | None = None
-    """Those that the tensors contain, or those that the tensors are."""
+    """Adapters that were added to the tensors, or that are the tensors themselves."""
 
     @property
     def with_state(self) -> bool:
@@ -66,15 +68,6 @@ class Contents:
     def parameters(self) -> dict[str, Lazy]:
         """Return the weights without the optimizer's averages."""
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(MOMENTS)}
-
-
-@dataclass(frozen=True)
-class NamedState:
-    """The tensors of one tensor parallel rank by another program's names: weights, and averages by the same names."""
-
-    weights: Mapping[str, Lazy]
-    moments: Mapping[str, Mapping[str, Lazy]] = field(default_factory=dict)
-    """`exp_avg` and `exp_avg_sq`, or nothing."""
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint.keep import in_use
-from trainer.checkpoint.manifest import MANIFEST
+from trainer.checkpoint.manifest import MANIFEST, Origin
+from trainer.config.model import ModelConfig
 from trainer.errors import InputError
-from trainer.json_types import JsonObject
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
+from trainer.weights.files.deepspeed import step_folder
 from trainer.weights.glm import is_glm, read_glm
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface
 from trainer.weights.megatron.core import is_megatron_core, read_megatron_core, write_megatron_core
-from trainer.weights.megatron.ranks import is_megatron, read_megatron, write_megatron
+from trainer.weights.megatron.ranks import is_megatron, iteration_folder, read_megatron, write_megatron
 from trainer.weights.mindspore import is_mindspore, read_mindformers, write_ckpt, write_ms_safetensors
 from trainer.weights.named.dcp import is_dcp, read_dcp, write_dcp
 from trainer.weights.named.deepspeed import is_deepspeed, read_deepspeed, write_universal
 from trainer.weights.oneflow import is_oneflow, read_oneflow
 from trainer.weights.ours import read_ours, write_ours
-from trainer.weights.target import Target, identity_of, open_target
+from trainer.weights.target import Target, identity_of, open_target, rehearsal
 
 # Seconds between two lines of progress.
 REDRAW = 0.2
@@ -39,12 +39,16 @@ class Format:
     write: Callable[[Contents, Target, ExportRequest, Report], None] | None = None
     state: bool = False
     """Whether it can hold the optimizer's state."""
+    divided: bool = False
+    """Whether it is for a number of tensor parallel ranks and stages."""
 
 
 FORMATS: Mapping[str, Format] = {
     "hf": Format("Hugging Face", is_huggingface, read_huggingface, write_huggingface),
-    "megatron": Format("Megatron", is_megatron, read_megatron, write_megatron),
-    "megatron-core": Format("Megatron-core", is_megatron_core, read_megatron_core, write_megatron_core),
+    "megatron": Format("Megatron", is_megatron, read_megatron, write_megatron, divided=True),
+    "megatron-core": Format(
+        "Megatron-core", is_megatron_core, read_megatron_core, write_megatron_core, divided=True
+    ),
     "glm": Format("GLM", is_glm, read_glm),
     "deepspeed": Format("DeepSpeed", is_deepspeed, read_deepspeed, write_universal, state=True),
     "dcp": Format("torch's distributed checkpoints", is_dcp, read_dcp, write_dcp, state=True),
@@ -56,6 +60,53 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
+@dataclass(frozen=True)
+class Conversion:
+    """What an import or an export did, or would do."""
+
+    output: str
+    format: str
+    """The other program's."""
+    source: Origin
+    model: ModelConfig
+    tensors: int
+    bytes: int
+    """Of all tensors in fp32."""
+    step: int
+    state: bool
+    """Whether the optimizer's state is converted too."""
+    notes: tuple[str, ...]
+    wanted: ExportRequest | None = None
+    """None for an import."""
+    resumed_files: int = 0
+    """Files that an earlier conversion, which was stopped, had finished."""
+    seconds: float | None = None
+    """None if nothing was written."""
+
+    @property
+    def parameters(self) -> int:
+        return self.model.parameters()
+
+    def as_json(self) -> dict[str, object]:
+        direction = (
+            {"from": self.format} if self.wanted is None else {"to": self.format, **asdict(self.wanted)}
+        )
+        ended = {"resumed_files": self.resumed_files, "seconds": self.seconds}
+        return {
+            "output": self.output,
+            **direction,
+            "source": self.source.as_json(),
+            "model": asdict(self.model),
+            "parameters": self.parameters,
+            "tensors": self.tensors,
+            "bytes": self.bytes,
+            "step": self.step,
+            "state": self.state,
+            "notes": list(self.notes),
+            **(ended if self.seconds is not None else {}),
+        }
+
+
 def import_weights(
     source: Path,
     output: Path,
@@ -63,10 +114,12 @@ def import_weights(
     request: ImportRequest = ImportRequest(),
     dry_run: bool = False,
     formats: Mapping[str, Format] = FORMATS,
-) -> JsonObject:
+) -> Conversion:
     """Write another program's checkpoint as one of ours; return what was done."""
     began = time.monotonic()
-    name = name or detected(source, formats)
+    name = _as_named(name, source, formats) if name else detected(source, formats)
+    if request.base and name != "peft":
+        raise InputError(f"--base {request.base}: {source} holds no adapters", "leave out --base")
     read = formats[name].read
     if read is None:
         raise InputError(f"{formats[name].title} cannot be imported", "name another format with --from")
@@ -77,14 +130,15 @@ def import_weights(
     ):
         if given and given != found:
             raise InputError(f"{option} is {given}, and {source} records {found}", f"leave out {option}")
-    answer = _answer(contents, output, {"from": name})
+    planned = _conversion(contents, output, name)
     if dry_run:
-        return answer
+        write_ours(contents, rehearsal(output, planned.bytes), _silent)
+        return planned
     identity = identity_of(source, {"format": name, **asdict(request), "version": 1})
-    with open_target(output, identity, answer["bytes"]) as target:
+    with open_target(output, identity, planned.bytes) as target:
         write_ours(contents, target, _shown("import"))
         target.publish()
-    return {**answer, "resumed_files": target.resumed, "seconds": time.monotonic() - began}
+    return replace(planned, resumed_files=target.resumed, seconds=time.monotonic() - began)
 
 
 def export_weights(
@@ -95,7 +149,7 @@ def export_weights(
     dry_run: bool = False,
     form: Format | None = None,
     read: Callable[[Path, bool], Contents] = read_ours,
-) -> JsonObject:
+) -> Conversion:
     """Write a checkpoint of ours in another format; return what was done. `read` returns its contents."""
     began = time.monotonic()
     form = form or FORMATS[name]
@@ -105,15 +159,19 @@ def export_weights(
         )
     if wanted.state and not form.state:
         raise InputError(f"{form.title} has no place for the optimizer's state", "leave out --state")
+    if max(wanted.tensor, wanted.pipeline) > 1 and not form.divided:
+        problem = f"--tensor and --pipeline divide files of Megatron, and --to {name} writes others"
+        raise InputError(problem, "leave out both")
     contents = read(checkpoint, wanted.state)
-    answer = _answer(contents, output, {"to": name, **asdict(wanted)})
+    planned = _conversion(contents, output, name, wanted)
     if dry_run:
-        return answer
+        form.write(contents, rehearsal(output, planned.bytes), wanted, _silent)
+        return planned
     identity = identity_of(checkpoint, {"format": name, **asdict(wanted), "version": 1})
-    with in_use(checkpoint), open_target(output, identity, answer["bytes"]) as target:
+    with in_use(checkpoint), open_target(output, identity, planned.bytes) as target:
         form.write(contents, target, wanted, _shown("export"))
         target.publish()
-    return {**answer, "resumed_files": target.resumed, "seconds": time.monotonic() - began}
+    return replace(planned, resumed_files=target.resumed, seconds=time.monotonic() - began)
 
 
 def readable() -> list[str]:
@@ -132,33 +190,57 @@ def detected(source: Path, formats: Mapping[str, Format] = FORMATS) -> str:
         raise InputError(f"{source}: no such file or folder", "check the path")
     if (source / MANIFEST).is_file():
         raise InputError(f"{source} is a checkpoint of ours already", "use it as it is")
-    found = [name for name, form in formats.items() if form.recognises and form.recognises(source)]
+    found = _recognised(source, formats)
     if not found:
+        for pointed in (iteration_folder(source), step_folder(source)):
+            if not pointed.exists():
+                problem = f"{source}: its pointer names {pointed.name}, and there is no such folder"
+                raise InputError(problem, "copy that folder too, or correct the pointer")
         titles = ", ".join(FORMATS[name].title for name in readable())
         raise InputError(f"{source}: of no format that is known: {titles}", "name its format with --from")
     return found[0]
 
 
-def _answer(contents: Contents, output: Path, more: Mapping[str, Any]) -> JsonObject:
+def _as_named(name: str, source: Path, formats: Mapping[str, Format]) -> str:
+    """Return the name of the format that the user names, unless the source is of another."""
+    recognises = formats[name].recognises
+    if source.exists() and recognises is not None and not recognises(source):
+        found = _recognised(source, formats)
+        if found:
+            raise InputError(f"--from {name}: {source} is of the format {found[0]}", "leave out --from")
+    return name
+
+
+def _recognised(source: Path, formats: Mapping[str, Format]) -> list[str]:
+    return [name for name, form in formats.items() if form.recognises and form.recognises(source)]
+
+
+def _conversion(
+    contents: Contents, output: Path, name: str, wanted: ExportRequest | None = None
+) -> Conversion:
     """Return what is known before anything is written."""
-    return {
-        "output": str(output),
-        **more,
-        "source": dict(contents.origin),
-        "model": asdict(contents.model),
-        "parameters": contents.model.parameters(),
-        "tensors": len(contents.tensors),
-        "bytes": sum(4 * tensor.bytes // tensor.dtype.itemsize for tensor in contents.tensors.values()),
-        "step": contents.progress.step,
-        "state": contents.with_state,
-        "notes": list(contents.notes),
-    }
+    return Conversion(
+        str(output),
+        name,
+        contents.origin,
+        contents.model,
+        len(contents.tensors),
+        sum(4 * tensor.bytes // tensor.dtype.itemsize for tensor in contents.tensors.values()),
+        contents.progress.step,
+        contents.with_state,
+        contents.notes,
+        wanted,
+    )
+
+
+def _silent(done: int, total: int) -> None:
+    """Report nothing."""
 
 
 def _shown(verb: str) -> Report:
     """Return a function that draws the progress on a terminal."""
     if not sys.stderr.isatty():
-        return lambda done, total: None
+        return _silent
     began = last = time.monotonic()
 
     def report(done: int, total: int) -> None:

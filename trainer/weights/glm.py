@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.access import check_access
+from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
@@ -45,6 +46,8 @@ def read_glm(folder: Path, request: ImportRequest) -> Contents:
     if not files or sorted(files) != list(range(len(files))):
         raise CheckpointError(f"{folder}: lacks some of mp_rank_XX_model_states.pt")
     saved = read_step(files[0].parent) if request.state else None
+    if saved is not None and saved.unknown is not None:
+        raise saved.unknown
     ranks = [_tensors(files[rank]) for rank in range(len(files))]
     if saved is not None:
         ranks = [{**held, **_renamed(own.weights)} for held, own in zip(ranks, saved.ranks, strict=True)]
@@ -62,7 +65,7 @@ def read_glm(folder: Path, request: ImportRequest) -> Contents:
             raise InputError(f"{folder}: holds no state of an optimizer", "leave out --state")
         found = _whole(model, shapes, cuts, averages)
         tensors |= {f"{moment}.{name}": tensor for name, tensor in found.items()}
-    origin = {"format": "glm", "path": str(folder), "tensor": len(ranks)}
+    origin = Origin("glm", str(folder), {"tensor": len(ranks)})
     return Contents(model, tensors, origin, notes=tuple(notes), progress=_progress(saved))
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.access import check_access
+from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.checkpoint.store import TOKENIZER
 from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
@@ -19,13 +21,13 @@ from trainer.corpus.tokenizer import CONFIG, Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
 from trainer.json_types import JsonObject
 from trainer.weights.card import model_card
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Report
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.families.family import Family
 from trainer.weights.families.registry import FAMILIES, UNMAPPED
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.files.torch_read import read_torch
 from trainer.weights.keys import Keys
-from trainer.weights.lazy import DTYPES, Lazy, Shape, cast
+from trainer.weights.lazy import DTYPES, Lazy, NamedState, Shape, cast
 from trainer.weights.ours import SIDE_FILES, shapes_for
 from trainer.weights.rules import check_shapes, refuse_unknown, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target
@@ -77,7 +79,7 @@ def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form:
         tensors |= {f"{prefix}.{name}" if prefix else name: tensor for name, tensor in mapped.items()}
     files, notes = _side_files(folder)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
-    origin = {"format": form, "path": source, "family": family.name, "dtype": "/".join(dtypes)}
+    origin = Origin(form, source, {"dtype": "/".join(dtypes)}, family.name)
     return Contents(model, tensors, origin, files, notes=tuple(notes))
 
 
@@ -235,8 +237,8 @@ def family_for(contents: Contents) -> Family:
     if not fitting:
         problem = f"no family of Hugging Face computes this model: {_variant(contents)}"
         raise InputError(problem, "export it to another format")
-    origin = contents.origin.get("origin") or {}
-    return next((family for family in fitting if family.name == origin.get("family")), fitting[0])
+    before = contents.origin.before
+    return next((family for family in fitting if before and family.name == before.family), fitting[0])
 
 
 def _variant(contents: Contents) -> str:
@@ -270,19 +272,20 @@ def _shards(tensors: Mapping[str, Lazy]) -> Iterator[dict[str, Lazy]]:
     yield current
 
 
-def _write_shard(held: Mapping[str, Lazy], wrote: Any, file: Path) -> Mapping[str, Any]:
+def _write_shard(held: Mapping[str, Lazy], wrote: Any, file: Path) -> SavedFile:
     return write_safetensors(file, held, {"format": "pt"}, wrote)
 
 
 def write_rest(contents: Contents, family: Family, target: Target, wanted: ExportRequest) -> None:
     """Write the config, the tokenizer, the generation config and the model card."""
-    ends = _ends(contents)
+    tokenizer = _tokenizer_of(contents)
+    eod = tokenizer.eod if tokenizer else None
     dtype = LONG[DTYPES[wanted.dtype]]
     config = {
         "architectures": [family.architecture],
         "model_type": family.name,
         **family.write(contents.model),
-        **_ids(contents, ends),
+        **_ids(contents, eod),
         "tie_word_embeddings": contents.model.tied,
         # The new spelling and the old one.
         "dtype": dtype,
@@ -293,36 +296,37 @@ def write_rest(contents: Contents, family: Family, target: Target, wanted: Expor
     for name, content in contents.files.items():
         target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
     if TOKENIZER in contents.files and CONFIG not in contents.files:
-        target.write_bytes(CONFIG, as_json(_tokenizer_config(contents, ends)))
+        target.write_bytes(CONFIG, as_json(_tokenizer_config(contents, tokenizer)))
     if GENERATION not in contents.files:
-        generation = {key: ends["id"] for key in ("bos_token_id", "eos_token_id") if ends}
+        generation = {} if eod is None else dict.fromkeys(("bos_token_id", "eos_token_id"), eod)
         target.write_bytes(GENERATION, as_json({"_from_model_config": True, **generation}))
     target.write_bytes(CARD, model_card(contents, wanted.dtype).encode())
 
 
-def _ends(contents: Contents) -> JsonObject:
-    """Return the token that ends a document and its id; nothing without a tokenizer that has it."""
+def _tokenizer_of(contents: Contents) -> Tokenizer | None:
+    """Return the tokenizer; None without one that has a token for the end of a document."""
     file = contents.files.get(TOKENIZER)
     if not isinstance(file, Path):
-        return {}
+        return None
     try:
-        tokenizer = Tokenizer.load(file)
+        return Tokenizer.load(file)
     except DataError:
-        return {}
-    return {"id": tokenizer.eod, "token": tokenizer.token_of(tokenizer.eod)}
+        return None
 
 
-def _ids(contents: Contents, ends: Mapping[str, Any]) -> JsonObject:
+def _ids(contents: Contents, eod: int | None) -> dict[str, object]:
     """Return the ids of the special tokens: those of the import, else the tokenizer's; null leaves no default."""
     given = contents.files.get(GENERATION)
     known = read_json(given) if isinstance(given, Path) else {}
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    usual = {"bos_token_id": ends.get("id"), "eos_token_id": ends.get("id")}
+    usual = {"bos_token_id": eod, "eos_token_id": eod}
     return {name: known.get(name, usual.get(name)) for name in names}
 
 
-def _tokenizer_config(contents: Contents, ends: Mapping[str, Any]) -> JsonObject:
-    named = {key: ends["token"] for key in ("bos_token", "eos_token") if ends}
+def _tokenizer_config(contents: Contents, tokenizer: Tokenizer | None) -> dict[str, object]:
+    named: dict[str, str | None] = {}
+    if tokenizer is not None:
+        named = dict.fromkeys(("bos_token", "eos_token"), tokenizer.token_of(tokenizer.eod))
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": contents.model.sequence,

@@ -8,9 +8,8 @@ from pathlib import Path
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.checkpoint.store import TOKENIZER, found, open_checkpoint
 from trainer.config.model import ModelConfig
-from trainer.config.reader import read_section
 from trainer.env import CHECKPOINT_DIR
-from trainer.errors import CheckpointError, Fault
+from trainer.errors import CheckpointError
 from trainer.weights.contents import Contents, ImportRequest
 from trainer.weights.convert import FORMATS, detected
 
@@ -36,11 +35,7 @@ def open_source(path: Path, heads: int = 0) -> Source:
     own = path if folder is None else found(folder)[0]
     if (own / MANIFEST).is_file():
         checkpoint = open_checkpoint(own)
-        faults: list[Fault] = []
-        model = read_section(ModelConfig, checkpoint.manifest["config"]["model"], "model", faults)
-        if faults:
-            raise CheckpointError(f"{own}: {faults[0]}")
-        return Source(own, model, own / TOKENIZER if TOKENIZER in checkpoint.files else None)
+        return Source(own, checkpoint.model, own / TOKENIZER if TOKENIZER in checkpoint.files else None)
     read = FORMATS[detected(path)].read
     if read is None:
         raise CheckpointError(f"{path}: weights of this format cannot be read")

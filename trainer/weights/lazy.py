@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -165,3 +165,12 @@ def padded(inner: Lazy, rows: int) -> Lazy:
     if rows == inner.rows:
         return inner
     return stacked([inner, zeros((rows - inner.rows, *inner.shape[1:]), inner.dtype)])
+
+
+@dataclass(frozen=True)
+class NamedState:
+    """The tensors of one tensor parallel rank by another program's names: weights, and averages by the same names."""
+
+    weights: Mapping[str, Lazy]
+    moments: Mapping[str, Mapping[str, Lazy]] = field(default_factory=dict)
+    """`exp_avg` and `exp_avg_sq`, or nothing."""

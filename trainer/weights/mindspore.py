@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
@@ -24,7 +25,7 @@ AVERAGES = {"exp_avg": "adam_m", "exp_avg_sq": "adam_v"}
 FILE = "gpt2"
 _TABLE = "backbone.embedding.word_embedding.embedding_table"
 _POSITIONS = "backbone.embedding.position_embedding.embedding_table"
-# Steps, rates and loss scales that MindSpore saves beside the model.
+# Steps, rates and loss scales that MindSpore saves with the model.
 IGNORED = (
     r"global_step|epoch_num|step_num|current_(epoch|step)(_num)?|learning_rate|loss_scale|scale_sense|beta[12]_power|"
     r"last_overflow_iterator_time|current_iterator_step|last_overflow.*|accu_grads\..*|.*\.masked_beta"
@@ -92,7 +93,7 @@ def read_mindformers(source: Path, request: ImportRequest) -> Contents:
         ffn=0 if inner == 4 * hidden else inner,
     )
     tensors = _ours(file, model, found, request.state)
-    origin = {"format": "mindspore", "path": str(file)}
+    origin = Origin("mindspore", str(file))
     return Contents(model, tensors, origin, notes=tuple(notes))
 
 
@@ -163,7 +164,7 @@ def _write(contents: Contents, target: Target, wanted: ExportRequest, report: Re
         done += size
         report(done, total)
 
-    def write(file: Path) -> Mapping[str, Any]:
+    def write(file: Path) -> SavedFile:
         if name.endswith(".ckpt"):
             return write_mindspore(file, tensors, wrote)
         return write_safetensors(file, tensors, {"format": "ms"}, wrote)

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.access import check_access
+from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
@@ -84,7 +85,7 @@ def read_oneflow(folder: Path, request: ImportRequest) -> Contents:
     match = _SNAPSHOT.fullmatch(snapshot.name)
     step = int(match[1]) if match and request.state else 0
     tensors = _tensors(snapshot, model, found, request.state)
-    origin = {"format": "oneflow", "path": str(snapshot)}
+    origin = Origin("oneflow", str(snapshot))
     return Contents(model, tensors, origin, progress=Progress(step, step), notes=(*notes, *more))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -12,18 +12,17 @@ import torch
 from torch import Tensor
 
 import native
-from trainer.checkpoint.manifest import FORMAT, MANIFEST, PARTS, encode_manifest
+from trainer.checkpoint.manifest import MANIFEST, PARTS, Manifest, Origin, encode_manifest
 from trainer.checkpoint.names import Shape, tensor_table
 from trainer.checkpoint.part import MOMENTS, Part, whole_box
 from trainer.checkpoint.read import read_parts
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify, verify_file
 from trainer.checkpoint.write import write_parts
 from trainer.config.model import ModelConfig
-from trainer.config.reader import read_section
 from trainer.config.rules import model_faults
-from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import CONFIG
-from trainer.errors import CheckpointError, Fault
+from trainer.errors import CheckpointError
 from trainer.model.cuts import Cut, cuts_of, shapes_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
@@ -42,7 +41,7 @@ SIDE_FILES = (
     "chat_template.jinja",
     "added_tokens.json",
 )
-"""Files beside the tensors that an import takes along and an export writes again."""
+"""Files, other than those of tensors, that an import copies and an export writes again."""
 
 
 def shapes_for(model: ModelConfig) -> dict[str, Shape]:
@@ -66,10 +65,8 @@ def read_ours(folder: Path, state: bool) -> Contents:
     found = open_checkpoint(folder)
     if found.is_old:
         verify(folder)
-    faults: list[Fault] = []
-    model = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
-    faults += model_faults(model)
-    if faults:
+    model = found.model
+    if faults := list(model_faults(model)):
         raise CheckpointError(f"{folder}: {faults[0]}")
     shapes, names = shapes_for(model), list(found.weights)
     if state:
@@ -85,14 +82,17 @@ def read_ours(folder: Path, state: bool) -> Contents:
     manifest = found.manifest
     progress = Progress(
         found.step,
-        int(manifest["optimizer_steps"]),
-        int(manifest["consumed_samples"]),
-        manifest.get("loss_scale", {}),
+        manifest.optimizer_steps,
+        manifest.consumed_samples,
+        manifest.loss_scale,
+        manifest.tokens,
+        manifest.loss,
+        manifest.eval_loss,
     )
-    facts = {key: manifest.get(key) for key in ("tokens", "loss", "eval_loss", "origin") if manifest.get(key)}
-    origin = {"format": "clusterctl", "path": str(folder), **facts}
+    facts = {key: getattr(manifest, key) for key in ("tokens", "loss", "eval_loss") if getattr(manifest, key)}
+    origin = Origin("clusterctl", str(folder), facts, before=manifest.origin)
     files = {name: folder / name for name in SIDE_FILES if name in found.files}
-    return Contents(model, tensors, origin, files, progress, manifest["config"])
+    return Contents(model, tensors, origin, files, progress, manifest.config)
 
 
 def _lazy(found: Checkpoint, name: str) -> Lazy:
@@ -140,12 +140,9 @@ def write_ours(contents: Contents, target: Target, report: Report) -> None:
     for name, content in contents.files.items():
         names.append(name)
         target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
-    entries = {name: dict(target.entries[name]) for name in names}
-    tensors = {key: {"dtype": "F32", "shape": list(shape)} for key, shape in table.items()}
-    head = {"format": FORMAT, "step": contents.progress.step}
-    manifest = {**head, **_facts(contents), "tensors": tensors, "files": entries}
-    target.write_bytes(MANIFEST, encode_manifest(manifest))
-    verify(target.aside)
+    manifest = _manifest(contents, table, {name: target.entries[name] for name in names})
+    target.write_bytes(MANIFEST, encode_manifest(manifest.as_json()))
+    target.verify_all(verify)
 
 
 def _row_bytes(shape: Shape) -> int:
@@ -175,7 +172,7 @@ def _files(tensors: Mapping[str, Lazy], table: Mapping[str, Shape]) -> Iterator[
 
 def _write_file(
     tensors: Mapping[str, Lazy], table: Mapping[str, Shape], slices: Sequence[Slice], file: Path
-) -> dict[str, object]:
+) -> SavedFile:
     parts = []
     for piece in slices:
         shape = table[piece.key]
@@ -184,27 +181,23 @@ def _write_file(
         if not piece.key.startswith(MOMENTS) and not torch.isfinite(rows).all():
             raise CheckpointError(f"{piece.key} holds numbers that are not finite")
         parts.append(Part(piece.key, shape, box, rows))
-    return write_parts(file, parts, table).as_json()
+    return write_parts(file, parts, table)
 
 
-def _facts(contents: Contents) -> dict[str, object]:
-    """Return the entries of the manifest that do not come from the files."""
+def _manifest(contents: Contents, table: Mapping[str, Shape], files: Mapping[str, SavedFile]) -> Manifest:
     progress = contents.progress
-    config = {**TrainConfig().as_json(), **contents.config, "model": asdict(contents.model)}
     layout = {"world": 1, "data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "engine": "import"}
-    return {
-        "state": "all" if contents.with_state else "weights",
-        "optimizer_steps": progress.optimizer_steps,
-        "consumed_samples": progress.consumed_samples,
-        "tokens": progress.consumed_samples * contents.model.sequence,
-        "loss": None,
-        "eval_loss": None,
-        "loss_scale": dict(progress.loss_scale),
-        "layout": layout,
-        "config": config,
-        "data": {},
-        "origin": dict(contents.origin),
-        **({"base": dict(contents.adapters.base)} if contents.adapters else {}),
-        "torch": torch.__version__,
-        "time": time.time(),
-    }
+    return Manifest(
+        progress.step,
+        replace(contents.config, model=contents.model),
+        table,
+        files,
+        state="all" if contents.with_state else "weights",
+        optimizer_steps=progress.optimizer_steps,
+        consumed_samples=progress.consumed_samples,
+        tokens=progress.consumed_samples * contents.model.sequence,
+        loss_scale=progress.loss_scale,
+        base=contents.adapters.base if contents.adapters else None,
+        origin=contents.origin,
+        about={"layout": layout, "torch": torch.__version__, "time": time.time()},
+    )

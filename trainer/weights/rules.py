@@ -64,7 +64,7 @@ def rule(ours: str, *theirs: str, transposed: bool = False, rows: Rows = Rows.SE
 def rules_of(
     rules: Sequence[Rule], layers: int, shapes: Collection[str] | None = None, experts: int = 0
 ) -> Iterator[Rule]:
-    """Yield the rules of a model with so many layers; with `shapes`, of the tensors alone that the model has."""
+    """Yield the rules of a model with so many layers; with `shapes`, only those of tensors that the model has."""
     for entry in rules:
         for number in range(layers) if LAYER in entry.ours else (0,):
             layer = entry.of_layer(number)
@@ -73,7 +73,7 @@ def rules_of(
 
 
 def sections_of(model: ModelConfig, ours: str) -> tuple[int, ...]:
-    """Return the rows of each section of one of our tensors; () where it has one."""
+    """Return the rows of each section of one of our tensors; () if it has no sections."""
     if ".attention.qkv." in ours:
         keys = model.groups * model.head_size
         return (model.qkv_width - 2 * keys, keys, keys)
@@ -198,7 +198,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def check_shapes(source: str, wanted: Mapping[str, Shape], found: Mapping[str, Lazy]) -> None:
-    """Raise a CheckpointError that names tensors whose shape is not the one that the config makes."""
+    """Raise a CheckpointError that names tensors whose shape is not that of the config."""
     faults = [
         f"{source}: {name} is {list(found[name].shape)}, and the config makes it {list(shape)}"
         for name, shape in wanted.items()

@@ -10,12 +10,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint.disk import disk_failures
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import InputError, TrainingFailed
 from trainer.files import sha256, sync
-from trainer.json_types import JsonObject
 
 UNFINISHED = ".unfinished-"
 JOURNAL = ".journal"
@@ -24,25 +23,25 @@ JOURNAL = ".journal"
 class Target:
     """Files of a folder that appears whole. A file that the journal names is not written again."""
 
-    def __init__(self, path: Path, aside: Path, journal: int, done: dict[str, JsonObject]) -> None:
+    def __init__(self, path: Path, aside: Path, journal: int, done: dict[str, SavedFile]) -> None:
         self.path, self.aside = path, aside
         self._journal, self._done = journal, done
         self.resumed = len(done)
         """Files that an earlier conversion, which was killed, had finished."""
 
     @property
-    def entries(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return what the journal says of each finished file: its size, its hash and more."""
+    def entries(self) -> Mapping[str, SavedFile]:
+        """Return what the journal records of each finished file."""
         return self._done
 
-    def write(self, name: str, write: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
+    def write(self, name: str, write: Callable[[Path], SavedFile]) -> SavedFile:
         """Have `write` make a file, if it is not finished yet; return its entry."""
         if name not in self._done:
             file = self.aside / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.unlink(missing_ok=True)
-            entry = dict(write(file))
-            line = json.dumps({"name": name, **entry}) + "\n"
+            entry = write(file)
+            line = json.dumps({"name": name, **entry.as_json()}) + "\n"
             os.write(self._journal, line.encode())
             os.fsync(self._journal)
             self._done[name] = entry
@@ -53,22 +52,25 @@ class Target:
         for name in names:
             self._done.pop(name, None)
 
-    def write_bytes(self, name: str, content: bytes) -> Mapping[str, Any]:
+    def write_bytes(self, name: str, content: bytes) -> SavedFile:
         """Write a small file."""
 
-        def write(file: Path) -> JsonObject:
+        def write(file: Path) -> SavedFile:
             file.write_bytes(content)
             sync(file)
-            return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            return SavedFile(len(content), hashlib.sha256(content).hexdigest())
 
         return self.write(name, write)
 
     def verify(self, name: str) -> None:
         """Read a file again and compare it with what was written."""
-        entry = self._done[name]
-        if sha256(self.aside / name) != entry["sha256"]:
+        if sha256(self.aside / name) != self._done[name].sha256:
             problem = f"{self.path / name}: the disk does not return what was written to it"
             raise TrainingFailed(problem, "look at the disk of this folder, and try again")
+
+    def verify_all(self, verify: Callable[[Path], object]) -> None:
+        """Have `verify` compare the whole folder with what it says of itself."""
+        verify(self.aside)
 
     def publish(self) -> None:
         """Give the folder its name."""
@@ -82,21 +84,48 @@ class Target:
         sync(self.path.parent)
 
 
+class Rehearsal(Target):
+    """A target that writes nothing, so that a conversion makes its checks alone."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path, -1, {})
+
+    def write(self, name: str, write: Callable[[Path], SavedFile]) -> SavedFile:
+        """Record the name of a file."""
+        return self._done.setdefault(name, SavedFile(0, ""))
+
+    def verify(self, name: str) -> None:
+        """Compare nothing: there is no file."""
+
+    def verify_all(self, verify: Callable[[Path], object]) -> None:
+        """Compare nothing: there is no folder."""
+
+
+def rehearsal(path: Path, need: int) -> Rehearsal:
+    """Return a target for a dry run, after the checks that the real one makes of its folder."""
+    path = path.resolve()
+    _refuse_existing(path)
+    _check_room(path, need)
+    return Rehearsal(path)
+
+
 @contextlib.contextmanager
-def open_target(path: Path, identity: Mapping[str, Any], need: int) -> Iterator[Target]:
+def open_target(path: Path, identity: Mapping[str, object], need: int) -> Iterator[Target]:
     """Yield the target of a conversion that `identity` tells from others; `need`: bytes that it will take."""
     path = path.resolve()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} exists", "remove it, or name another folder with -o")
+    _refuse_existing(path)
     aside = path.with_name(f"{UNFINISHED}{path.name}")
-    with disk_failures(path, need):
+    try:
         aside.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{aside}: {error.strerror}", "name another folder with -o") from None
+    with disk_failures(path, need):
         journal = os.open(aside / JOURNAL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(journal, path)
             done = _finished(journal, identity, aside)
             with _removed_if_refused(aside, keep=bool(done)):
-                _check_room(path, need - sum(int(entry["bytes"]) for entry in done.values()))
+                _check_room(path, need - sum(entry.bytes for entry in done.values()))
             with _removed_if_refused(aside):
                 yield Target(path, aside, journal, done)
         finally:
@@ -105,13 +134,18 @@ def open_target(path: Path, identity: Mapping[str, Any], need: int) -> Iterator[
 
 @contextlib.contextmanager
 def _removed_if_refused(aside: Path, *, keep: bool = False) -> Iterator[None]:
-    """Leave no half of a folder where the source or the wishes are wrong: nothing could continue from it."""
+    """Remove the unfinished folder if the source or the request is refused: no conversion could continue it."""
     try:
         yield
     except InputError:
         if not keep:
             shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists", "remove it, or name another folder with -o")
 
 
 def _lock(journal: int, path: Path) -> None:
@@ -121,20 +155,20 @@ def _lock(journal: int, path: Path) -> None:
         raise InputError(f"{path} is being written by another conversion", "wait for it") from None
 
 
-def _entry_of(line: str) -> tuple[str, Mapping[str, Any]]:
-    """Return a file's name and what the journal says of it; "" for a damaged line: its file is written again."""
+def _entry_of(line: str) -> tuple[str, SavedFile] | None:
+    """Return a file's name and what the journal records of it; None for a damaged line: its file is written again."""
     try:
         entry = json.loads(line)
         name = entry.pop("name")
         sound = isinstance(name, str) and type(entry["bytes"]) is int and isinstance(entry["sha256"], str)
         inside = sound and "\0" not in name and ".." not in name.split("/") and not name.startswith("/")
-        return (name, entry) if inside else ("", {})
+        return (name, SavedFile(entry["bytes"], entry["sha256"], entry.get("holds"))) if inside else None
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return "", {}
+        return None
 
 
-def _finished(journal: int, identity: Mapping[str, Any], aside: Path) -> dict[str, JsonObject]:
-    """Return the entries of files that the same conversion has finished; of another one, remove everything."""
+def _finished(journal: int, identity: Mapping[str, object], aside: Path) -> dict[str, SavedFile]:
+    """Return the entries of files that the same conversion has finished; remove those of another one."""
     first = json.dumps(identity, sort_keys=True)
     content = os.pread(journal, os.fstat(journal).st_size, 0).decode(errors="replace")
     lines = content.split("\n")
@@ -142,10 +176,10 @@ def _finished(journal: int, identity: Mapping[str, Any], aside: Path) -> dict[st
     if lines[0] == first:
         # The last line may be half written.
         for line in lines[1:-1]:
-            name, entry = _entry_of(line)
+            name, entry = _entry_of(line) or ("", SavedFile(0, ""))
             file = aside / name
-            if name and file.is_file() and file.stat().st_size == entry["bytes"]:
-                done[name] = dict(entry)
+            if name and file.is_file() and file.stat().st_size == entry.bytes:
+                done[name] = entry
         os.ftruncate(journal, len("\n".join(lines[:-1]).encode()) + 1)
     else:
         for found in aside.iterdir():
@@ -159,14 +193,15 @@ def _finished(journal: int, identity: Mapping[str, Any], aside: Path) -> dict[st
 
 
 def _check_room(path: Path, need: int) -> None:
-    status = os.statvfs(path.parent)
+    folder = next(parent for parent in path.parents if parent.is_dir())
+    status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
     if need > free:
         problem = f"{path}: {need / 1e6:,.0f} MB are needed, and the disk has {free / 1e6:,.0f} MB left"
         raise InputError(problem, "make room, or name another folder with -o")
 
 
-def identity_of(folder: Path, more: Mapping[str, Any]) -> JsonObject:
+def identity_of(folder: Path, more: Mapping[str, object]) -> dict[str, object]:
     """Return what tells a source from others: its path, and the size and time of each file."""
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else [folder]
     listing = [

@@ -20,7 +20,7 @@ from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import check
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
-from trainer.tune.conversations import read_rows
+from trainer.tune.conversations import ChatReader, read_rows
 from trainer.tune.examples import UNCOUNTED, packed
 
 
@@ -50,8 +50,6 @@ def test_a_template_may_mark_its_answers(material: Path, tmp_path: Path) -> None
 
 
 def test_an_answer_that_loses_its_reasoning_when_others_follow_is_found() -> None:
-    from trainer.tune.conversations import ChatReader
-
     source = (
         "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}(thinks){% endif %}"
         "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -119,6 +117,24 @@ def test_packed_rows_hold_every_example_once_and_no_more_than_fits() -> None:
     assert sorted(number for row in rows for number in row) == list(range(200))
     assert max(sum(lengths[number] for number in row) for row in rows) <= 64
     assert len(rows) <= 1.1 * sum(lengths) / 64 + 1
+
+
+def test_a_role_that_the_template_leaves_out_is_refused_with_its_line(tmp_path: Path) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% elif m.role == 'assistant' %}"
+        "{{ m.content }}</s>{% endif %}{% endfor %}"
+    )
+    row = {"messages": [{"role": "User", "content": "x"}, *conversation(1)["messages"]]}
+    file = tmp_path / "chat.jsonl"
+    file.write_text(lines([conversation(2), row]))
+    with pytest.raises(DataError) as caught:
+        read_rows(file, ChatReader(ChatTemplate(source, {})).example)
+    assert caught.value.message.startswith(
+        f"{file}:2: message 0 has the role 'User', which the chat template"
+    )
+    # A template that writes any role takes this one too, as transformers does.
+    (marked,) = ChatReader(ChatTemplate(CHATML, {})).example(1, row)
+    assert "<|im_start|>User" in marked.text
 
 
 def test_steps_follow_from_examples_or_rows(material: Path) -> None:

@@ -20,6 +20,7 @@ from trainer.env import Env
 from trainer.errors import DataError
 from trainer.plan.memory import stages
 from trainer.plan.resolve import plan_config, read_config
+from trainer.plan.summary import check
 from trainer.samples.glm_batches import tokens_of
 from trainer.train.assemble import run_training
 from trainer.train.events import Ended
@@ -182,7 +183,7 @@ def test_copa_is_learned_and_the_best_checkpoint_stays(material: Path, tmp_path:
     measured = [line["accuracy"] for line in lines if line["event"] == "eval"]
     assert max(measured) >= 0.98 and measured[0] < 0.98, measured
     kept = [read_manifest(path) for path in (tmp_path / "run" / "checkpoints").glob("step-*")]
-    assert max(manifest["accuracy"] for manifest in kept) == max(measured)
+    assert max(manifest.accuracy or 0.0 for manifest in kept) == max(measured)
     best = measured.index(max(measured))
     if len(measured) - 1 - best >= 4:
         assert ended.stopped
@@ -219,6 +220,23 @@ def test_a_multiple_choice_question_needs_one_mask(material: Path, tmp_path: Pat
     file.write_text(json.dumps({**row, "context": "no mask"}) + "\n")
     with pytest.raises(DataError, match=r"choice\.jsonl:1: field 'context' contains \[MASK\] 0 times"):
         TuneData(config).orders()
+
+
+@pytest.mark.parametrize("task", ["copa", "choice"])
+def test_a_label_that_is_no_choice_is_refused_by_the_plan_with_its_line(
+    material: Path, tmp_path: Path, task: str
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"context": "The [MASK] fell.", "choices": ["cat", "dog"], "label": label} for label in (0, 5)
+    ]
+    if task == "copa":
+        rows = [{**json.loads(questions(0, 1)), "label": label} for label in (0, 5)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tune = {"task": task, "train": str(file), "valid": str(file)}
+    answer = check({"train": config_for(material, tune=tune), "check_data": True})
+    for key, fault in zip(("train", "valid"), answer["faults"], strict=True):
+        assert fault["key"] == f"train.tune.{key}" and f"{file}:2: " in fault["what"] and fault["remedy"]
 
 
 def test_early_stop_counts_evaluations_without_a_better_accuracy() -> None:

@@ -25,10 +25,11 @@ from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import summary
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
-from trainer.weights.adapters.merge import open_whole, read_whole, with_adapters
+from trainer.weights.adapters.merge import read_whole, whole, with_adapters
 from trainer.weights.adapters.peft import ALL_FORMATS
 from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
+from trainer.weights.files.safetensors import read_safetensors
 from trainer.weights.lazy import in_memory
 
 LLAMA = {
@@ -194,6 +195,26 @@ def test_adapters_of_experts_go_to_a_folder_of_peft_and_back(
         assert torch.equal(tensor, before.read([name])[name]), name
 
 
+def test_adapters_of_experts_learn_in_bf16_and_go_to_a_folder_of_peft_in_bf16_and_back(
+    material: Path, mixture: Path, tmp_path: Path
+) -> None:
+    for precision in ("fp32", "bf16"):
+        learn(tmp_path / precision, lora_config(material, mixture, model=MIXTURE, precision=precision))
+    losses = [losses_of(tmp_path / precision) for precision in ("fp32", "bf16")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-2) and losses[0] != losses[1]
+    checkpoint = found(tmp_path / "bf16" / "checkpoints")[0]
+    wanted, peft = ExportRequest(dtype="bf16"), ALL_FORMATS["peft"]
+    export_weights(checkpoint, tmp_path / "peft", "peft", wanted, form=peft, read=read_whole)
+    held = read_safetensors(tmp_path / "peft" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}
+    asked = ImportRequest(base=str(mixture))
+    import_weights(tmp_path / "peft", tmp_path / "again", request=asked, formats=ALL_FORMATS)
+    again, before = open_checkpoint(tmp_path / "again"), open_checkpoint(checkpoint)
+    assert any(".feed_forward.down.adapter." in name for name in again.weights)
+    for name, tensor in again.read(list(again.weights)).items():
+        assert torch.equal(tensor, before.read([name])[name].bfloat16().float()), name
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -250,15 +271,15 @@ def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
     # Base and adapters together are the model whose loss was measured last.
     config = read_config(raw)
     model = ChatModel(config.model, native.choose("cpu"))
-    whole = open_whole(checkpoint)
-    load_parameters(model, whole.read(list(whole.weights)).items())
+    undivided = whole(open_checkpoint(checkpoint))
+    load_parameters(model, undivided.read(list(undivided.weights)).items())
     order = ChatData(config).orders()["valid"]
     micro = [torch.from_numpy(part) for part in order.read(range(7))]
     model.eval()
     assert float(model(*model.arguments(micro)).detach()) == pytest.approx(own[-1], abs=1e-5)
     # What `generate` and `serve` load.
     net, *_ = load_network(checkpoint)
-    weight = whole.read(["tokens.weight"])["tokens.weight"]
+    weight = undivided.read(["tokens.weight"])["tokens.weight"]
     assert torch.equal(net.model.tokens(torch.arange(5)), weight[:5])
     # As a folder of PEFT and back: the same adapters, of the same base.
     peft = ALL_FORMATS["peft"]
@@ -268,7 +289,7 @@ def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
     asked = ImportRequest(base=str(base))
     import_weights(tmp_path / "peft", tmp_path / "again", request=asked, formats=ALL_FORMATS)
     again, before = open_checkpoint(tmp_path / "again"), open_checkpoint(checkpoint)
-    assert again.weights == before.weights and again.manifest["base"] == before.manifest["base"]
+    assert again.weights == before.weights and again.manifest.base == before.manifest.base
     for name, tensor in again.read(list(again.weights)).items():
         assert torch.equal(tensor, before.read([name])[name]), name
     with pytest.raises(InputError, match="the weights of its base are not at"):
@@ -294,16 +315,16 @@ def test_another_base_is_refused_and_one_that_moved_is_named(
     other = found(tmp_path / "other" / "checkpoints")[0]
     checkpoint = found(tmp_path / "run" / "checkpoints")[0]
     with pytest.raises(CheckpointError, match="its adapters belong to weights with the fingerprint"):
-        open_whole(checkpoint, other)
+        whole(open_checkpoint(checkpoint), other)
     with pytest.raises(CheckpointError, match="adapters belong to other weights"):
         learn(tmp_path / "run", {**raw, "init": {"source": str(other)}, "steps": 2})
     moved = tmp_path / "moved"
     base.rename(moved)
     try:
         with pytest.raises(CheckpointError, match="the weights that they adapt are not at") as caught:
-            open_whole(checkpoint)
+            whole(open_checkpoint(checkpoint))
         assert "--base" in caught.value.hint
-        assert open_whole(checkpoint, moved).weights
+        assert whole(open_checkpoint(checkpoint), moved).weights
         generate = ["generate", f"--checkpoint={checkpoint}", "--prompt=red", "--max-tokens=3", "--json"]
         (tmp_path / "text.txt").write_text("say red\n" * 40)
         score = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_a_family_comes_in_and_goes_out_unchanged(tmp_path: Path, transformers: 
     model = peer(transformers, name)
     model.save_pretrained(tmp_path / "hf")
     done = import_weights(tmp_path / "hf", tmp_path / "ours")
-    assert done["source"]["family"] == model.config.model_type
+    assert done.source.family == model.config.model_type
     tokens = torch.randint(0, 128, (2, 40), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         expected = model(tokens).logits
@@ -122,7 +123,7 @@ def test_the_old_spelling_of_rotary_positions_is_understood(
     config = json.loads(file.read_text())
     del config["rope_parameters"]
     file.write_text(json.dumps({**config, **old}))
-    assert import_weights(tmp_path / "hf", tmp_path / "old", dry_run=True)["model"] == new["model"]
+    assert import_weights(tmp_path / "hf", tmp_path / "old", dry_run=True).model == new.model
 
 
 # -- without transformers -------------------------------------------------------------------------------------
@@ -143,7 +144,9 @@ def test_our_named_sizes_are_written_as_their_family_and_read_again(tmp_path: Pa
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == BACK[name]
     done = import_weights(tmp_path / "hf", tmp_path / "again")
     assert_equal(state_of(tmp_path / "again"), state)
-    changed = {key for key, value in done["model"].items() if value != getattr(model, key) and key != "rope"}
+    changed = {
+        key for key, value in asdict(done.model).items() if value != getattr(model, key) and key != "rope"
+    }
     assert not changed
 
 

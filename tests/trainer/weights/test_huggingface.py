@@ -81,7 +81,7 @@ def test_a_round_trip_returns_the_same_bits(tmp_path: Path, prefix: str, shards:
     tensors = gpt2_tensors(prefix)
     source = write_folder(tmp_path / "hf", tensors, shards)
     done = import_weights(source, tmp_path / "ours")
-    assert done["from"] == "hf" and done["parameters"] == sum(tensor.numel() for tensor in tensors.values())
+    assert done.format == "hf" and done.parameters == sum(tensor.numel() for tensor in tensors.values())
     assert verify(tmp_path / "ours").step == 0
     export_weights(tmp_path / "ours", tmp_path / "back", "hf", ExportRequest())
     back = load_file(tmp_path / "back" / "model.safetensors")
@@ -111,7 +111,7 @@ def test_old_spellings_and_extra_tensors_of_old_files_are_understood(tmp_path: P
     old = {"n_positions": None, "n_ctx": 24, "activation_function": "gelu", "n_inner": 4 * HIDDEN}
     source = write_folder(tmp_path / "hf", {**tensors, **extra}, **old)
     done = import_weights(source, tmp_path / "ours")
-    assert done["model"]["sequence"] == 24 and done["model"]["activation"] == "gelu"
+    assert done.model.sequence == 24 and done.model.activation == "gelu"
 
 
 def test_torch_files_are_read_without_running_them(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_conversion_that_was_killed_continues(tmp_path: Path, monkeypatch: pyt
     kill_during_import(source, tmp_path / "ours", 8000)
     assert not (tmp_path / "ours").exists()
     done = import_weights(source, tmp_path / "ours")
-    assert done["resumed_files"] == 2
+    assert done.resumed_files == 2
     names = [name for name in os.listdir(tmp_path / "whole") if name != "manifest.json"]
     assert len(names) > 4
     for name in names:
@@ -204,7 +204,7 @@ def test_another_source_does_not_continue_what_was_begun(
     )
     (tmp_path / ".unfinished-ours" / "part-00000.safetensors").write_bytes(b"old")
     done = import_weights(source, tmp_path / "ours")
-    assert done["resumed_files"] == 0
+    assert done.resumed_files == 0
     verify(tmp_path / "ours")
 
 
@@ -229,7 +229,7 @@ def test_large_exports_have_several_files_and_an_index(
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "hf", gpt2_tensors())
     done = import_weights(source, tmp_path / "ours", dry_run=True)
-    assert done["bytes"] == 4 * done["parameters"] and not (tmp_path / "ours").exists()
+    assert done.bytes == 4 * done.parameters and not (tmp_path / "ours").exists()
 
 
 def test_an_export_of_a_training_has_its_tokenizer_and_says_how_it_was_trained(
@@ -254,7 +254,7 @@ def test_an_export_of_a_training_has_its_tokenizer_and_says_how_it_was_trained(
     assert named["eos_token"] == "<|endoftext|>" and named["model_max_length"] == 16
     # And back: the tokenizer comes along.
     import_weights(tmp_path / "hf", tmp_path / "again")
-    assert open_checkpoint(tmp_path / "again").files["tokenizer.json"]["bytes"] == tokenizer.stat().st_size
+    assert open_checkpoint(tmp_path / "again").files["tokenizer.json"].bytes == tokenizer.stat().st_size
 
 
 def test_the_command_reports_a_wrong_format_and_exits_with_2(tmp_path: Path) -> None:
@@ -297,6 +297,25 @@ def test_options_that_contradict_the_source_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=problem):
             import_weights(source, tmp_path / "ours", request=request)
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_format_or_a_pointer_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "hf", gpt2_tensors())
+    with pytest.raises(InputError, match=r"--from megatron: .*hf is of the format hf") as caught:
+        import_weights(source, tmp_path / "ours", "megatron")
+    assert caught.value.hint == "leave out --from"
+    with pytest.raises(InputError, match=r"--base x: .* holds no adapters"):
+        import_weights(source, tmp_path / "ours", request=ImportRequest(base="x"))
+    for name, tag in (("latest_checkpointed_iteration.txt", "7"), ("latest", "global_step7")):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text(tag)
+        with pytest.raises(InputError, match=r"its pointer names .*7, and there is no such folder"):
+            import_weights(folder, tmp_path / "ours")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="Not a directory") as caught:
+        import_weights(source, tmp_path / "file" / "x")
+    assert caught.value.hint == "name another folder with -o"
 
 
 # -- transformers as the judge -------------------------------------------------------------------------------

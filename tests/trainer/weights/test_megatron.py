@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import format_utils
 
-from tests.support.weights import GPT, assert_equal, checkpoint, random_state, state_of
+from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import sized
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import ExportRequest, ImportRequest
-from trainer.weights.convert import export_weights, import_weights
+from trainer.weights.convert import FORMATS, export_weights, import_weights
 from trainer.weights.files.distcp import Chunk, Item, read_distcp, write_distcp
 from trainer.weights.lazy import in_memory
 
@@ -125,7 +125,7 @@ def test_every_version_and_division_gives_the_same_tensors(
     state = random_state(GPT)
     write_megatron(tmp_path / "megatron", GPT, state, version, tensor, pipeline, pieces)
     done = import_weights(tmp_path / "megatron", tmp_path / "ours")
-    assert done["from"] == "megatron" and done["model"]["activation"] == "gelu_tanh"
+    assert done.format == "megatron" and done.model.activation == "gelu_tanh"
     assert_equal(state_of(tmp_path / "ours"), state)
 
 
@@ -215,9 +215,36 @@ def test_what_the_file_does_not_record_can_be_named(tmp_path: Path) -> None:
 def test_an_export_refuses_sizes_that_do_not_divide(tmp_path: Path) -> None:
     model = replace(GPT, heads=8)
     source = checkpoint(tmp_path / "ours", model, random_state(model))
-    with pytest.raises(InputError, match="--tensor 3 does not divide 8 heads") as caught:
-        export_weights(source, tmp_path / "export", "megatron", ExportRequest(tensor=3, pipeline=3))
-    assert "--pipeline 3 does not divide 4 layers" in caught.value.message
+    for dry_run in (False, True):
+        for form in ("megatron", "megatron-core"):
+            with pytest.raises(InputError, match="--tensor 3 does not divide 8 heads") as caught:
+                export_weights(
+                    source, tmp_path / "export", form, ExportRequest(tensor=3, pipeline=3), dry_run
+                )
+            assert "--pipeline 3 does not divide 4 layers" in caught.value.message
+        with pytest.raises(InputError, match="--to hf writes others"):
+            export_weights(source, tmp_path / "export", "hf", ExportRequest(tensor=2), dry_run)
+        assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_dry_run_of_an_export_makes_the_checks_of_the_export_and_writes_nothing(
+    tmp_path: Path, form: str
+) -> None:
+    source = checkpoint(tmp_path / "ours", GPT, random_state(GPT))
+    if form in ("glm", "oneflow"):
+        with pytest.raises(InputError, match="cannot be exported"):
+            export_weights(source, tmp_path / "out", form, ExportRequest(), dry_run=True)
+        return
+    done = export_weights(source, tmp_path / "out", form, ExportRequest(), dry_run=True)
+    assert done.format == form and [path.name for path in tmp_path.iterdir()] == ["ours"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    with pytest.raises(InputError, match="exists"):
+        export_weights(source, tmp_path / "out", form, ExportRequest(), dry_run=True)
+    glm = checkpoint(tmp_path / "glm", GLM, random_state(GLM))
+    with pytest.raises(InputError, match=r"glm|GPT-2"):
+        export_weights(glm, tmp_path / "other", form, ExportRequest(), dry_run=True)
 
 
 NEWER = {
@@ -238,7 +265,7 @@ def test_newer_models_go_out_and_come_back(tmp_path: Path, name: str, tensor: in
     export_weights(source, tmp_path / "export", "megatron", ExportRequest(tensor=tensor, pipeline=pipeline))
     done = import_weights(tmp_path / "export", tmp_path / "again")
     assert_equal(state_of(tmp_path / "again"), state)
-    changed = {key: value for key, value in done["model"].items() if value != asdict(model)[key]}
+    changed = {key: value for key, value in asdict(done.model).items() if value != asdict(model)[key]}
     assert not set(changed) - {"sequence", "positions"}
 
 
@@ -266,7 +293,7 @@ def test_a_distributed_checkpoint_is_what_torch_reads(tmp_path: Path, name: str)
     assert torch.equal(stacked, torch.stack(expected))
     assert torch.equal(found["decoder.final_layernorm.weight"], state["norm.weight"])
     done = import_weights(tmp_path / "export", tmp_path / "again")
-    assert done["from"] == "megatron-core" and done["model"]["vocab"] == 300
+    assert done.format == "megatron-core" and done.model.vocab == 300
     assert_equal(state_of(tmp_path / "again"), state)
 
 

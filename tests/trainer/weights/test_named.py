@@ -82,7 +82,7 @@ def test_torch_loads_an_export_bit_for_bit(
     tmp_path: Path, source: Path, theirs: dict[str, dict[str, Tensor]], state: dict[str, Tensor]
 ) -> None:
     done = export_weights(source, tmp_path / "dcp", "dcp", ExportRequest(state=True))
-    assert done["state"] and done["step"] == 7
+    assert done.state and done.step == 7
     names = list(theirs[""])
     averages = {name: {m: torch.zeros_like(theirs[m][name]) for m in MOMENTS} for name in names}
     wanted: dict[str, Any] = {
@@ -102,7 +102,7 @@ def test_torch_loads_an_export_bit_for_bit(
     assert torch.equal(wanted["model"]["lm_head.weight"], wanted["model"]["transformer.wte.weight"])
     assert wanted["optim"]["param_groups"][0]["params"] == names
     done = import_weights(tmp_path / "dcp", tmp_path / "again", request=ImportRequest(state=True))
-    assert done["from"] == "dcp" and done["step"] == 7
+    assert done.format == "dcp" and done.step == 7
     assert_equal(state_of(tmp_path / "again"), state)
 
 
@@ -192,10 +192,10 @@ def test_masters_and_averages_of_zero_are_imported(
     (tmp_path / "ds" / "latest").write_text("global_step7")
     described(tmp_path / "ds", tmp_path)
     done = import_weights(tmp_path / "ds", tmp_path / "again", request=ImportRequest(state=True))
-    assert done["from"] == "deepspeed" and done["step"] == 7
+    assert done.format == "deepspeed" and done.step == 7
     assert_equal(state_of(tmp_path / "again"), state)
     manifest = open_checkpoint(tmp_path / "again").manifest
-    assert manifest["optimizer_steps"] == 7 and manifest["consumed_samples"] == 56
+    assert manifest.optimizer_steps == 7 and manifest.consumed_samples == 56
 
 
 @pytest.mark.parametrize("form", ["deepspeed", "dcp"])
@@ -218,11 +218,11 @@ def test_an_import_with_state_that_was_killed_continues(
     assert not (tmp_path / "again").exists()
     monkeypatch.setattr(ours, "LEAST_FILE", 100_000)
     done = import_weights(folder, tmp_path / "again", request=ImportRequest(state=True))
-    assert done["from"] == form and done["resumed_files"] == 2
+    assert done.format == form and done.resumed_files == 2
     assert len(list((tmp_path / "again").glob("part-*.safetensors"))) > 4
     # state_of verifies every byte.
     assert_equal(state_of(tmp_path / "again"), state)
-    assert open_checkpoint(tmp_path / "again").manifest["optimizer_steps"] == 7
+    assert open_checkpoint(tmp_path / "again").manifest.optimizer_steps == 7
 
 
 def test_a_missing_rank_is_named(tmp_path: Path, theirs: dict[str, dict[str, Tensor]]) -> None:
@@ -264,7 +264,7 @@ def test_weights_of_a_pipeline_are_imported_from_the_files_of_its_layers(
         document = {"module": None, "args": saved["args"], "checkpoint_version": 3.0, "global_steps": 7}
         torch.save(document, folder / f"mp_rank_{rank:02d}_model_states.pt")
     done = import_weights(folder, tmp_path / "again")
-    assert done["from"] == "deepspeed"
+    assert done.format == "deepspeed"
     assert_equal(state_of(tmp_path / "again"), own)
     with pytest.raises(InputError, match="holds no state of an optimizer"):
         import_weights(folder, tmp_path / "state", request=ImportRequest(state=True))
@@ -279,5 +279,5 @@ def test_a_universal_checkpoint_goes_both_ways(
     found = torch.load(file, weights_only=True)
     assert torch.equal(found["param"], state["exp_avg.tokens.weight"])
     done = import_weights(tmp_path / "universal", tmp_path / "again", request=ImportRequest(state=True))
-    assert done["from"] == "deepspeed" and done["step"] == 7
+    assert done.format == "deepspeed" and done.step == 7
     assert_equal(state_of(tmp_path / "again"), state)

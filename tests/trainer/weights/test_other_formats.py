@@ -25,7 +25,7 @@ def test_a_glm_of_any_model_parallel_size_is_imported(tmp_path: Path, ranks: int
     write_glm(tmp_path / "glm" / "200", state, ranks)
     (tmp_path / "glm" / "latest").write_text("200")
     done = import_weights(tmp_path / "glm", tmp_path / "ours", request=ImportRequest(heads=4, vocab=300))
-    assert done["from"] == "glm" and done["model"]["kind"] == "glm" and done["model"]["positions"] == 24
+    assert done.format == "glm" and done.model.kind == "glm" and done.model.positions == 24
     assert_equal(state_of(tmp_path / "ours"), state)
 
 
@@ -87,7 +87,7 @@ def test_the_newest_snapshot_of_oneflow_is_imported_with_its_state(tmp_path: Pat
     write_oneflow(tmp_path / "save" / "iter_000100_snapshot", random_state(GPT, moments=True, seed=2))
     write_oneflow(tmp_path / "save" / "iter_000200_snapshot", state)
     done = import_weights(tmp_path / "save", tmp_path / "ours", request=ImportRequest(state=True, heads=4))
-    assert done["from"] == "oneflow" and done["step"] == 200
+    assert done.format == "oneflow" and done.step == 200
     assert_equal(state_of(tmp_path / "ours"), state)
     import_weights(
         tmp_path / "save" / "iter_000200_snapshot", tmp_path / "weights", request=ImportRequest(heads=4)
@@ -139,7 +139,7 @@ def test_mindspore_both_ways_with_state(tmp_path: Path, form: str, monkeypatch: 
     source = checkpoint(tmp_path / "ours", GPT, state)
     export_weights(source, tmp_path / "ms", form, ExportRequest(state=True))
     done = import_weights(tmp_path / "ms", tmp_path / "again", request=ImportRequest(state=True, heads=4))
-    assert done["from"] == "mindspore"
+    assert done.format == "mindspore"
     assert_equal(state_of(tmp_path / "again"), state)
     (file,) = (tmp_path / "ms").glob("gpt2.*")
     import_weights(file, tmp_path / "weights", request=ImportRequest(heads=4))

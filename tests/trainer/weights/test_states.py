@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.weights import GLM, GPT, assert_equal, random_state, state_of, write_glm
+from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of, write_glm
 from tests.trainer.weights.test_megatron import flat, write_megatron
 from trainer.checkpoint.part import MOMENTS
+from trainer.checkpoint.store import open_checkpoint
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import ImportRequest
-from trainer.weights.convert import import_weights
+from trainer.weights.contents import ExportRequest, ImportRequest
+from trainer.weights.convert import export_weights, import_weights
+from trainer.weights.files.distcp import Chunk, Item, read_distcp, write_distcp
+from trainer.weights.lazy import in_memory
 
 KINDS = ("", *MOMENTS)
 """Weights, and their averages."""
@@ -115,12 +119,10 @@ def test_the_state_of_megatron_is_imported(
 ) -> None:
     state = megatron_with(tmp_path, GPT, form, tensor, pipeline, pieces)
     done = import_weights(tmp_path / "x", tmp_path / "ours", request=ImportRequest(state=True))
-    assert (done["step"], done["state"]) == (70, True)
+    assert (done.step, done.state) == (70, True)
     assert_equal(state_of(tmp_path / "ours"), state)
-    from trainer.checkpoint.store import open_checkpoint
-
     manifest = open_checkpoint(tmp_path / "ours").manifest
-    assert (manifest["optimizer_steps"], manifest["consumed_samples"]) == (65, 280)
+    assert (manifest.optimizer_steps, manifest.consumed_samples) == (65, 280)
 
 
 def test_rows_of_other_parameters_are_refused(tmp_path: Path) -> None:
@@ -139,6 +141,136 @@ def test_rows_of_other_parameters_are_refused(tmp_path: Path) -> None:
     write_megatron(tmp_path / "without", GPT, random_state(GPT))
     with pytest.raises(InputError, match="holds no state of an optimizer"):
         import_weights(tmp_path / "without", tmp_path / "ours", request=asked)
+
+
+# -- Megatron-core's distributed checkpoints ----------------------------------------------------------------------
+
+
+MODULES = (
+    "input_layernorm",
+    "attention.dense",
+    "attention.query_key_value",
+    "post_attention_layernorm",
+    "mlp.dense_h_to_4h",
+    "mlp.dense_4h_to_h",
+)
+
+
+def in_order(piece: dict[str, Tensor]) -> list[str]:
+    """Return the names of a piece of the model in the order of Megatron-core's modules."""
+
+    def place(name: str) -> tuple[int, ...]:
+        kind = int(name.endswith("bias"))
+        if ".layers." in name:
+            number, module = name.split(".layers.")[1].split(".", 1)
+            return (1, int(number), MODULES.index(module.rpartition(".")[0]), kind)
+        outside = ("word_embeddings.", "position_embeddings.", "final_layernorm.", "for_head.")
+        at = next(at for at, end in enumerate(outside) if end in name)
+        return (0 if at < 2 else 2, at, kind)
+
+    return sorted(piece, key=place)
+
+
+def core_with(
+    folder: Path, tensor: int, pipeline: int, pieces: int, state: dict[str, Tensor], order: int = 1
+) -> None:
+    """Write a distributed checkpoint whose optimizer is rows of each rank's parameters, two buckets each."""
+    source = checkpoint(folder / "weights", GPT, part_of(state, ""))
+    export_weights(source, folder / "core", "megatron-core", ExportRequest(tensor=tensor))
+    release = folder / "core" / "release"
+    items = [
+        Item(key, lazy.shape, [Chunk((0,) * len(lazy.shape), lazy)])
+        for key, lazy in read_distcp(release).items()
+    ]
+    for kind in KINDS:
+        write_megatron(folder / (kind or "x"), GPT, part_of(state, kind), 3.0, tensor, pipeline, pieces)
+    for file in sorted((folder / "x").glob("iter_0000070/*/model_optim_rng.pt")):
+        place = file.relative_to(folder / "x")
+        rank, stage = (int(part) for part in (*file.parent.name.split("_")[2:], "0")[:2])
+        documents = [torch.load(folder / (kind or "x") / place, weights_only=False) for kind in KINDS]
+        for at in range(pieces):
+            own = [dict(flat(each["model" if pieces == 1 else f"model{at}"])) for each in documents]
+            names = in_order(own[0])[::-order]
+            prefix = f"optimizer.distributed.dp_group_idx_{stage * tensor + rank}.gbuf_idx_{at}"
+            for bucket, half in enumerate((names[:5], names[5:])):
+                for kind, each in zip(("param", *MOMENTS), own, strict=True):
+                    row = torch.zeros(0)
+                    for name in half:
+                        row = torch.cat([row, torch.full((-len(row) % 64,), 7.0), each[name].flatten()])
+                    key = f"{prefix}.dtype_(torch.float32, torch.float32).bucket_idx_{bucket}.{kind}"
+                    items.append(Item(key, tuple(row.shape), [Chunk((0,), in_memory(row))]))
+    steps = [{"param_groups": [{"step": 65.0}, {"step": 65.0}]}]
+    items.append(Item("optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1", value=steps))
+    _, metadata = write_distcp(release / "data", items, lambda size: None)
+    (release / ".metadata").write_bytes(metadata)
+    common = torch.load(release / "common.pt", weights_only=False)
+    common["args"].tensor_model_parallel_size, common["args"].pipeline_model_parallel_size = tensor, pipeline
+    common["args"].consumed_train_samples = 280
+    kind = {"param_state_sharding_type": "dp_reshardable"}
+    torch.save({**common, "iteration": 70, "optimizer": kind}, release / "common.pt")
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "pieces"), [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 2)])
+def test_rows_of_a_distributed_checkpoint_are_imported(
+    tmp_path: Path, tensor: int, pipeline: int, pieces: int
+) -> None:
+    state = random_state(GPT, moments=True)
+    # Weights alike, as norms are in the beginning: their order tells them apart.
+    for name in [name for name in state if name.startswith("blocks") and ".norm_1." in name]:
+        state[name] = torch.ones(GPT.hidden)
+    core_with(tmp_path, tensor, pipeline, pieces, state)
+    done = import_weights(tmp_path / "core", tmp_path / "ours", request=ImportRequest(state=True))
+    assert (done.format, done.step, done.state) == ("megatron-core", 70, True)
+    assert_equal(state_of(tmp_path / "ours"), state)
+    manifest = open_checkpoint(tmp_path / "ours").manifest
+    assert (manifest.optimizer_steps, manifest.consumed_samples) == (65, 280)
+
+
+def test_rows_in_another_order_are_taken_only_if_no_two_weights_are_alike(tmp_path: Path) -> None:
+    state = random_state(GPT, moments=True)
+    asked = ImportRequest(state=True)
+    core_with(tmp_path / "a", 1, 1, 1, state, order=-1)
+    import_weights(tmp_path / "a" / "core", tmp_path / "ours", request=asked)
+    assert_equal(state_of(tmp_path / "ours"), state)
+    for name in [name for name in state if name.startswith("blocks") and ".norm_1." in name]:
+        state[name] = torch.ones(GPT.hidden)
+    core_with(tmp_path / "b", 1, 1, 1, state, order=-1)
+    with pytest.raises(
+        CheckpointError, match=r"gbuf_idx_0: the numbers of bucket \d from [\d,]+ on are of no"
+    ):
+        import_weights(tmp_path / "b" / "core", tmp_path / "again", request=asked)
+
+
+def test_a_state_that_a_distributed_checkpoint_has_not_is_refused_with_its_key(tmp_path: Path) -> None:
+    asked = ImportRequest(state=True)
+    state = random_state(GPT, moments=True)
+    core_with(tmp_path, 1, 1, 1, state)
+    release = tmp_path / "core" / "release"
+    common = torch.load(release / "common.pt", weights_only=False)
+    common["args"].tensor_model_parallel_size = 2
+    torch.save(common, release / "common.pt")
+    with pytest.raises(CheckpointError, match="has rows of 1 ranks; its args name 2 tensor parallel ranks"):
+        import_weights(tmp_path / "core", tmp_path / "ours", request=asked)
+    kept = [
+        Item(key, lazy.shape, [Chunk((0,) * len(lazy.shape), lazy)])
+        for key, lazy in read_distcp(release).items()
+        if not key.startswith("optimizer")
+    ]
+    flattened = in_memory(torch.zeros(32))
+    for key, problem in (
+        ("optimizer.state.exp_avg.decoder.final_layernorm.bias", "lacks optimizer.state.exp_avg.decoder"),
+        ("optimizer.state.exp_avg.decoder.layers.mlp.linear_fc2.weight", "a weight of shape"),
+        ("optimizer.state.exp_avg.no.such.weight", "belongs to no weight"),
+        ("chained_0.optimizer.state.exp_avg.x", "an optimizer that is not known"),
+        ("", "holds no state of an optimizer"),
+    ):
+        items = [*kept, *([Item(key, (32,), [Chunk((0,), flattened)])] if key else [])]
+        _, metadata = write_distcp(tmp_path / "data", items, lambda size: None)
+        (release / ".metadata").write_bytes(metadata)
+        (release / "data").write_bytes((tmp_path / "data").read_bytes())
+        with pytest.raises(InputError, match=re.escape(problem)):
+            import_weights(tmp_path / "core", tmp_path / "ours", request=asked)
+        assert not (tmp_path / "ours").exists()
 
 
 # -- GLM ------------------------------------------------------------------------------------------------------
@@ -184,7 +316,7 @@ def test_the_state_of_a_glm_is_imported(tmp_path: Path, ranks: int, readers: int
     state = glm_with(tmp_path, ranks, readers, old)
     asked = ImportRequest(state=True, heads=4, vocab=300)
     done = import_weights(tmp_path / "x", tmp_path / "ours", request=asked)
-    assert (done["from"], done["step"], done["state"]) == ("glm", 300, True)
+    assert (done.format, done.step, done.state) == ("glm", 300, True)
     assert_equal(state_of(tmp_path / "ours"), state)
 
 

@@ -1,4 +1,4 @@
-"""Adapters of a checkpoint and the weights they belong to: the fingerprint of those, and both as one model."""
+"""Adapters of a checkpoint and the weights they belong to: a fingerprint of the weights, and both as one model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.manifest import BaseWeights, Origin
 from trainer.checkpoint.names import Shape
 from trainer.checkpoint.store import Checkpoint, open_checkpoint
 from trainer.config.lora import LoraConfig, is_of_experts, sections_of
 from trainer.config.model import ModelConfig
-from trainer.config.reader import read_section
-from trainer.errors import CheckpointError, Fault, InputError
+from trainer.errors import CheckpointError, InputError
 from trainer.model.adapter import MARK
 from trainer.weights.contents import AdapterContents, Contents, Progress
 from trainer.weights.initial import open_source
@@ -29,13 +29,13 @@ COVERED = 1024
 
 def adapters_of(found: Checkpoint) -> LoraConfig | None:
     """Return how a checkpoint's adapters are made; None for a checkpoint of whole weights."""
-    if not found.manifest.get("base"):
+    if found.manifest.base is None:
         return None
-    faults: list[Fault] = []
-    raw = found.manifest["config"].get("tune", {}).get("lora", {})
-    lora = read_section(LoraConfig, raw, "tune.lora", faults)
-    if faults or not lora.rank:
-        raise CheckpointError(f"{found.path}: names weights that it adapts, and no adapters: {raw}")
+    lora = found.manifest.config.tune.lora
+    wrong = [str(fault) for fault in found.manifest.faults if fault.key.startswith("config.tune")]
+    if wrong or not lora.rank:
+        problem = wrong[0] if wrong else "config.tune.lora.rank is 0"
+        raise CheckpointError(f"{found.path}: names weights that it adapts, and no adapters: {problem}")
     return lora
 
 
@@ -58,11 +58,10 @@ def contents_at(path: Path) -> Contents:
     return source.contents or read_ours(source.folder, state=False)
 
 
-def base_at(path: Path) -> dict[str, str]:
+def base_at(path: Path) -> BaseWeights:
     """Return what a checkpoint of adapters records of the weights at a path."""
     contents = contents_at(path)
-    folder = Path(str(contents.origin["path"]))
-    return {"source": str(folder.resolve()), "fingerprint": fingerprint(contents.parameters)}
+    return BaseWeights(str(Path(contents.origin.path).resolve()), fingerprint(contents.parameters))
 
 
 @dataclass(frozen=True)
@@ -80,30 +79,28 @@ class Whole(Checkpoint):
 
 
 def whole(found: Checkpoint, base: Path | None = None) -> Checkpoint:
-    """Return a checkpoint as one of whole weights; `base`: where those of its adapters are, if they have moved."""
+    """Return a checkpoint as one of whole weights; `base`: where those are that its adapters belong to."""
     lora = adapters_of(found)
     if lora is None:
         if base is not None:
             raise InputError(f"--base: {found.path} holds whole weights, and no adapters", "leave --base out")
         return found
-    faults: list[Fault] = []
-    model = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
-    if faults:
-        raise CheckpointError(f"{found.path}: {faults[0]}")
-    return Whole(found.path, found.manifest, merged(found, model, lora, _base_of(found, base).parameters))
+    weights = merged(found, found.model, lora, _base_of(found, base).parameters)
+    return Whole(found.path, found.manifest, weights)
 
 
 def _base_of(found: Checkpoint, named: Path | None) -> Contents:
     """Return the weights that a checkpoint adapts; refuse others."""
-    wanted = found.manifest["base"]
-    path = named or Path(str(wanted["source"]))
+    wanted = found.manifest.base
+    assert wanted is not None
+    path = named or Path(wanted.source)
     if not path.exists():
         problem = f"{found.path}: holds adapters alone, and the weights that they adapt are not at {path}"
         raise CheckpointError(problem, "copy them there, or name them with --base DIR")
     contents = contents_at(path)
-    if (other := fingerprint(contents.parameters)) != wanted["fingerprint"]:
+    if (other := fingerprint(contents.parameters)) != wanted.fingerprint:
         problem = (
-            f"{found.path}: its adapters belong to weights with the fingerprint {wanted['fingerprint'][:16]}"
+            f"{found.path}: its adapters belong to weights with the fingerprint {wanted.fingerprint[:16]}"
         )
         raise CheckpointError(f"{problem}, and {path} has {other[:16]}", "name the weights it was trained on")
     return contents
@@ -178,21 +175,16 @@ def read_whole(folder: Path, state: bool, base: Path | None = None) -> Contents:
         problem = f"{folder}: the optimizer's state is that of adapters, and not of the weights"
         raise InputError(problem, "leave out --state")
     below = _base_of(found, base)
-    model = read_section(ModelConfig, found.manifest["config"]["model"], "model", [])
-    origin = below.origin.get("origin") or below.origin
+    model, known = found.model, found.manifest.base
+    assert known is not None
     side = {name: found.path / name for name in SIDE_FILES if name in found.files}
     return Contents(
         model,
         merged(found, model, lora, below.parameters),
-        {"format": "clusterctl", "path": str(folder), "origin": origin},
+        Origin("clusterctl", str(folder), before=below.origin.before or below.origin),
         {**below.files, **side},
         Progress(found.step),
-        found.manifest["config"],
+        found.manifest.config,
         ("the adapters are added to the weights that they belong to",),
-        AdapterContents(lora, found.read(list(found.weights)), found.manifest["base"]),
+        AdapterContents(lora, found.read(list(found.weights)), known),
     )
-
-
-def open_whole(folder: Path, base: Path | None = None) -> Checkpoint:
-    """Return the checkpoint in a folder as one of whole weights."""
-    return whole(open_checkpoint(folder), base)

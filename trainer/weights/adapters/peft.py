@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.access import check_access
+from trainer.checkpoint.manifest import Origin
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.lora import TARGETS, LoraConfig, lora_faults, sections_of
 from trainer.config.model import ModelConfig
+from trainer.config.tune import TuneConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.json_types import JsonObject
 from trainer.model.adapter import MARK
@@ -80,7 +83,7 @@ def write_peft(contents: Contents, target: Target, wanted: ExportRequest, report
     for name, pair in of_experts.items():
         for letter, matrix in zip("AB", pair, strict=True):
             tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = cast(in_memory(matrix), DTYPES[wanted.dtype])
-    metadata = {"format": "pt", FINGERPRINT: adapters.base["fingerprint"]}
+    metadata = {"format": "pt", FINGERPRINT: adapters.base.fingerprint}
     total = sum(tensor.bytes for tensor in tensors.values())
     target.write(FILE, partial(_write_file, tensors, metadata))
     report(total, total)
@@ -88,14 +91,14 @@ def write_peft(contents: Contents, target: Target, wanted: ExportRequest, report
     target.write_bytes(CONFIG_FILE, as_json(_config(adapters, ranks, parameters, family, every)))
 
 
-def _write_file(tensors: Mapping[str, Lazy], metadata: Mapping[str, str], file: Path) -> Mapping[str, Any]:
+def _write_file(tensors: Mapping[str, Lazy], metadata: Mapping[str, str], file: Path) -> SavedFile:
     return write_safetensors(file, tensors, metadata, lambda size: None)
 
 
 def _theirs(
     rule: Rule, family: Family, model: ModelConfig, pairs: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the two matrices of each of their modules of one rule; none where it has no adapter."""
+    """Return both matrices for each of PEFT's modules of one rule; {} without an adapter."""
     path = rule.ours.removesuffix(".weight")
     own = {key.removeprefix(path + MARK) for key in pairs if key.startswith(path + MARK)}
     if not own:
@@ -141,7 +144,7 @@ def _config(
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": adapters.base["source"],
+        "base_model_name_or_path": adapters.base.source,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": lora.scale * rank,
@@ -203,19 +206,18 @@ def read_peft(folder: Path, request: ImportRequest) -> Contents:
     faults = list(lora_faults(whole.model, lora))
     if faults:
         raise CheckpointError(f"{folder}: {faults[0]}")
-    config = {**whole.config, "tune": {"lora": {**lora.__dict__, "targets": list(lora.targets)}}}
     return Contents(
         whole.model,
         {name: in_memory(matrix) for name, matrix in pairs.items()},
-        {"format": "peft", "path": str(folder), "family": family_for(whole).name},
+        Origin("peft", str(folder), family=family_for(whole).name),
         whole.files,
-        config=config,
+        config=replace(whole.config, tune=TuneConfig(lora=lora)),
         adapters=AdapterContents(lora, pairs, known),
     )
 
 
 def _check_patterns(keys: Keys, scale: float) -> None:
-    """Add faults for ranks that differ. Those of experts' gate and up together may: the tensors tell what they are."""
+    """Add faults for ranks that differ. For experts' gate and up together they may differ."""
     ranks: Any = keys.get("rank_pattern") or {}
     alphas: Any = keys.get("alpha_pattern") or {}
     for key, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
@@ -245,7 +247,7 @@ def _pairs(folder: Path) -> dict[str, dict[str, Tensor]]:
 def _ours(
     folder: Path, whole: Contents, theirs: Mapping[str, Mapping[str, Tensor]], rank: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the adapters under our names, and the targets that they make; refuse what only some layers have."""
+    """Return the adapters under our names, and their targets; refuse adapters that only some layers have."""
     family, model = family_for(whole), whole.model
     pairs, used, layers_of = dict[str, Tensor](), set[str](), dict[str, int]()
     of_matrices = list[Found]()

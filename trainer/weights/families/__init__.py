@@ -1,1 +1,1 @@
-"""The model families of Hugging Face: of each the names of its tensors, and its config.json in both directions."""
+"""The model families of Hugging Face: the names of their tensors, and how their config.json is read and written."""

@@ -19,10 +19,10 @@ LONGEST_SAMPLE = 8192
 
 @dataclass(frozen=True)
 class Kind:
-    """What tells the config of one family from the others."""
+    """How the config of one family differs from those of the others."""
 
     bias: str = "none"
-    """Our field `bias` where config.json does not say."""
+    """Our field `bias` if config.json does not tell it."""
     bias_key: str = ""
     """The key that turns these biases on or off."""
     qk_norm: bool = False
@@ -91,7 +91,7 @@ def _activation(kind: Kind, keys: Keys) -> str:
 
 
 def _window(kind: Kind, keys: Keys) -> int:
-    """Return the window that all layers have; where layers differ, or a family ignores it, there is none."""
+    """Return the window that all layers have, or 0; layers that differ are a fault."""
     kinds = keys.get("layer_types", default=[])
     mixed = isinstance(kinds, list) and len({str(each) for each in kinds}) > 1
     if mixed or (not kind.window and keys.get("use_sliding_window", default=False)):
@@ -154,7 +154,7 @@ def fits_decoder(kind: Kind, model: ModelConfig) -> bool:
 
 
 def rules_with(norms: Mapping[str, str], ups: tuple[str, ...], down: str) -> list[Rule]:
-    """Return the names that all of these families share; biases and norms that a model has not are left out."""
+    """Return the names that all of these families share; without biases and norms that a model does not have."""
     block, theirs = "blocks.{n}", "model.layers.{n}"
     found = [
         rule("tokens.weight", "model.embed_tokens.weight"),

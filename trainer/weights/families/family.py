@@ -1,4 +1,4 @@
-"""What is known of one family of models."""
+"""What imports and exports need to know of one family of models."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Family:
     fits: Callable[[ModelConfig], bool]
     """Whether a model of ours can be written as one of this family."""
     prefixes: Sequence[str] = ()
-    """What may stand before every name of the rules in a file; the first is written."""
+    """Prefixes that names in a file may have before those of the rules; an export writes the first."""
     ignored: str = r"(?!)"
-    """Tensors that are no weights."""
+    """A pattern for tensors that are no weights."""
     head: str = "lm_head.weight"
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json: the old keys, the new `rope_parameters`, and what of them we compute."""
+"""Rotary positions in a config.json: the old keys, the new `rope_parameters`, and which of them are supported."""
 
 from __future__ import annotations
 

@@ -14,15 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError
-from trainer.weights.contents import NamedState
 from trainer.weights.files.torch_read import attributes, read_torch
-from trainer.weights.files.torch_state import by_name
-from trainer.weights.lazy import Lazy, Shape, rows_of, stacked
+from trainer.weights.files.torch_state import by_name, is_same, masters_of
+from trainer.weights.lazy import Lazy, NamedState, Shape, rows_of, stacked
 
 POINTERS = ("latest_universal", "latest")
 UNIVERSAL = "zero"
@@ -30,20 +28,30 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 MASTERS = "fp32"
+ROWS = "single_partition_of_fp32_groups"
 Flat = dict[str, Lazy]
 """Tensors of one group of parameters in a row: masters and averages."""
 
 
+class StateUnknown(CheckpointError):
+    """The state of the optimizer cannot be mapped to the parameters."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, "leave out --state to import the weights alone")
+
+
 @dataclass(frozen=True)
 class Saved:
-    """What a folder holds: the tensors of each model parallel rank, and what the first records beside them."""
+    """What a folder holds: the tensors of each model parallel rank, and what the first rank records with them."""
 
     folder: Path
     ranks: Sequence[NamedState]
     facts: Mapping[str, Any]
     optimizer_steps: int
     layers: Sequence[Mapping[int, Mapping[str, Lazy]]] = ()
-    """Of a pipeline, the tensors of each layer of each tensor parallel rank."""
+    """Of a pipeline, the tensors of each layer of each tensor parallel rank; `ranks` are by stage."""
+    unknown: StateUnknown | None = None
+    """Why the state of the optimizer cannot be read."""
 
 
 def step_folder(folder: Path) -> Path:
@@ -82,28 +90,48 @@ def read_step(folder: Path) -> Saved:
     if (folder / UNIVERSAL).is_dir():
         state, steps = _universal(folder / UNIVERSAL)
         return Saved(folder, [state], documents[0], steps)
+    layers = _layers(folder, len(first))
     optimizers = files_of(folder, _OPTIM)
-    ranks, steps = [], 0
+    ranks, steps, unknown = [], 0, None
     for mp, document in enumerate(documents):
         own = {dp: file for (dp, at), file in optimizers.items() if at == mp}
         state = NamedState(_module(document, first[mp]))
-        if own:
-            state, steps = _with_shards(folder, state, document, own, mp)
-        elif document.get("optimizer") is not None:
-            state, steps = _with_optimizer(state, attributes(document["optimizer"]))
+        try:
+            if own:
+                known = _by_layer(layers[mp % len(layers)]) if layers else state.weights
+                state, steps = _with_shards(folder, state, document, own, mp, known)
+            elif document.get("optimizer") is not None and not layers:
+                state, steps = _undivided(state.weights, attributes(document["optimizer"]), first[mp])
+        except StateUnknown as error:
+            unknown = error
         ranks.append(state)
-    layers = files_of(folder, _LAYER)
+    if layers and not optimizers and any(document.get("optimizer") is not None for document in documents):
+        try:
+            ranks, steps = _with_stages(layers, documents, first)
+        except StateUnknown as error:
+            unknown = error
+    return Saved(folder, ranks, documents[0], steps, layers, unknown)
+
+
+def _layers(folder: Path, ranks: int) -> list[dict[int, Mapping[str, Lazy]]]:
+    """Return the tensors of each layer of a pipeline, for each tensor parallel rank; without a pipeline, nothing."""
     found: list[dict[int, Mapping[str, Lazy]]] = []
-    for (layer, model), file in sorted(layers.items(), key=lambda item: (item[0][1], item[0][0])):
-        found += [{}] * (model + 1 - len(found)) if model < len(first) else []
-        if model >= len(found):
-            raise CheckpointError(f"{file}: there is no model parallel rank {model}")
-        found[model] = {**found[model], layer: _tensors(read_torch(file), file)}
-    if len(found) == 1 and not optimizers:
-        stages = _with_stages(found[0], [attributes(document.get("optimizer")) for document in documents])
-        ranks = [state for state, _ in stages] or ranks
-        steps = max((taken for _, taken in stages), default=steps)
-    return Saved(folder, ranks, documents[0], steps, found)
+    files = files_of(folder, _LAYER)
+    for (layer, model), file in sorted(files.items(), key=lambda item: (item[0][1], item[0][0])):
+        if model > len(found) or model >= ranks:
+            raise CheckpointError(f"{file}: there is no model parallel rank {min(model, len(found))}")
+        if model == len(found):
+            found.append({})
+        found[model][layer] = _tensors(read_torch(file), file)
+    if found and (ranks % len(found) or any(set(own) != set(found[0]) for own in found)):
+        problem = f"{folder}: lacks layer_NN-model_NN-model_states.pt of some rank or layer"
+        raise CheckpointError(problem, "copy the files of all ranks")
+    return found
+
+
+def _by_layer(layers: Mapping[int, Mapping[str, Lazy]]) -> dict[str, Lazy]:
+    """Return the tensors of all layers, by names with the numbers of the layers."""
+    return {f"{number}.{name}": tensor for number, layer in layers.items() for name, tensor in layer.items()}
 
 
 def _document(file: Path) -> Mapping[str, Any]:
@@ -114,7 +142,7 @@ def _document(file: Path) -> Mapping[str, Any]:
 
 
 def _module(document: Mapping[str, Any], file: Path) -> dict[str, Lazy]:
-    """Return the tensors of the module; of a pipeline, which has them in files of layers, nothing."""
+    """Return the tensors of the module; {} for a pipeline, which has files of layers instead."""
     module = document.get("module")
     return {} if module is None else _tensors(module, file)
 
@@ -135,9 +163,17 @@ def _tensors(document: object, file: Path, prefix: str = "", depth: int = 0) -> 
 
 
 def _with_shards(
-    folder: Path, state: NamedState, document: Mapping[str, Any], files: Mapping[int, Path], mp: int
+    folder: Path,
+    state: NamedState,
+    document: Mapping[str, Any],
+    files: Mapping[int, Path],
+    mp: int,
+    known: Mapping[str, Lazy],
 ) -> tuple[NamedState, int]:
-    """Return masters and averages from the files of all data parallel ranks, and the optimizer's steps."""
+    """Return masters and averages from the files of all data parallel ranks, and the optimizer's steps.
+
+    `known`: the weights, whose names and shapes serve where DeepSpeed recorded none.
+    """
     if sorted(files) != list(range(len(files))):
         raise CheckpointError(f"{folder}: lacks some of zero_pp_rank_X_mp_rank_{mp:02d}_optim_states.pt")
     documents = [attributes(_document(files[dp]).get("optimizer_state_dict")) for dp in range(len(files))]
@@ -145,9 +181,10 @@ def _with_shards(
     world = world[0] if isinstance(world, list) and world else world
     if type(world) is int and world != len(files):
         raise CheckpointError(f"{folder}: has {len(files)} files of an optimizer that {world} ranks divided")
-    shapes = (
-        _shapes(document, folder) if "param_shapes" in document else _guessed(state.weights, documents, files)
-    )
+    if document.get("param_shapes") is not None:
+        shapes = _shapes(document, folder)
+    else:
+        shapes = _of_mappings(known, documents, files) or _guessed(known, documents, files)
     if documents[0].get("fp32_flat_groups") is not None:
         found = _from_stage_3(documents, shapes, files)
     else:
@@ -173,36 +210,52 @@ def _shapes(document: Mapping[str, Any], folder: Path) -> list[dict[str, Shape]]
     return [dict(group) for group in groups or ()]
 
 
+def _of_mappings(
+    known: Mapping[str, Lazy], documents: Sequence[Mapping[str, Any]], files: Mapping[int, Path]
+) -> list[dict[str, Shape]]:
+    """Return the groups that the places of parts name; without such places, nothing."""
+    # A tied module of a pipeline is in the file of a layer without its name.
+    tied = {f"tied_modules.{name.partition('.')[2]}": tensor for name, tensor in [*known.items()][::-1]}
+    groups = list[dict[str, Shape]]()
+    for document in documents:
+        mappings = document.get("param_slice_mappings")
+        for at, mapping in enumerate(mappings if isinstance(mappings, list) else ()):
+            groups += [{}] * (at + 1 - len(groups))
+            for name in attributes(mapping):
+                found = known.get(name, tied.get(re.sub(r"^(tied_modules\.)[^.]+\.", r"\1", str(name))))
+                if found is None:
+                    raise StateUnknown(f"{files[0]}: param_slice_mappings names {name}, which no layer has")
+                groups[at] = {**groups[at], name: found.shape}
+    return groups
+
+
 def _guessed(
     module: Mapping[str, Lazy], documents: Sequence[Mapping[str, Any]], files: Mapping[int, Path]
 ) -> list[dict[str, Shape]]:
-    """Return the groups of an older version, which recorded no names: all in order, or matrices and vectors.
+    """Return the groups where no names are recorded: all in order, or matrices and vectors.
 
-    They are accepted if the masters that they lead to are the weights.
+    They are accepted if the masters that they lead to are the weights. A tied matrix at the end is in no group.
     """
-    kinds = {name: len(tensor.shape) > 1 for name, tensor in module.items()}
-    rows = _rows_of_rank(documents[0], "single_partition_of_fp32_groups", files[0])
-    if len(rows) == 1:
-        groups = [dict(module)]
-    else:
-        groups = [
-            {name: module[name] for name in module if kinds[name] is wanted} for wanted in (True, False)
-        ]
-    shapes = [{name: tensor.shape for name, tensor in group.items()} for group in groups]
-    if not rows or len(rows) != len(groups):
-        problem = f"{files[0]}: an optimizer of {len(rows)} groups, and no param_shapes names what is in them"
-        raise CheckpointError(problem, "leave out --state to import the weights alone")
+    ranks = [_rows_of_rank(document, ROWS, files[dp]) for dp, document in enumerate(documents)]
+    kinds = [(True, False)] if len(ranks[0]) == 1 else [(True,), (False,)]
+    if len(ranks[0]) != len(kinds):
+        groups = len(ranks[0])
+        raise StateUnknown(
+            f"{files[0]}: {groups} groups of parameters, and no param_shapes names what is in them"
+        )
+    shapes = []
+    for at, kind in enumerate(kinds):
+        left = sum(rank[at][MASTERS].rows for rank in ranks if at < len(rank))
+        group = dict[str, Shape]()
+        for name, tensor in module.items():
+            if (len(tensor.shape) > 1) in kind and math.prod(tensor.shape) <= left:
+                group[name] = tensor.shape
+                left -= math.prod(tensor.shape)
+        shapes.append(group)
     for name, flat in _from_stage_1(documents, shapes, files):
-        weight, master = module[name], flat[MASTERS]
-        first, last = master.read(0, 1), master.read(weight.rows - 1, weight.rows)
-        if not (_same(first, weight.read(0, 1)) and _same(last, weight.read(weight.rows - 1, weight.rows))):
-            problem = f"{files[0]}: its masters are not in the model's order, seen from {name}"
-            raise CheckpointError(problem, "leave out --state to import the weights alone")
+        if not is_same(flat[MASTERS], module[name]):
+            raise StateUnknown(f"{files[0]}: its masters are not in the model's order, seen from {name}")
     return shapes
-
-
-def _same(master: Tensor, weight: Tensor) -> bool:
-    return torch.equal(master.to(weight.dtype), weight)
 
 
 def _is_shape(value: object) -> bool:
@@ -243,10 +296,7 @@ def _from_stage_1(
     documents: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Shape]], files: Mapping[int, Path]
 ) -> Iterator[tuple[str, Flat]]:
     """Yield each parameter: ranks have equal parts of the row of a group, and record what is where."""
-    ranks = [
-        _rows_of_rank(document, "single_partition_of_fp32_groups", files[dp])
-        for dp, document in enumerate(documents)
-    ]
+    ranks = [_rows_of_rank(document, ROWS, files[dp]) for dp, document in enumerate(documents)]
     mappings = [document.get("param_slice_mappings") for document in documents]
     for at, group in enumerate(shapes):
         rows = [rank[at] for rank in ranks if at < len(rank)]
@@ -337,41 +387,77 @@ def _rows(flat: Lazy, shape: Shape, start: int, stop: int) -> Tensor:
 # -- without ZeRO, and universal ------------------------------------------------------------------------------
 
 
-def _with_optimizer(state: NamedState, optimizer: Mapping[str, Any]) -> tuple[NamedState, int]:
-    """Return the averages of a torch optimizer next to the weights, and its steps."""
+def _undivided(
+    weights: Mapping[str, Lazy], optimizer: Mapping[str, Any], file: Path, every: bool = False
+) -> tuple[NamedState, int]:
+    """Return masters and averages of an optimizer that no ranks divide, and its steps; with `every`, of all weights.
+
+    It is torch's, or DeepSpeed's for 16 bits around it, which has fp32 copies: one of each parameter, or one row of
+    each group.
+    """
+    inner = attributes(optimizer.get("optimizer_state_dict")) or optimizer
+    entries = [attributes(entry) for entry in attributes(inner.get("state")).values()]
+    if not entries:
+        raise StateUnknown(f"{file}: 'optimizer' has no state: it took no steps, or another file has it")
+    if not all(moment in entry for entry in entries if entry for moment in MOMENTS):
+        keys = ", ".join(sorted({str(key) for entry in entries for key in entry})[:4])
+        raise StateUnknown(f"{file}: 'optimizer' is no AdamW: its state has {keys}")
+    if optimizer.get("fp32_groups_flat") is not None:
+        document = {"base_optimizer_state": inner, ROWS: optimizer["fp32_groups_flat"]}
+        shapes = _guessed(weights, [document], {0: file})
+        held: dict[str, dict[str, Lazy]] = {kind: {} for kind in (MASTERS, *MOMENTS)}
+        for name, flat in _from_stage_1([document], shapes, {0: file}):
+            for kind, tensor in flat.items():
+                held[kind][name] = tensor
+        whole = sum(row[MASTERS].rows for row in _rows_of_rank(document, ROWS, file))
+        placed = sum(math.prod(shape) for group in shapes for shape in group.values())
+        masters = held.pop(MASTERS)
+        if placed != whole or (every and len(masters) < len(weights)):
+            raise StateUnknown(f"{file}: fp32_groups_flat has {whole:,} numbers, and the model {placed:,}")
+        return NamedState({**weights, **masters}, held), _steps(document)
     # A tied output matrix is in the state dict and not among the optimizer's parameters.
-    shapes = {name: tensor.shape for name, tensor in state.weights.items()}
-    found = by_name(shapes, optimizer, every=False)
-    return (state, 0) if found is None else (NamedState(state.weights, found.moments), found.steps)
+    numbered = by_name({name: tensor.shape for name, tensor in weights.items()}, inner, every)
+    if numbered is None:
+        raise StateUnknown(f"{file}: the shapes in 'optimizer' are not the model's, in its order")
+    copies = masters_of(numbered.groups, optimizer.get("fp32_groups"), weights)
+    if copies is None:
+        raise StateUnknown(f"{file}: fp32_groups are not the weights, in the model's order")
+    return NamedState({**weights, **copies}, numbered.moments), numbered.steps
 
 
 def _with_stages(
-    layers: Mapping[int, Mapping[str, Lazy]], optimizers: Sequence[Mapping[str, Any]]
-) -> list[tuple[NamedState, int]]:
-    """Return the averages of each stage of a pipeline under the names of its layers, as `3.mlp.weight`.
+    layers: Sequence[Mapping[int, Mapping[str, Lazy]]],
+    documents: Sequence[Mapping[str, Any]],
+    files: Mapping[int, Path],
+) -> tuple[list[NamedState], int]:
+    """Return masters and averages of each rank of a pipeline under the names of its layers, as `3.mlp.weight`.
 
     No file says which layers are on which stage. Stages have neighbouring layers, and a stage's optimizer fits exactly
     one number of them. A module that two stages share comes first on both.
     """
-    found, first, numbers = list[tuple[NamedState, int]](), 0, sorted(layers)
-    for optimizer in optimizers:
-        for last in range(first + 1, len(numbers) + 1):
-            own = numbers[first:last]
-            shared = [number for number in numbers[:first] if number not in own]
-            fitting = (by_name(_shapes_in([*extra, *own], layers), optimizer) for extra in ([], *zip(shared)))
-            numbered = next((entry for entry in fitting if entry is not None), None)
-            if numbered is not None:
-                found.append((NamedState({}, numbered.moments), numbered.steps))
-                first = last
+    found, steps, first = list[NamedState](), 0, [0] * len(layers)
+    numbers = sorted(layers[0])
+    for mp, document in enumerate(documents):
+        own, begin = layers[mp % len(layers)], first[mp % len(layers)]
+        optimizer, unknown = attributes(document.get("optimizer")), None
+        for last in range(begin + 1, len(numbers) + 1):
+            for shared in ([], *([number] for number in numbers[:begin])):
+                held = _by_layer({number: own[number] for number in (*shared, *numbers[begin:last])})
+                try:
+                    state, steps = _undivided(held, optimizer, files[mp], every=True)
+                except StateUnknown as error:
+                    unknown = error
+                    continue
+                found.append(state)
+                first[mp % len(layers)] = last
+                break
+            if first[mp % len(layers)] == last:
                 break
         else:
-            return []
-    return found if first == len(numbers) else []
-
-
-def _shapes_in(numbers: Sequence[int], layers: Mapping[int, Mapping[str, Lazy]]) -> dict[str, Shape]:
-    """Return the shapes of layers in this order, by names with the numbers of the layers."""
-    return {f"{number}.{name}": tensor.shape for number in numbers for name, tensor in layers[number].items()}
+            raise unknown or StateUnknown(f"{files[mp]}: there are no layers left for this stage")
+    if any(last < len(numbers) for last in first):
+        raise StateUnknown(f"{files[0]}: no stage's optimizer has the layer {numbers[min(first)]}")
+    return found, steps
 
 
 def _universal(folder: Path) -> tuple[NamedState, int]:

@@ -16,8 +16,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import CheckpointError
-from trainer.json_types import JsonObject
 from trainer.weights.contents import Report
 from trainer.weights.files.torch_read import attributes, read_pickle, read_torch_part
 from trainer.weights.files.torch_write import Hashed, Scalar, write_archive
@@ -41,11 +41,7 @@ class Chunk:
 
 def read_distcp(folder: Path) -> dict[str, Lazy]:
     """Return the tensors of a folder by their keys; objects that are no tensors are left out."""
-    file = folder / METADATA
-    metadata = attributes(read_pickle(file))
-    described, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
-    if not isinstance(described, dict) or not isinstance(places, dict):
-        raise CheckpointError(f"{file}: not the metadata of a distributed checkpoint")
+    described, places = _metadata(folder)
     by_key: dict[str, dict[Shape, Mapping[str, Any]]] = {}
     for index, chunk in places.items():
         named = attributes(index)
@@ -58,6 +54,25 @@ def read_distcp(folder: Path) -> dict[str, Lazy]:
         if isinstance(key, str) and isinstance(chunks, list):
             found[key] = _tensor(folder, key, attributes(entry), chunks, by_key.get(key, {}))
     return found
+
+
+def read_object(folder: Path, key: str) -> Any:
+    """Return an object that is no tensor, from its key or the key of its first shard; None without one."""
+    for index, chunk in _metadata(folder)[1].items():
+        named = attributes(index)
+        if str(named.get("fqn")).partition("/shard_")[0] == key and named.get("offset") is None:
+            return read_torch_part(*_place(folder, key, attributes(chunk)))
+    return None
+
+
+def _metadata(folder: Path) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
+    """Return what a folder says of its entries, and where each part of them is."""
+    file = folder / METADATA
+    metadata = attributes(read_pickle(file))
+    described, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
+    if not isinstance(described, dict) or not isinstance(places, dict):
+        raise CheckpointError(f"{file}: not the metadata of a distributed checkpoint")
+    return described, places
 
 
 def _tensor(
@@ -98,7 +113,15 @@ def _chunk(
     offsets, sizes = _of_scalar(listed, 0), _of_scalar(chunk.get("sizes"), 1)
     if not isinstance(offsets, tuple) or not _is_shape(sizes) or not _is_shape(offsets):
         raise CheckpointError(f"{folder / METADATA}: a part of {key} has no place or shape")
-    chunk = places.get(listed, {})
+    file, start, length = _place(folder, key, places.get(listed, {}))
+    tensor = read_torch_part(file, start, length)
+    if not isinstance(tensor, Lazy) or tensor.shape != sizes:
+        raise CheckpointError(f"{file}: does not hold {key} as the metadata say")
+    return Chunk(offsets, tensor)
+
+
+def _place(folder: Path, key: str, chunk: Mapping[str, Any]) -> tuple[Path, int, int]:
+    """Return in which file a part is, where it begins, and its length."""
     name, start, length = (chunk.get(field) for field in ("relative_path", "offset", "length"))
     if (
         not isinstance(name, str)
@@ -111,10 +134,7 @@ def _chunk(
         raise CheckpointError(
             f"{folder / METADATA}: {key} is compressed or encrypted", "save it without that"
         )
-    tensor = read_torch_part(folder / name, start, length)
-    if not isinstance(tensor, Lazy) or tensor.shape != sizes:
-        raise CheckpointError(f"{folder / name}: does not hold {key} as the metadata say")
-    return Chunk(offsets, tensor)
+    return folder / name, start, length
 
 
 def _read(shape: Shape, chunks: Sequence[Chunk], start: int, stop: int) -> Tensor:
@@ -145,7 +165,7 @@ class Item:
 
 
 def write_folder(target: Target, folder: str, items: Sequence[Item], report: Report) -> None:
-    """Write all items to a data file and its metadata below a folder of the target, unless it has both, verified."""
+    """Write all items to a data file and its metadata below a folder of the target, unless both exist; verify them."""
     data, metadata = f"{folder}{DATA}", f"{folder}{METADATA}"
     total = sum(chunk.tensor.bytes for item in items for chunk in item.chunks)
     done = 0
@@ -155,7 +175,7 @@ def write_folder(target: Target, folder: str, items: Sequence[Item], report: Rep
         done += size
         report(done, total)
 
-    def write(file: Path) -> Mapping[str, Any]:
+    def write(file: Path) -> SavedFile:
         entry, description = write_distcp(file, items, wrote)
         # Together: the metadata hold where in the file each tensor is.
         target.write_bytes(metadata, description)
@@ -167,14 +187,12 @@ def write_folder(target: Target, folder: str, items: Sequence[Item], report: Rep
     target.verify(data)
 
 
-def write_distcp(
-    file: Path, items: Sequence[Item], wrote: Callable[[int], None]
-) -> tuple[dict[str, int | str], bytes]:
+def write_distcp(file: Path, items: Sequence[Item], wrote: Callable[[int], None]) -> tuple[SavedFile, bytes]:
     """Write all items to one file; return its size and hash, and the content of `.metadata`."""
     # The import loads 900 modules, torch's compiler and sympy among them, in 1.3 s: every start would wait for it.
     from torch.distributed.checkpoint import filesystem, metadata
 
-    described: JsonObject = {}
+    described: dict[str, metadata.TensorStorageMetadata | metadata.BytesStorageMetadata] = {}
     places: dict[metadata.MetadataIndex, Any] = {}
     with file.open("wb") as stream:
         hashed = Hashed(stream)

@@ -23,6 +23,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import CheckpointError
 from trainer.weights.files.safetensors import bytes_of, read_bytes
 from trainer.weights.lazy import Lazy
@@ -228,10 +229,8 @@ def _rows(
 # -- write --------------------------------------------------------------------------------------------------
 
 
-def write_mindspore(
-    file: Path, tensors: Mapping[str, Lazy], wrote: Callable[[int], None]
-) -> dict[str, int | str]:
-    """Write a file and have the disk hold it; return its size and hash."""
+def write_mindspore(file: Path, tensors: Mapping[str, Lazy], wrote: Callable[[int], None]) -> SavedFile:
+    """Write and sync a file; return its size and hash."""
     digest, size = hashlib.sha256(), 0
     with file.open("wb") as stream:
 
@@ -252,7 +251,7 @@ def write_mindspore(
                     wrote(len(data))
         stream.flush()
         os.fsync(stream.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+    return SavedFile(size, digest.hexdigest())
 
 
 def _shifted(tensor: Lazy, first: int) -> Callable[[int, int], Tensor]:

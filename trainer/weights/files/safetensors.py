@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.header import Entry, read_header
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import CheckpointError
 from trainer.weights.lazy import Lazy
 
@@ -60,8 +61,8 @@ def read_bytes(file: Path, start: int, size: int) -> Tensor:
 
 def write_safetensors(
     file: Path, tensors: Mapping[str, Lazy], metadata: Mapping[str, str], wrote: Callable[[int], None]
-) -> dict[str, int | str]:
-    """Write a file and have the disk hold it; return its size and hash. `wrote` is told the bytes of each block."""
+) -> SavedFile:
+    """Write and sync a file; return its size and hash. `wrote` is called with the bytes of each block."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in tensors.items():
@@ -82,7 +83,7 @@ def write_safetensors(
                 digest.update(data)
                 wrote(len(data))
         os.fsync(stream.fileno())
-    return {"bytes": 8 + len(text) + end, "sha256": digest.hexdigest()}
+    return SavedFile(8 + len(text) + end, digest.hexdigest())
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

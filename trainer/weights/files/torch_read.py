@@ -43,7 +43,7 @@ STORAGES = {
     "BoolStorage": torch.bool,
     "UntypedStorage": torch.uint8,
 }
-# Packages whose objects trainings save beside tensors. They become records; nothing of the packages is imported.
+# Packages whose objects trainings save with tensors. They become records; the packages are not imported.
 RECORDED = {
     *("_codecs", "argparse", "collections", "copyreg", "datetime", "enum", "pathlib", "types"),
     *(

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from trainer.checkpoint.part import MOMENTS
 from trainer.weights.files.torch_read import attributes
 from trainer.weights.lazy import Lazy, Shape
@@ -50,6 +52,33 @@ def by_name(shapes: Mapping[str, Shape], optimizer: Mapping[str, Any], every: bo
     return None if left and every else Numbered(named, moments, steps_of(optimizer))
 
 
+def masters_of(
+    groups: Sequence[Sequence[str]], held: object, weights: Mapping[str, Lazy]
+) -> dict[str, Lazy] | None:
+    """Return the fp32 copies of parameters of 16 bits by name; each group has those of its parameters, in its order.
+
+    None: they are not the weights.
+    """
+    found: dict[str, Lazy] = {}
+    for group, masters in zip(groups, held if isinstance(held, list) else (), strict=False):
+        narrow = [name for name in group if weights[name].dtype != torch.float32]
+        if not isinstance(masters, list) or len(masters) != len(narrow):
+            return None
+        for name, master in zip(narrow, masters, strict=True):
+            if not isinstance(master, Lazy) or not is_same(master, weights[name]):
+                return None
+            found[name] = master
+    return found
+
+
+def is_same(master: Lazy, weight: Lazy) -> bool:
+    """Return whether an fp32 copy is that of a weight, as far as the first and the last row tell."""
+    if master.shape != weight.shape:
+        return False
+    rows = [(0, 1), (weight.rows - 1, weight.rows)]
+    return all(torch.equal(master.read(*row).to(weight.dtype), weight.read(*row)) for row in rows)
+
+
 def _is_whole(entry: Mapping[str, Any]) -> bool:
     return all(isinstance(entry.get(moment), Lazy) for moment in MOMENTS)
 
@@ -62,6 +91,8 @@ def steps_of(optimizer: Mapping[str, Any]) -> int:
 def _recorded(optimizer: Mapping[str, Any]) -> Iterator[int]:
     states, groups = attributes(optimizer.get("state")), optimizer.get("param_groups")
     entries = [attributes(entry) for entry in states.values()]
+    # Megatron-core records one for all parameters.
+    entries.append({"step": states.get("common_step")})
     entries += [attributes(group) for group in (groups if isinstance(groups, list) else ())]
     for entry in entries:
         step = entry.get("step")

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import torch
 import torch._utils
 
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.weights.files.safetensors import bytes_of
 from trainer.weights.lazy import Lazy, Shape, in_memory
 
@@ -88,11 +89,11 @@ class Hashed(io.RawIOBase):
         """Count from here: another archive begins."""
         self._start = self.total
 
-    def finish(self) -> dict[str, int | str]:
-        """Have the disk hold the file; return its size and hash."""
+    def finish(self) -> SavedFile:
+        """Sync the file; return its size and hash."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        return {"bytes": self.total, "sha256": self._digest.hexdigest()}
+        return SavedFile(self.total, self._digest.hexdigest())
 
     def writable(self) -> bool:
         return True
@@ -111,7 +112,7 @@ class Hashed(io.RawIOBase):
         return len(view)
 
 
-def write_torch(file: Path, document: object, wrote: Callable[[int], None]) -> dict[str, int | str]:
+def write_torch(file: Path, document: object, wrote: Callable[[int], None]) -> SavedFile:
     """Write an object of plain values and Lazy tensors; return the size and hash of the file."""
     with file.open("wb") as stream:
         hashed = Hashed(stream)

@@ -115,8 +115,8 @@ def _bias(names: Set[str]) -> str:
     return "qkv" if "self_attention.linear_qkv.bias" in names else "none"
 
 
-def check_fits(model: ModelConfig) -> None:
-    """Refuse a model that Megatron has not."""
+def check_fits(model: ModelConfig, wanted: ExportRequest) -> None:
+    """Refuse a model that Megatron cannot build, and ranks and stages that do not divide it."""
     odd = {
         f"kind {model.kind}": model.kind != "gpt",
         "window": model.window > 0,
@@ -127,6 +127,20 @@ def check_fits(model: ModelConfig) -> None:
     if any(odd.values()):
         settings = ", ".join(name for name, given in odd.items() if given)
         raise InputError(f"Megatron has no model with {settings}", "export it to another format")
+    checks = {
+        "heads": model.heads,
+        "query groups": model.groups,
+        "rows of the feed-forward part": model.inner,
+    }
+    faults = [
+        f"--tensor {wanted.tensor} does not divide {value} {name}"
+        for name, value in checks.items()
+        if value % wanted.tensor
+    ]
+    if model.layers % wanted.pipeline:
+        faults.append(f"--pipeline {wanted.pipeline} does not divide {model.layers} layers")
+    if faults:
+        raise InputError("\n".join(faults), "name sizes that divide them")
 
 
 def arguments_for(contents: Contents, wanted: ExportRequest) -> dict[str, object]:

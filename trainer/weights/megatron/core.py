@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.manifest import check_access
-from trainer.errors import CheckpointError, InputError
+from trainer.checkpoint.access import check_access
+from trainer.checkpoint.manifest import Origin
+from trainer.checkpoint.saved_file import SavedFile
+from trainer.config.model import ModelConfig
+from trainer.errors import CheckpointError
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_read import attributes, read_torch
@@ -21,7 +24,14 @@ from trainer.weights.huggingface import as_json, read_json
 from trainer.weights.lazy import DTYPES, Lazy, cast, padded, reshaped, rows_of
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
 from trainer.weights.megatron.names import IGNORED, OUTPUT, core_name, core_of, layer_of
-from trainer.weights.megatron.ranks import iteration_folder
+from trainer.weights.megatron.ranks import iteration_folder, progress_of
+from trainer.weights.megatron.sharded_state import (
+    cuts_by_core,
+    refuse_absent,
+    state_by_key,
+    state_in_rows,
+    steps_taken,
+)
 from trainer.weights.ours import cuts_for, shapes_for
 from trainer.weights.rules import Heads, Rows, check_shapes, in_groups, in_sections, refuse_unknown
 from trainer.weights.target import Target
@@ -35,7 +45,7 @@ BACKEND = {
     "common_backend_version": 1,
 }
 STACKED = re.compile(r"(decoder\.layers)\.(?!\d)")
-OTHERS = rf"{IGNORED}|optimizer\..*|rng_state.*|rerun_state_machine.*"
+OTHERS = rf"{IGNORED}|(chained_\d+\.)?optimizer\..*|rng_state.*|rerun_state_machine.*"
 # Megatron-core keeps the norm before a matrix with the matrix.
 FUSED = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
@@ -56,21 +66,36 @@ def is_megatron_core(folder: Path) -> bool:
 
 def read_megatron_core(folder: Path, request: ImportRequest) -> Contents:
     """Return the contents of a folder; nothing of its tensors is read yet."""
-    if request.state:
-        problem = f"{folder}: the state of Megatron-core's optimizer is not read"
-        raise InputError(problem, "leave out --state")
     check_access(folder)
     path = iteration_folder(folder)
     backend = read_json(path / DESCRIPTION).get("sharded_backend")
     if backend != BACKEND["sharded_backend"]:
         problem = f"{path / DESCRIPTION}: sharded_backend is {backend!r}"
         raise CheckpointError(problem, "save it with `--ckpt-format torch_dist`")
-    found = dict(_by_layer(read_distcp(path)))
-    common = attributes(read_torch(path / COMMON)) if (path / COMMON).is_file() else {}
+    held = read_distcp(path)
+    found = dict(_by_layer(held))
+    common = read_torch(path / COMMON) if (path / COMMON).is_file() else {}
+    if not isinstance(common, dict):
+        raise CheckpointError(f"{path / COMMON}: not a dict")
     arguments = attributes(common.get("args"))
     model, notes = model_of(str(path), arguments, {name: [tensor] for name, tensor in found.items()}, request)
     if not arguments:
         notes.append(f"{COMMON} records no arguments: GELU's tanh form and an eps of 1e-5 are assumed")
+    tensors = _mapped(path, model, found)
+    origin = Origin("megatron-core", str(path), {"iteration": common.get("iteration")})
+    if not request.state:
+        return Contents(model, tensors, origin, notes=tuple(notes))
+    weights = {core_of(name): found[core_of(name)] for name in tensors}
+    for kind, named in _state(path, model, held, weights, arguments).items():
+        prefix = "" if kind == "param" else f"{kind}."
+        more = _mapped(path, model, {**weights, **named} if kind == "param" else named)
+        tensors |= {f"{prefix}{name}": tensor for name, tensor in more.items()}
+    progress = progress_of(common, steps_taken(path, common))
+    return Contents(model, tensors, origin, notes=tuple(notes), progress=progress)
+
+
+def _mapped(path: Path, model: ModelConfig, found: Mapping[str, Lazy]) -> dict[str, Lazy]:
+    """Return the tensors of the model under our names."""
     shapes = shapes_for(model)
     tied = {OUTPUT} if model.tied else set()
     refuse_unknown(str(path), [core_of(name) for name in shapes], found.keys() - tied, OTHERS)
@@ -82,8 +107,26 @@ def read_megatron_core(folder: Path, request: ImportRequest) -> Contents:
         table = name in ("tokens.weight", "output.weight") and whole.rows >= model.vocab
         tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
     check_shapes(str(path), shapes, tensors)
-    origin = {"format": "megatron-core", "path": str(path), "iteration": common.get("iteration")}
-    return Contents(model, tensors, origin, notes=tuple(notes))
+    return tensors
+
+
+def _state(
+    path: Path,
+    model: ModelConfig,
+    held: Mapping[str, Lazy],
+    weights: Mapping[str, Lazy],
+    arguments: Mapping[str, Any],
+) -> dict[str, dict[str, Lazy]]:
+    """Return masters (`param`) and averages by Megatron-core's names; `held`: all tensors of the folder by key."""
+    keys = {key: tensor for key, tensor in held.items() if not re.fullmatch(OTHERS, key)}
+    by_key = state_by_key(held, keys, path)
+    if by_key:
+        return {kind: dict(_by_layer(named)) for kind, named in by_key.items()}
+    names = {core_of(name): name for name in cuts_for(model)}
+    found = state_in_rows(held, weights, cuts_by_core(names, cuts_for(model)), arguments, path)
+    if not found:
+        refuse_absent(held, path)
+    return found
 
 
 def _by_layer(tensors: Mapping[str, Lazy]) -> Iterator[tuple[str, Lazy]]:
@@ -109,7 +152,7 @@ def _layer(tensor: Lazy, layer: int) -> Lazy:
 
 def write_megatron_core(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
     """Write a folder that Megatron-core loads into any layout."""
-    check_fits(contents.model)
+    check_fits(contents.model, wanted)
     items = list(_items(contents, DTYPES[wanted.dtype], wanted.tensor))
     write_folder(target, "release/", items, report)
     common = {"args": namespace(arguments_for(contents, wanted)), "checkpoint_version": 3.0, "iteration": 0}
@@ -120,7 +163,7 @@ def write_megatron_core(contents: Contents, target: Target, wanted: ExportReques
         target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
 
 
-def _write_common(common: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+def _write_common(common: Mapping[str, Any], file: Path) -> SavedFile:
     return write_torch(file, dict(common), lambda size: None)
 
 

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.access import check_access
+from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.json_types import JsonObject
 from trainer.model.cuts import Cut
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
 from trainer.weights.files.torch_read import attributes, read_torch
@@ -74,15 +75,15 @@ def read_megatron(folder: Path, request: ImportRequest) -> Contents:
     files = {path.name: path / FILE for path in found.glob("mp_rank_*") if (path / FILE).is_file()}
     if not files:
         raise CheckpointError(f"{found}: holds no mp_rank_XX/{FILE}")
-    states, steps = read_ranks(found, files), 0
+    states, progress = read_ranks(found, files), Progress()
     if request.state:
         ranks = {
             key: with_state(document, files[_name_of(key, files)])
             for key, document in states.documents.items()
         }
         states = replace(states, documents={key: document for key, (document, _) in ranks.items()})
-        steps = max(taken for _, taken in ranks.values())
-    return replace(contents_of(states, "megatron", request), progress=progress_of(states, steps, request))
+        progress = progress_of(states.first, max(taken for _, taken in ranks.values()))
+    return replace(contents_of(states, "megatron", request), progress=progress)
 
 
 def _name_of(key: tuple[int, int], names: Iterable[str]) -> str:
@@ -91,12 +92,10 @@ def _name_of(key: tuple[int, int], names: Iterable[str]) -> str:
     return next(name for name, match in found if match and (int(match[1]), int(match[2] or 0)) == key)
 
 
-def progress_of(states: RankStates, steps: int, request: ImportRequest) -> Progress:
-    """Return how far the training was; without its state, nothing."""
-    if not request.state:
-        return Progress()
-    iteration = states.first.get("iteration")
-    samples = attributes(states.first.get("args")).get("consumed_train_samples")
+def progress_of(document: Mapping[str, Any], steps: int) -> Progress:
+    """Return how far the training was that took so many steps."""
+    iteration = document.get("iteration")
+    samples = attributes(document.get("args")).get("consumed_train_samples")
     return Progress(
         iteration if type(iteration) is int else steps,
         steps,
@@ -154,14 +153,12 @@ def contents_of(states: RankStates, form: str, request: ImportRequest, key: str 
         averages = _mapped(states, model, _by_name(states, moment))
         tensors |= {f"{moment}.{name}": tensor for name, tensor in averages.items()}
     iteration = states.first.get("iteration")
-    origin = {
-        "format": form,
-        "path": str(states.folder),
+    facts = {
         "tensor": states.tensor,
         "pipeline": states.pipeline,
         "iteration": iteration if type(iteration) is int else None,
     }
-    return Contents(model, tensors, origin, notes=tuple(notes))
+    return Contents(model, tensors, Origin(form, str(states.folder), facts), notes=tuple(notes))
 
 
 def _mapped(states: RankStates, model: ModelConfig, found: Mapping[str, Sequence[Lazy]]) -> dict[str, Lazy]:
@@ -258,24 +255,14 @@ def write_megatron(contents: Contents, target: Target, wanted: ExportRequest, re
         target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
 
 
-def _write_rank(document: Mapping[str, Any], wrote: Callable[[int], None], file: Path) -> Mapping[str, Any]:
+def _write_rank(document: Mapping[str, Any], wrote: Callable[[int], None], file: Path) -> SavedFile:
     return write_torch(file, dict(document), wrote)
 
 
 def divided(contents: Contents, wanted: ExportRequest) -> dict[tuple[int, int], dict[str, Lazy]]:
     """Return the tensors of each rank and stage under Megatron-core's names, with the layers of a stage from 0."""
     model, tensor, pipeline = contents.model, wanted.tensor, wanted.pipeline
-    check_fits(model)
-    checks = {"heads": model.heads, "query groups": model.groups, "inner width": model.inner}
-    faults = [
-        f"--tensor {tensor} does not divide {value} {name}"
-        for name, value in checks.items()
-        if value % tensor
-    ]
-    if model.layers % pipeline:
-        faults.append(f"--pipeline {pipeline} does not divide {model.layers} layers")
-    if faults:
-        raise InputError("\n".join(faults))
+    check_fits(model, wanted)
     each, cuts, parameters = model.layers // pipeline, cuts_for(model), contents.parameters
     found = {}
     for stage in range(pipeline):
@@ -313,10 +300,10 @@ def rank_part(whole: Lazy, name: str, cut: Cut, model: ModelConfig, rank: int, r
     return in_groups(part, Heads.of(model, ranks)) if ".attention.qkv." in name else part
 
 
-def nested(held: Mapping[str, Lazy]) -> JsonObject:
+def nested(held: Mapping[str, Lazy]) -> dict[str, object]:
     """Return the state dict of a rank as the older generation nests it."""
-    language: JsonObject = {}
-    document: JsonObject = {"language_model": language}
+    language: dict[str, dict[str, object]] = {}
+    document: dict[str, object] = {"language_model": language}
     for core, tensor in held.items():
         if core.startswith("word_embeddings_for_head"):
             document["word_embeddings_for_head"] = {"weight": tensor}

@@ -9,7 +9,7 @@ there is the weight.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.files.deepspeed import shaped
 from trainer.weights.files.torch_read import attributes, read_torch
-from trainer.weights.files.torch_state import by_name, steps_of
+from trainer.weights.files.torch_state import by_name, masters_of, steps_of
 from trainer.weights.lazy import Lazy, rows_of, stacked
 from trainer.weights.megatron.names import flat
 
@@ -87,7 +87,10 @@ def _numbered(
         if inner.get("param_groups") and not inner.get("state"):
             problem = f"{file}: a distributed optimizer, whose state was in {DISTRIBUTED}, is not here"
         raise CheckpointError(problem, "leave out --state to import the weights alone")
-    masters = _masters(optimizer, numbered.groups, labels, file)
+    held = optimizer.get("fp32_from_fp16_params", optimizer.get("fp32_from_fp16"))
+    masters = masters_of(numbered.groups, held, labels)
+    if masters is None:
+        raise CheckpointError(f"{file}: the optimizer's fp32 copies are not of the model's parameters")
     found: dict[str, dict[str, Tensors]] = {
         key: {MASTER: {}, **{moment: {} for moment in MOMENTS}} for key in pieces
     }
@@ -95,21 +98,6 @@ def _numbered(
         for label, tensor in tensors.items():
             key, _, name = label.partition("/")
             found[key][kind][name] = tensor
-    return found
-
-
-def _masters(
-    optimizer: Mapping[str, Any], groups: Sequence[Sequence[str]], labels: Mapping[str, Lazy], file: Path
-) -> Tensors:
-    """Return the fp32 copies of 16-bit parameters: each group has those of its parameters, in its order."""
-    held = optimizer.get("fp32_from_fp16_params", optimizer.get("fp32_from_fp16"))
-    found: Tensors = {}
-    for group, masters in zip(groups, held if isinstance(held, list) else (), strict=False):
-        narrow = [label for label in group if labels[label].dtype != torch.float32]
-        sound = isinstance(masters, list) and all(isinstance(master, Lazy) for master in masters)
-        if not sound or [labels[label].shape for label in narrow] != [master.shape for master in masters]:
-            raise CheckpointError(f"{file}: the optimizer's fp32 copies are not of the model's parameters")
-        found |= dict(zip(narrow, masters, strict=True))
     return found
 
 
@@ -153,7 +141,7 @@ def _from_rows(piece: Tensors, rows: Tensors, file: Path) -> dict[str, Tensors]:
     end = 0
     for name, weight in reversed(piece.items()):
         count = prod(weight.shape)
-        start = next((at for at in _places(end) if _is_at(rows[MASTER], at, weight)), None)
+        start = next((at for at in places(end) if is_at(rows[MASTER], at, weight)), None)
         if start is None:
             problem = f"{file}: the numbers of {name} are not where Megatron's distributed optimizer has them"
             raise CheckpointError(problem, "leave out --state to import the weights alone")
@@ -166,15 +154,15 @@ def _from_rows(piece: Tensors, rows: Tensors, file: Path) -> dict[str, Tensors]:
     return found
 
 
-def _places(end: int) -> Iterator[int]:
-    """Yield where a parameter may begin behind one that ends at `end`."""
+def places(end: int) -> Iterator[int]:
+    """Yield where a parameter may begin after one that ends at `end`."""
     aligned = -(-end // ALIGNED) * ALIGNED
     yield aligned
     if aligned != end:
         yield end
 
 
-def _is_at(row: Lazy, start: int, weight: Lazy) -> bool:
+def is_at(row: Lazy, start: int, weight: Lazy) -> bool:
     """Return whether the numbers from `start` on are a weight, as far as both ends tell."""
     count = prod(weight.shape)
     if start + count > row.rows:

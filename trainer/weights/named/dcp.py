@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.access import check_access
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Progress, Report
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_write import Scalar
 from trainer.weights.huggingface import family_for, named_by, write_rest
-from trainer.weights.lazy import DTYPES, Lazy, cast
+from trainer.weights.lazy import DTYPES, Lazy, NamedState, cast
 from trainer.weights.named.mapping import contents_by_name
 from trainer.weights.named.optimizer import group_of
 from trainer.weights.target import Target

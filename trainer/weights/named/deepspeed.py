@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from trainer.checkpoint.manifest import check_access
+from trainer.checkpoint.access import check_access
+from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import CheckpointError
-from trainer.json_types import JsonObject
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, NamedState, Progress, Report
+from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
 from trainer.weights.files.deepspeed import (
     MASTERS,
     UNIVERSAL,
@@ -23,7 +22,7 @@ from trainer.weights.files.deepspeed import (
 from trainer.weights.files.torch_read import FAILURES, attributes
 from trainer.weights.files.torch_write import Scalar, write_torch
 from trainer.weights.huggingface import family_for, named_by, write_rest
-from trainer.weights.lazy import Lazy
+from trainer.weights.lazy import Lazy, NamedState
 from trainer.weights.named.mapping import contents_by_name
 from trainer.weights.named.optimizer import group_of
 from trainer.weights.target import Target
@@ -51,6 +50,8 @@ def read_deepspeed(folder: Path, request: ImportRequest) -> Contents:
         states = _of_pipeline(saved) if saved.layers else saved.ranks
     except FAILURES as error:
         raise CheckpointError(f"{source}: not a checkpoint of DeepSpeed, or damaged: {error}") from None
+    if request.state and saved.unknown is not None:
+        raise saved.unknown
     steps, samples = (saved.facts.get(key) for key in ("global_steps", "global_samples"))
     progress = Progress(
         steps if type(steps) is int and steps > 0 else saved.optimizer_steps,
@@ -64,14 +65,11 @@ def read_deepspeed(folder: Path, request: ImportRequest) -> Contents:
 
 
 def _of_pipeline(saved: Saved) -> list[NamedState]:
-    """Return the tensors of all stages as one model in Megatron's names."""
+    """Return the tensors of all stages as one model in Megatron's names, for each tensor parallel rank."""
     states = []
-    # Masters are named by layer, as `3.mlp.weight`; the ranks of all stages hold them.
-    masters = _merged(saved.ranks)
-    if len(saved.layers) > 1 and masters.moments:
-        problem = f"{saved.folder}: a pipeline of {len(saved.layers)} tensor parallel ranks, with ZeRO"
-        raise CheckpointError(problem, "convert it with ds_to_universal.py, and import that")
-    for layers in saved.layers:
+    for rank, layers in enumerate(saved.layers):
+        # Masters are named by layer, as `3.mlp.weight`; the ranks of all stages hold them.
+        masters = _merged(saved.ranks[rank :: len(saved.layers)])
         blocks = [number for number in sorted(layers) if any(map(_BLOCK.fullmatch, layers[number]))]
         rename = partial(_renamed, blocks)
         weights = {
@@ -150,12 +148,12 @@ def _ignore(size: int) -> None:
     """Count no bytes: the file has no tensors of the model."""
 
 
-def _write(document: object, wrote: Callable[[int], None], file: Path) -> Mapping[str, Any]:
+def _write(document: object, wrote: Callable[[int], None], file: Path) -> SavedFile:
     return write_torch(file, document, wrote)
 
 
-def _facts(contents: Contents) -> Iterator[tuple[str, JsonObject]]:
-    """Yield the files of what DeepSpeed records beside the parameters."""
+def _facts(contents: Contents) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the files for what DeepSpeed records in addition to the parameters."""
     group = group_of(contents.config)
     groups = [{**group, "params": []}, {**group, "weight_decay": 0.0, "params": []}]
     steps = Scalar(float(contents.progress.optimizer_steps))
@@ -168,7 +166,7 @@ def _facts(contents: Contents) -> Iterator[tuple[str, JsonObject]]:
             "optimizer_state_dict": {"state": {0: {"step": steps}}, "param_groups": groups},
         },
     )
-    facts: JsonObject = {
+    facts: dict[str, object] = {
         "module": {},
         "buffer_names": [],
         "optimizer": None,

@@ -9,8 +9,9 @@ from typing import Any
 
 from trainer.errors import CheckpointError, InputError
 from trainer.weights import huggingface
-from trainer.weights.contents import Contents, ImportRequest, NamedState, Progress
+from trainer.weights.contents import Contents, ImportRequest, Progress
 from trainer.weights.huggingface import CONFIG_FILE
+from trainer.weights.lazy import NamedState
 from trainer.weights.megatron import ranks
 from trainer.weights.megatron.names import core_name
 
@@ -25,7 +26,7 @@ def contents_by_name(
     request: ImportRequest,
     progress: Progress,
 ) -> Contents:
-    """Return the contents of all tensor parallel ranks; `arguments`: what the source records beside the tensors.
+    """Return the contents of all tensor parallel ranks; `arguments`: what the source records with the tensors.
 
     A config.json in the folder, or in the one above it, names the family. Without one the names must be Megatron's.
     """

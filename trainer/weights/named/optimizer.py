@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from trainer.config.train_config import TrainConfig
-from trainer.json_types import JsonObject
 
 
-def group_of(config: Mapping[str, Any]) -> JsonObject:
-    """Return a parameter group of torch's AdamW from the config of a training of ours; its defaults without one."""
-    given = {**TrainConfig().as_json()["optimizer"], **(config.get("optimizer") or {})}
+def group_of(config: TrainConfig) -> dict[str, object]:
+    """Return a parameter group of torch's AdamW from the config of a training of ours."""
+    optimizer = config.optimizer
     return {
-        "lr": given["lr"],
-        "betas": tuple(given["betas"]),
-        "eps": given["eps"],
-        "weight_decay": given["weight_decay"],
+        "lr": optimizer.lr,
+        "betas": optimizer.betas,
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
         "amsgrad": False,
         "maximize": False,
         "foreach": None,
