@@ -81,6 +81,34 @@ class DataConfig:
         return named
 
 
+@dataclass(frozen=True)
+class DataIdentity:
+    """What a checkpoint records about the data of its training, to recognise other data."""
+
+    corpora: tuple[str, ...] = ()
+    """A hash of each training corpus: of its .idx file, or of the file of a task."""
+    order: Mapping[str, object] = field(default_factory=dict)
+    """What the order of the samples depends on."""
+    tokens: tuple[str, ...] | None = None
+    """A hash of some tokens of each corpus; None where the corpora are files of a task, and in old checkpoints."""
+
+    def as_json(self) -> dict[str, object]:
+        if not self.corpora:
+            # Of imported weights.
+            return {}
+        tokens = {} if self.tokens is None else {"tokens": list(self.tokens)}
+        return {"corpora": list(self.corpora), **tokens, "order": dict(self.order)}
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> DataIdentity:
+        corpora, order, tokens = (given.get(key) for key in ("corpora", "order", "tokens"))
+        return cls(
+            tuple(map(str, corpora)) if isinstance(corpora, list) else (),
+            order if isinstance(order, dict) else {},
+            tuple(map(str, tokens)) if isinstance(tokens, list) else None,
+        )
+
+
 def listed_sources(raw: Any) -> Any:
     """Return the `data:` part with each single prefix or mapping turned into a list of one."""
     if not isinstance(raw, Mapping):

@@ -43,6 +43,8 @@ SCALES = (
     Shared("fp16.hysteresis", "loss_scale.hysteresis"),
     Shared("fp16.min_loss_scale", "loss_scale.least"),
 )
+# What DeepSpeed can move off the device.
+OFFLOADED = ("offload_optimizer", "offload_param")
 # Sections and values that DeepSpeed gets as they are written.
 PASSED = frozenset(
     (
@@ -96,6 +98,17 @@ def settings_of(text: str) -> Settings:
     """Return what DeepSpeed gets as it is written."""
     found: Settings = json.loads(text) if text else {}
     return found
+
+
+def parts_on_disk(given: Settings) -> dict[str, Settings]:
+    """Return the settings of what DeepSpeed keeps in files."""
+    zero = given.get("zero_optimization") or {}
+    parts = {part: zero.get(part) or {} for part in OFFLOADED}
+    return {part: own for part, own in parts.items() if own.get("device") == "nvme"}
+
+
+def uses_disk(text: str) -> bool:
+    return bool(parts_on_disk(settings_of(text)))
 
 
 def with_settings(raw: Mapping[str, Any], faults: list[Fault]) -> JsonObject:
@@ -182,21 +195,34 @@ def _precision(given: Settings, merged: JsonObject, faults: list[Fault]) -> None
 
 
 def _offload(given: Settings, merged: JsonObject, faults: list[Fault]) -> None:
-    for part in ("offload_optimizer", "offload_param"):
+    for part in OFFLOADED:
         path = f"zero_optimization.{part}"
         device = _get(given, f"{path}.device")
         if device in (None, "none"):
             continue
+        if device not in ("cpu", "nvme"):
+            faults.append(Fault(f"{KEY}.{path}.device", f"is {device!r}", "device: cpu, or nvme"))
         if device == "nvme":
-            problem = "is nvme: the trainer cannot save and load what DeepSpeed keeps there"
-            faults.append(Fault(f"{KEY}.{path}.device", problem, "device: cpu"))
-        elif device != "cpu":
-            faults.append(Fault(f"{KEY}.{path}.device", f"is {device!r}", "device: cpu"))
-        if part == "offload_param" and merged.get("zero") != 3:
+            faults += _nvme_faults(given, path, merged)
+        if (part == "offload_param" or device == "nvme") and merged.get("zero") != 3:
             problem = f"goes with ZeRO 3, and the stage is {merged.get('zero', 0)}"
             faults.append(Fault(f"{KEY}.zero_optimization.stage", problem, "zero_optimization: {stage: 3}"))
         if part == "offload_optimizer":
             _adopt(merged, f"{path}.device", "offload", True, faults)
+
+
+def _nvme_faults(given: Settings, path: str, merged: Settings) -> Iterator[Fault]:
+    """Yield what keeps a part from being moved to a disk."""
+    folder = _get(given, f"{path}.nvme_path")
+    if not isinstance(folder, str) or not folder.startswith("/"):
+        problem = f"is {folder!r}, and device: nvme needs a folder on each node's own disk"
+        yield Fault(f"{KEY}.{path}.nvme_path", problem, "nvme_path: /local_nvme")
+    tune = merged.get("tune")
+    if path.endswith("param") and isinstance(tune, Mapping) and tune.get("lora"):
+        problem = (
+            "is nvme, and the weights that LoRA leaves as they are cannot be read there for a checkpoint"
+        )
+        yield Fault(f"{KEY}.{path}.device", problem, "device: cpu")
 
 
 def _unsupported(given: Settings) -> Iterator[Fault]:

@@ -75,7 +75,7 @@ class ModelConfig:
     dropout: float = setting(0.0, least=0.0, below=1.0)
     """Chance to drop an activation, in training only."""
     attention_dropout: float = setting(0.0, least=0.0, below=1.0)
-    """Chance to drop an attention probability, in training only. Above 0 no kernel is used: all scores are kept."""
+    """Chance to drop an attention probability, in training only. Above 0 all scores are kept, except on CPUs."""
     label_smoothing: float = setting(0.0, least=0.0, below=1.0)
     """Part of each target's probability that is spread evenly over the vocabulary, in training only."""
     activation: str = setting("gelu_tanh", choices=("gelu_tanh", "gelu"))

@@ -7,8 +7,9 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from trainer.errors import UNKNOWN_KEY, Fault
@@ -56,7 +57,7 @@ def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], star
     if not isinstance(raw, Mapping):
         faults.append(Fault(key, f"is {_shown(raw)}; a mapping is needed", "as in {key: value}"))
         return begin
-    hints = typing.get_type_hints(kind)
+    hints = _types_of(typing.cast(Any, kind))
     known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
     faults += [
         Fault(f"{key}.{name}", UNKNOWN_KEY, closest_match(str(name), known))
@@ -75,6 +76,11 @@ def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], star
         elif item.metadata.get("required") and start is None:
             faults.append(Fault(where, "missing", f"add `{item.name}:`"))
     return kind(**{**{name: getattr(begin, name) for name in known}, **values})
+
+
+@cache
+def _types_of(kind: Hashable) -> dict[str, object]:
+    return typing.get_type_hints(kind)
 
 
 def _read_field(

@@ -58,7 +58,7 @@ class TrainConfig:
     """Short samples first."""
     precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
     """Type of matrices. In bf16 and fp16 the optimizer keeps weights and moments in fp32; engine torch computes with a
-    copy of the weights in the 16-bit type, layer norms excepted, and engine deepspeed casts fp32 weights."""
+    copy of the weights in the 16-bit type, except layer norms, and engine deepspeed casts fp32 weights."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     """For fp16: `dynamic`, a fixed number, or a mapping."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

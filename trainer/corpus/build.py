@@ -49,7 +49,6 @@ from trainer.corpus.store import (
     Store,
     hashes_path,
     put_in_place,
-    read_plan,
     work_folder,
 )
 from trainer.corpus.tokenizer import Tokenizer
@@ -203,8 +202,7 @@ def _stamp(name: str) -> list[int]:
 
 def _is_finished(folder: Path, plan: BuildPlan) -> bool:
     """Return whether all parts were made before and only the final files are missing."""
-    before = read_plan(folder)
-    return before is not None and (folder / MANIFEST).is_file() and not plan.differences(before)
+    return (folder / MANIFEST).is_file() and plan.changes(folder) == []
 
 
 def _refuse_to_replace(order: Order) -> None:

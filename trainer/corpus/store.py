@@ -28,7 +28,6 @@ from trainer.corpus.manifest import manifest_path
 from trainer.corpus.worker import EncodedPart, Recipe
 from trainer.errors import DataError
 from trainer.files import replace_file, sync
-from trainer.json_types import JsonObject
 
 SPOOLS = ("bin", "lengths", "marks", "hashes")
 LOCK, PLAN, JOURNAL, MANIFEST = "lock", "plan.json", "journal", "manifest.json"
@@ -88,9 +87,9 @@ class BuildPlan:
     """Size and time of change; empty without one."""
     part_bytes: int
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         """Return what plan.json holds; the keys are shown to the user when one has changed."""
-        value: JsonObject = {
+        return {
             "inputs": self.inputs,
             "tokenizer": self.tokenizer,
             "end of document": self.eod,
@@ -98,12 +97,17 @@ class BuildPlan:
             "language model": self.language_model,
             "part": self.part_bytes,
         }
-        return value
 
-    def differences(self, before: JsonObject) -> set[str]:
-        """Return the keys whose values differ from a plan.json."""
+    def changes(self, folder: Path) -> list[str] | None:
+        """Return the keys whose values differ from the plan.json of an earlier build; None without a readable one."""
+        try:
+            before = json.loads((folder / PLAN).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not isinstance(before, dict):
+            return None
         now = self.as_json()
-        return {key for key in {*now, *before} if now.get(key) != before.get(key)}
+        return sorted(key for key in {*now, *before} if now.get(key) != before.get(key))
 
 
 @dataclass(frozen=True)
@@ -160,12 +164,11 @@ class Store:
     # -- what was there
 
     def _begin(self, plan: BuildPlan) -> None:
-        before = read_plan(self.folder)
-        changed = sorted(plan.differences(before)) if before is not None else []
-        if before is not None and not changed:
+        changed = plan.changes(self.folder)
+        if changed == []:
             self._take_up()
             return
-        if before is not None:
+        if changed:
             self.note = f"started again: {', '.join(changed)} changed since {self.folder.name} was made"
         for name in (MANIFEST, JOURNAL, *SPOOLS):
             (self.folder / name).unlink(missing_ok=True)
@@ -257,15 +260,6 @@ class Store:
     def close(self) -> None:
         for file in (*self._files.values(), self._journal):
             file.close()
-
-
-def read_plan(folder: Path) -> JsonObject | None:
-    """Return the plan of an earlier build as it was written, or None without a readable one."""
-    try:
-        found = json.loads((folder / PLAN).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _crc(added: dict[str, bytes]) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer import env
 from trainer.checkpoint.part import Part
-from trainer.config.deepspeed import settings_of
+from trainer.config.deepspeed import parts_on_disk, settings_of, uses_disk
 from trainer.config.layout import accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
@@ -27,6 +27,7 @@ from trainer.engine.optimizer import MOMENTS, LossScale, adamw, owners
 from trainer.engine.parts import Place
 from trainer.engine.passes import Batch, Model, loss_weights, tokens_of
 from trainer.engine.rank_state import clip_factor, norm_of, saves_copy
+from trainer.engine.rows_on_disk import RowsOnDisk, folders, remove_files
 from trainer.engine.torch_engine import StepResult
 from trainer.errors import InputError
 from trainer.model.adapter import AdaptedColumns, AdaptedRows
@@ -44,11 +45,14 @@ class DeepSpeedEngine:
         groups: Groups,
         device: Device,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
+        run: str = "",
     ) -> None:
-        """`shapes` are those of the whole model's parameters; needed where this rank has one stage of a pipeline."""
+        """`shapes` are those of the whole model's parameters; needed where this rank has one stage of a pipeline. `run`
+        names the folder of what DeepSpeed keeps in files."""
         self.config, self.groups, self.device = config, groups, device
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
         self.model, self.cuts, self.shapes = model, cuts_of(model), shapes or shapes_of(model, model.parallel)
+        self.run = run
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         everything = dict(model.named_parameters())
         self.parameters: Mapping[str, nn.Parameter] = learned(everything)
@@ -69,6 +73,9 @@ class DeepSpeedEngine:
         self.engine, self.zero, self.adamw = self._initialize()
         self.shares = Shares(self.zero, config.zero, self.parameters, self.data)
         self.moments = Moments(self.adamw, self.shares.rows)
+        self.disk = (
+            RowsOnDisk(self.zero, self.adamw, self.shares.rows) if uses_disk(config.deepspeed) else None
+        )
         self.norm = 0.0
 
     def _register_external(self) -> None:
@@ -87,7 +94,9 @@ class DeepSpeedEngine:
         micros = accumulation(config.global_batch or 0, config.micro_batch, self.data.world)
         numbers = sum(each.numel() for each in (*self.parameters.values(), *self.fixed.values()))
         own = adamw(self.parameters, config.optimizer, fused=self.device.kind in ("cpu", "cuda"))
-        options = settings(config, micros, numbers, self.device)
+        options = settings(config, micros, numbers, self.device, self.run)
+        if uses_disk(config.deepspeed):
+            require_libaio()
         groups = ParallelGroups(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
         # Divide the model before it is moved, so that no device needs memory for all of it.
         if config.zero == 3:
@@ -96,7 +105,8 @@ class DeepSpeedEngine:
                 "mpu": groups,
                 "config_dict_or_path": options,
             }
-            self.deepspeed.zero.Init(self.runner.module, dtype=torch.float32, **how_divided)
+            # Without a type, this one is fp32; with fp32 as the type, files of weights are bf16 on a CPU.
+            self.deepspeed.zero.Init(self.runner.module, **how_divided)
         engine, zero, _, _ = self.deepspeed.initialize(
             model=self.runner.module,
             optimizer=own,
@@ -159,9 +169,12 @@ class DeepSpeedEngine:
         return self.runner.evaluate(self.engine, batches)
 
     def finish(self) -> None:
-        """Write the communication log, if the settings ask for it: count, time and rate of each exchange."""
+        """Write the communication log, if the settings ask for it: count, time and rate of each exchange. Remove what
+        this rank keeps in files."""
         if settings_of(self.config.deepspeed).get("comms_logger", {}).get("enabled"):
             self.deepspeed.comm.log_summary()
+        if self.disk is not None:
+            remove_files(settings_of(self.config.deepspeed), self.run, self.groups.everyone.rank)
 
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)
@@ -171,14 +184,22 @@ class DeepSpeedEngine:
         return self.moments.taken
 
     def parts(self) -> list[Part]:
+        return self._parts(*self._weights_and_moments())
+
+    def _weights_and_moments(self) -> tuple[Sequence[Tensor], Mapping[str, Sequence[Tensor]]]:
+        """Return this rank's rows of weights and of each moment; copies of those that are on a disk."""
+        if self.disk is not None:
+            return self.disk.read()
+        return self.shares.rows, {moment: self.moments.of(moment) for moment in MOMENTS}
+
+    def _parts(self, rows: Sequence[Tensor], averages: Mapping[str, Sequence[Tensor]]) -> list[Part]:
         found = list[Part]()
-        averages = {moment: self.moments.of(moment) for moment in MOMENTS}
         owner = owners(self.parameters, self.data.world)
         for name, parameter in self.parameters.items():
             place = Place(self.shares.shapes[name], self.cuts[name], self.parallel)
             divided = self.config.zero > 0 or owner[name] == self.data.rank
             owned = divided and saves_copy(name, self.cuts[name], self.parallel, self.pipeline)
-            start, own = self.shares.own(name, self.shares.rows)
+            start, own = self.shares.own(name, rows)
             found += place.flat(name, start, own, owned)
             for moment in MOMENTS:
                 start, own = self.shares.own(name, averages[moment])
@@ -208,6 +229,11 @@ class DeepSpeedEngine:
 
     @torch.no_grad()
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
+        if self.disk is not None:
+            weights, averages = self.disk.read()
+            fill(self._parts(weights, averages))
+            self.disk.write(weights, averages, optimizer_steps)
+            return
         if optimizer_steps:
             self.moments.begin(optimizer_steps)
         fill(self.parts())
@@ -252,7 +278,20 @@ def import_deepspeed(device: Device) -> Any:
     return deepspeed
 
 
-def settings(config: TrainConfig, accumulation: int, numbers: int, device: Device) -> dict[str, object]:
+def require_libaio() -> None:
+    """Raise an InputError if DeepSpeed cannot compile what reads and writes its files."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        raise InputError(
+            "offload to nvme: DeepSpeed finds no libaio to compile its asynchronous input and output with",
+            "apt-get install libaio-dev on each node, or offload to device: cpu",
+        )
+
+
+def settings(
+    config: TrainConfig, accumulation: int, numbers: int, device: Device, run: str
+) -> dict[str, object]:
     """Return DeepSpeed's config; `numbers` is the number of parameters in this rank's part of the model."""
     bucket = max(1, min(BUCKET, numbers))
     zero: dict[str, object] = {
@@ -264,7 +303,10 @@ def settings(config: TrainConfig, accumulation: int, numbers: int, device: Devic
     if config.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.kind != "cpu"}
     given = settings_of(config.deepspeed)
-    zero |= {**given.get("zero_optimization", {}), "stage": config.zero}
+    zero |= {**given.get("zero_optimization", {}), **folders(given, run), "stage": config.zero}
+    if "offload_param" in parts_on_disk(given):
+        # Where a forward pass turns into a backward pass, DeepSpeed 0.19.8 reads a weight ahead twice, and fails.
+        zero["stage3_prefetch_bucket_size"] = 0
     return {
         **given,
         "train_batch_size": config.global_batch,

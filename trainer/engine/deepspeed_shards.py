@@ -67,7 +67,7 @@ class Shares:
 def _share(
     row: int, numbers: int, begun: int, rank: int, parameter: Any, of_row: Tensor, stage: int
 ) -> Share:
-    """Return a rank's share of a parameter with `numbers` numbers, of which the row has `begun` before it."""
+    """Return a rank's share of a parameter with `numbers` numbers, which begins at index `begun` of its row."""
     if stage == 0:
         return Share(row, 0, 0, numbers)
     # Each parameter is divided separately; the last parts may be short or empty.

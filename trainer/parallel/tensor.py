@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from native import products
 
 # The dimension of (batch, sequence, hidden) that sequence parallel divides.
 SEQUENCE = 1
@@ -108,7 +109,7 @@ def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None, parallel: Para
     gathers the whole again: the graph keeps a `size`-th of what `F.linear` of the gathered input would.
     """
     if not parallel.divides_sequence:
-        return F.linear(parallel.enter(x), weight, bias)
+        return products.linear(parallel.enter(x), weight, bias)
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     bias = None if bias is None else bias.to(dtype)
@@ -122,7 +123,7 @@ class _GatheredLinear(torch.autograd.Function):
         part = x.to(weight.dtype)
         ctx.save_for_backward(part, weight)
         ctx.parallel, ctx.dtype, ctx.has_bias = parallel, x.dtype, bias is not None
-        return F.linear(parallel.gather(part), weight, bias)
+        return products.linear(parallel.gather(part), weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -132,10 +133,11 @@ class _GatheredLinear(torch.autograd.Function):
         rows = upstream.flatten(0, -2)  # (batch x sequence, own columns)
         of_input = of_weight = None
         if needs_weight:
-            of_weight = rows.t() @ ctx.parallel.gather(part).flatten(0, -2)
+            of_weight = products.mm(rows.t(), ctx.parallel.gather(part).flatten(0, -2))
         if needs_input:
             # Summed in the type of the input, as the exchange of the gathered input's gradient would be.
-            of_input = ctx.parallel.scatter_sum((upstream @ weight).to(ctx.dtype))
+            own = products.mm(rows, weight).view(*upstream.shape[:-1], -1)
+            of_input = ctx.parallel.scatter_sum(own.to(ctx.dtype))
         return of_input, of_weight, rows.sum(0) if ctx.has_bias else None, None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from native.vocabulary import tokens_at_a_time
 from trainer.config.chips import Chip
 from trainer.config.layout import (
     Layout,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 LIBRARIES = 90_000_000
 # Bytes that fully_shard loads in addition.
 SHARDING = 76_000_000
-# Bytes of logits at a time, as native.cpu.linear_cross_entropy has it.
-PIECE = 256 << 20
 # Results that a stage may have sent before one of them is taken, as pipeline_passes has it.
 UNTAKEN = 2
 
@@ -263,12 +262,13 @@ def _moments(
 
 def _at_once(micro: MicroBatch, sizes: Sizes) -> tuple[int, int]:
     """Return the bytes of a CPU's loss (native.cpu.linear_cross_entropy): logits of some tokens, and both gradients."""
-    rows = max(1, min(micro.tokens, PIECE // (micro.width * micro.model.padded_vocab)))
+    columns, hidden = micro.model.padded_vocab, micro.model.hidden
+    rows = tokens_at_a_time(micro.tokens, columns, hidden, micro.width, True)
     several = micro.width < WIDE and rows < micro.tokens
-    gradients = sizes.table * (micro.width + (WIDE + micro.width if several else 0))
+    gradients = sizes.table * (WIDE if several else micro.width)
     return (
-        rows * micro.width * micro.model.padded_vocab,
-        gradients + micro.width * micro.tokens * micro.model.hidden,
+        rows * micro.width * columns,
+        gradients + micro.width * micro.tokens * hidden,
     )
 
 

@@ -117,8 +117,6 @@ OF_TASKS = {
 def check_examples(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:
     """Return the faults of the examples where their files are here (relative to `base`), and notes."""
     tune = config.tune
-    if tune.task in CLOZE:
-        return [], []
     absent = [
         name
         for name in (tune.train, tune.valid, config.data.tokenizer)
@@ -127,19 +125,20 @@ def check_examples(config: TrainConfig, base: Path) -> tuple[list[Fault], list[s
     if absent:
         return [], [f"train.tune: {', '.join(absent)} is not on this machine; the ranks check the examples"]
     try:
-        from trainer.tune.files import data_of
+        from trainer.tune.files import check_file, data_of
     except ImportError as error:
         return [], [f"train.tune: not checked here, since {error.name} is not installed; the ranks check it"]
     faults = list[Fault]()
     try:
-        data = data_of(config, base)
+        if tune.task not in CLOZE:
+            data_of(config, base)
     except TrainerError as error:
         return [Fault("train.data.tokenizer", error.message, error.hint)], []
     for key in ("train", "valid"):
         name = getattr(tune, key)
         try:
             if name:
-                data.samples(name)
+                check_file(config, base, name)
         except TrainerError as error:
             faults.append(Fault(f"train.tune.{key}", error.message, error.hint))
     return faults, []

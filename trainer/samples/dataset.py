@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from native.samples import sample_index
-from trainer.config.data import DataConfig, Source
+from trainer.config.data import DataConfig, DataIdentity, Source
 from trainer.config.glm import Infilling, Windows
 from trainer.corpus.indexed import Corpus, bin_path, open_corpus
 from trainer.corpus.open import stamp
@@ -85,9 +85,8 @@ class Data:
         }
         return int(self.cache.arrays(about, search)["largest"][0])
 
-    def identity(self) -> dict[str, object]:
-        """What a checkpoint records about the data: the content of the training corpora and what their
-        order depends on."""
+    def identity(self) -> DataIdentity:
+        """Return what a checkpoint records about the data."""
         sources = self.config.sources("train")
         order: dict[str, object] = {
             "weights": [source.weight for source in sources],
@@ -97,11 +96,11 @@ class Data:
         for key, plain in (("windows", Windows()), ("infilling", Infilling())):
             if getattr(self.config, key) != plain:
                 order[key] = asdict(getattr(self.config, key))
-        return {
-            "corpora": [self.hashes[source.prefix] for source in sources],
-            "tokens": [self.corpora[source.prefix].sample_identity() for source in sources],
-            "order": order,
-        }
+        return DataIdentity(
+            tuple(self.hashes[source.prefix] for source in sources),
+            order,
+            tuple(self.corpora[source.prefix].sample_identity() for source in sources),
+        )
 
     def samples(self, which: str, count: int) -> Samples | Blend:
         """Return at least `count` samples of train or valid; raises an error with a remedy if there are too

@@ -94,13 +94,6 @@ class Order:
         return len(self.shuffle)
 
 
-def make_order(
-    lengths: NDArray[np.int32], bounds: Bounds, samples: int | None, sequence: int, seed: int
-) -> Order:
-    """Return the order of at least `samples` samples over the sequences [bounds), or of one epoch for None."""
-    return follow(Recipe.of(lengths, bounds, samples, sequence, seed), lengths)
-
-
 def follow(recipe: Recipe, lengths: NDArray[np.int32]) -> Order:
     """Return the order that a recipe describes; the sequences must contain at least one token."""
     random = np.random.RandomState(recipe.seed)

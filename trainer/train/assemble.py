@@ -6,15 +6,16 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 import native
 from native.compiled import build
+from trainer.checkpoint.access import check_access
 from trainer.checkpoint.checkpointer import Checkpointer
-from trainer.checkpoint.manifest import check_access
-from trainer.config.data import DataConfig
+from trainer.config.data import DataConfig, DataIdentity
+from trainer.config.deepspeed import uses_disk
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer, single_file
 from trainer.device import Device, open_device
@@ -91,7 +92,7 @@ def run_training(
     if config.engine != "deepspeed" and (config.zero < 2 or groups.data.world == 1):
         # ZeRO 2 and 3, and DeepSpeed, move the model themselves, part by part.
         model.to(device.name)
-    engine = _engine(model, config, groups, device, ops)
+    engine = _engine(model, config, groups, device, ops, environment.run_id or run_dir.name)
     startup.done("model")
     folder = _checkpoint_folder(config, environment, run_dir)
     checkpointer = Checkpointer(config, engine, group, folder, data.identity(), _tokenizer(config, run_dir))
@@ -146,7 +147,7 @@ def _begin(
     engine: Engine,
     group: Group,
     run_dir: Path,
-    prefer: Callable[[Mapping[str, Any]], None],
+    prefer: Callable[[DataIdentity], None],
 ) -> int:
     """Load the weights that the training begins or continues with; return its finished steps.
 
@@ -198,7 +199,7 @@ def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
         yield f"note: {key} uses torch's attention with a mask, not the fused op"
     if config.model.attention_dropout and device.kind != "cpu":
         yield "note: train.model.attention_dropout needs all scores: training uses torch's products, not the fused op"
-    if config.offload and device.kind == "cpu":
+    if config.offload and device.kind == "cpu" and not uses_disk(config.deepspeed):
         yield "note: train.offload has no effect on a CPU"
     if config.model.kind == "glm" and not config.data.tokenizer:
         yield "note: without train.data.tokenizer each document counts as one sentence for [sMASK]"
@@ -275,7 +276,7 @@ def _make_orders(config: TrainConfig, data: Data | TaskData) -> Mapping[str, Rea
 
 
 def _share(config: TrainConfig, groups: Groups) -> Share:
-    """Return this rank's share of every global batch: that of its place among the ranks with other samples."""
+    """Return this rank's share of every global batch, by its place among the ranks that read other samples."""
     assert config.global_batch is not None
     data, size = groups.data, groups.context.size
     return Share(config.micro_batch, config.global_batch, data.rank // size, data.world // size)
@@ -312,10 +313,12 @@ def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> di
         return shapes_of(whole, whole.parallel)
 
 
-def _engine(model: Model, config: TrainConfig, groups: Groups, device: Device, ops: native.Choice) -> Engine:
+def _engine(
+    model: Model, config: TrainConfig, groups: Groups, device: Device, ops: native.Choice, run: str
+) -> Engine:
     shapes = _whole_shapes(config, ops, groups) if groups.pipeline.stages > 1 else None
     if config.engine == "deepspeed":
         from trainer.engine.deepspeed_engine import DeepSpeedEngine
 
-        return DeepSpeedEngine(model, config, groups, device, shapes)
+        return DeepSpeedEngine(model, config, groups, device, shapes, run)
     return TorchEngine(model, config, groups, device, shapes)

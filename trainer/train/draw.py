@@ -39,7 +39,7 @@ def draw(config: TrainConfig, engine: Engine) -> None:
 
 
 def _is_drawn(part: Part, config: TrainConfig) -> bool:
-    """Return whether a part is drawn: no bias, no norm and no B of an adapter is, and nothing that a source has."""
+    """Return whether a part is drawn: not if it is a bias, a norm or the B of an adapter, or if a source has it."""
     if len(part.shape) < 2 or part.key.startswith(MOMENTS) or (MARK in part.key and part.key.endswith(".b")):
         return False
     lacks = MARK in part.key or part.key.startswith("classifier.")

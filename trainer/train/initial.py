@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.folders import meet_at
-from trainer.checkpoint.manifest import MANIFEST
+from trainer.checkpoint.manifest import MANIFEST, BaseWeights
 from trainer.checkpoint.part import MOMENTS, HasParts, Part
 from trainer.checkpoint.resume import Loader
 from trainer.checkpoint.store import Checkpoint
-from trainer.config.model import ModelConfig
-from trainer.config.reader import read_section
 from trainer.config.same_model import init_faults
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError, ConfigFaults
@@ -26,7 +24,7 @@ from trainer.weights.lazy import Lazy
 
 
 class HasFixedParts(HasParts, Protocol):
-    """An engine, of whose weights some may not be learned."""
+    """An engine that may have weights which are not learned."""
 
     def fixed_parts(self) -> list[Part]:
         """Return the parts of the weights that are not learned."""
@@ -49,12 +47,12 @@ def load_initial(config: TrainConfig, engine: HasFixedParts, group: Group, run_d
     return _load(config, _Fixed(engine) if config.tune.lora.rank else engine, group, run_dir)
 
 
-def base_of(config: TrainConfig, group: Group, run_dir: Path) -> dict[str, str]:
+def base_of(config: TrainConfig, group: Group, run_dir: Path) -> BaseWeights:
     """Return what checkpoints of adapters record of the weights that these are added to. For all ranks together."""
-    found: dict[str, str] = {}
+    found = {}
     if group.rank == 0:
-        found = base_at(source_path(config.init.source, run_dir))
-    return group.share(found)
+        found = asdict(base_at(source_path(config.init.source, run_dir)))
+    return BaseWeights(**group.share(found))
 
 
 def _load(config: TrainConfig, engine: HasParts, group: Group, run_dir: Path) -> str:
@@ -106,7 +104,7 @@ class _Weights:
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint of another shape; remember how many rows its tables have."""
-        model = read_section(ModelConfig, checkpoint.manifest["config"]["model"], "model", [])
+        model = checkpoint.model
         self.rows = model.vocab
         faults = list(init_faults(self.config.model, model, self.config.init.extend_vocabulary))
         if faults:
@@ -123,7 +121,7 @@ class _Weights:
 
 
 def weights_of(parts: Sequence[Part], rows: int) -> Iterator[Part]:
-    """Yield the parts of weights, of tables with a row for each token those before `rows`."""
+    """Yield the parts of weights; of a table with one row per token, only the rows before `rows`."""
     for part in parts:
         # The head of a task is new.
         if part.key.startswith((*MOMENTS, "classifier.")):
@@ -154,7 +152,7 @@ def _load_contents(config: TrainConfig, engine: HasParts, path: Path) -> str:
             _fill_part(part, tensors)
 
     engine.load_parts(fill, 0)
-    return f"begins with the weights of {path} ({source.contents.origin['format']})"
+    return f"begins with the weights of {path} ({source.contents.origin.format})"
 
 
 def _fill_part(part: Part, tensors: Mapping[str, Lazy]) -> None:

@@ -36,7 +36,7 @@ class Checkpoints(Protocol):
         """Save, or begin to; where training ends, return once it is saved."""
 
     def done(self) -> Sequence[Event]:
-        """Do not wait."""
+        """Return what was saved, without waiting."""
 
     def finish(self) -> Sequence[Event]:
         """Wait for a save in the background."""

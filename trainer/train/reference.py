@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig
 from trainer.engine.passes import Model
 from trainer.engine.torch_engine import Engine
@@ -31,13 +32,13 @@ def fill_references(
     share: Share,
     group: Group,
     run_dir: Path,
-    identity: Mapping[str, object],
+    identity: DataIdentity,
 ) -> None:
     """Give all pairs the log probabilities of the weights that are loaded now. For all ranks together."""
     assert isinstance(model, PreferenceModel)
     facts = config.as_json()
     about = {key: facts[key] for key in ("model", "init", "seed", "precision")}
-    text = json.dumps([about, dict(identity), config.tune.valid], sort_keys=True, default=str)
+    text = json.dumps([about, identity.as_json(), config.tune.valid], sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     for which, samples in orders.items():
         assert isinstance(samples, PairSamples)

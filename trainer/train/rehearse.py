@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 import native
 import native.reference
+from native import products
+from native.vocabulary import tokens_at_a_time
 from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.config.tune import TuneConfig
@@ -33,7 +35,7 @@ from trainer.engine.torch_engine import TorchEngine
 from trainer.errors import InputError
 from trainer.parallel.group import Group, Groups
 from trainer.parallel.tensor import column_linear
-from trainer.plan.memory import PIECE, stages
+from trainer.plan.memory import stages
 from trainer.train.assemble import build_model
 
 
@@ -226,12 +228,16 @@ class _AtOnce(torch.autograd.Function):
         if torch.is_autocast_enabled("cpu"):
             x, weight = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, weight))
         with torch.autocast("cpu", enabled=False):
-            ctx.gradients = torch.empty_like(x), torch.empty_like(weight)
-            rows = max(1, min(len(x), PIECE // (len(weight) * x.element_size())))
+            of_x = torch.empty_like(x)
+            rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), True)
             if rows < len(x) and x.dtype != torch.float32:
-                torch.zeros_like(weight, dtype=torch.float32).add_((x[:rows] @ weight.t()).t() @ x[:rows])
+                sums = torch.zeros_like(weight, dtype=torch.float32)
+                products.add_product_(sums, products.mm(x[:rows], weight.t()).t(), x[:rows])
+                of_weight = torch.empty_like(weight)
             else:
-                x[:rows] @ weight.t()
+                of_weight = torch.empty_like(weight)
+                products.mm(x[:rows], weight.t())
+            ctx.gradients = of_x, of_weight
         return x.new_zeros((), dtype=torch.float32)
 
     @staticmethod

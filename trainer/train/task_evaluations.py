@@ -14,10 +14,10 @@ from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.errors import DataError, InputError
 from trainer.evaluate.corpus import prefix_of
-from trainer.evaluate.evaluate import CONTINUING, TASKS, by_example
 from trainer.evaluate.request import Score
 from trainer.evaluate.scorer import Scorer
 from trainer.evaluate.task import Inputs, Task
+from trainer.evaluate.tasks import CONTINUING, TASKS, by_example
 from trainer.evaluate.text import Reader
 from trainer.files import sha256
 from trainer.generate.blanks import own_tokens
@@ -74,7 +74,7 @@ class TaskEvaluations:
         config, glm = self._config, None
         tokenizer = Tokenizer.load(Path(config.data.tokenizer))
         if isinstance(self._model, GLM):
-            glm = own_tokens(self._model, tokenizer, config.as_json()["data"])
+            glm = own_tokens(self._model, tokenizer, config.data)
         return Reader(tokenizer, config.model.sequence, glm)
 
     def _open(self, entry: str, reader: Reader) -> _Opened:

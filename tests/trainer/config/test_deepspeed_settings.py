@@ -68,7 +68,7 @@ def test_every_contradiction_is_named_at_once(merged: Merge) -> None:
     for key, says in {
         "train_batch_size": "is 16, and the job's global_batch is 8",
         "zero_optimization.stage": "goes with ZeRO 3, and the stage is 1",
-        "zero_optimization.offload_param.device": "cannot save and load",
+        "zero_optimization.offload_param.nvme_path": "is None, and device: nvme needs a folder",
         "bf16.enabled": "is false, and the job's precision is bf16",
         "optimizer.type": "AdamW is the only",
         "optimizer.params.lr": "is 5, and the job's optimizer.lr is 0.01",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,3 +208,70 @@ def test_parameters_off_the_device_a_communication_log_and_a_profile_change_no_l
         "all_gather_into_tensor",
     ):
         assert said in done[0].stdout, done[0].stdout[-2000:]
+
+
+# Only rows and parameters of at least 1 MiB per rank are moved to files; this model also has smaller ones.
+ON_DISK = {"layers": 1, "hidden": 384, "heads": 4, "sequence": 16, "vocab": 60}
+MOMENTS = {"device": "nvme"}
+WEIGHTS = {"device": "nvme", "max_in_cpu": 0, "buffer_size": 1_000_000}
+DISKS = [
+    pytest.param({"offload_optimizer": MOMENTS}, id="moments"),
+    pytest.param({"offload_param": WEIGHTS}, id="weights"),
+    pytest.param(
+        {"offload_optimizer": MOMENTS, "offload_param": WEIGHTS, "sub_group_size": 400_000}, id="both-in-rows"
+    ),
+    pytest.param(
+        {
+            "offload_optimizer": {
+                **MOMENTS,
+                "pipeline_read": True,
+                "pipeline_write": True,
+                "buffer_count": 12,
+            },
+            "sub_group_size": 400_000,
+        },
+        id="moments-ahead",
+    ),
+]
+
+
+@pytest.mark.skipif(
+    not os.environ.get("LONG_TESTS"), reason="DeepSpeed compiles for minutes: set LONG_TESTS=1"
+)
+@pytest.mark.parametrize("disk", DISKS)
+def test_offload_to_a_disk_gives_the_losses_of_memory_and_its_checkpoints_need_no_disk(
+    disk: dict[str, Any], tmp_path: Path, raw_config: Make, run_ranks: Ranks, metrics: Read
+) -> None:
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        pytest.skip("libaio is not installed: apt-get install libaio-dev")
+    compiled = {key: os.environ[key] for key in ("TORCH_EXTENSIONS_DIR",) if key in os.environ}
+    folder = {"nvme_path": str(tmp_path / "nvme")}
+    zero = {key: {**value, **folder} if isinstance(value, dict) else value for key, value in disk.items()}
+
+    def train(name: str, zero: dict[str, Any], **variables: str) -> None:
+        settings = {"zero_optimization": {"stage": 3, **zero}}
+        short = {"model": ON_DISK, "steps": 6, "save": {"every": 2}, "eval": {"every": 3, "batches": 1}}
+        config = raw_config(engine={"deepspeed": settings}, **short)
+        done = run_ranks(2, config, tmp_path / name, CLUSTERCTL_RUN_ID=name, **compiled, **variables)
+        code = 7 if "CLUSTERCTL_FAULT" in variables else 0
+        assert done[1].returncode == code, done[1].stderr
+
+    def of(name: str) -> dict[int, tuple[float, float]]:
+        return losses(metrics(tmp_path / name, "step"))
+
+    train("memory", {"offload_optimizer": {"device": "cpu"}})
+    train("whole", zero)
+    train("parts", zero, CLUSTERCTL_FAULT="rank1:step6:exit7")
+    assert list((tmp_path / "nvme" / "parts").rglob("*.swp"))
+    shutil.copytree(tmp_path / "parts", tmp_path / "moved")
+    train("parts", zero)
+    train("moved", {})
+    assert not list((tmp_path / "nvme").rglob("*.swp"))
+    for name in ("parts", "moved"):
+        assert [start["step"] for start in metrics(tmp_path / name, "start")] == [0, 4]
+    assert len(of("whole")) == 6 and of("parts") == of("whole")
+    for step, (loss, norm) in of("memory").items():
+        for name in ("whole", "moved"):
+            assert of(name)[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), name

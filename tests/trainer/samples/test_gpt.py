@@ -14,8 +14,9 @@ from native.samples import sample_index
 from tests.support import orders
 from trainer.corpus.indexed import Corpus, Writer, open_corpus
 from trainer.samples.gpt import (
+    Recipe,
     Samples,
-    make_order,
+    follow,
     plain_starts,
     sample_starts,
     split_bounds,
@@ -83,7 +84,7 @@ def test_the_cases_meet_every_kind_of_order() -> None:
         )
         kind = "one epoch" if recipe.epochs == 1 else "apart" if recipe.before is not None else "not apart"
         met[kind] += 1
-        order = make_order(lengths, recipe.bounds, count, asked.sequence, asked.seed)
+        order = follow(Recipe.of(lengths, recipe.bounds, count, asked.sequence, asked.seed), lengths)
         met["empty first"] += not lengths[order.documents[0]]
         met["longer than all"] += asked.sequence >= max(asked.lengths[0])
     assert min(met.values()) >= 5, met
@@ -137,7 +138,9 @@ def test_samples_come_in_the_order_of_the_recipe(
     bounds = split_bounds(["949,50,1", "80,20", "1", "50,25,25"][case % 4], len(lengths))[0]
     if not sum(lengths[slice(*bounds)]):
         return
-    got = Samples(corpus, make_order(corpus.lengths, bounds, samples, sequence, seed), sequence)
+    got = Samples(
+        corpus, follow(Recipe.of(corpus.lengths, bounds, samples, sequence, seed), corpus.lengths), sequence
+    )
     want = by_hand(lengths, bounds, samples, sequence, seed)
     assert len(got) == len(want) >= samples
     assert [got[k].tolist() for k in range(len(got))] == want
@@ -191,7 +194,7 @@ def test_compiled_shuffles_are_those_of_numpy_and_leave_the_generator_where_it_w
 
 def test_an_order_of_another_corpus_is_an_error_and_no_crash(tmp_path: Path) -> None:
     large = corpus_of(tmp_path, [50] * 10)
-    order = make_order(large.lengths, (0, 10), 20, 10, 1)
+    order = follow(Recipe.of(large.lengths, (0, 10), 20, 10, 1), large.lengths)
     small = corpus_of(tmp_path, [5] * 4)
     with pytest.raises(IndexError):
         Samples(small, order, 10).read(np.arange(20))

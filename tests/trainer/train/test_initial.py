@@ -43,9 +43,7 @@ def test_the_first_loss_is_that_of_the_weights(
     assert after[0] == pytest.approx(before[-1], abs=1e-6) and after[0] < before[0] - 0.1
     (start,) = metrics(tmp_path / "next", "start")
     assert start["step"] == 0 and any("begins with the weights" in note for note in start["notes"])
-    assert (
-        open_checkpoint(tmp_path / "next" / "checkpoints" / "step-00000002").manifest["optimizer_steps"] == 2
-    )
+    assert open_checkpoint(tmp_path / "next" / "checkpoints" / "step-00000002").manifest.optimizer_steps == 2
 
 
 def test_a_resume_goes_on_from_its_own_checkpoint(

@@ -10,7 +10,7 @@ import pytest
 from trainer.config.parts import EVALUATION_TASKS
 from trainer.corpus.tokenizer import train_tokenizer
 from trainer.errors import InputError
-from trainer.evaluate.evaluate import TASKS
+from trainer.evaluate.tasks import TASKS
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -160,5 +159,5 @@ def test_the_checkpoint_holds_the_logical_model_only(tmp_path: Path, train_here:
     found = verify(tmp_path / "checkpoints" / "step-00000008")
     for key in ("tokens.weight", "exp_avg.tokens.weight"):
         assert found.table[key] == found.read([key])[key].shape == (60, 32)
-    assert (found.manifest["consumed_samples"], found.manifest["optimizer_steps"]) == (64, 8)
-    assert json.dumps(found.manifest["config"])
+    assert (found.manifest.consumed_samples, found.manifest.optimizer_steps) == (64, 8)
+    assert found.manifest.config.steps == 8 and not found.manifest.faults
