@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -96,7 +97,7 @@ def _checkpoint_verify(arguments: argparse.Namespace) -> int:
             "path": str(found.path),
             "step": found.step,
             "bytes": found.bytes,
-            "files": list(found.manifest["files"]),
+            "files": list(found.files),
         }
     )
     return 0
@@ -109,7 +110,8 @@ def _checkpoint_diff(_: argparse.Namespace) -> int:
     prepare_import()
     from trainer.checkpoint.compare import compare
 
-    _show(compare(Path(question["first"]), Path(question["second"]), question["pairs"]))
+    found = compare(Path(question["first"]), Path(question["second"]), question["pairs"])
+    _show({name: asdict(difference) for name, difference in found.items()})
     return 0
 
 

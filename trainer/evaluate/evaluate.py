@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,33 +17,20 @@ from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.errors import DataError, InputError
 from trainer.evaluate import packed_scorer
-from trainer.evaluate.choice import Choices
-from trainer.evaluate.copa import Copa
-from trainer.evaluate.corpus import Perplexity, prefix_of
-from trainer.evaluate.lambada import Lambada
+from trainer.evaluate.corpus import prefix_of
 from trainer.evaluate.packed_scorer import PackedScorer
 from trainer.evaluate.request import Request, Score
 from trainer.evaluate.results import Progress, Result, Source, write_result
 from trainer.evaluate.scorer import BATCH_TOKENS, Scorer
 from trainer.evaluate.task import Inputs, Task
+from trainer.evaluate.tasks import CONTINUING, TASKS, by_example
 from trainer.evaluate.text import Reader
-from trainer.evaluate.wikitext import wikitext
 from trainer.files import sha256
 from trainer.generate.blanks import own_tokens
 from trainer.generate.loading import load_model
 from trainer.generate.precision import weight_type
 from trainer.model.glm import GLM
 from trainer.parallel.group import Group
-
-TASKS: Mapping[str, Callable[[Inputs], Task]] = {
-    "ppl": Perplexity,
-    "lambada": Lambada,
-    "wikitext": wikitext,
-    "copa": Copa,
-    "choice": Choices,
-}
-# Tasks that continue a text, which a GLM does not do.
-CONTINUING = ("ppl", "lambada", "wikitext")
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,7 @@ class Subject:
             raise InputError(f"--weights {weights}: a CPU evaluates in fp32", "leave out --weights")
         weight_type(weights, device)
         checkpoint = open_checkpoint(folder)
-        if tokenizer is None and TOKENIZER not in checkpoint.files:
+        if tokenizer is None and not (folder / TOKENIZER).is_file():
             raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
         loaded = Tokenizer.load(tokenizer or folder / TOKENIZER)
         model = load_model(checkpoint, base, device, weights)
@@ -105,7 +92,7 @@ class Subject:
             raise InputError(problem, "use the tokenizer that made the training data")
         glm = None
         if isinstance(model, GLM):
-            glm = own_tokens(model, loaded, checkpoint.manifest["config"]["data"])
+            glm = own_tokens(model, loaded, checkpoint.manifest.config.data)
         return cls(checkpoint, model, Reader(loaded, model.config.sequence, glm), weights)
 
 
@@ -143,16 +130,15 @@ def evaluate(subject: Subject, order: Order, group: Group, report: Report) -> Re
 
 
 def _inputs(subject: Subject, order: Order) -> Inputs:
-    config, options = subject.checkpoint.manifest["config"], order.options
+    trained, options = subject.checkpoint.manifest.config.data, order.options
     data = order.data
     if data is None:
-        prefix = config.get("data", {}).get("prefix", "")
+        prefix = trained.prefix
         if order.task != "ppl" or not prefix:
             raise InputError(f"task {order.task} needs data", "name a local file with --data")
         data = Path(prefix)
     if not data.exists() and prefix_of(data) is None:
         raise DataError(f"{data} does not exist", "name a local file, or a corpus without .bin, with --data")
-    fractions = str(config.get("data", {}).get("split", ""))
     return Inputs(
         data,
         subject.reader,
@@ -160,7 +146,7 @@ def _inputs(subject: Subject, order: Order) -> Inputs:
         options.stride,
         options.pattern,
         options.split,
-        fractions,
+        trained.split,
         options.limit,
     )
 
@@ -208,14 +194,6 @@ def _score(
     for others in group.gather(own):
         done |= others
     return [done[index] for index in range(len(requests))]
-
-
-def by_example(task: Task, scores: Sequence[Score]) -> list[list[Score]]:
-    """Return the scores of each example's requests."""
-    taken, grouped = iter(scores), []
-    for example in task.examples:
-        grouped.append([next(taken) for _ in example.requests])
-    return grouped
 
 
 def check_task(name: str) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from native.compiled import library
 from native.decode.paged import PAGE
+from native.decode.program import likelihoods
 from trainer.engine.passes import Model
 from trainer.evaluate.request import Request, Score
 from trainer.evaluate.scorer import BATCH_TOKENS
@@ -22,8 +22,6 @@ from trainer.model.gpt import GPT
 STEP_TOKENS = 512
 # The cache has pages for at least so many tokens, so that short texts fill a step.
 CACHED_TOKENS = 1024
-# Logits whose logarithms are computed at a time.
-LOGIT_ROWS = 64
 
 
 def why_not(model: Model) -> str:
@@ -117,8 +115,8 @@ class PackedScorer:
             torch.tensor(ids), torch.tensor(positions), spans, torch.tensor(wanted, dtype=torch.int64)
         )
         logits = self._network.logits(step)
-        likelihoods, best = _log_likelihoods(logits, torch.tensor(targets, dtype=torch.int64))
-        yield from zip(owners, likelihoods.double().tolist(), best.tolist(), strict=True)
+        found, best = likelihoods(logits, torch.tensor(targets, dtype=torch.int64))
+        yield from zip(owners, found.double().tolist(), best.tolist(), strict=True)
 
 
 def _placed(requests: Sequence[Request]) -> Iterator[_Part]:
@@ -150,15 +148,3 @@ def _steps(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
                 step, room = [], STEP_TOKENS
     if step:
         yield step
-
-
-def _log_likelihoods(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log probability of each row's target, and whether no other token is more likely."""
-    likelihoods, best = [], []
-    if not len(targets):
-        return torch.empty(0), torch.empty(0, dtype=torch.bool)
-    for rows, wanted in zip(logits.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
-        chosen = rows.gather(1, wanted[:, None])[:, 0]
-        likelihoods.append(chosen - rows.logsumexp(1))
-        best.append(rows.argmax(1) == wanted)
-    return torch.cat(likelihoods), torch.cat(best)

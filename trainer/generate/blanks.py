@@ -8,17 +8,16 @@ end-of-piece token; each sees the whole source and the blanks before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from trainer.config.data import DataConfig
 from trainer.config.glm import SPECIAL_TOKENS
 from trainer.config.model import ModelConfig
 from trainer.corpus.tokenizer import GLM_TOKENS, Tokenizer
 from trainer.errors import InputError
 from trainer.generate.request import End, Fed, Taken
 from trainer.generate.sampling import Sampling
-from trainer.json_types import JsonObject
 from trainer.model.glm import GLM
 from trainer.samples.glm_batches import tokens_of
 from trainer.samples.glm_windows import GlmTokens
@@ -39,15 +38,15 @@ class Blank:
     """Why it ends: `end of piece`, `end of document`, `max tokens`, or `position`, the model's last one."""
 
 
-def own_tokens(model: GLM, tokenizer: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
+def own_tokens(model: GLM, tokenizer: Tokenizer, data: DataConfig) -> GlmTokens:
     """Return the ids of GLM's special tokens in the training."""
     return special_tokens(model.config, tokenizer, data)
 
 
-def special_tokens(config: ModelConfig, tokenizer: Tokenizer, data: Mapping[str, Any]) -> GlmTokens:
+def special_tokens(config: ModelConfig, tokenizer: Tokenizer, data: DataConfig) -> GlmTokens:
     """Return the ids of GLM's special tokens; `data` is the data config of the training."""
-    eos = tokenizer.eod if data.get("eod") is None else int(data["eod"])
-    if data.get("tokenizer"):
+    eos = tokenizer.eod if data.eod is None else data.eod
+    if data.tokenizer:
         return tokens_of(tokenizer, eos)
     return GlmTokens.above(config.vocab - SPECIAL_TOKENS, eos)
 
@@ -113,7 +112,7 @@ class Filling:
             whole += [*blank.ids, *piece]
         return self._words.decode(whole)
 
-    def as_json(self) -> list[JsonObject]:
+    def as_json(self) -> list[dict[str, object]]:
         """Return the mask, text, number of tokens and end of each blank."""
         return [
             {

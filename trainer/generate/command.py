@@ -148,13 +148,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _generate(
-    decoder: Decoder, prompts: Iterator[str], sampling: Sampling, arguments: argparse.Namespace
+    decoder: Decoder, prompts: Iterator[Prompt], sampling: Sampling, arguments: argparse.Namespace
 ) -> None:
     """Write the text of each prompt."""
     many = arguments.prompts is not None or arguments.prompt_line
     single = not many and len(arguments.prompt or [""]) == 1 and arguments.samples == 1
     if single and sys.stdout.isatty() and not arguments.json:
-        _stream(decoder, next(prompts), sampling, arguments.truncate)
+        _stream(decoder, next(prompts).text, sampling, arguments.truncate)
         return
     for line in _texts(decoder, prompts, sampling, arguments):
         sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -174,7 +174,15 @@ def _sampling(arguments: argparse.Namespace) -> Sampling:
     return Sampling(**values, stop=tuple(arguments.stop))
 
 
-def _prompts(arguments: argparse.Namespace) -> Iterator[str]:
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, and where it was given."""
+
+    place: str
+    text: str
+
+
+def _prompts(arguments: argparse.Namespace) -> Iterator[Prompt]:
     """Return the prompts; those of options first, then those of a file or of stdin."""
     lines = [_prompt_of(line.encode(), f"line {at}") for at, line in enumerate(arguments.prompt_line, 1)]
     given = [*(arguments.prompt or []), *lines] or ([] if arguments.prompts else [""])
@@ -187,7 +195,7 @@ def _prompts(arguments: argparse.Namespace) -> Iterator[str]:
 
 def _check_prompts(file: str) -> None:
     """Check the whole file before anything is generated; one error names all wrong lines."""
-    faults, hint = list[str](), ""
+    faults, hint, number = list[str](), "", 0
     with Path(file).open("rb") as stream:
         for number, line in enumerate(stream, 1):
             try:
@@ -195,20 +203,24 @@ def _check_prompts(file: str) -> None:
             except InputError as error:
                 faults.append(error.message)
                 hint = error.hint
+    if not number:
+        raise InputError(f"{file}: has no prompts", "write one in each line")
     if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"... and {len(faults) - MOST_FAULTS} more"]
     if faults:
         raise InputError("\n".join(faults), hint)
 
 
-def _all_prompts(given: Sequence[str], file: str | None) -> Iterator[str]:
-    yield from given
+def _all_prompts(given: Sequence[str], file: str | None) -> Iterator[Prompt]:
+    for number, text in enumerate(given, 1):
+        yield Prompt(f"prompt {number}", text)
     if file is None:
         return
     name = "stdin" if file == "-" else file
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as stream:
         for number, line in enumerate(stream, 1):
-            yield _prompt_of(line, f"{name}:{number}")
+            place = f"{name}:{number}"
+            yield Prompt(place, _prompt_of(line, place))
 
 
 def _prompt_of(line: bytes, where: str) -> str:
@@ -272,7 +284,7 @@ class _Pending:
 
 
 def _texts(
-    decoder: Decoder, prompts: Iterator[str], sampling: Sampling, arguments: argparse.Namespace
+    decoder: Decoder, prompts: Iterator[Prompt], sampling: Sampling, arguments: argparse.Namespace
 ) -> Iterator[dict[str, object]]:
     """Yield a JSON document for each text, in the order of the prompts."""
     waiting: list[_Pending] = []
@@ -285,13 +297,21 @@ def _texts(
             else:
                 for number in range(arguments.samples):
                     own = replace(sampling, seed=sampling.seed + number)
-                    waiting.append(_submitted(decoder, prompt, own, arguments))
+                    waiting.append(_checked(decoder, prompt, own, arguments))
         while waiting and waiting[0].done:
             yield waiting.pop(0).line()
         if not waiting and exhausted:
             return
         if waiting:
             decoder.batcher.step()
+
+
+def _checked(decoder: Decoder, prompt: Prompt, sampling: Sampling, arguments: argparse.Namespace) -> _Pending:
+    """Start a prompt; an error says where it was given."""
+    try:
+        return _submitted(decoder, prompt.text, sampling, arguments)
+    except InputError as error:
+        raise InputError(f"{prompt.place}: {error.message}", error.hint) from None
 
 
 def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: argparse.Namespace) -> _Pending:
@@ -306,7 +326,7 @@ def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: arg
 
         def line() -> dict[str, object]:
             blanks = course.as_json()
-            total = sum(blank["tokens"] for blank in blanks)
+            total = sum(len(blank.ids) for blank in course.blanks)
             return {"prompt": prompt, "text": course.text(), "tokens": total, "blanks": blanks, **facts}
     else:
         ids = decoder.ids_of(prompt, arguments.truncate)

@@ -15,13 +15,12 @@ from native.decode.packed import KINDS
 from native.decode.paged import PAGE
 from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify
 from trainer.config.model import ModelConfig
-from trainer.config.reader import read_section
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.engine.rank_state import load_parameters
-from trainer.errors import CheckpointError, Fault, InputError
+from trainer.errors import CheckpointError, InputError
 from trainer.generate.batcher import IDLE_PROMPT_TOKENS, SCORED_TOKENS
 from trainer.generate.blanks import special_tokens
 from trainer.generate.decoder import Decoder
@@ -211,7 +210,7 @@ def open_decoder(
             f"the tokenizer has ids up to {loaded.vocab - 1}, the model only {config.vocab}",
             "use the tokenizer that made the training data",
         )
-    glm = special_tokens(config, loaded, found.manifest["config"]["data"]) if net.is_glm else None
+    glm = special_tokens(config, loaded, found.manifest.config.data) if net.is_glm else None
     return Decoder(net, loaded, pages, glm, found, most_running)
 
 
@@ -236,10 +235,8 @@ def load_model(
 
 def _config_of(found: Checkpoint) -> ModelConfig:
     """Return the checked config of a checkpoint, whose files must hold exactly this model."""
-    faults: list[Fault] = []
-    config = read_section(ModelConfig, found.manifest["config"]["model"], "model", faults)
-    faults += model_faults(config)
-    if faults:
+    config = found.model
+    if faults := list(model_faults(config)):
         raise CheckpointError(f"{found.path}: {faults[0]}")
     shapes = found.weights
     held, wanted = sum(map(math.prod, shapes.values())), config.parameters()

@@ -8,7 +8,7 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ from trainer.generate.modules import (
     exchange,
 )
 from trainer.generate.on_device import DeviceCache, fill
-from trainer.json_types import JsonObject
 from trainer.model.attention import Attention, Sight
 from trainer.model.cuts import WHOLE, cuts_of
 from trainer.model.feed_forward import FeedForward
@@ -256,16 +255,16 @@ def _fused(model: Model, config: ModelConfig, cache: Cache, place: Place) -> Fus
     blocks = [
         _block_weights(block, pages) for block, pages in zip(model.blocks.values(), cache.layers, strict=True)
     ]
-    ends: JsonObject = {}
+    ends = Ends()
     if pipeline.is_first and not divided:
         tables = [getattr(model, name, None) for name in ("positions", "block_positions")]
         first, second = (None if table is None else table.weight.detach() for table in tables)
         tokens: Any = model.tokens
-        ends = {"table": tokens.packed, "positions": first, "inner_positions": second}
+        ends = replace(ends, table=tokens.packed, positions=first, inner_positions=second)
     if pipeline.is_last:
         head: Any = model.head
-        ends |= {"norm": model.norm, "head": head.packed}
-    return Fused(config, blocks, Ends(**ends), divided)
+        ends = replace(ends, norm=model.norm, head=head.packed)
+    return Fused(config, blocks, ends, divided)
 
 
 def _block_weights(block: Any, pages: tuple[Tensor, Tensor]) -> BlockWeights:

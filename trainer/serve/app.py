@@ -44,6 +44,8 @@ def application(service: Service, counts: Counts) -> web.Application:
     )
     for method, path, handler in routes:
         app.router.add_route(method, path, partial(handler, service))
+        if method == "GET":
+            app.router.add_route("HEAD", path, partial(handler, service))
     app.router.add_get("/metrics", partial(_metrics, service, counts))
     return app
 

@@ -15,10 +15,10 @@ from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
 from trainer.generate.sampling import Drawn, Sampling
 from trainer.serve.completions import reason_of
-from trainer.serve.faults import ApiError, Fields, Json
+from trainer.serve.faults import ApiError, Fields, Json, refused
 from trainer.serve.merge import merged
 from trainer.serve.runner import Stream
-from trainer.serve.sampling_fields import IGNORED, check_model, count_of, sampling_of
+from trainer.serve.sampling_fields import IGNORED, check_model, count_of, sampling_of, stream_of
 from trainer.serve.service import Service, new_id
 
 PLAIN = (
@@ -66,6 +66,8 @@ def _read(fields: Fields, service: Service) -> Order:
         raise ApiError(400, "a GLM fills in blanks and has no chat: use /v1/completions")
     top = fields.whole("top_logprobs", 0)
     logprobs = top if fields.flag("logprobs") else None
+    if top and logprobs is None:
+        fields.fault("top_logprobs", "needs logprobs true")
     most = fields.whole("max_completion_tokens", fields.whole("max_tokens", 0))
     vocab = service.decoder.network.config.vocab
     sampling = sampling_of(fields, most or 1, logprobs, vocab)
@@ -74,9 +76,8 @@ def _read(fields: Fields, service: Service) -> Order:
         fields.refuse(name, ([], {}, ["text"]), "is not supported")
     fields.refuse("response_format", ({"type": "text"},), "only text is supported")
     fields.refuse("tool_choice", ("none", "auto"), "is not supported")
-    options = fields.raw("stream_options") or {}
-    with_usage = isinstance(options, dict) and options.get("include_usage") is True
-    order = Order(messages, most, sampling, count_of(fields), fields.flag("stream"), with_usage)
+    stream, with_usage = stream_of(fields)
+    order = Order(messages, most, sampling, count_of(fields, sampling.beams), stream, with_usage)
     fields.done()
     return order
 
@@ -127,7 +128,9 @@ def _started(decoder: Decoder, prompt: str, order: Order) -> tuple[list[tuple[Re
     try:
         ids = decoder.ids_of(prompt)
     except InputError as error:
-        raise ApiError(400, error.message, "messages", "context_length_exceeded") from None
+        raise refused(
+            error, "messages", "context_length_exceeded", "send fewer or shorter messages"
+        ) from None
     base = replace(order.sampling, max_tokens=order.most or max(1, decoder.window - len(ids)))
     found = []
     for number in range(order.count):

@@ -13,10 +13,10 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import End, Request
 from trainer.generate.sampling import Drawn, Sampling
-from trainer.serve.faults import ApiError, Fields, Json
+from trainer.serve.faults import Fields, Json, refused
 from trainer.serve.merge import merged
 from trainer.serve.runner import Stream
-from trainer.serve.sampling_fields import IGNORED, MOST_TEXTS, check_model, count_of, sampling_of
+from trainer.serve.sampling_fields import IGNORED, MOST_TEXTS, check_model, count_of, sampling_of, stream_of
 from trainer.serve.service import Service, new_id
 
 
@@ -75,23 +75,13 @@ def read_order(fields: Fields, service: Service) -> Order:
     logprobs = fields.whole("logprobs", -1) if fields.has("logprobs") else None
     sampling = sampling_of(fields, fields.whole("max_tokens", 16), logprobs, vocab)
     prompts = _prompts(fields)
-    count = count_of(fields)
+    count = count_of(fields, sampling.beams)
     if len(prompts) * count > MOST_TEXTS:
         fields.fault("prompt", f"{len(prompts)} prompts x {count} texts are more than {MOST_TEXTS}")
     fields.refuse("suffix", ("",), "a text behind the completion is not supported")
-    options = fields.raw("stream_options") or {}
-    if not isinstance(options, dict):
-        fields.fault("stream_options", "is not an object")
-        options = {}
-    order = Order(
-        prompts,
-        sampling,
-        count,
-        fields.flag("echo"),
-        fields.flag("stream"),
-        options.get("include_usage") is True,
-        fields.flag("truncate"),
-    )
+    stream, with_usage = stream_of(fields)
+    echo, truncate = fields.flag("echo"), fields.flag("truncate")
+    order = Order(prompts, sampling, count, echo, stream, with_usage, truncate)
     fields.done()
     return order
 
@@ -139,7 +129,8 @@ def _choice_of(
         scores = order.echo and sampling.logprobs is not None
         return Choice(index, text, tuple(ids), decoder.continuation(ids, sampling, sink, scores), sink)
     except InputError as error:
-        raise ApiError(400, error.message, "prompt", "invalid_prompt") from None
+        remedy = error.hint.replace("--truncate", '"truncate": true')
+        raise refused(error, "prompt", "invalid_prompt", remedy) from None
 
 
 def reason_of(sink: Text) -> str:

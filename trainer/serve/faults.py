@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trainer.errors import InputError
 from trainer.generate.sampling import Sampling
 from trainer.json_types import JsonObject
 
@@ -36,6 +37,15 @@ class ApiError(Exception):
     def as_json(self) -> Json:
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def refused(
+    error: InputError, param: str | None = None, code: str | None = None, remedy: str | None = None
+) -> ApiError:
+    """Return the answer to a request that the decoder refuses; `remedy`: what to do instead, where its own is for a
+    command line."""
+    hint = error.hint if remedy is None else remedy
+    return ApiError(400, f"{error.message}: {hint}" if hint else error.message, param, code)
 
 
 class Fields:

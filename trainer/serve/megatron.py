@@ -12,7 +12,7 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Continuation, Request, Taken
 from trainer.generate.sampling import Sampling
-from trainer.serve.faults import ApiError, Fields, Json
+from trainer.serve.faults import ApiError, Fields, Json, refused
 from trainer.serve.service import Service
 
 
@@ -114,6 +114,9 @@ def read_order(fields: Fields, decoder: Decoder) -> Order:
         length_penalty=fields.number("length_penalty", 1.0),
         logprobs=0 if logprobs else None,
     )
+    vocab = decoder.network.config.vocab
+    if any(not 0 <= number < vocab for number in sampling.stop_ids):
+        fields.fault("stop_token", f"is not a token id below {vocab}")
     if sampling.seed < 0:
         fields.fault("random_seed", "at least 0")
     fields.faults_of(sampling, {"beams": "beam_width", "seed": "random_seed"})
@@ -145,7 +148,7 @@ def _started(decoder: Decoder, order: Order) -> tuple[list[tuple[Request, Text]]
         try:
             ids = decoder.checked([*own, *decoder.encoded(prompt)])
         except InputError as error:
-            raise ApiError(400, error.message, "prompts") from None
+            raise refused(error, "prompts", remedy="shorten it") from None
         sink = Text(decoder.tokenizer, sampling.stop)
         request = decoder.continuation(ids, sampling, sink, order.logprobs)
         if order.no_newline_after_colon:

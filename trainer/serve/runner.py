@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from trainer.generate.decoder import Decoder, Text
@@ -15,6 +16,11 @@ from trainer.generate.sampling import Drawn
 from trainer.serve.faults import ApiError
 
 Piece = tuple[str, Sequence[Drawn]]
+
+GAP = 0.002
+"""Seconds in which another request must follow, so that both begin together after a pause."""
+TOGETHER = 0.02
+"""Seconds that the first of them waits at most."""
 
 
 @dataclass
@@ -106,15 +112,26 @@ class Runner:
     def _work(self) -> None:
         batcher = self.decoder.batcher
         while not self._stopped.is_set():
-            try:
-                # Waits only while there is nothing to compute.
-                while (request := self._inbox.get(block=batcher.idle)) is not None:
-                    batcher.submit(request)
-            except queue.Empty:
-                pass
+            with suppress(queue.Empty):
+                self._take()
             if batcher.idle:
                 continue
             try:
                 batcher.step()
             except (RuntimeError, MemoryError) as error:
                 batcher.fail_all(f"the model failed: {type(error).__name__}: {error}")
+
+    def _take(self) -> None:
+        """Hand new requests to the batcher; wait for them only while there is nothing to compute.
+
+        After a pause, clients that ask at the same time begin in the same step: their prompts are then one large part,
+        not a small one and many that each read all weights again. None ends the waiting; `queue.Empty` is raised.
+        """
+        batcher = self.decoder.batcher
+        paused = batcher.idle
+        request = self._inbox.get(block=paused)
+        until = time.monotonic() + TOGETHER
+        while request is not None:
+            batcher.submit(request)
+            left = until - time.monotonic()
+            request = self._inbox.get(paused and left > 0, min(GAP, max(left, 0.0)))

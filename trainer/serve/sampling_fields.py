@@ -48,13 +48,35 @@ def sampling_of(fields: Fields, max_tokens: int, logprobs: int | None, vocab: in
     return sampling
 
 
-def count_of(fields: Fields) -> int:
-    """Return how many texts each prompt gets."""
+def count_of(fields: Fields, beams: int) -> int:
+    """Return how many texts each prompt gets; a search with several beams gives one."""
     count = fields.whole("n", 1)
     if not 1 <= count <= MOST_TEXTS:
         fields.fault("n", f"{count} is out of range: 1 to {MOST_TEXTS}")
+    elif count > 1 and beams > 1:
+        fields.fault("n", f"{count}, and a search with a beam_width gives one text")
     fields.refuse("best_of", (count,), "only best_of = n is supported")
     return count
+
+
+def stream_of(fields: Fields) -> tuple[bool, bool]:
+    """Return whether the answer is streamed, and whether its last event has the number of tokens."""
+    stream, options = fields.flag("stream"), fields.raw("stream_options")
+    if options is None:
+        return stream, False
+    if not isinstance(options, dict):
+        fields.fault("stream_options", "is not an object")
+        return stream, False
+    if not stream:
+        fields.fault("stream_options", "needs stream true")
+    known = ("include_usage", "include_obfuscation")
+    for name in options:
+        if name not in known or not isinstance(options[name], bool):
+            fields.fault(
+                "stream_options", f"{name[:40]}: only {' and '.join(known)} are known, as true or false"
+            )
+            break
+    return stream, options.get("include_usage") is True
 
 
 def _ids(fields: Fields, name: str, vocab: int) -> tuple[int, ...]:
@@ -72,11 +94,16 @@ def _bias(fields: Fields, vocab: int) -> dict[int, float]:
         fields.fault("logit_bias", "is not an object of token ids and numbers")
         return found
     for key, number in value.items():
-        if not (key.isdecimal() and len(key) < 10 and int(key) < vocab) or type(number) not in (int, float):
+        if not (_is_number(key) and int(key) < vocab) or type(number) not in (int, float):
             fields.fault("logit_bias", f"{key[:20]}: not a token id below {vocab} with a number")
             return {}
         found[int(key)] = float(number)
     return found
+
+
+def _is_number(key: str) -> bool:
+    """Return whether a key is the usual form of a number: no other key means the same id."""
+    return key.isascii() and key.isdecimal() and len(key) < 10 and key == str(int(key))
 
 
 def check_model(fields: Fields, name: str) -> None:

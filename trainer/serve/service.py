@@ -18,7 +18,7 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
 from trainer.serve.budget import FREE, PER_BYTE, PER_ENTRY, PER_LOGPROB, Budget
-from trainer.serve.faults import ApiError, Json
+from trainer.serve.faults import ApiError, Json, refused
 from trainer.serve.metrics import Metrics
 from trainer.serve.runner import Runner, Stream
 
@@ -112,7 +112,7 @@ class Service:
         try:
             streams = self.runner.submit(requests, in_pieces=in_pieces)
         except InputError as error:
-            raise ApiError(400, error.message) from None
+            raise refused(error) from None
         try:
             yield streams
         finally:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import native
+from tests.support import weights
 from tests.support.building import SAYINGS, built, small_tokenizer, verb, write_lines
 from trainer.checkpoint.store import open_checkpoint
 from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens
@@ -447,6 +449,18 @@ def test_wrong_orders_are_refused(gpt: Path, glm: Path, tmp_path: Path) -> None:
         assert done.returncode == 2 and message in done.stderr.decode(), done.stderr.decode()
     with pytest.raises(InputError, match="this model is a GLM"):
         run(glm, "lambada", data, tmp_path / "out")
+
+
+def test_the_tokenizer_may_lie_beside_a_checkpoint_that_does_not_contain_it(
+    material: Path, tmp_path: Path
+) -> None:
+    model = replace(weights.GPT, sequence=24, vocab=300)
+    folder = weights.checkpoint(tmp_path / "imported", model, weights.random_state(model))
+    with pytest.raises(InputError, match="contains no tokenizer"):
+        subject_of(folder)
+    (folder / "tokenizer.json").write_bytes((material / "tokenizer.json").read_bytes())
+    data = write_lines(tmp_path / "x.jsonl", ["the cat sat"])
+    assert run(folder, "lambada", data, tmp_path / "out")["documents"] == 1
 
 
 def test_the_detokenizer_joins_what_wikitext_separates() -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from trainer.checkpoint.manifest import encode_manifest, read_manifest
+from trainer.checkpoint.manifest import encode_manifest
 from trainer.config.model import ModelConfig
 from trainer.corpus.build import Order, build
 from trainer.corpus.tokenizer import train_tokenizer
 from trainer.corpus.worker import Recipe
 from trainer.errors import CheckpointError, InputError
-from trainer.generate.command import _texts
+from trainer.generate.command import Prompt, _texts
 from trainer.generate.loading import open_decoder, plan_memory
 from trainer.generate.sampling import Sampling
 
@@ -61,7 +61,7 @@ def generated(folder: Path, prompt: str, tokenizer: Path | None = None, **values
     """The document of one prompt."""
     decoder = open_decoder(folder, tokenizer)
     arguments = argparse.Namespace(checkpoint=folder, truncate=False, samples=1)
-    (line,) = _texts(decoder, iter([prompt]), Sampling(**values), arguments)
+    (line,) = _texts(decoder, iter([Prompt("--prompt", prompt)]), Sampling(**values), arguments)
     return line
 
 
@@ -104,7 +104,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_is_missing(checkpoint: P
 def test_a_config_that_lies_is_refused_before_a_model_is_built(
     checkpoint: Path, changes: dict[str, int]
 ) -> None:
-    manifest = read_manifest(checkpoint)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["config"]["model"] |= changes
     del manifest["sha256"]
     (checkpoint / "manifest.json").write_bytes(encode_manifest(manifest))
@@ -195,3 +195,18 @@ def test_all_wrong_lines_of_a_file_are_named_before_anything_is_generated(
     done = verb("generate", "--checkpoint", str(checkpoint), "--prompts", str(material / "wrong.jsonl"))
     assert (done.returncode, done.stdout) == (2, "")
     assert 'wrong.jsonl:2: has no "prompt"' in done.stderr and "wrong.jsonl:3:" in done.stderr
+    (material / "empty.txt").write_text("")
+    done = verb("generate", "--checkpoint", str(checkpoint), "--prompts", str(material / "empty.txt"))
+    assert done.returncode == 2 and "empty.txt: has no prompts" in done.stderr
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_its_line_or_keeps_its_end(
+    checkpoint: Path, material: Path
+) -> None:
+    (material / "long.txt").write_text("one\n" + "one two " * 400 + "\n")
+    arguments = ("--checkpoint", str(checkpoint), "--prompts", str(material / "long.txt"))
+    done = verb("generate", *arguments, "--max-tokens", "1")
+    assert done.returncode == 2 and "long.txt:2: the prompt has " in done.stderr
+    assert "--truncate" in done.stderr
+    done = verb("generate", *arguments, "--max-tokens", "1", "--truncate")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr

@@ -47,7 +47,7 @@ class Server:
         finally:
             connection.close()
         is_json = (answer.getheader("Content-Type") or "").startswith("application/json")
-        return answer.status, json.loads(text) if is_json else text.decode()
+        return answer.status, json.loads(text) if is_json and text else text.decode()
 
     def complete(self, **fields: Any) -> dict[str, Any]:
         """Return the answer of /v1/completions, which must be one."""

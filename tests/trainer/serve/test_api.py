@@ -124,6 +124,11 @@ def test_chat_uses_the_template(server: Server, model: Path) -> None:
         ({"prompt": ["a"] * 129}, 400, "prompt"),
         ({"logprobs": 1000}, 400, "logprobs"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias"),
+        ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({"stream": True, "stream_options": {"usage": True}}, 400, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, 400, "stream_options"),
+        ({"beam_width": 3, "n": 2}, 400, "n"),
         ({"best_of": 3}, 400, "best_of"),
         ({"stop": [1]}, 400, "stop"),
         ({"top_k": -5}, 400, "top_k"),
@@ -148,6 +153,29 @@ def test_all_faults_of_a_request_are_named_at_once(server: Server) -> None:
         "prompt: is missing",
     ):
         assert part in answer["error"]["message"]
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_what_to_send_instead(server: Server) -> None:
+    long = [1] * 300
+    status, answer = server.ask("POST", "/v1/completions", {"prompt": long})
+    assert status == 400 and '"truncate": true' in answer["error"]["message"]
+    assert server.complete(prompt=long, truncate=True, max_tokens=1)["usage"]["prompt_tokens"] == 256
+    message = {"role": "user", "content": "one two " * 200}
+    status, answer = server.ask("POST", "/v1/chat/completions", {"messages": [message]})
+    assert status == 400 and "shorter messages" in answer["error"]["message"]
+    status, answer = server.ask("PUT", "/api", {"prompts": ["one two " * 200]})
+    assert status == 400 and answer["message"].endswith("shorten it")
+
+
+def test_likely_tokens_of_a_chat_need_log_probabilities(server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": "one"}], "top_logprobs": 2}
+    status, answer = server.ask("POST", "/v1/chat/completions", body)
+    assert status == 400 and answer["error"]["param"] == "top_logprobs"
+
+
+def test_every_page_answers_a_question_for_its_head(server: Server) -> None:
+    for path in ("/", "/health", "/v1/models", "/metrics"):
+        assert server.ask("HEAD", path) == (200, "")
 
 
 def test_a_long_value_is_shortened_and_no_limit_may_be_minus_1(server: Server) -> None:
@@ -203,6 +231,7 @@ def test_megatrons_api(server: Server, model: Path) -> None:
         {"beam_width": 0},
         {"beam_width": 2, "prompts": ["a", "b"]},
         {"random_seed": -1},
+        {"stop_token": 300},
         {"max_len": 5},
         {"add_BOS": 1},
         {"logprobs": "yes"},
