@@ -14,11 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from clusterctl.storage.address import parse_address
-from clusterctl.storage.client import StoredFile, downloads, here
+from clusterctl.storage.client import StoredFile, here
 from clusterctl.storage.credentials import Access
 from clusterctl.storage.program import PIECE, THREADS
 from tests.support.object_store import KEY, SECRET
@@ -78,8 +78,8 @@ def measure(folder: Path, url: str, megabytes: int, runs: int) -> None:
     )
     how = TransferConfig(multipart_threshold=PIECE, multipart_chunksize=PIECE, max_concurrency=THREADS)
     access = Access(parse_address("s3://bucket/ours"), url, "", (KEY, SECRET, ""))
-    files = [{"name": "source", "path": str(source), "key": "ours/source"}]
-    sent: list[Any] = []
+    store, files = here(access), {"source": str(source)}
+    sent: list[dict[str, StoredFile]] = []
     rows: dict[str, list[float]] = {}
     for number in range(runs):
         note(
@@ -87,16 +87,15 @@ def measure(folder: Path, url: str, megabytes: int, runs: int) -> None:
             "upload, boto3's upload_file",
             lambda: client.upload_file(str(source), "bucket", "theirs", Config=how),
         )
-        note(rows, "upload, ours", lambda: sent.append(here(access, "upload", files=files)))
-        found = {name: StoredFile(f["bytes"], f["piece"], tuple(f["pieces"])) for name, f in sent[-1].items()}
+        note(rows, "upload, ours", lambda: sent.append(store.upload(files, access.address)))
         target = folder / f"back{number}"
         note(
             rows,
             "download, boto3's download_file",
             lambda: client.download_file("bucket", "theirs", str(folder / "theirs"), Config=how),
         )
-        order = downloads(found, access.address, str(target))
-        note(rows, "download and verify, ours", lambda order=order: here(access, "download", files=order))
+        fetch = partial(store.download, sent[-1], access.address, str(target))
+        note(rows, "download and verify, ours", fetch)
         (target / "source").unlink()
     for name, times in rows.items():
         rates = sorted(megabytes / seconds for seconds in times)

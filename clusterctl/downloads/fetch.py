@@ -91,7 +91,7 @@ def check_url(url: str) -> None:
         sound, parts = False, urlsplit("")
     if not sound or re.search(r"[\x00-\x20\x7f]", url):
         raise UsageError(
-            f"{url[:100]!r} is no http or https URL", "name a URL, or a name of `data fetch --list`"
+            f"{url[:100]!r} is not an http or https URL", "name a URL, or a name of `data fetch --list`"
         )
     if "@" in parts.netloc:
         raise UsageError(
@@ -103,7 +103,7 @@ def file_name(url: str) -> str:
     """Return the name of the file that a URL ends with."""
     name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2])
     if not re.fullmatch(r"[^/\x00-\x1f\x7f\\]{1,200}", name) or name.startswith("."):
-        raise UsageError(f"{url}: its end is no file name", "name the file: -o FILE")
+        raise UsageError(f"{url}: does not end in a file name", "name the file: -o FILE")
     return name
 
 
@@ -115,7 +115,7 @@ def fetch(wanted: Wanted, progress: Progress = lambda done, total: None) -> Resu
     expected = wanted.digest.lower()
     if expected and (len(expected) not in HASHES or not re.fullmatch("[0-9a-f]+", expected)):
         raise UsageError(
-            f"{wanted.digest[:80]!r} is no MD5, SHA-1 or SHA-256", "write 32, 40 or 64 hex digits"
+            f"{wanted.digest[:80]!r} is not an MD5, SHA-1 or SHA-256", "write 32, 40 or 64 hex digits"
         )
     if wanted.target.is_file():
         # A file of an earlier download is verified by the hash that was recorded then.
@@ -141,7 +141,7 @@ def fetch(wanted: Wanted, progress: Progress = lambda done, total: None) -> Resu
 
 
 def _verify(wanted: Wanted, expected: str, sha256: str, aside: Path, known: Recorded | None) -> None:
-    """Remove a file and raise WorkFailed if it has not the hash that it should have."""
+    """Remove a file and raise WorkFailed if it does not have the hash that it should have."""
     found = sha256 if len(expected) in (0, 64) else digest_of(aside, HASHES[len(expected)])
     if expected and found != expected:
         aside.unlink()

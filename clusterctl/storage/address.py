@@ -50,7 +50,7 @@ def address_fault(text: str) -> tuple[str, str]:
     bucket, _, prefix = rest.partition("/")
     form = "write s3://BUCKET/FOLDER or obs://BUCKET/FOLDER"
     if scheme not in SCHEMES:
-        return f"{scheme[:20]!r} is no object store", form
+        return f"{scheme[:20]!r} is not an object store", form
     if "@" in bucket or ":" in bucket:
         # The text is not repeated: it may hold a key.
         return (
@@ -58,7 +58,7 @@ def address_fault(text: str) -> tuple[str, str]:
             "set AWS_ACCESS_KEY_ID, or `storage: {credentials: FILE}`",
         )
     if not BUCKET.match(bucket):
-        return f"{bucket[:64]!r} is no name of a bucket", form
+        return f"{bucket[:64]!r} is not the name of a bucket", form
     parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
     if (
         any(part in ("", ".", "..") for part in parts)
@@ -66,7 +66,7 @@ def address_fault(text: str) -> tuple[str, str]:
         or "?" in prefix
         or "#" in prefix
     ):
-        return f"{prefix[:80]!r} is no path in a bucket", form
+        return f"{prefix[:80]!r} is not a path in a bucket", form
     return "", ""
 
 
@@ -84,10 +84,10 @@ def endpoint_fault(url: str) -> tuple[str, str]:
         parts = urlsplit(url)
         port_is_sound = parts.port is None or parts.port > 0
     except ValueError:
-        return "it is no URL", remedy
+        return "it is not a URL", remedy
     if parts.username or parts.password or "@" in parts.netloc:
         return "it holds credentials", "set AWS_ACCESS_KEY_ID, or `storage: {credentials: FILE}`"
     sound = parts.scheme in ("http", "https") and parts.hostname and port_is_sound and parts.path in ("", "/")
     if not sound or parts.query or parts.fragment:
-        return f"{url[:80]!r} is no http or https URL of a server", remedy
+        return f"{url[:80]!r} is not an http or https URL of a server", remedy
     return "", ""

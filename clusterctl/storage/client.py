@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import posixpath
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.errors import UsageError, WorkFailed
-from clusterctl.json_types import JsonObject
 from clusterctl.storage import program
 from clusterctl.storage.address import Address
 from clusterctl.storage.credentials import Access
@@ -28,6 +28,7 @@ FORMAT = 1
 # Bytes of one line of an answer: the list of a large folder takes some.
 MOST_ANSWER = 64 << 20
 Progress = Callable[[int], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -88,41 +89,132 @@ def read_list(text: str, where: str) -> FileList:
     return found
 
 
-def on_node(
-    node: Node, link: Connection, access: Access, action: str, report: Progress | None, **more: Any
-) -> Any:
-    """Run an action of the store on a node with the ranks' Python; return its result."""
-    source = Path(program.__file__).read_bytes()
-    path = posixpath.join(
-        link.hello().workdir, "storage", f"program-{hashlib.sha256(source).hexdigest()[:16]}.py"
-    )
-    link.put(path, source)
-    order = json.dumps({"action": action, "store": access.order(), **more}).encode() + b"\n"
-    lines = AnswerLines(report)
-    errors: list[bytes] = []
+@dataclass(frozen=True)
+class StoredNames:
+    """The folders below a prefix of a store, and the size and ETag of each object, by its key."""
 
-    def take(stream: str, data: bytes) -> None:
-        if stream == "stdout":
-            lines.feed(data)
-        elif sum(map(len, errors)) < 100_000:
-            errors.append(data)
+    folders: tuple[str, ...]
+    sizes: dict[str, int]
+    tags: dict[str, str]
 
-    done = link.run([node.python, "-I", path], env=node.env, stdin=order, on_output=take)
-    if lines.answer is None:
-        text = b"".join(errors).decode("utf-8", "replace").strip().splitlines()
-        reason = text[-1][:300] if text else f"exit {done.code}"
-        raise WorkFailed(f"{node.name}: {node.python} could not move files: {reason}", program.NO_LIBRARY)
-    if "refused" in lines.answer:
-        raise WorkFailed(f"{node.name}: {lines.answer['refused']}", str(lines.answer.get("hint", "")))
-    return lines.answer.get("result")
+
+@dataclass(frozen=True)
+class Downloaded:
+    """Bytes that a download fetched, and that were there already."""
+
+    fetched: int
+    present: int
+
+
+@dataclass(frozen=True)
+class ProgramAnswer:
+    """The last line of the program's output: the result of an order, or why it was refused."""
+
+    result: Any = None
+    refused: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of an order that is only carried out."""
+
+
+@dataclass(frozen=True)
+class _Texts:
+    texts: tuple[str | None, ...]
+
+
+Send = Callable[[dict[str, object], Progress], object]
+"""Carries out an order of the program on some machine; returns its result as JSON."""
+
+
+class StoreClient:
+    """An object store, as one machine reaches it."""
+
+    def __init__(self, machine: str, access: Access, send: Send) -> None:
+        self._machine, self._access, self._send = machine, access, send
+
+    def names(self, prefix: str, delimiter: str = "") -> StoredNames:
+        """Return what is below a prefix, up to the next delimiter in each name."""
+        return self._order(StoredNames, "names", prefix=prefix, delimiter=delimiter)
+
+    def read(self, where: Address) -> str | None:
+        """Return the text of an object, None if there is none."""
+        return self.texts([where])[0]
+
+    def texts(self, places: Sequence[Address]) -> tuple[str | None, ...]:
+        """Return the texts of several objects."""
+        return self._order(_Texts, "texts", keys=[where.prefix for where in places]).texts
+
+    def probe(self, where: Address) -> None:
+        """Write, read and delete a small object."""
+        self._order(Done, "probe", key=where.prefix)
+
+    def publish(self, texts: Sequence[tuple[Address, str]]) -> None:
+        """Write small objects one after the other: the last one counts for the others."""
+        self._order(Done, "publish", objects=[{"key": where.prefix, "text": text} for where, text in texts])
+
+    def upload(self, paths: Mapping[str, str], target: Address) -> dict[str, StoredFile]:
+        """Send files of that machine, each under its name below `target`."""
+        files = [{"name": name, "path": path, "key": (target / name).prefix} for name, path in paths.items()]
+        return self._order(FileList, "upload", files=files).files
+
+    def download(
+        self, files: Mapping[str, StoredFile], source: Address, folder: str, report: Progress | None = None
+    ) -> Downloaded:
+        """Fetch files below `source` to a folder of that machine; what is there already is compared."""
+        order = [
+            {"key": (source / name).prefix, "path": posixpath.join(folder, name), **asdict(file)}
+            for name, file in files.items()
+        ]
+        return self._order(Downloaded, "download", report, files=order)
+
+    def _order(self, kind: type[T], action: str, report: Progress | None = None, **more: object) -> T:
+        order = {"action": action, "store": self._access.order(), **more}
+        try:
+            return decode(kind, self._send(order, report or (lambda count: None)))
+        except BadValue as problem:
+            raise WorkFailed(f"{self._machine}: its answer about {action!r} is wrong: {problem}") from None
+
+
+def on_node(node: Node, link: Connection, access: Access) -> StoreClient:
+    """Return the store as a node reaches it, with the ranks' Python."""
+
+    def send(order: dict[str, object], report: Progress) -> object:
+        source = Path(program.__file__).read_bytes()
+        path = posixpath.join(
+            link.hello().workdir, "storage", f"program-{hashlib.sha256(source).hexdigest()[:16]}.py"
+        )
+        link.put(path, source)
+        lines = AnswerLines(report)
+        errors: list[bytes] = []
+
+        def take(stream: str, data: bytes) -> None:
+            if stream == "stdout":
+                lines.feed(data)
+            elif sum(map(len, errors)) < 100_000:
+                errors.append(data)
+
+        text = json.dumps(order).encode() + b"\n"
+        done = link.run([node.python, "-I", path], env=node.env, stdin=text, on_output=take)
+        if lines.answer is None:
+            output = b"".join(errors).decode("utf-8", "replace").strip().splitlines()
+            reason = output[-1][:300] if output else f"exit {done.code}"
+            raise WorkFailed(f"{node.name}: {node.python} could not move files: {reason}", program.NO_LIBRARY)
+        if lines.answer.refused:
+            raise WorkFailed(f"{node.name}: {lines.answer.refused}", lines.answer.hint)
+        return lines.answer.result
+
+    return StoreClient(node.name, access, send)
 
 
 class AnswerLines:
     """Reads the output of the program."""
 
-    def __init__(self, report: Progress | None) -> None:
+    def __init__(self, report: Progress) -> None:
         self._rest, self._report = b"", report
-        self.answer: JsonObject | None = None
+        self.answer: ProgramAnswer | None = None
 
     def feed(self, data: bytes) -> None:
         *whole, self._rest = (self._rest + data).split(b"\n")
@@ -131,40 +223,29 @@ class AnswerLines:
                 "the program that moves files writes a line without end", "look at the node's Python"
             )
         for line in whole:
-            try:
-                value = parse(line)
-            except BadValue:
-                continue
-            if not isinstance(value, dict):
-                continue
-            if type(value.get("bytes")) is int and self._report:
-                self._report(value["bytes"])
-            if "result" in value or "refused" in value:
-                self.answer = value
+            with contextlib.suppress(BadValue):
+                self._take(parse(line))
+
+    def _take(self, value: object) -> None:
+        if not isinstance(value, dict):
+            return
+        if type(value.get("bytes")) is int:
+            self._report(value["bytes"])
+        if "result" in value or "refused" in value:
+            self.answer = decode(ProgramAnswer, value)
 
 
-def here(access: Access, action: str, report: Progress | None = None, **more: Any) -> Any:
-    """Run an action of the store on this machine; return its result."""
-    try:
-        order = {"action": action, "store": access.order(), **more}
-        return program.carry_out(order, report or (lambda count: None))
-    except program.Refused as refused:
-        kind = UsageError if action == "probe" else WorkFailed
-        raise kind(str(refused), refused.hint) from None
+def here(access: Access) -> StoreClient:
+    """Return the store as this machine reaches it."""
 
+    def send(order: dict[str, object], report: Progress) -> object:
+        try:
+            return program.carry_out(order, report)
+        except program.Refused as refused:
+            kind = UsageError if order["action"] == "probe" else WorkFailed
+            raise kind(str(refused), refused.hint) from None
 
-def downloads(files: Mapping[str, StoredFile], source: Address, folder: str) -> list[JsonObject]:
-    """Return the part of an order that fetches files of a list to a folder."""
-    return [
-        {
-            "key": (source / name).prefix,
-            "path": posixpath.join(folder, name),
-            "bytes": file.bytes,
-            "piece": file.piece,
-            "pieces": list(file.pieces),
-        }
-        for name, file in files.items()
-    ]
+    return StoreClient("here", access, send)
 
 
 def check_access(nodes: Sequence[Node], access: Access, connect: Callable[[Node], Connection]) -> None:
@@ -172,8 +253,8 @@ def check_access(nodes: Sequence[Node], access: Access, connect: Callable[[Node]
     from clusterctl.transport.fanout import on_each
 
     def work(node: Node) -> None:
-        key = (access.address / f".clusterctl-probe-{node.name}-{secrets.token_hex(4)}").prefix
-        on_node(node, connect(node), access, "probe", None, key=key)
+        where = access.address / f".clusterctl-probe-{node.name}-{secrets.token_hex(4)}"
+        on_node(node, connect(node), access).probe(where)
 
     failed = [outcome.error for outcome in on_each(nodes, work) if outcome.error is not None]
     if failed:

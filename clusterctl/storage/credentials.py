@@ -93,7 +93,7 @@ def _of_file(path: Path, profile: str, *, strict: bool) -> tuple[str, str, str] 
     except (configparser.Error, UnicodeDecodeError):
         # The error's own text would repeat lines of the file.
         raise UsageError(
-            f"{path}: is no file of keys", "write [default], aws_access_key_id = ..., as Amazon's"
+            f"{path}: is not a file of keys", "write [default], aws_access_key_id = ..., as Amazon's"
         ) from None
     values = dict(reader[profile]) if reader.has_section(profile) else {}
     key, secret, token = (values.get(name, "") for name in FIELDS)

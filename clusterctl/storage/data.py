@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import WorkFailed
-from clusterctl.storage.address import StoreOptions, parse_address
-from clusterctl.storage.client import LIST, FileList, StoredFile, downloads, on_node, read_list
-from clusterctl.storage.credentials import Access, access_to
+from clusterctl.storage.address import Address, StoreOptions, parse_address
+from clusterctl.storage.client import LIST, FileList, StoreClient, StoredFile, on_node, read_list
+from clusterctl.storage.credentials import access_to
 from clusterctl.storage.program import piece_of
 from clusterctl.transport.fanout import on_all
 
@@ -41,14 +41,12 @@ def fetch_data(
 ) -> Fetched:
     """Fetch a folder of a store to every node, at the same time; what is there already is compared, not fetched."""
     access = access_to(parse_address(address), options)
-    first, first_link = nodes[0], connections.of(nodes[0])
-    found = list_with(access, lambda action, **more: on_node(first, first_link, access, action, None, **more))
+    found = list_with(on_node(nodes[0], connections.of(nodes[0]), access), access.address)
     name = hashlib.sha256(json.dumps([address, options.endpoint, found.text()]).encode()).hexdigest()
 
     def work(node: Node, link: Connection) -> tuple[str, int]:
         folder = posixpath.join(link.hello().workdir, "store", "data", name)
-        order = downloads(found.files, access.address, folder)
-        return folder, int(on_node(node, link, access, "download", None, files=order)["fetched"])
+        return folder, on_node(node, link, access).download(found.files, access.address, folder).fetched
 
     done = on_all(connections, nodes, work)
     folders = {node: folder for node, (folder, _) in done.items()}
@@ -57,29 +55,26 @@ def fetch_data(
     return Fetched(folders, len(found.files), found.size, moved, listed)
 
 
-def list_with(access: Access, ask: Callable[..., Any]) -> FileList:
-    """Return the files below an address: from our list there, else as the store names them, without hashes.
-
-    `ask(action, **more)` carries out an order somewhere.
-    """
-    where = access.address / LIST
-    text = ask("read", key=where.prefix)
+def list_with(store: StoreClient, address: Address) -> FileList:
+    """Return the files below an address: from our list there, else as the store names them, without hashes."""
+    where = address / LIST
+    text = store.read(where)
     if text is not None:
         return read_list(text, str(where))
-    prefix = f"{access.address.prefix}/" if access.address.prefix else ""
-    names = ask("names", prefix=prefix, delimiter="")["objects"]
+    prefix = f"{address.prefix}/" if address.prefix else ""
+    names = store.names(prefix)
     files = {
-        key.removeprefix(prefix): StoredFile(int(size), piece_of(int(size)), ())
-        for key, (size, _) in names.items()
+        key.removeprefix(prefix): StoredFile(size, piece_of(size), ())
+        for key, size in names.sizes.items()
         if not key.endswith("/")
     }
     if not files:
-        raise WorkFailed(
-            f"{access.address}: there is no object below it", "correct the address, or `data upload`"
-        )
+        raise WorkFailed(f"{address}: there is no object below it", "correct the address, or `data upload`")
     wrong = [
         name for name in files if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name
     ]
     if wrong:
-        raise WorkFailed(f"{access.address}: {wrong[0][:80]!r} is no path of a file", "rename the object")
-    return FileList(files, digest=hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest())
+        raise WorkFailed(f"{address}: {wrong[0][:80]!r} is not the path of a file", "rename the object")
+    # The folder on the nodes is named by this hash.
+    objects = {key: [size, names.tags[key]] for key, size in names.sizes.items()}
+    return FileList(files, digest=hashlib.sha256(json.dumps(objects, sort_keys=True).encode()).hexdigest())

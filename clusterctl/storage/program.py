@@ -74,19 +74,18 @@ def main() -> int:
     return 1 if "refused" in answer else 0
 
 
-def carry_out(order: Order, report: Callable[[int], None]) -> Any:
+def carry_out(order: Order, report: Callable[[int], None]) -> Answer:
     """Return the result of an order; raise Refused with what went wrong and where."""
     store = Store(order["store"], patient=order["action"] != "probe")
     actions: dict[str, Callable[[], Any]] = {
         "probe": lambda: store.probe(order["key"]),
-        "upload": lambda: store.upload(order["files"], report),
+        "upload": lambda: {"files": store.upload(order["files"], report)},
         "publish": lambda: store.publish(order["objects"]),
-        "read": lambda: store.read(order["key"]),
-        "texts": lambda: [store.read(key) for key in order["keys"]],
+        "texts": lambda: {"texts": [store.read(key) for key in order["keys"]]},
         "names": lambda: store.names(order["prefix"], order["delimiter"]),
         "download": lambda: store.download(order["files"], report),
     }
-    return actions[order["action"]]()
+    return actions[order["action"]]() or {}
 
 
 class Store:
@@ -175,25 +174,25 @@ class Store:
         try:
             with self._at(key):
                 answer = self._client.get_object(Bucket=self._bucket, Key=key)
-                if answer["ContentLength"] > MOST_TEXT:
+                if answer.get("ContentLength", 0) > MOST_TEXT:
                     raise Refused(f"{key}: has {answer['ContentLength']} bytes, too many for a list")
-                return str(answer["Body"].read().decode("utf-8", "replace"))
+                return str(answer["Body"].read(MOST_TEXT).decode("utf-8", "replace"))
         except Refused as refused:
             if refused.code in ("NoSuchKey", "404"):
                 return None
             raise
 
     def names(self, prefix: str, delimiter: str) -> Answer:
-        """Return the folders below a prefix, and its objects with their sizes and ETags."""
-        folders: list[str] = []
-        objects: dict[str, list[Any]] = {}
+        """Return the folders below a prefix, and the sizes and ETags of its objects."""
+        found: Answer = {"folders": [], "sizes": {}, "tags": {}}
         with self._at(prefix):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=prefix, Delimiter=delimiter):
-                folders += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+                found["folders"] += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
                 for entry in page.get("Contents", ()):
-                    objects[entry["Key"]] = [entry["Size"], entry["ETag"].strip('"')]
-        return {"folders": folders, "objects": objects}
+                    found["sizes"][entry["Key"]] = entry["Size"]
+                    found["tags"][entry["Key"]] = entry["ETag"].strip('"')
+        return found
 
     # ---- uploads
 
@@ -338,16 +337,17 @@ class Store:
             with self._at(key):
                 try:
                     answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=last)
-                    data = bytes(answer["Body"].read())
+                    found = answer.get("ContentRange", "").rpartition("/")[2] or "an unknown number of"
+                    if found != str(size):
+                        raise Refused(
+                            f"{key}: has {found} bytes in the store, {size} were expected", "upload it again"
+                        )
+                    # Not more, whatever the store sends.
+                    data = bytes(answer["Body"].read(count))
                 except (self._errors.IncompleteReadError, self._errors.HTTPClientError, OSError):
                     if attempt == 3:
                         raise
                     continue
-                found = answer.get("ContentRange", "").rpartition("/")[2]
-                if found != str(size):
-                    raise Refused(
-                        f"{key}: has {found} bytes in the store, {size} were expected", "upload it again"
-                    )
                 if len(data) == count:
                     return data
         raise Refused(

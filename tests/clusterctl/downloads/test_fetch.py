@@ -138,7 +138,7 @@ def test_another_hash_is_refused_and_nothing_is_kept(server: Server, tmp_path: P
     with pytest.raises(WorkFailed, match=f"has sha1 .*, it should have {'0' * 40}"):
         fetch(Wanted(server.url, tmp_path / "x", "0" * 40))
     assert names(tmp_path) == ["fetched.json", "good"]
-    with pytest.raises(UsageError, match="is no MD5, SHA-1 or SHA-256"):
+    with pytest.raises(UsageError, match="is not an MD5, SHA-1 or SHA-256"):
         fetch(Wanted(server.url, tmp_path / "x", "abc"))
 
 

@@ -74,7 +74,7 @@ def test_keys_come_from_the_environment_or_a_private_file_and_are_never_shown(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
     assert access_to(address, StoreOptions()).keys == ("ENV", "other", "")
     file.write_text("[default]\naws_access_key_id secret line\n")
-    with pytest.raises(UsageError, match="is no file of keys") as raised:
+    with pytest.raises(UsageError, match="is not a file of keys") as raised:
         access_to(address, StoreOptions(credentials=str(file)))
     assert "secret line" not in str(raised.value)
     with pytest.raises(UsageError, match="no endpoint is named"):

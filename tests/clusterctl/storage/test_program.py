@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.storage import program
 from clusterctl.storage.address import parse_address
-from clusterctl.storage.client import FileList, StoredFile, downloads, here, read_list
+from clusterctl.storage.client import Downloaded, FileList, StoredFile, here, read_list
 from clusterctl.storage.credentials import Access
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store
 
@@ -45,16 +45,13 @@ def big(tmp_path: Path) -> Path:
 
 
 def sent(access: Access, *paths: Path) -> FileList:
-    files = [{"name": path.name, "path": str(path), "key": f"data/{path.name}"} for path in paths]
-    answer = here(access, "upload", files=files)
     return FileList(
-        {name: StoredFile(f["bytes"], f["piece"], tuple(f["pieces"])) for name, f in answer.items()}
+        here(access).upload({path.name: str(path) for path in paths}, parse_address("s3://bucket/data"))
     )
 
 
-def fetched(access: Access, found: FileList, folder: Path) -> dict[str, Any]:
-    done: dict[str, Any] = here(access, "download", files=downloads(found.files, access.address, str(folder)))
-    return done
+def fetched(access: Access, found: FileList, folder: Path) -> Downloaded:
+    return here(access).download(found.files, access.address, str(folder))
 
 
 def test_files_go_there_and_come_back_whole(
@@ -64,9 +61,9 @@ def test_files_go_there_and_come_back_whole(
     found = sent(access, big, tmp_path / "empty")
     assert store.objects["data/big"] == big.read_bytes() and store.objects["data/empty"] == b""
     assert read_list(found.text(), "list") == found and found.size == SIZE
-    assert fetched(access, found, tmp_path / "back") == {"fetched": SIZE, "present": 0}
+    assert fetched(access, found, tmp_path / "back") == Downloaded(SIZE, 0)
     assert (tmp_path / "back" / "big").read_bytes() == big.read_bytes()
-    assert fetched(access, found, tmp_path / "back") == {"fetched": 0, "present": SIZE}
+    assert fetched(access, found, tmp_path / "back") == Downloaded(0, SIZE)
     assert sorted(path.name for path in (tmp_path / "back").iterdir()) == ["big", "empty"]
 
 
@@ -90,12 +87,21 @@ def test_a_download_survives_broken_connections_and_continues_after_an_end(
 ) -> None:
     found = sent(access, big)
     store.cuts = 3
-    assert fetched(access, found, tmp_path / "one")["fetched"] == SIZE
+    assert fetched(access, found, tmp_path / "one").fetched == SIZE
     # As an interrupted download leaves it: some pieces are there, one is half.
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "big.part").write_bytes(big.read_bytes()[: 3 * (1 << 20) + 5])
-    assert fetched(access, found, tmp_path / "two")["fetched"] == SIZE - 3 * (1 << 20)
+    assert fetched(access, found, tmp_path / "two").fetched == SIZE - 3 * (1 << 20)
     assert (tmp_path / "two" / "big").read_bytes() == big.read_bytes()
+
+
+def test_no_more_is_read_than_a_piece_has(
+    tmp_path: Path, store: ObjectStore, access: Access, big: Path
+) -> None:
+    found = sent(access, big)
+    store.is_endless = True
+    assert fetched(access, found, tmp_path / "back").fetched == SIZE
+    assert (tmp_path / "back" / "big").read_bytes() == big.read_bytes()
 
 
 def test_a_damaged_object_is_never_taken(
@@ -116,7 +122,7 @@ def test_a_damaged_object_is_never_taken(
     with (tmp_path / "back" / "big").open("r+b") as file:
         file.seek(2 << 20)
         file.write(b"other")
-    assert fetched(access, found, tmp_path / "back")["fetched"] == 1 << 20
+    assert fetched(access, found, tmp_path / "back").fetched == 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -131,17 +137,18 @@ def test_a_store_that_refuses_or_does_not_answer_is_named_with_a_remedy(
     access: Access, change: dict[str, Any], text: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=text) as raised:
-        here(replace(access, **change), "probe", key="x/probe")
+        changed = replace(access, **change)
+        here(changed).probe(changed.address / "probe")
     assert hint in raised.value.hint
     assert SECRET not in str(raised.value) + raised.value.hint
 
 
 def test_a_probe_leaves_nothing(store: ObjectStore, access: Access) -> None:
-    here(access, "probe", key="data/probe")
+    here(access).probe(access.address / "probe")
     assert not store.objects
     store.refuses_writes = True
     with pytest.raises(UsageError, match="refuses PutObject: AccessDenied"):
-        here(access, "probe", key="data/probe")
+        here(access).probe(access.address / "probe")
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a//b", "a/./b", "a\\b", ""])
