@@ -27,7 +27,12 @@ GRES = re.compile(
 
 
 def cluster_of(variables: Mapping[str, str], kind: str) -> Cluster:
-    """Return the nodes of the allocation that these variables describe.
+    """Return the nodes of the allocation that these variables describe."""
+    return described(named(variables, kind))
+
+
+def named(variables: Mapping[str, str], kind: str) -> Cluster:
+    """Return the names of an allocation's nodes, without asking Slurm: enough to start their agents.
 
     The nodes are reached by srun. Without the id of a job there is only a list of names, which SSH must know.
     """
@@ -35,38 +40,40 @@ def cluster_of(variables: Mapping[str, str], kind: str) -> Cluster:
     job = variables.get(JOB, "")
     if not job.isdecimal() or not slurm.is_installed():
         return plain
-    return allocated(plain, job)
+    nodes = tuple(
+        replace(
+            node,
+            host=node.name,
+            allocation=job,
+            # The disk of homes and programs is the same on all nodes of such clusters, so each node has its own folder.
+            python=sys.executable,
+            workdir=f"~/.clusterctl/nodes/{node.name}",
+        )
+        for node in plain.nodes
+    )
+    return replace(plain, name=f"slurm-{job}", nodes=nodes, source=f"the allocation of Slurm job {job}")
 
 
-def allocated(plain: Cluster, job: str) -> Cluster:
-    """Return the nodes of a job with the addresses and devices that Slurm reports."""
-    names = node_lists.fold(plain.names)
+def described(cluster: Cluster) -> Cluster:
+    """Return the nodes of an allocation with the addresses and devices that Slurm reports."""
+    job = cluster.nodes[0].allocation
+    if not job:
+        return cluster
+    names = node_lists.fold(cluster.names)
     of_nodes, of_job = slurm.run_together(
         ("scontrol", "show", "node", names, "--oneliner"), ("scontrol", "show", "job", job, "--details")
     )
     addresses = {facts["NodeName"]: facts.get("NodeAddr", "") for facts in records(of_nodes)}
     devices = dict(_devices(of_job))
-    nodes = tuple(_node(node, job, addresses, devices) for node in plain.nodes)
-    return replace(plain, name=f"slurm-{job}", nodes=nodes, source=f"the allocation of Slurm job {job}")
+    return replace(cluster, nodes=tuple(_described(node, addresses, devices) for node in cluster.nodes))
 
 
-def _node(
-    node: Node, job: str, addresses: Mapping[str, str], devices: Mapping[str, tuple[str, tuple[int, ...]]]
+def _described(
+    node: Node, addresses: Mapping[str, str], devices: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> Node:
     address = addresses.get(node.name) or node.name
     kind, ids = devices.get(node.name, (node.kind, node.devices))
-    return replace(
-        node,
-        host=node.name,
-        address=address,
-        server_id=address,
-        kind=kind,
-        devices=ids,
-        allocation=job,
-        # The disk of homes and programs is the same on all nodes of such clusters, so each node has its own folder.
-        python=sys.executable,
-        workdir=f"~/.clusterctl/nodes/{node.name}",
-    )
+    return replace(node, address=address, server_id=address, kind=kind, devices=ids)
 
 
 def records(text: str) -> Iterator[dict[str, str]]:

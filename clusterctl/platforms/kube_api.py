@@ -18,6 +18,10 @@ from clusterctl.platforms.request import PodRequest
 
 # Seconds between two queries of a job.
 POLL = 2.0
+# Seconds for the API server to connect, and between two pieces of its answer.
+ANSWER_LIMIT = 60.0
+# Bytes of a pod's log; by default a kubelet keeps 10 MB of it.
+MOST_LOG = 256 << 20
 # Why a container waits, where waiting longer does not help.
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 NOT_RUNNABLE = ("CreateContainerError", "CreateContainerConfigError", "RunContainerError", "StartError")
@@ -81,7 +85,15 @@ def connect() -> Any:
     settings.retries = False
     if environment().get("no_proxy"):
         settings.no_proxy = environment()["no_proxy"]
-    return kubernetes.client.ApiClient(settings)
+
+    class Client(kubernetes.client.ApiClient):
+        """The client, whose requests end after a time; its own wait for ever."""
+
+        def call_api(self, *arguments: Any, **options: Any) -> Any:
+            options["_request_timeout"] = options.get("_request_timeout") or ANSWER_LIMIT
+            return super().call_api(*arguments, **options)
+
+    return Client(settings)
 
 
 @contextlib.contextmanager
@@ -245,7 +257,9 @@ class JobApi:
         from kubernetes.client.exceptions import ApiException
 
         try:
-            text = self._core.read_namespaced_pod_log(pod, self.namespace, timestamps=True)
+            text = self._core.read_namespaced_pod_log(
+                pod, self.namespace, timestamps=True, limit_bytes=MOST_LOG
+            )
         except ApiException as refused:
             if refused.status in (400, 404):
                 # The container has not started yet, or the pod is gone.

@@ -13,7 +13,7 @@ from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.pods import ModelArtsOptions
 from clusterctl.json_types import JsonObject
-from clusterctl.platforms.request import CREDENTIAL, saved_name
+from clusterctl.platforms.request import saved_name
 
 # Where ModelArts copies the code folder to.
 CODE_FOLDER = "/home/ma-user/modelarts/user-job-dir"
@@ -74,9 +74,9 @@ def _check(job: Job, options: ModelArtsOptions, image: str) -> None:
         if name.startswith(RESERVED):
             problem = f"{name}: ModelArts sets the variables that begin with {RESERVED}"
             faults.append(document.fault(("env", name), problem, "choose another name"))
-        if CREDENTIAL.search(name) or name in job.forward:
+        if name in job.forward:
             problem = f"{name} would be in the request, where everybody in the project can read it"
-            faults.append(document.fault(("env", name), problem, "read it from a file of an input folder"))
+            faults.append(document.fault(("forward",), problem, "read it from a file of an input folder"))
     if len(job.env) > MAX_VARIABLES:
         problem = f"{len(job.env)} variables, and ModelArts takes {MAX_VARIABLES}"
         faults.append(document.fault(("env",), problem, "put them into a file"))

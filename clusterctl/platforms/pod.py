@@ -23,7 +23,7 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan as plans
 from clusterctl.jobs.facts import Facts
-from clusterctl.jobs.job import Job
+from clusterctl.jobs.job import Job, rank_table_wanted
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.parts.table_problems import read_table
@@ -84,7 +84,7 @@ class Part:
             code_paths=push_code(self.here, job, connections, tell, folder),
             data_paths=push_data(self.here, job, connections, tell),
             forwarded=passed_on(environment()),
-            rank_table=self.table if plans.rank_table_wanted(job, self.whole) else "",
+            rank_table=self.table if rank_table_wanted(job, self.whole) else "",
         )
         whole = plans.make_plan(self.whole, job, facts)
         made = self.of(whole)

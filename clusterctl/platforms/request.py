@@ -32,8 +32,6 @@ JOB_FOLDER = "/etc/clusterctl"
 CODE_FOLDER = f"{JOB_FOLDER}/code"
 # Parts of a job that only its submission needs.
 LEFT_OUT = ("kubernetes", "modelarts", "slurm", "container", "nodes", "restart", "forward", "notify")
-# Names of variables whose values nobody may read.
-CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -153,11 +151,6 @@ def _faults(job: Job, options: KubernetesOptions, kind: str, name: str, image: s
         problem = f"{job.storage.credentials} is a file of this machine, which no pod has"
         remedy = "forward: [AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY], and kubernetes: {secret: NAME}"
         yield _at(job, ("storage", "credentials"), problem, remedy)
-    for variable in job.env:
-        if CREDENTIAL.search(variable):
-            problem = f"{variable} looks like a credential, and the manifest would show it"
-            remedy = f"forward: [{variable}], and kubernetes: {{secret: NAME}} with this key"
-            yield _at(job, ("env", variable), problem, remedy)
 
 
 def _longest_suffix(kind: str, nodes: int) -> int:

@@ -54,12 +54,14 @@ def _answer(process: subprocess.Popen[str], text: str | None) -> str:
             out, problem = process.communicate(text, ANSWER_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise WorkFailed(
-                f"{name}: no answer within {ANSWER_LIMIT:g} s", "is slurmctld running?"
-            ) from None
+            raise _silent(name) from None
     if process.returncode:
         raise WorkFailed(f"{name}: {problem.strip() or f'exit code {process.returncode}'}")
     return out
+
+
+def _silent(program: str) -> WorkFailed:
+    return WorkFailed(f"{program}: no answer within {ANSWER_LIMIT:g} s", "is slurmctld running?")
 
 
 def submit(batch_file: str) -> int:
@@ -131,6 +133,8 @@ def refuse_impossible(batch_file: str) -> str:
         )
     except FileNotFoundError:
         raise UsageError("there is no `sbatch` here", "use a login node of the Slurm cluster") from None
+    except subprocess.TimeoutExpired:
+        raise _silent("sbatch") from None
     answer = (done.stderr.strip().splitlines() or [""])[-1].removeprefix("sbatch: ")
     if done.returncode:
         reason = answer.removeprefix("error: ").removeprefix("fatal: ").removeprefix("allocation failure: ")

@@ -89,9 +89,8 @@ def write_bundle(output: Path, inputs: list[Input]) -> tuple[Contents, str]:
         os.replace(aside, output)
     except OSError as problem:
         aside.unlink(missing_ok=True)
-        raise UsageError(
-            f"{problem.filename or output}: {problem.strerror}", "check the folder and its space"
-        ) from None
+        place = output if problem.filename in (None, str(aside)) else problem.filename
+        raise UsageError(f"{place}: {problem.strerror}", "check the folder and its space") from None
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
@@ -193,7 +192,7 @@ class Bundle:
         try:
             return self._archive.next()
         except (tarfile.TarError, OSError, ValueError, UnicodeError, OverflowError, EOFError) as problem:
-            raise self._wrong(f"it is no whole tar file: {problem}") from None
+            raise self._wrong(f"it is not a whole tar file: {problem}") from None
 
     def _read(self, header: tarfile.TarInfo) -> bytes:
         file = self._archive.extractfile(header) if header.isreg() and not header.issparse() else None
@@ -208,7 +207,7 @@ class Bundle:
         if header.name != member.path:
             raise self._wrong(f"{header.name[:80]!r} stands where its list has {member.path}")
         if not header.isreg() or header.issparse():
-            raise self._wrong(f"{member.path} is no plain file")
+            raise self._wrong(f"{member.path} is not a plain file")
         if header.size != member.size:
             raise self._wrong(f"{member.path} has {header.size} bytes, its list says {member.size}")
 
@@ -260,7 +259,7 @@ def _faults_of(contents: Contents) -> Iterator[tuple[str, str]]:
         if len(parts) < 2 or parts[0] not in PARTS:
             yield where, f"{member.path[:80]!r} is in none of {', '.join(PARTS)}"
         elif any(part in ("", ".", "..") for part in parts) or not SAFE.match(member.path):
-            yield where, f"{member.path[:80]!r} is no path inside the bundle"
+            yield where, f"{member.path[:80]!r} is not a path inside the bundle"
         if member.path in seen:
             yield where, f"{member.path[:80]!r} is there twice"
         if member.size < 0 or not re.fullmatch(r"[0-9a-f]{64}", member.sha256):
@@ -283,7 +282,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             yield Bundle(path, archive)
     except tarfile.TarError as problem:
         raise UsageError(
-            f"{path}: it is no tar file: {problem}", "name an archive of `clusterctl bundle`"
+            f"{path}: it is not a tar file: {problem}", "name an archive of `clusterctl bundle`"
         ) from None
     except OSError as problem:
         raise UsageError(

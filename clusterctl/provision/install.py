@@ -19,6 +19,8 @@ Order = Dict[str, Any]
 MARK = ".clusterctl-environment"
 # Seconds to wait for another installation on the same node.
 PATIENCE = 600
+# Seconds for one program: pip unpacks some gigabytes, perhaps to a network disk.
+LIMIT = 3600
 
 
 class Refused(Exception):
@@ -131,9 +133,14 @@ def run(words: list[str]) -> subprocess.CompletedProcess[bytes]:
     # No setting of the user changes what pip does here.
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     env["PIP_CONFIG_FILE"] = os.devnull
-    return subprocess.run(
-        words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.run(
+            words, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, timeout=LIMIT
+        )
+    except subprocess.TimeoutExpired as late:
+        text = (late.stdout or b"") + b"\nERROR: not ready after %d s\n" % LIMIT
+        return subprocess.CompletedProcess(words, 1, text)
 
 
 def last_lines(done: subprocess.CompletedProcess[bytes]) -> str:

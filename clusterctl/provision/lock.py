@@ -72,7 +72,7 @@ def read_lock(path: Path) -> Lock:
     """Read and check a lock file; raise InputFaults with all of its faults."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path}: more than {MOST_BYTES >> 20} MB is no lock file", MAKE)
+            raise UsageError(f"{path}: more than {MOST_BYTES >> 20} MB: not a lock file", MAKE)
         text = path.read_text(encoding="utf-8")
     except OSError as problem:
         raise UsageError(f"{path}: {problem.strerror}", MAKE) from None

@@ -17,6 +17,8 @@ from clusterctl.files import replace_file
 from clusterctl.provision.lock import LOCK, MAKE, Lock, Pin, normal
 from clusterctl.typed_json import BadValue, decode, parse
 
+# Seconds for one call of pip, which fetches some gigabytes.
+PIP_LIMIT = 4 * 3600
 NAME = re.compile(
     r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl\Z"
 )
@@ -241,8 +243,16 @@ def _pip(words: Sequence[str]) -> None:
     argv = [sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check", "--no-input"]
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, env=environment(), stdin=subprocess.DEVNULL
+            argv,
+            capture_output=True,
+            text=True,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            timeout=PIP_LIMIT,
         )
+    except subprocess.TimeoutExpired:
+        hint = "the same command continues with the wheels that are there; or fetch them with pip itself"
+        raise UsageError(f"pip did not fetch the wheels within {PIP_LIMIT / 3600:g} hours", hint) from None
     except OSError as problem:
         raise UsageError(f"{sys.executable}: {problem.strerror}") from None
     if done.returncode:

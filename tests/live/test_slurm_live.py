@@ -85,6 +85,8 @@ def test_a_submitted_job_waits_runs_and_is_shown_and_cancelled(login: Login) -> 
     cancelled = login.clusterctl("stop", second)
     assert "cancelled before it started" in cancelled.stderr, cancelled.stderr
     assert login.clusterctl("stop", first).returncode == 0
+    # The inventory of a project is for SSH: a submitted job runs on the nodes that Slurm has given to it.
+    (login.folder / "cluster.yaml").write_text("nodes: [elsewhere.invalid]\n")
     third, _ = login.submit(f"{command.format(0)}\n{asked}\n")
     followed = login.clusterctl("logs", "tail", "-f", third)
     assert "out of 2" in followed.stdout, followed.stdout + followed.stderr

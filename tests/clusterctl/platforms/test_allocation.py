@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import options
-from clusterctl.hostfile import detect
 from clusterctl.platforms import allocation, slurm
 
 NODES = (
@@ -27,8 +26,13 @@ def devices(
     monkeypatch: pytest.MonkeyPatch, gres: str, config: str = ""
 ) -> list[tuple[str, tuple[int, ...]]]:
     answers(monkeypatch, gres, config)
-    plain = detect.from_slurm({"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"})
-    return [(node.kind, node.devices) for node in allocation.allocated(plain, "7").nodes]
+    monkeypatch.setattr(slurm, "is_installed", lambda: True)
+    variables = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+    return [(node.kind, node.devices) for node in allocation.cluster_of(variables, "cpu").nodes]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,6 +151,19 @@ def test_a_cluster_that_cannot_be_reached_is_named(
     assert (code, out) == (2, "") and "there is no ~/.kube/config" in err and "--print" in err
 
 
+def test_a_server_that_never_answers_is_named(
+    api: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("clusterctl.platforms.kube_api.ANSWER_LIMIT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = (tmp_path / "kubeconfig").read_text()
+        (tmp_path / "kubeconfig").write_text(
+            re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{silent.getsockname()[1]}", config)
+        )
+        code, _, err = submit(capfd)
+    assert code == 3 and "the API server does not answer" in err and "kubectl get nodes" in err
+
+
 def test_the_manifest_is_printed_without_a_cluster(
     api: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,10 +188,10 @@ def test_modelarts_gets_its_request(api: Cluster, tmp_path: Path, capfd: pytest.
     assert (
         body["algorithm"]["command"] == "clusterctl launch /home/ma-user/modelarts/user-job-dir/code/job.yaml"
     )
-    (tmp_path / "job.yaml").write_text(text + "env: {MA_X: 1, HF_TOKEN: abc}\n")
+    (tmp_path / "job.yaml").write_text(text + "env: {MA_X: 1}\nforward: [HF_TOKEN]\n")
     assert run(["submit", "modelarts", "job.yaml", "--print"]) == 2
     err = capfd.readouterr()[1]
-    assert "MA_X: ModelArts sets" in err and "HF_TOKEN would be in the request" in err and "abc" not in err
+    assert "MA_X: ModelArts sets" in err and "HF_TOKEN would be in the request" in err
 
 
 def test_a_submitted_job_is_a_run_with_state_logs_and_an_end(

@@ -131,7 +131,7 @@ def test_contradictions_of_a_job_are_refused_together(tmp_path: Path, command_li
     Path("job.yaml").write_text(f"{COMMAND}nodes: node1\ngrace: 300\nslurm: {{time: 3, signal: 120}}\n")
     code, _, err = command_line("submit", "slurm", "job.yaml", "--print")
     assert code == 2
-    for text in ("the 300 s of `grace`", "nothing is left of '3'", "Slurm chooses the nodes", "job.yaml:"):
+    for text in ("the 300 s of `grace`", "leaves no time of '3'", "Slurm chooses the nodes", "job.yaml:"):
         assert text in err
     assert not Path("runs").exists()
 
