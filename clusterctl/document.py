@@ -253,6 +253,33 @@ _EXAMPLES: dict[type, str] = {
 }
 
 
+# Names of variables whose values nobody may read, and values that are none: a file, a number, a token of a vocabulary.
+SECRET = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)(_|\Z)",
+    re.IGNORECASE,
+)
+NO_SECRET = re.compile(r".*(_FILE|_PATH|_DIR)|(PAD|EOS|BOS|UNK|MASK|SEP|CLS)_TOKEN(_.*)?", re.IGNORECASE)
+HARMLESS = re.compile(r"|[0-9.]+|true|false|yes|no|on|off|none|\*+|<[^<>]*>", re.IGNORECASE)
+# An address such as http://user:password@proxy:3128.
+WITH_PASSWORD = re.compile(r"(?<=[a-z0-9+.-])://[^/@:\s]*:[^/@\s]+@", re.IGNORECASE)
+
+
+def secrets_in(variables: Mapping[str, str]) -> list[str]:
+    """Return the names of those variables that look like secrets, by their names or their values."""
+    return [
+        name
+        for name, text in variables.items()
+        if WITH_PASSWORD.search(text)
+        or (SECRET.search(name) and not NO_SECRET.fullmatch(name) and not HARMLESS.fullmatch(text))
+    ]
+
+
+def recorded_secret(name: str) -> tuple[str, str]:
+    """Return why the value of a variable may not be written down, and where it can come from."""
+    problem = f"{name} looks like a credential, and files, records and manifests would show it"
+    return problem, f"forward: [{name}] in a job takes it from your environment, and is never recorded"
+
+
 class Section:
     """Reads a mapping: each `take` returns a checked value, or records an error and returns the default."""
 
@@ -314,7 +341,10 @@ class Section:
                     f"{name!r} is not a valid name of an environment variable",
                     "use letters, digits and _",
                 )
-        return {name: inner.take_text(name) for name in inner.value}
+        found = {name: inner.take_text(name) for name in inner.value}
+        for name in secrets_in(found):
+            inner.fault(name, *recorded_secret(name))
+        return found
 
     def section(self, key: str) -> Section:
         self.taken.append(key)

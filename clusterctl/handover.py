@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import WorkFailed
+from clusterctl.files import open_private
 
 REPORT, STARTED, RAISED = "report", "started", "raised"
 KILLED = WorkFailed("the process that starts the run was killed", "clusterctl runs, clusterctl stop")
@@ -26,7 +27,7 @@ class Starter:
 
     def started(self, value: Any, log: Path) -> None:
         """Hand `value` to the terminal's process, which continues; standard error then goes to `log`."""
-        with log.open("ab") as errors, open(os.devnull, "r+b") as nothing:
+        with open_private(log, "ab") as errors, open(os.devnull, "r+b") as nothing:
             for number, file in ((0, nothing), (1, nothing), (2, errors)):
                 os.dup2(file.fileno(), number)
         self.has_started = True

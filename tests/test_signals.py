@@ -35,3 +35,19 @@ def test_the_same_holds_when_the_caller_ignores_these_signals() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_programs_that_the_campaign_of_faults_starts_take_an_interrupt_too() -> None:
+    code = (
+        "import subprocess, sys\nfrom bench.field import take_signals\ntake_signals()\n"
+        f"subprocess.run([sys.executable, '-c', {IGNORED!r}])"
+    )
+    done = subprocess.run(
+        ["sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh", sys.executable, "-c", code],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {int(word) for word in done.stdout.split()} & set(INTERACTIVE)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.checks.job_setup import JobSetupAnswer
 from clusterctl.inventory.cluster import Node
-from clusterctl.transport.hello import Hello
+from clusterctl.transport.answers import Hello
 from clusterctl.transport.setups import SetupResult
 
 

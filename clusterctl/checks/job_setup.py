@@ -48,7 +48,7 @@ class JobSetupAnswer:
 def ask(node: Node, link: Connection, workdir: str, job: JobSetup) -> JobSetupAnswer:
     """Run a job's setup after the node's; without its code on the node, only if it needs none."""
     folder = f"{workdir}/store/code/{job.code}" if job.code else ""
-    if folder and link.call("list", {"path": folder})["missing"]:
+    if folder and link.directory(folder).missing:
         folder = ""
     if job.needs_code and not folder:
         return JobSetupAnswer(job.setup)

@@ -12,7 +12,6 @@ from clusterctl.checks.query import Question, tool_paths
 from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import MAX_DEVICES
 from clusterctl.ranktable.devices import VENDOR_SMI, parse_chips
-from clusterctl.transport.hello import read_answer
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -48,7 +47,7 @@ def ask_node(node: Node, link: Connection) -> ReportedDevices:
         "cuda": Question([NVIDIA]),
     }
     commands = {name: asdict(question) for name, question in questions.items()}
-    found = read_answer(Commands, link.call("examine", {"commands": commands})).commands
+    found = link.ask(Commands, "examine", {"commands": commands}).commands
     npu, cuda = found.get("npu"), found.get("cuda")
     if npu is not None and npu.succeeded and (chips := sorted(parse_chips(npu.out))):
         name = re.search(r"Ascend\s?\w+", npu.out)

@@ -20,7 +20,7 @@ from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
 from clusterctl.ranktable.devices import VENDOR_TOOL, parse_conf
 from clusterctl.text import plural
-from clusterctl.transport.hello import read_answer
+from clusterctl.transport.connection import read_answer
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -41,13 +41,11 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
     master, token = nodes[0], secrets.token_hex(16)
     request = connections.of(master).open("listen", {"port": port, "token": token})
     try:
-        opened = _opened(request)
+        opened = _opened(request, master.name)
         if opened.port is None:
             return [_taken(master, port, opened)]
         arguments = {"address": master.address, "port": opened.port, "token": token, "timeout": PATIENCE}
-        outcomes = connections.on_each(
-            nodes, lambda node, link: read_answer(Knock, link.call("knock", arguments))
-        )
+        outcomes = connections.on_each(nodes, lambda node, link: link.ask(Knock, "knock", arguments))
     finally:
         if request.result is None:
             with contextlib.suppress(ClusterctlError):
@@ -61,10 +59,10 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
     return [*failed, *_reached(master, opened.port, reply)]
 
 
-def _opened(request: PendingRequest) -> OpenedPort:
+def _opened(request: PendingRequest, node: str) -> OpenedPort:
     for frame in request:
         return OpenedPort(int(frame.fields["port"]))
-    return read_answer(OpenedPort, request.result or {"port": None})
+    return read_answer(OpenedPort, request.result, node, "listen")
 
 
 def _taken(master: Node, port: int, opened: OpenedPort) -> Finding:
@@ -145,7 +143,7 @@ def _pings(node: Node, link: Connection, peer: Node, addresses: dict[int, str]) 
     for device, address in addresses.items():
         argv = [[tool, "-i", str(device), "-ping", "-g", "address", address] for tool in tools]
         commands[str(device)] = asdict(Question(argv))
-    reply = read_answer(Commands, link.call("examine", {"commands": commands})).commands
+    reply = link.ask(Commands, "examine", {"commands": commands}).commands
     for device, address in addresses.items():
         done = reply.get(str(device))
         reason = "" if done is None else ping_failed(done)

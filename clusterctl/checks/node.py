@@ -138,7 +138,7 @@ def limits(reply: NodeAnswers) -> Iterator[Finding]:
         text = (
             f"a login may have {soft} {subject} (ulimit {flag}; hard limit {'none' if hard == -1 else hard})"
         )
-        remedy = f"raise it in /etc/security/limits.d and log in anew: * - {check} {want}"
+        remedy = f"raise it in /etc/security/limits.d and log in again: * - {check} {want}"
         fix = f"echo '* - {check} {want}' | sudo tee /etc/security/limits.d/90-clusterctl.conf"
         yield Finding("warning", reply.node.name, text, remedy, check, fix)
 
@@ -151,7 +151,7 @@ def address(reply: NodeAnswers) -> Iterator[Finding]:
         remedy = "write a number as `address` in the inventory, or mend /etc/hosts there"
         yield Finding("bad", node.name, text, remedy, "address")
     elif not own.own:
-        text = f"{node.address} is no address of its own: a master there can't be bound to it"
+        text = f"{node.address} is not an address of this node: a master there can't be bound to it"
         remedy = "write the address of the interface that all nodes share as `address` in the inventory"
         yield Finding("warning", node.name, text, remedy, "address", "ip -brief address")
     if node.interface and node.interface not in present:

@@ -16,7 +16,6 @@ from clusterctl.checks.job_setup import JobSetup, JobSetupAnswer
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.ranktable.devices import VENDOR_CONF, VENDOR_SMI, VENDOR_TOOL
 from clusterctl.transport import dial
-from clusterctl.transport.hello import read_answer
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.setups import SetupResult, ask_setup
 
@@ -92,7 +91,7 @@ def query_node(
         questions["setup"] = of_job.request
     elif setup is not None:
         questions["setup"] = request_for(node.setup)
-    result = read_answer(Examined, link.call("examine", questions))
+    result = link.ask(Examined, "examine", questions)
     return NodeAnswers(node, hello, hello.wall - (before + delay / 2), delay, result, setup, problem, of_job)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import re
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -227,9 +229,21 @@ def wrong_words(error: Exception, ctx: Any) -> Exception:
     else:
         text = str(getattr(error, "format_message", error.__str__)())
         text = text[:1].lower() + text[1:]
+    if limits := _limits(parameter) if " is not in the range " in text else "":
+        return UsageError(f"{text.partition(' is not in the range ')[0]} is out of range", f"use {limits}")
+    if found := re.fullmatch(r"got unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", text.rstrip(".")):
+        return UsageError(f"{found[1]!r} is too much: the command line ends before", f"{ctx.command_path} -h")
     for technical, plain in PLAIN_KINDS.items():
         text = text.replace(technical, plain)
     return UsageError(text.rstrip("."), f"{ctx.command_path} -h")
+
+
+def _limits(parameter: Any) -> str:
+    """Return which numbers an option takes, in words."""
+    least, most = parameter.type.min, parameter.type.max
+    if least is None:
+        return f"at most {most:g}"
+    return f"{least:g} or more" if most is None else f"{least:g} to {most}"
 
 
 class WithExamples:
@@ -244,7 +258,12 @@ class WithExamples:
             args = [*args[:own], *args[own + 1 :]]
         typed = list(args)
         try:
-            return super().parse_args(ctx, args)  # type: ignore[misc]
+            rest = super().parse_args(ctx, args)  # type: ignore[misc]
+            for name, value in ctx.params.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    option = "--" + name.replace("_", "-")
+                    raise typer.BadParameter(f"{option}: {value} is not a number that can be used", ctx)
+            return rest
         except WRONG_WORDS as error:
             option = getattr(error, "option_name", "")
             if not option or self.key not in COMMANDS_OF_USERS or "--" in typed:
@@ -257,7 +276,7 @@ class WithExamples:
             first = own + (1 if self.key in ("exec", "ssh") else 0)
             example = " ".join(["clusterctl", self.key, *quoted[:first], "--", *quoted[first:]])
             raise UsageError(
-                f"{option} is no option of `clusterctl {self.key}`",
+                f"{option} is not an option of `clusterctl {self.key}`",
                 f"if it belongs to your command, write -- before the command: {example}",
             ) from None
 

@@ -9,7 +9,7 @@ from typer.core import TyperOption
 
 _CHOSEN: ContextVar[str | None] = ContextVar("kind", default=None)
 HELP = (
-    "Kind of the devices if the file does not tell it: cpu, cuda or npu. Default: $CLUSTERCTL_KIND, else cpu."
+    "Kind of the devices if the file does not name it: cpu, cuda or npu. Default: $CLUSTERCTL_KIND, else cpu."
 )
 
 

@@ -190,26 +190,51 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
 def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:
     """Return the inventory of a command line, narrowed to the chosen nodes."""
     from clusterctl.hostfile.cache import inventories
-    from clusterctl.inventory.cluster import KINDS
 
     if file is not None:
         screen.hints_with(file)
-    settings = load_settings()
-    kind = kind_option.chosen() or settings.kind
-    if kind not in KINDS:
-        raise UsageError(f"unknown kind {kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
+    settings, kind = load_settings(), _kind()
     default = Path(settings.cluster)
-    allocation = _allocation() if file is None and not default.exists() else {}
-    place = None if allocation or file is not None else place_here()
-    if allocation and settings.cluster == Settings.cluster:
-        from clusterctl.platforms.allocation import cluster_of as allocated
-
-        cluster = _with_kind(allocated(allocation, kind), kind, settings.kind)
+    allocated = allocated_nodes() if file is None and not default.exists() else None
+    place = None if allocated or file is not None else place_here()
+    if allocated and settings.cluster == Settings.cluster:
+        cluster = described(allocated)
     elif place is not None:
         cluster = place.cluster()
     else:
         cluster = _with_kind(inventories().load(file or default, kind), kind, settings.kind)
+    if nodes is not None and not nodes.strip():
+        # An unset variable of a shell must not stand for every node.
+        raise UsageError("the node set is empty", "name nodes, as in node[1-4], or `all`")
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
+
+
+def _kind() -> str:
+    """Return the kind of device that is assumed where nothing tells it."""
+    from clusterctl.inventory.cluster import KINDS
+
+    kind = kind_option.chosen() or load_settings().kind
+    if kind not in KINDS:
+        place = "--kind" if kind_option.chosen() else "kind in the settings or $CLUSTERCTL_KIND"
+        raise UsageError(f"{place}: unknown kind {kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
+    return kind
+
+
+def allocated_nodes() -> Cluster | None:
+    """Return the names of the nodes of Slurm's allocation of this process; None outside an allocation."""
+    variables = _allocation()
+    if not variables:
+        return None
+    from clusterctl.platforms.allocation import named
+
+    return named(variables, _kind())
+
+
+def described(cluster: Cluster) -> Cluster:
+    """Return the nodes of an allocation with the addresses and devices that Slurm reports."""
+    from clusterctl.platforms import allocation
+
+    return _with_kind(allocation.described(cluster), _kind(), load_settings().kind)
 
 
 def place_here() -> Place | None:

@@ -170,14 +170,22 @@ def _pasteable(hint: str) -> str:
     return re.sub(_READERS, lambda _: f"clusterctl -c {shlex.quote(_inventory[0])} ", hint)
 
 
+# Errors of one input that are shown: a table of 10,000 servers can have 80,000, which take half a minute to print.
+MOST_FAULTS = 50
+
+
 def report_error(error: ClusterctlError, given: set[str] | None = None) -> None:
     """Write an error with its hints to stderr; hints that were `given` before are left out, and new ones added."""
     console = error_console()
     if isinstance(error, InputFaults):
-        for fault in error.faults:
+        for fault in error.faults[:MOST_FAULTS]:
             console.print(safe(f"error: {fault.where}: {fault.what}"), style="bold red", highlight=False)
             if fault.remedy:
                 console.print(safe(f"  try: {_pasteable(fault.remedy)}"), highlight=False)
+        if len(error.faults) > MOST_FAULTS:
+            console.print(
+                f"error: and {len(error.faults) - MOST_FAULTS:,} more", style="bold red", highlight=False
+            )
     else:
         console.print(safe(f"error: {error.message}"), style="bold red", highlight=False)
     for line in error.hint.splitlines():

@@ -112,7 +112,7 @@ def losses(source: Source, target: str) -> list[Loss]:
     """Yield what would make the other launcher start other ranks than the source has."""
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
-        raise UsageError(f"unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
+        raise UsageError(f"--to: unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
     keys = source.keys
     found = [loss for number, key in enumerate(keys) for loss in _entry_losses(source, number, key, target)]
     if source.scattered:

@@ -42,7 +42,7 @@ def as_text(path: Path, target: str, lossy: bool = False) -> str:
 
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
-        raise UsageError(f"unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
+        raise UsageError(f"--to: unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
     if target != "plan":
         if is_plan(path):
             raise UsageError(

@@ -95,7 +95,7 @@ class Cluster:
     known_hosts: str | None = None
     """File with the host keys of the nodes, relative to this file. Default: ~/.ssh/known_hosts."""
     source: str = ""
-    # Whether the kind of the devices is a guess: a hostfile does not tell it, and neither did the user.
+    # Whether the kind of the devices is a guess: a hostfile does not name it, and the user did not either.
     assumed: bool = False
 
     @property
@@ -211,6 +211,10 @@ def _fields(section: Section, name: str | None) -> dict[str, Any]:
         if section.value.get(key) is not None:
             found[key] = _fill(section.take_text(key), name)
         section.taken.append(key)
+    if section.value.get("host") == "":
+        section.fault("host", "is empty", "leave it out if the name of the node is its address")
+    if "workdir" in found and not found["workdir"].startswith(("/", "~")):
+        section.fault("workdir", f"{found['workdir']!r} is not a full path", "as in /scratch/x or ~/x")
     container = read_container(section)
     if container is not None:
         found["container"] = container

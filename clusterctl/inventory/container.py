@@ -64,7 +64,7 @@ def read_container(top: Section) -> ContainerOptions | None:
             inner.fault("mounts", f"{mount!r} is not a mount", "HOST:CONTAINER or HOST:CONTAINER:ro")
     for option in found.options:
         if not option.startswith("-"):
-            inner.fault("options", f"{option!r} is no option", "one word each: --ulimit=memlock=-1")
+            inner.fault("options", f"{option!r} is not an option", "one word each: --ulimit=memlock=-1")
         elif option.split("=")[0] in RESERVED:
             inner.fault("options", f"{option.split('=')[0]} is set by clusterctl", "leave it out")
     inner.done()

@@ -15,6 +15,8 @@ from clusterctl.settings import environment
 from clusterctl.typed_json import BadValue
 
 T = TypeVar("T")
+# Seconds. To compare two checkpoints of a terabyte takes an hour.
+ANSWER_LIMIT = 4 * 3600.0
 
 
 def trainer_start(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -35,7 +37,15 @@ def trainer_start(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def ask_trainer(read: Callable[[dict[str, Any]], T], arguments: Sequence[str], question: str = "") -> T:
     """Run a command of the trainer, which answers with one JSON object; return what `read` makes of it."""
     argv, variables = trainer_start(arguments)
-    done = subprocess.run(argv, input=question, capture_output=True, text=True, env=variables)
+    try:
+        done = subprocess.run(
+            argv, input=question, capture_output=True, text=True, env=variables, timeout=ANSWER_LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterctlError(
+            f"the trainer's {arguments[0]}: no answer within {ANSWER_LIMIT:g} s",
+            "does a disk hang? see `dmesg`",
+        ) from None
     try:
         answer = json.loads(done.stdout)
         assert isinstance(answer, dict)

@@ -11,6 +11,7 @@ from clusterctl import document as documents
 from clusterctl.document import Document, Section
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.cluster import (
+    Cluster,
     Node,
     named_devices,
     parse_devices,
@@ -20,8 +21,9 @@ from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.parts.data_source import take_data_store, take_data_there, take_storage
-from clusterctl.jobs.parts.engine_file import with_engine_file
+from clusterctl.jobs.parts.engine_file import Train, with_engine_file
 from clusterctl.jobs.parts.interconnect import NetworkOptions, read_network
+from clusterctl.jobs.parts.notify import FORMS, problem_of
 from clusterctl.jobs.parts.own_table import take_rank_table
 from clusterctl.jobs.parts.pods import (
     KubernetesOptions,
@@ -34,7 +36,6 @@ from clusterctl.jobs.parts.read_restart import read_restart, take_seconds
 from clusterctl.jobs.parts.slurm import SlurmOptions, read_slurm
 from clusterctl.jobs.parts.step_pattern import compiled
 from clusterctl.jobs.restarts import Restart
-from clusterctl.json_types import JsonObject
 from clusterctl.storage.address import StoreOptions, is_address
 
 COLLECT_CHOICES = ("checkpoints", "profile")
@@ -51,8 +52,7 @@ class Job:
     name: str
     command: tuple[str, ...] = ()
     """The program and its arguments; empty if `train` is given."""
-    train: JsonObject | None = field(default=None, hash=False)
-    """The configuration of the embedded trainer."""
+    train: Train = field(default=None, hash=False)
     nodes: str | None = None
     devices: tuple[int, ...] | None = None
     """The devices to use on each node, in the order of the ranks; None means all."""
@@ -175,7 +175,7 @@ def _read(top: Section, path: Path) -> Job:
         restart=read_restart(top),
         hang_after=take_seconds(top, "hang_after", None),
         progress=_progress(top),
-        notify=top.take_text("notify"),
+        notify=_take_notify(top),
         network=read_network(top),
         slurm=read_slurm(top),
         kubernetes=read_kubernetes(top),
@@ -193,6 +193,7 @@ def from_command(
     restarts: int = 0,
 ) -> Job:
     """Return a job for a bare command, named after its program or script."""
+    refuse_secrets(env or {})
     stems = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
     raw = (
         stems[-1] if stems and re.match(r"python|(ba|z)?sh$", stems[0]) else stems[0] if stems else "command"
@@ -209,6 +210,13 @@ def from_command(
         restart=Restart(max=restarts) if restarts else None,
         source="the command line",
     )
+
+
+def refuse_secrets(variables: Mapping[str, str]) -> None:
+    """Raise a UsageError if one of the variables looks like a secret: a run's record has all of them."""
+    for name in documents.secrets_in(variables):
+        problem, remedy = documents.recorded_secret(name)
+        raise UsageError(problem, f"{remedy}; for a command: --env {name}")
 
 
 def _words(top: Section, key: str) -> tuple[str, ...]:
@@ -282,3 +290,17 @@ def _folder(top: Section, key: str, path: Path) -> Path | None:
 def devices_on(job: Job, node: Node) -> tuple[int, ...]:
     """Return the devices of a node that a job uses, one for each rank."""
     return job.devices if job.devices is not None else node.devices
+
+
+def rank_table_wanted(job: Job, cluster: Cluster) -> bool:
+    """Return whether the ranks of this run get a rank table."""
+    return job.rank_table not in ("auto", "never") or (
+        job.rank_table == "auto" and all(node.kind == "npu" for node in cluster.nodes)
+    )
+
+
+def _take_notify(top: Section) -> str:
+    target = top.take("notify", str) or ""
+    if problem := problem_of(target):
+        top.fault("notify", problem, FORMS)
+    return target

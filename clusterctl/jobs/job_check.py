@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clusterctl.document import Key
-from clusterctl.errors import Fault, InputFaults
+from clusterctl.environment import inherited
+from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.inventory.cluster import (
     Cluster,
     bytes_of,
 )
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.ask_trainer import ask_trainer
-from clusterctl.jobs.job import Job, devices_on
+from clusterctl.jobs.job import Job, devices_on, rank_table_wanted
+from clusterctl.jobs.parts.engine_file import Train
 from clusterctl.jobs.parts.interconnect import network_faults
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_faults, saving_of
 from clusterctl.jobs.parts.table_problems import table_problems
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.train_summary import Rehearsal, TrainCheck, TrainFault, TrainSummary, read_check
-from clusterctl.json_types import JsonObject
 from clusterctl.typed_json import decode
+
+Problem = tuple[Key, str, str]
+"""The key of the job that is wrong, why, and a remedy."""
 
 
 def check(job: Job, cluster: Cluster) -> TrainSummary | None:
@@ -34,75 +38,90 @@ def check(job: Job, cluster: Cluster) -> TrainSummary | None:
 
     Raise InputFaults with everything that is wrong.
     """
-    # A command without a job file may be code with braces of its own.
-    parts = {"command": job.command, "env": job.env} if job.document else {}
-    own = _placeholder_faults(job, parts, placeholders.OF_RANK)
-    in_train = _placeholder_faults(job, {"train": job.train}, placeholders.OF_NODE)
-    faults = [*_device_faults(job, cluster), *own, *in_train, *_command_faults(job, cluster)]
-    if file := file_of(job.rank_table):
-        places = [(node, devices_on(job, node)) for node in cluster.nodes]
-        faults += [_fault(job, ("rank_table",), *problem) for problem in table_problems(file, places)]
-    if job.processes == "node" and job.train is not None:
-        problem = "'node' does not fit the embedded trainer, which has a rank for each device"
-        faults.append(_fault(job, ("processes",), problem, "leave out processes"))
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
-    if not world and not faults:
-        faults.append(
-            _fault(job, ("devices",), "no device is left to run on", "give `devices`, or more nodes")
-        )
-    if job.device_ids == "physical" and job.train is not None:
-        problem = "'physical' does not fit the embedded trainer, which counts the visible devices"
-        faults.append(_fault(job, ("device_ids",), problem, "device_ids: visible"))
-    for path, problem, remedy in saving_faults(job.train, len(cluster.nodes)):
-        faults.append(_fault(job, path, problem, remedy))
-    contained = job.container or next((node.container for node in cluster.nodes if node.container), None)
-    if contained and job.setup is not None:
-        problem = "`setup` prepares the node, and the ranks run in a container"
-        faults.append(_fault(job, ("setup",), problem, "do it in the image, or in its entry point"))
-    for key, problem, remedy in network_faults(job.network, cluster):
-        faults.append(_fault(job, ("network", key), problem, remedy))
+    in_train = list(_placeholder_problems(job, {"train": job.train}, placeholders.OF_NODE))
+    problems = [*_problems(job, cluster), *in_train]
+    if not world and not problems:
+        problems.append((("devices",), "no device is left to run on", "give `devices`, or more nodes"))
     summary = None
     if job.train is not None and not in_train:
         answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))
-        faults += train_faults(job, answer.faults)
+        problems += _train_problems(answer.faults)
         summary = answer.summary
-    if faults:
-        raise InputFaults(faults)
+    if problems:
+        raise InputFaults(_faults(job, problems))
     return summary
 
 
-def _placeholder_faults(job: Job, parts: Mapping[str, Any], known: tuple[str, ...]) -> list[Fault]:
-    """Return a fault for each placeholder that is unknown, or needs data that the job does not name."""
-    faults = []
+def _faults(job: Job, problems: Iterable[Problem]) -> list[Fault]:
+    """Return problems with the lines of the job file."""
+    if job.document is None:
+        return [Fault(job.source, problem, remedy) for _, problem, remedy in problems]
+    return [job.document.fault(*problem) for problem in problems]
+
+
+def _problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
+    """Yield what is wrong apart from the configuration of the training."""
+    yield from _device_problems(job, cluster)
+    # A command without a job file may be code with braces of its own.
+    parts = {"command": job.command, "env": job.env} if job.document else {}
+    yield from _placeholder_problems(job, parts, placeholders.OF_RANK)
+    yield from _command_problems(job, cluster)
+    if file := file_of(job.rank_table):
+        places = [(node, devices_on(job, node)) for node in cluster.nodes]
+        for problem, remedy in table_problems(file, places):
+            yield ("rank_table",), problem, remedy
+    if job.train is not None and job.processes == "node":
+        problem = "'node' does not fit the embedded trainer, which has a rank for each device"
+        yield ("processes",), problem, "leave out processes"
+    if job.train is not None and job.device_ids == "physical":
+        problem = "'physical' does not fit the embedded trainer, which counts the visible devices"
+        yield ("device_ids",), problem, "device_ids: visible"
+    yield from saving_faults(job.train, len(cluster.nodes))
+    if job.setup is not None and (job.container or any(node.container for node in cluster.nodes)):
+        problem = "`setup` prepares the node, and the ranks run in a container"
+        yield ("setup",), problem, "do it in the image, or in its entry point"
+    own_roles = job.fills_launcher or "MS_ROLE" in job.env
+    if job.env_style == "mindspore" and not own_roles and not rank_table_wanted(job, cluster):
+        problem = "no process would be MindSpore's scheduler, for which its workers wait without a rank table"
+        yield (
+            ("env_style",),
+            problem,
+            "start the program by msrun, which starts a scheduler: launch -- msrun PROGRAM",
+        )
+    for key, problem, remedy in network_faults(job.network, cluster):
+        yield ("network", key), problem, remedy
+
+
+def _placeholder_problems(job: Job, parts: Mapping[str, Any], known: tuple[str, ...]) -> Iterator[Problem]:
+    """Yield each placeholder that is unknown, or needs data that the job does not name."""
     # `--set data=null` plans a job without its data.
     no_data = not (job.data or job.data_there or job.data_store) and ("data",) not in (
         job.document.flags if job.document else ()
     )
     for path, name in placeholders.used_in(dict(parts)):
         if name not in known:
-            problem, remedy = placeholders.describe_unknown(name), placeholders.remedy_for(name, known)
-            faults.append(_fault(job, path, problem, remedy))
+            yield path, placeholders.describe_unknown(name), placeholders.remedy_for(name, known)
         elif name == "data" and no_data:
-            faults.append(_fault(job, path, "{data} is used, but the job has no data", "data: FOLDER"))
-    return faults
+            yield path, "{data} is used, but the job has no data", "data: FOLDER"
 
 
-def train_part(job: Job, cluster: Cluster) -> JsonObject | None:
+def train_part(job: Job, cluster: Cluster) -> Train:
     """Return the train part with the kind and number of devices from the inventory, unless the job has its own."""
     hardware = (job.train or {}).get("hardware") or {}
     if job.train is None or not isinstance(hardware, dict) or not cluster.nodes:
         return job.train
     most = max(len(devices_on(job, node)) for node in cluster.nodes)
-    known: JsonObject = {"kind": cluster.nodes[0].kind, "devices_per_node": most}
+    known: dict[str, object] = {"kind": cluster.nodes[0].kind, "devices_per_node": most}
     disks = [node.disk for node in cluster.nodes if node.disk]
     if disks and not saving_of(job.train).dir:
         known["disk"] = min(disks, key=bytes_of)
     return {**job.train, "hardware": {**known, **hardware}}
 
 
-def train_faults(job: Job, faults: Sequence[TrainFault]) -> list[Fault]:
-    """Return the faults that the trainer found, with the lines of the job file."""
-    return [_fault(job, _path(fault.key), fault.what, fault.remedy) for fault in faults]
+def _train_problems(faults: Iterable[TrainFault]) -> Iterator[Problem]:
+    """Yield what the trainer found."""
+    return ((_path(fault.key), fault.what, fault.remedy) for fault in faults)
 
 
 def _path(key: str) -> Key:
@@ -110,14 +129,7 @@ def _path(key: str) -> Key:
     return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", key))
 
 
-def _fault(job: Job, path: Key, problem: str, remedy: str = "") -> Fault:
-    if job.document is None:
-        return Fault(job.source, problem, remedy)
-    return job.document.fault(path, problem, remedy)
-
-
-def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
-    faults = []
+def _device_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
     for node in cluster.nodes:
         missing = [device for device in job.devices or () if device not in node.devices]
         if missing:
@@ -125,16 +137,13 @@ def _device_faults(job: Job, cluster: Cluster) -> Sequence[Fault]:
             problem = (
                 f"{node.name} has no device {', '.join(map(str, missing))}; it has {have} ({cluster.source})"
             )
-            faults.append(
-                _fault(job, ("devices",), problem, "ask for fewer devices, or add them to the inventory")
-            )
+            yield ("devices",), problem, "ask for fewer devices, or add them to the inventory"
         used = devices_on(job, node)
         if node.kind == "npu" and job.device_ids == "visible" and list(used) != sorted(used):
             problem = f"{node.name}: the devices {','.join(map(str, used))} are not in ascending order"
             ordered = ", ".join(map(str, sorted(used)))
             remedy = f"write [{ordered}]: CANN takes ASCEND_RT_VISIBLE_DEVICES in ascending order only"
-            faults.append(_fault(job, ("devices",), problem, remedy))
-    return faults
+            yield ("devices",), problem, remedy
 
 
 def launcher_shapes(
@@ -145,8 +154,8 @@ def launcher_shapes(
     return launchers.shapes(cluster.nodes, devices, master_port, hostfile)
 
 
-def _command_faults(job: Job, cluster: Cluster) -> list[Fault]:
-    """Return what in a command contradicts the nodes or the pushed folder, each problem once."""
+def _command_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
+    """Yield what in a command contradicts the nodes or the pushed folder, each problem once."""
     shapes = launcher_shapes(job, cluster, job.master_port or 29500) if job.fills_launcher else []
     found = dict.fromkeys(problem for shape in shapes for problem in launchers.problems(job.command, shape))
     # Without a folder to push, an image may have the script.
@@ -154,7 +163,7 @@ def _command_faults(job: Job, cluster: Cluster) -> list[Fault]:
     missing = missing_script(job.command, job.code) if job.code or not images else None
     if missing:
         found[missing] = None
-    return [_fault(job, ("command",), problem.text, problem.remedy) for problem in found]
+    return ((("command",), problem.text, problem.remedy) for problem in found)
 
 
 def check_reported(job: Job, cluster: Cluster, device: str) -> TrainCheck:
@@ -195,3 +204,17 @@ def rehearse(job: Job, cluster: Cluster) -> Rehearsal:
     return ask_trainer(
         partial(decode, Rehearsal), ["rehearse"], json.dumps({"train": train, "world_size": world})
     )
+
+
+def forwarded(job: Job) -> dict[str, str]:
+    """Return the variables that a job forwards from this environment; raise UsageError if some are not set."""
+    if missing := missing_variables(job):
+        raise UsageError(
+            f"{job.source}: forward: {', '.join(missing)} is not set here", "set it, or take it off the list"
+        )
+    return inherited(job.forward)
+
+
+def missing_variables(job: Job) -> list[str]:
+    """Return the names of variables that a job forwards and this process does not have."""
+    return [name for name in job.forward if name not in inherited(job.forward)]

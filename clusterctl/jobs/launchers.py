@@ -28,6 +28,8 @@ class Shape:
     master: str
     master_port: int
     hostfile: str
+    log_dir: str
+    """The folder for files of a launcher."""
     kind: str = "cpu"
     first_device: int = 0
 
@@ -52,6 +54,7 @@ def shapes(
             master=nodes[0].address,
             master_port=master_port,
             hostfile=hostfile,
+            log_dir=str(PurePath(hostfile).parent / "launcher"),
             kind=node.kind,
             first_device=devices[number][0] if devices[number] else 0,
         )
@@ -67,6 +70,10 @@ class Problem:
     remedy: str
 
 
+CHOOSE_NODES = "choose the nodes by -n SET, or `nodes` in a job file"
+CHOOSE_DEVICES = "choose the devices by --devices, or `devices` in a job file"
+
+
 @dataclass(frozen=True)
 class Option:
     """An option of a launcher: its spellings, the value to fill in, and the values that fit the run."""
@@ -78,6 +85,8 @@ class Option:
     fill: bool = True
     form: str = "="
     """How the option is written: "=" as --name=value, " " as two words, "" without a value."""
+    remedy: str = "it is filled in on every node"
+    """What to do instead of giving another value."""
 
     @property
     def words(self) -> list[str]:
@@ -173,12 +182,18 @@ def problems(command: Sequence[str], shape: Shape) -> Iterator[Problem]:
             "deepspeed counts devices from 0, and the run's devices do not begin there",
             "use devices from 0 on, or start the ranks without deepspeed's launcher",
         )
+    chosen = next((name for name in DEEPSPEED_FILTERS if name in given), "")
+    if launcher.name == "deepspeed" and chosen and "--hostfile" not in given:
+        yield Problem(
+            f"deepspeed {chosen} {given[chosen]} chooses among nodes and devices that the run has already chosen",
+            f"leave out {chosen}, and choose by -i FILTER or -x SET of launch",
+        )
     for option in launcher.options(shape, given):
         for name in option.names:
             if name in given and not _fits(given[name], option):
                 yield Problem(
                     f"{launcher.name} {name} {given[name]} does not fit the run, which needs {option.value}",
-                    f"leave out {name}: it is filled in on every node",
+                    f"leave out {name}: {option.remedy}",
                 )
 
 
@@ -231,6 +246,7 @@ DEEPSPEED_FLAGS = frozenset(
         "--no_ssh", "--no_ssh_check", "--elastic_training", "--enable_elastic_training",
     )
 )  # fmt: skip
+DEEPSPEED_FILTERS = ("--include", "-i", "--exclude", "-e")
 ACCELERATE_FLAGS = frozenset(
     (
         "--multi_gpu", "--cpu", "--use_cpu", "--tpu", "--use_deepspeed", "--use_fsdp", "--use_megatron_lm",
@@ -247,10 +263,11 @@ ACCELERATE_KINDS = frozenset(
 
 def _torchrun(shape: Shape, given: dict[str, str]) -> list[Option]:
     here = str(shape.devices[shape.node_rank])
-    options = [Option(("--nproc_per_node",), here, ("auto", "gpu", "cpu", "npu", "xpu"))]
+    kinds = ("auto", "gpu", "cpu", "npu", "xpu")
+    options = [Option(("--nproc_per_node",), here, kinds, remedy=CHOOSE_DEVICES)]
     if "--standalone" in given:
         return options
-    options.append(Option(("--nnodes",), str(shape.nodes)))
+    options.append(Option(("--nnodes",), str(shape.nodes), remedy=CHOOSE_NODES))
     if given.get("--rdzv_backend", "static") != "static":
         # A rendezvous of the user's choice: all nodes meet at the first one.
         endpoint = f"{shape.master}:{shape.master_port}"
@@ -280,8 +297,8 @@ def _deepspeed(shape: Shape, given: dict[str, str]) -> list[Option]:
         Option(("--node_rank",), str(shape.node_rank)),
         Option(("--master_addr",), shape.master, shape.names),
         Option(("--master_port",), str(shape.master_port), (port,)),
-        Option(("--num_nodes",), str(shape.nodes), fill=False),
-        Option(("--num_gpus",), str(shape.devices[shape.node_rank]), fill=False),
+        Option(("--num_nodes",), str(shape.nodes), fill=False, remedy=CHOOSE_NODES),
+        Option(("--num_gpus",), str(shape.devices[shape.node_rank]), fill=False, remedy=CHOOSE_DEVICES),
     ]
 
 
@@ -289,7 +306,7 @@ def _accelerate(shape: Shape, given: dict[str, str]) -> list[Option]:
     port = given.get("--main_process_port", str(shape.master_port))
     options = [
         Option(("--num_processes",), str(shape.world)),
-        Option(("--num_machines",), str(shape.nodes)),
+        Option(("--num_machines",), str(shape.nodes), remedy=CHOOSE_NODES),
         Option(("--machine_rank",), str(shape.node_rank)),
         Option(("--main_process_ip",), shape.master, shape.names),
         Option(("--main_process_port",), str(shape.master_port), (port,)),
@@ -307,11 +324,13 @@ def _msrun(shape: Shape, given: dict[str, str]) -> list[Option]:
     port = given.get("--master_port", str(shape.master_port))
     return [
         Option(("--worker_num",), str(shape.world)),
-        Option(("--local_worker_num",), str(shape.devices[shape.node_rank])),
+        Option(("--local_worker_num",), str(shape.devices[shape.node_rank]), remedy=CHOOSE_DEVICES),
         Option(("--node_rank",), str(shape.node_rank)),
         Option(("--master_addr",), shape.master, shape.names),
         Option(("--master_port",), str(shape.master_port), (port,)),
         Option(("--join",), "True", (given.get("--join", "True"),)),
+        # Its workers' files belong beside the logs, and not into the folder of the pushed code.
+        Option(("--log_dir",), shape.log_dir, (given.get("--log_dir", shape.log_dir),)),
     ]
 
 

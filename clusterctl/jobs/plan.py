@@ -141,13 +141,6 @@ def _code_on(node: Node, job: Job, facts: Facts) -> str:
     return facts.code_paths.get(node.name, default)
 
 
-def rank_table_wanted(job: Job, cluster: Cluster) -> bool:
-    """Return whether the ranks of this run get a rank table."""
-    return job.rank_table not in ("auto", "never") or (
-        job.rank_table == "auto" and all(node.kind == "npu" for node in cluster.nodes)
-    )
-
-
 def _node_plan(place: NodePlace, job: Job, facts: Facts, cluster: Cluster) -> NodePlan:
     node = place.node
     if facts.rank_table and ".json" in place.run_dir:

@@ -55,6 +55,11 @@ def new_run_id(name: str) -> str:
     return f"{name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def new_run(name: str, runs: Path) -> RunDir:
+    """Return the folder of a new run; it is known before anything starts, so that an interrupt finds it."""
+    return RunDir(make_runs(runs) / new_run_id(name))
+
+
 @dataclass(frozen=True)
 class NodeFiles:
     """Name the files of a run on one of its nodes."""

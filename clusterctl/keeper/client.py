@@ -30,9 +30,9 @@ from clusterctl.agent.frames import (
 )
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, UsageError
 from clusterctl.keeper import address as place
-from clusterctl.keeper.messages import KeeperStatus, LinkRequest, WayOptions
+from clusterctl.keeper.messages import KeeperHello, KeeperStatus, LinkRequest, WayOptions
 from clusterctl.ssh.choose import transport_to
-from clusterctl.transport.connection import Connection
+from clusterctl.transport.connection import Connection, read_answer
 from clusterctl.transport.fanout import Stream, Transport
 from clusterctl.transport.link import PendingRequest, RequestFailed
 from clusterctl.typed_json import decode
@@ -133,8 +133,10 @@ class Line:
 
     def greet(self, persist: float) -> None:
         """Send how long links are to be kept; store which links exist."""
-        answer = self.ask("keeper", "hello", {"persist": persist}).end()
-        self.fresh = set(answer["fresh"])
+        answer = read_answer(
+            KeeperHello, self.ask("keeper", "hello", {"persist": persist}).end(), "keeper", "hello"
+        )
+        self.fresh = set(answer.fresh)
 
     def ask(self, node: str, kind: str, fields: dict[str, object], payload: bytes = b"{}") -> PendingRequest:
         """Send one request; its reply is read from the returned object."""

@@ -28,6 +28,13 @@ class LinkRequest:
 
 
 @dataclass(frozen=True)
+class KeeperHello:
+    """A keeper's greeting: the keys of the links that were used a moment ago."""
+
+    fresh: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class KeptLink:
     """A link that a keeper holds, and the seconds since its last use."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
 from clusterctl.jobs.restarts import Restart
+from clusterctl.jobs.run_folder import new_run
 from clusterctl.library import launcher
 from clusterctl.library.run import Run, runs_folder
 
@@ -38,6 +39,7 @@ class Request:
         if isinstance(self.job, (str, Path)):
             texts = [f"{key}={value}" for key, value in self.overrides.items()]
             job = jobs.load(Path(self.job), texts)
+            jobs.refuse_secrets(self.env)
             job = replace(job, env={**job.env, **self.env})
         else:
             code = Path(self.code).resolve() if self.code is not None else None
@@ -70,10 +72,8 @@ def start_job(
     report: Callable[[str, str], None],
 ) -> Run:
     """Check, push and start a job; return its run."""
-    from clusterctl.runs import start as run_start
-
     chosen, spares = nodes_of(job)
     summary = job_check.check(job, chosen)
-    folder = run_start.new_run(job, runs_folder(runs))
+    folder = new_run(job.name, runs_folder(runs))
     launcher.start(launcher.Start(folder, chosen, spares, job, session.reach, checks, summary), report)
     return Run(folder, session.reach)

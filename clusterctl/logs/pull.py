@@ -19,11 +19,11 @@ from clusterctl import contract
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.store import LogKeeper, index_of, kept_files
-from clusterctl.typed_json import decode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.record import RunRecord
+    from clusterctl.transport.answers import DirectoryEntry
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections
 
@@ -38,14 +38,18 @@ RANK_LOG = re.compile(r"rank-(\d{1,9})\.(out|err)")
 
 
 @dataclass(frozen=True)
-class DirectoryEntry:
-    """A name in a folder on a node."""
+class RankProcess:
+    """The process of a rank, and when it began by the clock of its node."""
 
-    name: str
-    kind: str
-    """f, d, or another letter."""
-    size: int
-    mtime: float
+    pid: int | None = None
+    started: float | None = None
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The part of a node's state that concerns its logs."""
+
+    ranks: tuple[RankProcess, ...]
 
 
 @dataclass
@@ -192,8 +196,8 @@ class _NodePull:
 
     def _pids(self, attempt: int) -> dict[int, float]:
         """Return the attempt's processes on this node, with the time each began."""
-        answer = self.link.call("state", {"run_dir": self.run_dir, "attempt": attempt})
-        return {int(entry["pid"]): float(entry["started"]) for entry in answer["ranks"] if entry.get("pid")}
+        answer = self.link.ask(Processes, "state", {"run_dir": self.run_dir, "attempt": attempt})
+        return {rank.pid: rank.started or 0.0 for rank in answer.ranks if rank.pid}
 
     def _plog_root(self, attempt: int) -> str:
         """Return the folder of CANN's logs, from the environment of the last attempt's ranks."""
@@ -234,13 +238,12 @@ class _NodePull:
                     continue
                 return
 
-    def _list(self, path: str) -> list[DirectoryEntry]:
+    def _list(self, path: str) -> tuple[DirectoryEntry, ...]:
         try:
-            entries = self.link.call("list", {"path": path})["entries"]
+            return self.link.directory(path).entries
         except ClusterctlError:
             # This login may not read it.
-            return []
-        return [decode(DirectoryEntry, entry) for entry in entries]
+            return ()
 
     def _get(self, path: str, offset: int = 0) -> Iterator[bytes]:
         for frame in self.link.request("get", {"path": path, "offset": offset}):

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,10 @@ from clusterctl.logs.pace import ARRIVAL, Pace, stamp_of
 # Bytes of a line that are searched; step lines are shorter.
 LONGEST = 4000
 _N = r"(-?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|nan|NaN|inf|-inf)"
+# What erases a progress bar begins so.
+_BLANK = b"        "
+# Lines that wait for the position of a progress bar, at most.
+HELD = 1000
 Values = dict[str, float]
 Read = Callable[[str], Values | None]
 
@@ -91,10 +96,15 @@ _HF_FIELDS = {
     "grad_norm": re.compile(rf"'grad_norm': '?{_N}"),
 }
 _BAR = re.compile(r"\d+%\|[^|]*\|\s*(\d+)/(\d+) \[(?:[^\]]*?, *([0-9.]+)(it/s|s/it))?")
+# Written after a bar below another one, such as that of an evaluation: it moves the cursor up again.
+_UP = "\x1b[A"
 
 
 def _hugging_face(line: str) -> Values | None:
-    if match := _BAR.search(line):
+    match = _BAR.search(line)
+    if match and _UP in line[match.end() :]:
+        return None
+    if match:
         rate = _number(match[3])
         spent = {"step_seconds": 1 / rate if match[4] == "it/s" else rate} if rate > 0 else {}
         return {"bar": float(match[1]), "steps": float(match[2]), **spent}
@@ -211,6 +221,10 @@ class StepLine:
         )
 
 
+Held = tuple[Format, Values, str, int]
+"""A line without a step: its format, values and text, and where the progress bar was when it came."""
+
+
 @dataclass
 class StepParser:
     """Reads the streams of one rank; remembers the format that fits and the values of earlier lines."""
@@ -225,6 +239,12 @@ class StepParser:
     _carried: Values = field(default_factory=dict)
     """Values of a step from other lines than its own: rates, the position of a progress bar."""
     _count: int = 0
+    _held: deque[Held] = field(default_factory=deque)
+    _positions: deque[int] = field(default_factory=deque)
+    """Where the progress bar stood at lines that have not come yet."""
+    _erases: bool = False
+    """Whether the program erases its bar before it writes a line, and then draws it again."""
+    _erased: bool = False
     _stamps: Pace = field(default_factory=Pace)
     """By the times that the program wrote into its lines."""
     _arrivals: Pace = field(default_factory=Pace)
@@ -238,18 +258,30 @@ class StepParser:
         """
         candidates = [self.chosen] if self.chosen else self.formats
         wanted = [known for known in candidates if known and self._may_hold(known, block)]
-        if not wanted:
+        if not wanted and _BLANK not in block:
             return
-        now, before = self.clock() - (age or 0.0), self.step
+        now, before, waiting = self.clock() - (age or 0.0), self.step, len(self._held)
         lines = [
             line
             for raw in block.replace(b"\r", b"\n").split(b"\n")
             if raw and len(raw) <= LONGEST
             for line in self._line(raw, wanted)
         ]
+        # Its stream has come so far, and no bar was erased for these lines; or there is no bar.
+        late = not self._erases and (b"%|" in block or (waiting and "bar" not in self._carried))
+        if late or len(self._held) > HELD:
+            lines += self._released()
         if self.step > before and age is not None:
             self._arrivals.note(now, self.step, ARRIVAL)
         for line in lines:
+            metric = line.as_metric(now, self._arrivals.seconds)
+            if metric is not None:
+                yield metric
+
+    def end(self) -> Iterator[Metric]:
+        """Yield the steps that still waited for the position of a progress bar: nothing more will come."""
+        now = self.clock()
+        for line in list(self._released()):
             metric = line.as_metric(now, self._arrivals.seconds)
             if metric is not None:
                 yield metric
@@ -259,6 +291,9 @@ class StepParser:
         return not known.hints or any(hint in data for hint in known.hints)
 
     def _line(self, raw: bytes, wanted: list[Format]) -> Iterator[StepLine]:
+        if raw.isspace() and len(raw) > len(_BLANK):
+            self._erases = self._erased = True
+            return
         for known in wanted:
             text = raw.decode("utf-8", "replace") if self._may_hold(known, raw) else ""
             values = known.read(text) if text else None
@@ -270,12 +305,45 @@ class StepParser:
                 return
 
     def _metrics(self, known: Format, values: Values, text: str) -> Iterator[StepLine]:
+        # After the first step, another total is that of another bar.
+        if "bar" in values and self.step >= 0 and int(values["steps"]) != self.steps:
+            return
         if "steps" in values:
             self.steps = int(values["steps"])
         if "bar" in values:
             self._carried |= {name: value for name, value in values.items() if name != "steps"}
+            yield from self._bar(int(values["bar"]))
+        elif "step" in values:
+            yield from self._reported(known, int(values["step"]), values, text)
+        elif self._positions:
+            yield from self._reported(known, self._positions.popleft(), values, text)
+        else:
+            # The rate that the bar shows now.
+            facts = {**self._carried, **values}
+            self._held.append((known, facts, text, int(facts.pop("bar", 0))))
+
+    def _bar(self, position: int) -> Iterator[StepLine]:
+        """Take the position of the progress bar: if it had been erased, a line was written at this step.
+
+        Such a line stands in another stream, and may be read before or after.
+        """
+        if not self._erased:
             return
-        step = int(values["step"]) if "step" in values else int(self._carried.get("bar") or self._count + 1)
+        self._erased = False
+        if self._held:
+            known, values, text, _ = self._held.popleft()
+            yield from self._reported(known, position, values, text)
+        else:
+            self._positions.append(position)
+
+    def _released(self) -> Iterator[StepLine]:
+        """Yield the lines that waited for the bar, at the position that was known when they came."""
+        while self._held:
+            known, values, text, position = self._held.popleft()
+            yield from self._reported(known, position or self._count + 1, values, text)
+
+    def _reported(self, known: Format, step: int, values: Values, text: str) -> Iterator[StepLine]:
+        """Yield what a line says about a step."""
         if "eval_loss" in values:
             yield StepLine("eval", step, {"loss": values["eval_loss"]})
             if "loss" not in values:

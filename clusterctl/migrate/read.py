@@ -131,7 +131,9 @@ def _from_commands(found: Sequence[Command], source: str, path: Path) -> Found:
         if known >= 3:
             first = next(i for i, word in enumerate(command.words) if word.text.startswith("--"))
             return _parsed(family, command.words, first - 1, source, path)
-    raise UsageError(f"{source}: there is no training of a known program", f"known programs: {KNOWN}")
+    script = next((word.text for each in found for word in each.words if word.text.endswith(".sh")), "")
+    remedy = f"to read a script, name it alone: --from {script}; " if script and not path.name else ""
+    raise UsageError(f"{source}: there is no training of a known program", f"{remedy}known programs: {KNOWN}")
 
 
 def _program(words: Sequence[Word]) -> tuple[Family, int] | None:

@@ -8,16 +8,17 @@ HCCL compares the tables of the ranks and fails late (EI0005). So a push confirm
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.ranktable.table import hccl_opens, why_not_opened
 
 if TYPE_CHECKING:
     from clusterctl.ranktable.live_table import Group, LiveTable
+    from clusterctl.transport.answers import Fingerprint
     from clusterctl.transport.connection import Connection
 
 MODE = 0o644
@@ -85,31 +86,33 @@ def checked_path(path: str) -> str:
 
 def push(connection: Connection, table: LiveTable, path: str) -> Pushed:
     """Write the table to one node atomically and confirm it by its hash; a symbolic link at the path is replaced."""
-    before = connection.call("fingerprint", {"path": path})
+    before = connection.fingerprint(path)
     same = not list(file_drifts(connection.node, before, table.sha256))
-    if before["kind"] == "d":
-        raise WorkFailed(f"{connection.node}: {before['path']} is a folder", "name a file with --to")
+    if before.kind == "d":
+        raise WorkFailed(f"{connection.node}: {before.path} is a folder", "name a file with --to")
     if not same:
         connection.put(path, table.data, MODE)
-    after = connection.call("fingerprint", {"path": path})
+    after = connection.fingerprint(path)
     for drift in file_drifts(connection.node, after, table.sha256):
         raise WorkFailed(f"{drift}, right after it was written", "does another program write this file?")
-    change = "unchanged" if same else "replaced" if before["kind"] else "new"
-    return Pushed(connection.node, str(after["path"]), str(after["sha256"]), change)
+    change = "unchanged" if same else "replaced" if before.kind else "new"
+    return Pushed(connection.node, after.path, after.sha256, change)
 
 
-def file_drifts(node: str, found: Mapping[str, Any], sha256: str) -> Iterator[Drift]:
+def file_drifts(node: str, found: Fingerprint, sha256: str) -> Iterator[Drift]:
     """Yield what is wrong with the file at the path of the table."""
-    path, again = found["path"], "clusterctl ranktable push"
-    if found["kind"] == "":
+    path, again = found.path, "clusterctl ranktable push"
+    if found.kind == "":
         yield Drift(node, None, "file-missing", f"{path}: no such file", again)
-    elif found["kind"] != "f":
-        kind = {"l": "a symbolic link", "d": "a folder"}.get(found["kind"], "not a regular file")
+    elif found.kind != "f":
+        kind = {"l": "a symbolic link", "d": "a folder"}.get(found.kind, "not a regular file")
         problem = f"{path} is {kind}; torch_npu would negotiate without it"
         yield Drift(node, None, "file-kind", problem, again)
-    elif not found["mode"] & stat.S_IRUSR or "sha256" not in found:
-        problem = f"{path} can't be read by its owner (mode {found['mode']:o}); torch_npu would negotiate without it"
+    elif not found.mode & stat.S_IRUSR or not found.sha256:
+        problem = (
+            f"{path} can't be read by its owner (mode {found.mode:o}); torch_npu would negotiate without it"
+        )
         yield Drift(node, None, "file-unreadable", problem, f"chmod u+r {path}")
-    elif found["sha256"] != sha256:
-        problem = f"{path} has other content: sha256 {found['sha256'][:12]}, and the table has {sha256[:12]}"
+    elif found.sha256 != sha256:
+        problem = f"{path} has other content: sha256 {found.sha256[:12]}, and the table has {sha256[:12]}"
         yield Drift(node, None, "file-differs", problem, again)

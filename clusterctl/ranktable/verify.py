@@ -34,10 +34,10 @@ _REMEDY = {
 
 def verify(connection: Connection, node: Node, table: LiveTable, path: str) -> NodeReport:
     """Return every difference between the table and one node; change nothing."""
-    found = connection.call("fingerprint", {"path": path})
+    found = connection.fingerprint(path)
     drifts = tuple(file_drifts(node.name, found, table.sha256))
     inner = _by_addresses(connection, node, table) if table.groups else _by_server(connection, node, table)
-    return replace(inner, path=str(found["path"]), drifts=drifts + inner.drifts)
+    return replace(inner, path=found.path, drifts=drifts + inner.drifts)
 
 
 def not_compared(table: LiveTable) -> list[str]:

@@ -37,7 +37,9 @@ def flat_config(record: RunRecord, history: History) -> dict[str, str]:
     }
     if job.command:
         facts["command"] = " ".join(job.command)
-    train = history.config or (job.train or {})
+    # With all defaults, as the trainer reported it at its last start.
+    resolved = history.starts[-1].facts.get("config") if history.starts else None
+    train = resolved if isinstance(resolved, dict) and resolved else job.train or {}
     return {key: _text(value) for key, value in {**facts, **flat(train, "train")}.items()}
 
 

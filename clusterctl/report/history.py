@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.jobs.run_lines import Metric, read_metric
-from clusterctl.json_types import JsonObject
 from clusterctl.typed_json import BadValue, parse
 
 # Bytes of metrics per read.
@@ -67,12 +66,6 @@ class History:
     """Texts that were generated during the training."""
     evaluations: list[Metric] = field(default_factory=list)
     """Results of tasks that the training evaluated."""
-
-    @property
-    def config(self) -> JsonObject:
-        """The trainer's configuration at the last start; {} if there is none."""
-        config = self.starts[-1].facts.get("config") if self.starts else None
-        return config if isinstance(config, dict) else {}
 
     def add(self, metric: Metric) -> None:
         """Add one line of metrics."""

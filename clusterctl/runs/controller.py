@@ -9,10 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import SILENCE
@@ -243,7 +242,7 @@ class Control:
 
     def _missing_variables(self) -> str:
         """Return why no further attempt can start from this process; empty if it can."""
-        missing = runs.missing_variables(self.job)
+        missing = job_check.missing_variables(self.job)
         if not missing or self.job.restart is None or self.policy.max <= 0:
             return ""
         names = ", ".join(missing)
@@ -397,16 +396,13 @@ def history_of(event: Event) -> History:
 
 
 @contextlib.contextmanager
-def following(
-    run: RunDir, connections: Connections, first: int | None = None, known: Mapping[Path, int] | None = None
-) -> Iterator[Iterable[Update]]:
-    """Yield the view of a run: of what its controller copies, or our own if no other process is the controller.
+def following(watch: KeptWatch, connections: Connections) -> Iterator[Iterable[Update]]:
+    """Yield the view of a run: `watch`, of what its controller copies, or our own if no process is the controller.
 
-    Either begins with what is here of attempt `first` (the present one without it), from the byte `known` of each file.
+    Either begins where `watch` does.
     """
+    run = watch.run
     with run.hold() as ours:
-        watch = KeptWatch(run, first)
-        watch.offsets.update(known or {})
         if ours and not run.phase().is_final:
             # Control shows only what it copies itself: an earlier controller may have copied lines before it died.
             yield chain(watch.present(), Control(run, connections))

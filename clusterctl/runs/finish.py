@@ -88,8 +88,7 @@ def bring_checkpoint(run: RunDir, connections: Connections) -> list[str]:
     passed_over = superseded_steps(run.metric_lines())
 
     def steps(node: Node, link: Connection) -> list[str]:
-        entries = link.call("list", {"path": NodeFiles(record.run_dirs[node.name]).checkpoints})["entries"]
-        names = [entry["name"] for entry in entries if entry["kind"] == "d"]
+        names = link.directory(NodeFiles(record.run_dirs[node.name]).checkpoints).names("d")
         return [name for name in names if (step := step_of(name)) is not None and step not in passed_over]
 
     outcomes = connections.on_each(record.cluster.nodes, steps)
@@ -111,8 +110,7 @@ def bring_traces(run: RunDir, connections: Connections) -> list[str]:
 
     def bring(node: Node, link: Connection) -> list[str]:
         remote = posixpath.join(record.run_dirs[node.name], contract.PROFILE_DIR)
-        entries = link.call("list", {"path": remote})["entries"]
-        names = [entry["name"] for entry in entries if entry["kind"] == "f"]
+        names = link.directory(remote).names("f")
         if names:
             pull_tree(link, remote, run.root / contract.PROFILE_DIR / node.name)
         return names

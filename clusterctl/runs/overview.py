@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Event, Metric
-from clusterctl.json_types import JsonObject
 from clusterctl.runs.causes.cause import Cause, read_cause
 from clusterctl.runs.state import RankPhase, RankState
 from clusterctl.runs.watching.stall import slow
@@ -84,7 +83,7 @@ class Overview:
     is_newer: bool = False
     """True if a newer version of clusterctl started the run, so that this one can only show and stop it."""
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         ranks, cause = encode(self.ranks, sparse=True), encode(self.cause) or {}
         events = [{**event.as_json(), "text": event_text(event)} for event in self.events]
         bare = encode(replace(self, ranks=(), events=(), cause=None))

@@ -154,6 +154,13 @@ def _prune_everywhere(
     return result
 
 
+@dataclass(frozen=True)
+class Alive:
+    """A node's answer: whether processes of each attempt that it was asked about are alive."""
+
+    alive: tuple[bool, ...]
+
+
 class _Survey:
     """What the nodes report about some runs; each node is asked once about all of them."""
 
@@ -166,12 +173,12 @@ class _Survey:
                 nodes[entry.node.name] = entry.node
                 by_node.setdefault(entry.node.name, []).append((run, entry))
 
-        def ask(node: Node, link: Connection) -> list[bool]:
+        def ask(node: Node, link: Connection) -> tuple[bool, ...]:
             attempts = [
                 {"run_dir": entry.run_dir, "attempt": entry.attempt, "run_id": run.run_id, "node": node.name}
                 for run, entry in by_node[node.name]
             ]
-            return [bool(alive) for alive in link.call("alive", {"attempts": attempts})["alive"]]
+            return link.ask(Alive, "alive", {"attempts": attempts}).alive
 
         self._alive: dict[tuple[str, str], bool] = {}
         self._errors: dict[str, str] = {}

@@ -6,28 +6,21 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.restart import bring_checkpoint
 from clusterctl.checkpoints.shared import check_shared
-from clusterctl.environment import inherited
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs import plan
+from clusterctl.jobs import job_check, plan
 from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
-from clusterctl.jobs.run_folder import (
-    NodeFiles,
-    RunDir,
-    make_runs,
-    new_run_id,
-)
-from clusterctl.json_types import JsonObject
+from clusterctl.jobs.run_folder import NodeFiles, RunDir, new_run
 from clusterctl.runs.prepare import node_facts
 from clusterctl.runs.prepare.setups import run_setups
 from clusterctl.runs.prepare.stage import (
@@ -50,9 +43,9 @@ from clusterctl.transport.link import RequestFailed
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.runs.prepare.node_facts import Question
+    from clusterctl.transport.answers import Hello
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections
-    from clusterctl.transport.hello import Hello
 
 # Characters of files that a node gets with the request to start; a rank table of 10,000 nodes has more.
 MOST_WITH_START = 1 << 20
@@ -73,7 +66,7 @@ def launch(
     `question` asks the nodes for their facts; the caller has sent it already. Code and data are pushed to the spare
     nodes too: a restart then uses nothing that may have changed here.
     """
-    run = run or new_run(job, runs)
+    run = run or new_run(job.name, runs)
     everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
     hellos = reach(everywhere, connections, tell)
     code = push_code(everywhere, job, connections, tell, runs)
@@ -96,11 +89,6 @@ def write_unstarted(run: RunDir, cluster: Cluster, problem: BaseException) -> No
         return
     phase = Phase.FAILED if isinstance(problem, Exception) else Phase.STOPPED
     write_state(run, RunState(phase, dict.fromkeys(cluster.names, Phase.STOPPED)))
-
-
-def new_run(job: Job, runs: Path) -> RunDir:
-    """Return the folder of a new run; it is known before anything starts, so that an interrupt finds it."""
-    return RunDir(make_runs(runs) / new_run_id(job.name))
 
 
 def resume(
@@ -150,7 +138,7 @@ def start_next(
 def _count_on_after_loss(run: RunDir, record: RunRecord, first: Node, connections: Connections) -> None:
     """Add further metrics to those that are here, if the node of rank 0 lost its own."""
     folder = record.run_dirs.get(first.name)
-    if folder and connections.of(first).call("list", {"path": folder})["missing"]:
+    if folder and connections.of(first).directory(folder).missing:
         run.write_record(replace(record, metrics_base=end_half_line(run)))
 
 
@@ -190,7 +178,7 @@ def prepare(
         cpus=_processors({node.name: hellos[node.name] for node in cluster.nodes}),
         code_paths=stored.code,
         data_paths=stored.data,
-        forwarded=_forwarded(job),
+        forwarded=job_check.forwarded(job),
         rank_table=found.rank_table,
     )
 
@@ -214,8 +202,8 @@ def start_all(
     try:
         answers = on_all(connections, nodes, lambda node, link: _start(link, _node_plan(made, node), made))
         for name, answer in answers.items():
-            if answer.get("note"):
-                run.add_event("note", node=name, text=f"{name}: {answer['note']}")
+            if answer.note:
+                run.add_event("note", node=name, text=f"{name}: {answer.note}")
         # A stop requested meanwhile may have reached the nodes before the attempt started there.
         if run.stop_asked.exists():
             raise WorkFailed(f"{run.run_id} was stopped while attempt {made.facts.attempt} started")
@@ -235,7 +223,7 @@ def record_attempt(run: RunDir, made: plan.Plan, spares: Sequence[Node] = ()) ->
     # The record of a run that waited for nodes names nodes that do not exist.
     before = None if waited else before
     run.write_record(_record_of(run, made, before, tuple(spares)))
-    shown = _without_secrets(made.as_json(), set(made.facts.forwarded))
+    shown = _without_secrets(made).as_json()
     run.write_json(run.plan, shown)
     replace_file(run.hostfile, made.hostfile, 0o600)
     if made.facts.rank_table:
@@ -269,36 +257,24 @@ def _record_of(run: RunDir, made: plan.Plan, before: RunRecord | None, spares: t
     return replace(record, abandoned=before.abandoned, metrics_base=before.metrics_base)
 
 
-def _without_secrets(value: JsonObject, names: set[str]) -> JsonObject:
+def _without_secrets(made: plan.Plan) -> plan.Plan:
     """Blank what was forwarded from the user's environment: it is not recorded here."""
-    for node in value["nodes"]:
-        for process in node["processes"]:
-            process["env"] = {name: "***" if name in names else text for name, text in process["env"].items()}
-    return value
+    secrets = dict.fromkeys(made.facts.forwarded, "***")
+
+    def blank(process: plan.ProcessSpec) -> plan.ProcessSpec:
+        return replace(process, env={name: secrets.get(name, text) for name, text in process.env.items()})
+
+    nodes = (replace(part, processes=tuple(map(blank, part.processes))) for part in made.nodes)
+    return replace(made, nodes=tuple(nodes))
 
 
 def check_stored(node: Node, link: Connection, stored: Stored) -> None:
     """Raise an error if a node does not answer, or has lost what was pushed to it for the run."""
     for kind, paths in (("code", stored.code), ("data", stored.data)):
-        if node.name in paths and link.call("list", {"path": paths[node.name]})["missing"]:
+        if node.name in paths and link.directory(paths[node.name]).missing:
             hint = "launch the job again: that pushes it again"
             raise WorkFailed(f"{node.name}: the run's {kind} is gone from {paths[node.name]}", hint)
     link.hello()
-
-
-def _forwarded(job: Job) -> dict[str, str]:
-    """Return the variables that the job forwards from this process's environment."""
-    missing = missing_variables(job)
-    if missing:
-        raise UsageError(
-            f"{job.source}: forward: {', '.join(missing)} is not set here", "set it, or take it off the list"
-        )
-    return inherited(job.forward)
-
-
-def missing_variables(job: Job) -> list[str]:
-    """Return the names of variables that the job forwards and this process does not have."""
-    return [name for name in job.forward if name not in inherited(job.forward)]
 
 
 def _refuse_one_machine_twice(cluster: Cluster, hellos: dict[str, Hello]) -> None:
@@ -330,7 +306,14 @@ def _files(part: plan.NodePlan, made: plan.Plan) -> dict[str, str]:
     return result
 
 
-def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> JsonObject:
+@dataclass(frozen=True)
+class Started:
+    """What a node answers that has started its ranks; `note` is for the run's history."""
+
+    note: str = ""
+
+
+def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> Started:
     ranks = [asdict(process) for process in part.processes]
     spec = {
         "run_id": made.facts.run_id,
@@ -353,7 +336,7 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> JsonObject
             link.put(path, text.encode(), mode=0o644)
         files = {}
     try:
-        return link.call("start", {"run_dir": part.run_dir, "spec": spec, "files": files})
+        return link.ask(Started, "start", {"run_dir": part.run_dir, "spec": spec, "files": files})
     except RequestFailed as refused:
         if refused.kind == "in_use":
             refused.hint = (

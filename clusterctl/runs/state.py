@@ -7,13 +7,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.errors import WorkFailed
 from clusterctl.files import add_lines
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import damaged
 from clusterctl.jobs.run_lines import Metric, read_metric
-from clusterctl.json_types import JsonObject
+from clusterctl.transport.connection import read_answer
 from clusterctl.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
@@ -173,10 +172,7 @@ class NodeAnswer:
 
 def answer_from_json(node: str, value: Any) -> NodeAnswer:
     """Return a node's answer; raise WorkFailed if it is not understood."""
-    try:
-        return decode(NodeAnswer, value)
-    except BadValue as error:
-        raise WorkFailed(f"{node}: its answer about the run is not understood: {error}") from None
+    return read_answer(NodeAnswer, value, node, "state")
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,7 @@ class RunState:
     def is_final(self) -> bool:
         return self.phase.is_final
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         """Return what state.json holds; empty facts of ranks are left out."""
         bare = {name: encode(getattr(self, name)) for name in ("phase", "nodes", "unreachable")}
         return {

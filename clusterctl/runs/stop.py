@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.jobs.phase import Phase
@@ -70,6 +70,13 @@ def stop_half_started(run: RunDir, connections: Connections) -> RunState | None:
     return replace(state, phase=Phase.FAILED)
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """What a node answers after it stopped an attempt: how many processes are left."""
+
+    left: int
+
+
 def stop_nodes(
     connections: Connections,
     nodes: Sequence[Node],
@@ -89,7 +96,7 @@ def stop_nodes(
     def ask(node: Node, link: Connection) -> int:
         where = {"run_dir": record.run_dirs[node.name], "attempt": record.attempt}
         why = {"hang": hang.as_failure()} if hang and hang.node == node.name else {}
-        return int(link.call("stop", {**where, "grace": grace, "stacks": stacks, **why})["left"])
+        return link.ask(Stopped, "stop", {**where, "grace": grace, "stacks": stacks, **why}).left
 
     outcomes = connections.on_each(nodes, ask)
     if strict:

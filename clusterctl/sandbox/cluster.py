@@ -233,7 +233,9 @@ def choose_mode(mode: str, with_slurm: bool = False) -> str:
     """
     if mode not in ("auto", *MODES):
         known = ("auto", *MODES)
-        raise UsageError(f"unknown mode {mode!r}", did_you_mean(mode, known) or f"one of {', '.join(known)}")
+        raise UsageError(
+            f"--mode: unknown mode {mode!r}", did_you_mean(mode, known) or f"one of {', '.join(known)}"
+        )
     locked = sshd.why_not_root()
     if mode == "auto" and with_slurm and not namespaces.why_not():
         return "namespaces"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
-from clusterctl.json_types import JsonObject
 from clusterctl.sandbox import devices as sandbox_devices
+from clusterctl.typed_json import BadValue, decode, parse
 
 # Of state.json.
 VERSION = 1
@@ -142,15 +142,14 @@ class State:
 def load_state(layout: Layout) -> State | None:
     """Return the state of the sandbox in a folder, or None."""
     try:
-        value: JsonObject = json.loads(layout.state.read_text())
+        value = parse(layout.state.read_bytes())
+        if isinstance(value, dict) and value.get("version") != VERSION:
+            raise UsageError(f"{layout.state}: written by another version of clusterctl", _REMOVE)
+        return decode(State, value)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise UsageError(f"{layout.state}: not valid JSON: {error}", _REMOVE) from None
-    if value.pop("version", None) != VERSION:
-        raise UsageError(f"{layout.state}: written by another version of clusterctl", _REMOVE)
-    value["nodes"] = tuple(SandboxNode(**node) for node in value["nodes"])
-    return State(**value)
+    except BadValue as error:
+        raise UsageError(f"{layout.state}: damaged: {error}", _REMOVE) from None
 
 
 _REMOVE = "stop its processes and remove the folder by hand, or choose another --dir"

@@ -44,6 +44,7 @@ def why_not() -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=60,
     )
     return "" if tried.returncode == 0 else f"new namespaces are refused: {tried.stderr.strip()}"
 
@@ -207,6 +208,7 @@ def ip_in_switch(layout: Layout, *commands: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=60,
     )
     if done.returncode:
         raise ClusterctlError(f"the switch of the sandbox failed: {done.stderr.strip()}")

@@ -103,7 +103,7 @@ def table() -> dict[int, ProcessEntry]:
     if LINUX:
         return dict(_linux_table())
     command = ["ps", "-axo", "pid=,ppid=,pgid=,stat="]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     rows = (line.split() for line in shown.stdout.splitlines())
     return {
         int(row[0]): ProcessEntry(int(row[1]), int(row[2]))

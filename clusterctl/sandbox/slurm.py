@@ -205,7 +205,7 @@ def _free_ports(address: str, count: int) -> list[int]:
 def ask(layout: Layout, *words: str) -> str:
     """Return what one of Slurm's programs prints, or ""."""
     command = [str(login_script(layout)), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
 def _wait_idle(layout: Layout, state: State) -> None:

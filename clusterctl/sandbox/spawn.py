@@ -27,7 +27,7 @@ def start_time(pid: int) -> str:
         if Path("/proc/self/stat").exists():
             return ""
     command = ["ps", "-o", "lstart=", "-p", str(pid)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     return done.stdout.strip()
 
 

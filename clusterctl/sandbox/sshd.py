@@ -126,7 +126,7 @@ exec "${SHELL:-/bin/sh}" -l
 
 def version(sshd: str) -> tuple[int, int]:
     """Return the version of OpenSSH; old daemons print it with an error about -V."""
-    done = subprocess.run([sshd, "-V"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sshd, "-V"], capture_output=True, text=True, check=False, timeout=60)
     found = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stdout + done.stderr)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 

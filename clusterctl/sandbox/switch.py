@@ -52,7 +52,7 @@ def _lay_bridge(ip: str, address: str) -> None:
         f"address add {address} dev br0",
         "link set br0 up",
     ]
-    subprocess.run([ip, "-batch", "-"], input="\n".join(commands), text=True, check=True)
+    subprocess.run([ip, "-batch", "-"], input="\n".join(commands), text=True, check=True, timeout=60)
 
 
 async def _serve(nodes: dict[str, tuple[socket.socket, str]]) -> None:

@@ -32,7 +32,10 @@ def checked(choice: str) -> str:
     """Return the choice; raise UsageError where it is unknown or not installed."""
     if choice not in CHOICES:
         near = did_you_mean(choice[:40], CHOICES)
-        raise UsageError(f"no way of SSH is called {choice[:40]!r}", near or f"one of {', '.join(CHOICES)}")
+        raise UsageError(
+            f"--ssh or $CLUSTERCTL_SSH: no SSH client is called {choice[:40]!r}",
+            near or f"one of {', '.join(CHOICES)}",
+        )
     if choice == "openssh" and shutil.which("ssh") is None:
         raise UsageError("there is no `ssh` here", "install OpenSSH's client, or use --ssh paramiko")
     return choice

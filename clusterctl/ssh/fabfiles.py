@@ -87,7 +87,8 @@ def load_fabfile(path: Path) -> Fabfile:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as problem:
+    # A fabfile that ends the program while it is imported has no tasks.
+    except (Exception, SystemExit) as problem:
         line = _line_in(path, problem)
         text = f"{path}{line}: {type(problem).__name__}: {problem}"
         raise UsageError(text, "nothing was started; correct the file") from None
@@ -101,12 +102,12 @@ def of_module(module: ModuleType, path: Path) -> Fabfile:
     return Fabfile(path, Collection.from_module(module))
 
 
-def _line_in(path: Path, problem: Exception) -> str:
+def _line_in(path: Path, problem: BaseException) -> str:
     if isinstance(problem, SyntaxError):
         return f":{problem.lineno}"
-    here = [
-        frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)
-    ]
+    # An imported file has its whole path in the traceback.
+    own = (str(path), str(path.absolute()))
+    here = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename in own]
     return f":{here[-1]}" if here else ""
 
 

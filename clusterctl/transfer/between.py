@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.files import tree
 from clusterctl.agent.files.tree import Range
-from clusterctl.json_types import JsonObject
 from clusterctl.transfer.manifest import Manifest
 from clusterctl.transfer.push import Progress, PushResult, Source, launcher_error, push_apart
 from clusterctl.transfer.relay import Relay
@@ -75,13 +74,13 @@ class Offer(Source):
                 return
             send(bytes(frame.payload))
 
-    def listen(self, terms: JsonObject) -> int:
+    def listen(self, terms: Mapping[str, str]) -> int:
         """Let the target fetch the files from the node; return its port, 0 if it cannot listen."""
-        self.say({"terms": terms})
+        self.say({"terms": dict(terms)})
         frame = next(self._frames, None)
         return int(frame.fields.get("listening", 0)) if frame is not None else 0
 
-    def say(self, message: JsonObject) -> None:
+    def say(self, message: dict[str, object]) -> None:
         text = json.dumps(message).encode()
         self._request.send(b"%d\n" % len(text) + text)
 

@@ -49,9 +49,9 @@ def read_archive(path: Path) -> ImageArchive:
             if "index.json" in names:
                 return _oci(path, archive)
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError, AttributeError) as problem:
-        raise UsageError(f"{path} is no archive of an image: {problem}", NO_ARCHIVE) from None
+        raise UsageError(f"{path} is not an archive of an image: {problem}", NO_ARCHIVE) from None
     raise UsageError(
-        f"{path} is no archive of an image: it has neither manifest.json nor index.json", NO_ARCHIVE
+        f"{path} is not an archive of an image: it has neither manifest.json nor index.json", NO_ARCHIVE
     )
 
 
@@ -91,7 +91,7 @@ def _architecture(archive: tarfile.TarFile, config: str) -> str:
 def _json(archive: tarfile.TarFile, name: str) -> Any:
     file = archive.extractfile(name)
     if file is None:
-        raise ValueError(f"{name} is no file")
+        raise ValueError(f"{name} is not a file")
     return json.loads(file.read(MOST_JSON))
 
 

@@ -71,7 +71,7 @@ def make_manifest(
     The path `without` is left out.
     """
     if not root.is_dir():
-        raise UsageError(f"{root} is no folder", "name the folder to send")
+        raise UsageError(f"{root} is not a folder", "name the folder to send")
     rules = Ignore(root, include_vcs)
     apart = _below(root, without)
 

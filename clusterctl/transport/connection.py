@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent.frames import CHUNK, Frame
 from clusterctl.errors import ClusterctlError
@@ -14,13 +14,14 @@ from clusterctl.json_types import JsonObject
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 
 if TYPE_CHECKING:
-    from clusterctl.transport.hello import Hello
+    from clusterctl.transport.answers import Directory, Fingerprint, Hello
 
 Body = bytes | Iterable[bytes]
 # Bytes of output or of a file that are collected in memory; more is an error.
 MOST_OUTPUT = 256 << 20
 # Seconds that a connection may take to end after it was closed.
 END_LIMIT = 10.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,10 @@ class Connection:
         _send_body(request, body)
         return request.end()
 
+    def ask(self, kind: type[T], op: str, params: Mapping[str, Any] | None = None) -> T:
+        """Return the result of an operation as a `kind`."""
+        return read_answer(kind, self.call(op, params), self.node, op)
+
     def run(
         self,
         argv: Sequence[str],
@@ -145,10 +150,22 @@ class Connection:
     def hello(self, fresh: bool = False) -> Hello:
         """Return facts about the node, which is queried only once; `fresh` asks again, for its clock."""
         if self._hello is None or fresh:
-            from clusterctl.transport.hello import Hello, read_answer
+            from clusterctl.transport.answers import Hello
 
-            self._hello = read_answer(Hello, self.call("hello"))
+            self._hello = self.ask(Hello, "hello")
         return self._hello
+
+    def directory(self, path: str) -> Directory:
+        """Return the names in a folder."""
+        from clusterctl.transport.answers import Directory
+
+        return self.ask(Directory, "list", {"path": path})
+
+    def fingerprint(self, path: str) -> Fingerprint:
+        """Return what is at a path, without following a link."""
+        from clusterctl.transport.answers import Fingerprint
+
+        return self.ask(Fingerprint, "fingerprint", {"path": path})
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
         """Write one file on the node; an interrupted write leaves the old file."""
@@ -169,11 +186,21 @@ class Connection:
             raise RequestFailed(self.node, "too-large", f"{source}: more than {most} bytes came")
 
 
+def read_answer(kind: type[T], answer: object, node: str, op: str) -> T:
+    """Return the answer of a node's agent as a `kind`; raise RequestFailed if no agent of this version sends it."""
+    from clusterctl.typed_json import BadValue, decode
+
+    try:
+        return decode(kind, answer)
+    except BadValue as error:
+        raise RequestFailed(node, "bad-answer", f"its answer to {op!r} is invalid: {error}") from None
+
+
 def _status(node: str, value: object) -> int | None:
     """Return an exit code, a signal number or None; raise RequestFailed for any other value."""
     if value is None or (isinstance(value, int) and 0 <= value < 256):
         return value
-    raise RequestFailed(node, "bad-answer", f"it ended with {value!r:.80}, which is no exit code")
+    raise RequestFailed(node, "bad-answer", f"it ended with {value!r:.80}, which is not an exit code")
 
 
 def _send_body(request: PendingRequest, body: Body | None) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, NodesFailed, WorkFailed
 from clusterctl.inventory.cluster import Node
-from clusterctl.json_types import JsonObject
 from clusterctl.transport.connection import END_LIMIT, Connection
 from clusterctl.transport.open_files import too_many
 
@@ -226,12 +225,12 @@ class Connections:
 
 
 def on_all(
-    connections: Connections, nodes: Sequence[Node], work: Callable[[Node, Connection], Any]
-) -> JsonObject:
+    connections: Connections, nodes: Sequence[Node], work: Callable[[Node, Connection], T]
+) -> dict[str, T]:
     """Call `work` for all nodes; return the values by node name, or raise one error that names every failed node."""
     outcomes = connections.on_each(nodes, work)
     raise_failures(outcomes)
-    return {outcome.node.name: outcome.value for outcome in outcomes}
+    return {outcome.node.name: outcome.get() for outcome in outcomes}
 
 
 def within(

@@ -8,8 +8,8 @@ import json
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from clusterctl.agent.bootstrap import MARK
 from clusterctl.agent.frames import (
@@ -59,18 +59,6 @@ def shell_command(argv: Sequence[str]) -> str:
     program = argv[0]
     first = "~/" + shlex.quote(program[2:]) if program.startswith("~/") else shlex.quote(program)
     return " ".join([first, *[shlex.quote(argument) for argument in argv[1:]]])
-
-
-class Answer(dict[str, Any]):
-    """The result of an operation; reading a missing key raises an error of the node, not a KeyError."""
-
-    def __init__(self, node: str, op: str, value: Mapping[str, Any]) -> None:
-        super().__init__(value)
-        self._from = (node, op)
-
-    def __missing__(self, key: str) -> Any:
-        node, op = self._from
-        raise RequestFailed(node, "bad-answer", f"its answer to {op!r} is invalid: it has no {key!r}")
 
 
 def next_beat(now: float) -> float:
@@ -189,7 +177,7 @@ class PendingRequest:
             if frame is None:
                 return
             if frame.kind == "end":
-                self.result = Answer(self._link.node, self.op, parse_payload(frame.payload))
+                self.result = parse_payload(frame.payload)
                 return
             yield frame
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.transport.link import RequestFailed
-from clusterctl.typed_json import decode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -42,7 +41,7 @@ def ask_setup(
 ) -> SetupResult:
     """Run a setup on a node, unless its result is known; raise a WorkFailed with the last line of a failure."""
     try:
-        return decode(SetupResult, link.call("setup", {"setup": dict(request), "fresh": fresh}))
+        return link.ask(SetupResult, "setup", {"setup": dict(request), "fresh": fresh})
     except RequestFailed as failed:
         failed.hint = failed.hint or (
             f"correct `setup`, or try it by hand: clusterctl ssh {node.name}; a command that may fail ends with || true"

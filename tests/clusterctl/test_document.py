@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.document import MAX_BYTES, Section, load_document, parse_document
+from clusterctl.document import MAX_BYTES, Section, load_document, parse_document, secrets_in
 from clusterctl.errors import InputFaults, UsageError
 
 
@@ -92,3 +92,28 @@ def test_what_no_text_and_no_json_can_hold_is_refused_at_its_line() -> None:
     with pytest.raises(InputFaults) as caught:
         parse_document('a: 1e999\nb: "\\ud800"\n"c\\udfff": 1\n', "job.yaml")
     assert [fault.where for fault in caught.value.faults] == ["job.yaml:1", "job.yaml:2", "job.yaml:3"]
+
+
+def test_secrets_are_known_by_their_names_or_a_password_in_an_address() -> None:
+    secret = {
+        "HF_TOKEN": "abc",
+        "GITHUBTOKEN": "abc",
+        "aws_secret_access_key": "abc",
+        "WANDB_API_KEY": "abc",
+        "DB_PASSWORD": "abc",
+        "http_proxy": "http://me:abc@proxy:3128",
+    }
+    harmless = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZER": "gpt2",
+        "MAX_TOKENS": "4096",
+        "HF_TOKEN_PATH": "/run/token",
+        "PAD_TOKEN": "[PAD]",
+        "KEYBOARD": "us",
+        "USE_TOKEN": "1",
+        "https_proxy": "http://proxy:3128",
+        "ENDPOINT": "tcp://10.0.0.1:2379/a@b",
+        # Nearly an address, a million times: the search takes no longer for it.
+        "LONG": "a" * 1_000_000 + "://" + ":" * 1_000_000,
+    }
+    assert secrets_in({**harmless, **secret}) == list(secret)

@@ -166,4 +166,4 @@ def test_an_image_archive_is_pushed_loaded_and_deleted(shell: Shell, docker: Pat
     assert refused.returncode == 4 and "is for s390x, and the node has" in refused.stderr
     (shell.folder / "no.tar").write_text("x")
     refused = shell("push", "--image", "no.tar")
-    assert refused.returncode == 2 and "no archive of an image" in refused.stderr
+    assert refused.returncode == 2 and "not an archive of an image" in refused.stderr

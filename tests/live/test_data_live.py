@@ -80,7 +80,7 @@ def test_what_goes_wrong_on_a_node_is_told_with_its_name(shell: Shell, corpus: P
     for words, says in (
         (["--leave"], "--leave needs --on"),
         (["--on", "node9"], "node9"),
-        (["--on", "node1", "--leave", "--dedup"], "take --leave or --dedup away"),
+        (["--on", "node1", "--leave", "--dedup"], "leave out --leave or --dedup"),
     ):
         done = shell("data", "build", *argv, *words)
         assert done.returncode == 2 and says in done.stderr

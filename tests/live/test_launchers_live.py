@@ -1,8 +1,9 @@
-"""Real launchers on two nodes of two devices: torchrun, DeepSpeed's, accelerate's."""
+"""Real launchers on two nodes of two devices: torchrun, DeepSpeed's, accelerate's, MindSpore's."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.conftest import Shell
+from tests.live.conftest import Shell, clean_environment
 
 pytestmark = pytest.mark.live
+MINDSPORE_PYTHON = Path(__file__).resolve().parents[2] / ".venv-judges/mindspore/bin/python"
 
 PROGRAM = """
 import os
@@ -64,3 +66,35 @@ def test_deepspeed_trains_on_all_nodes_together(shell: Shell) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="no accelerate here")
 def test_accelerate_trains_on_all_nodes_together(shell: Shell) -> None:
     assert ranks(shell, ACCELERATED, "accelerate", "launch") == ALL
+
+
+MINDSPORE = """
+import mindspore
+from mindspore.communication import get_group_size, get_rank, init
+from mindspore.ops import AllReduce
+
+mindspore.set_device("CPU")
+init()
+total = AllReduce()(mindspore.Tensor([1.0]))
+print(f"rank {get_rank()} of {get_group_size()}, sum {int(total.asnumpy()[0])}", flush=True)
+"""
+
+
+@pytest.mark.skipif(not MINDSPORE_PYTHON.exists(), reason="no MindSpore here: make judges")
+@pytest.mark.skipif(os.geteuid() != 0, reason="nodes with addresses of their own need root")
+def test_msrun_trains_on_all_nodes_together(tmp_path: Path) -> None:
+    """Its first node starts the scheduler, which it knows by the address of a network interface."""
+    folder, python = Shell(tmp_path, clean_environment()), str(MINDSPORE_PYTHON)
+    up = folder("sandbox", "up", "--mode", "namespaces", "--python", python, "--dir", "own", timeout=120)
+    assert up.returncode == 0, up.stderr
+    try:
+        (folder.folder / "train.py").write_text(MINDSPORE)
+        cluster = str(folder.folder / "own/cluster.yaml")
+        done = folder("launch", "-c", cluster, "--", "msrun", "train.py", timeout=300)
+        assert done.returncode == 0, done.stderr
+        logs = (folder.folder / "runs").glob("*/attempts/1/logs/*/*.out")
+        assert set(re.findall(r"rank \d of \d, sum \d", "".join(path.read_text() for path in logs))) == ALL
+        kept = list((folder.folder / "own").rglob("launcher/worker_?.log"))
+        assert len(kept) == 4
+    finally:
+        folder("sandbox", "down", "--dir", "own")

@@ -158,6 +158,28 @@ def test_a_dead_controller_is_told_and_another_takes_over_without_a_restart(shel
         assert len(lines) > 5
 
 
+def test_a_terminal_that_follows_puts_a_new_controller_in_the_place_of_a_dead_one(shell: Shell) -> None:
+    enough = shell.folder / "enough"
+    run = detached(shell, UNTIL.format(path=str(enough)))
+    controller = run.controller()
+    assert controller is not None
+    argv = [sys.executable, "-m", "clusterctl", "attach", run.run_id]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(argv, cwd=shell.folder, env=shell.env, text=True, **both)
+    assert process.stdout is not None and process.stderr is not None
+    # It follows now.
+    assert process.stdout.readline() == "node1:0 0\n"
+    os.kill(controller, signal.SIGKILL)
+    assert "is gone; starting a new one" in process.stderr.readline()
+    wait_for(run.is_watched)
+    enough.touch()
+    rest = process.communicate(timeout=100)[1]
+    assert process.returncode == 0 and "finished " in rest
+    assert run.read_record().attempt == 1
+    lines = run.log("node2", 3, "out").read_text().split()
+    assert lines == [str(n) for n in range(len(lines))]
+
+
 def test_a_stop_without_a_controller_brings_the_last_lines_home(shell: Shell) -> None:
     ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('the last line', flush=True)))\n"
     run = detached(shell, "import signal, sys\n" + ends + TICKS.format(count=600))

@@ -120,7 +120,7 @@ def test_an_unknown_way_is_refused_before_anything_is_done(shell: Shell) -> None
     refused(
         shell("exec", "all", "--ssh", "opensh", "--", "true"),
         2,
-        "no way of SSH is called 'opensh'",
+        "no SSH client is called 'opensh'",
         "openssh",
     )
     wide = shell("nodes", "list", "--wide")

@@ -90,5 +90,8 @@ def test_the_address_is_checked_with_the_job(shell: Shell, data: Path, tmp_path:
     planned = shell("plan", name, *wrong, "--set", "data=s3://B")
     assert planned.returncode == 2, planned.stdout
     assert "an address holds no credentials" in planned.stderr and "secret@" not in planned.stderr
-    assert "'B' is no name of a bucket" in planned.stderr and "no http or https URL" in planned.stderr
+    assert (
+        "'B' is not the name of a bucket" in planned.stderr
+        and "is not an http or https URL" in planned.stderr
+    )
     assert str(parse_address("s3://bucket/x/") / "y") == "s3://bucket/x/y"

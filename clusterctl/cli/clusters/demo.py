@@ -46,7 +46,7 @@ def demo(
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UsageError(f"--dir {directory}: a file is in its place", "name another folder") from None
+        raise UsageError(f"--dir {directory}: is a file, not a folder", "name another folder") from None
     # Every command that the demo shows can then be run in this folder.
     os.chdir(directory)
     with ExitStack() as cleaning:

@@ -224,7 +224,8 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
         screen.write(command_text(found))
         return
     result = translate.translate(found)
-    if not result.mapped:
+    # A script of GLM describes a whole training without any option.
+    if not result.mapped and found.family != "ascend-glm":
         raise UsageError(
             f"--from {source}: none of its options is known",
             "name a command, script or configuration of Megatron, DeepSpeed, MindFormers, OneFlow or GLM",
@@ -255,7 +256,7 @@ def _say_what_is_not_the_files(source: NodeSource, devices: str | None) -> None:
     if unsaid and not devices:
         count, names = hostfile_init.USUAL_DEVICES, nodeset.fold(unsaid)
         screen.log(
-            f"{source.path} tells no devices of {names}: written as {count} each; --devices changes that"
+            f"{source.path} does not say which devices {names} have: {count} each are written; --devices changes that"
         )
     for fault in convert.losses(source, "cluster"):
         screen.log(f"lost: {fault.where}: {fault.what}", style="yellow")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.launch.run import conclude, follow_to_the_end, put_in_charge
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
+from clusterctl.cli.launch.run import (
+    conclude,
+    follow_to_the_end,
+    put_in_charge,
+    warn_about_missing_variables,
+)
 
 
 def attach(
@@ -54,18 +56,6 @@ def attach(
             as_json=as_json,
             known=known,
             progress=read_progress(found.metric_lines()) if trains else None,
-        )
-
-
-def warn_about_missing_variables(run: RunDir) -> None:
-    """Warn if a controller that is started from this shell could not restart the run."""
-    from clusterctl.runs.start import missing_variables
-
-    job = run.read_record().job
-    missing = missing_variables(job) if job.restart is not None else []
-    if missing:
-        screen.log(
-            f"not set in this shell: {', '.join(missing)}; the run cannot be restarted from here", "yellow"
         )
 
 

@@ -29,13 +29,16 @@ def start_in_background(work: Callable[[Starter], None]) -> Any:
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
+    # A signal between the fork and the handlers that send it on would miss the new process.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = os.fork()
     if pid == 0:
         # Never returns: what the caller would do next is the terminal's.
-        os._exit(_run(work, ours, theirs))
+        os._exit(_run(work, ours, theirs, mask))
     theirs.close()
     came: list[int] = []
     with ours, _forwarding_signals(pid, came):
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         kind, value = next(messages_of(ours))
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     if kind == STARTED:
@@ -52,8 +55,16 @@ def deliver_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 
 
-def _run(work: Callable[[Starter], None], ours: socket.socket, theirs: socket.socket) -> int:
-    """Do the work in the new process, which Ctrl-C at the terminal does not reach; return its exit code."""
+def _run(
+    work: Callable[[Starter], None],
+    ours: socket.socket,
+    theirs: socket.socket,
+    mask: set[int | signal.Signals],
+) -> int:
+    """Do the work in the new process, which Ctrl-C at the terminal does not reach; return its exit code.
+
+    `mask` are the signals that stay blocked, as before the fork.
+    """
     ours.close()
     os.setsid()
     use_one_arena()
@@ -61,6 +72,7 @@ def _run(work: Callable[[Starter], None], ours: socket.socket, theirs: socket.so
     starter = Starter(theirs)
     # The outermost handler of this process: the terminal's process shows the error.
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         work(starter)
     except BaseException as problem:
         starter.failed(problem)

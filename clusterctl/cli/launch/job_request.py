@@ -63,7 +63,11 @@ class JobRequest(NodeOptions):
     no_code: Annotated[bool, typer.Option("--no-code", help="For a command: do not push a folder.")] = False
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="NAME=VALUE", help="For a command: set an environment variable."),
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            help="For a command: set an environment variable. NAME alone passes yours on, and is never recorded.",
+        ),
     ] = None
 
     per_node: Annotated[
@@ -121,9 +125,11 @@ class JobRequest(NodeOptions):
             raise UsageError(
                 "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
             )
-        pairs = dict(_pair(text) for text in self.env or ())
         code = None if self.no_code else self._code_folder()
-        return self._changed(jobs.from_command(argv, code, self.devices, pairs))
+        pairs = [_pair(text) for text in self.env or ()]
+        given = {name: value for name, value in pairs if value is not None}
+        job = jobs.from_command(argv, code, self.devices, given)
+        return self._changed(replace(job, forward=tuple(name for name, value in pairs if value is None)))
 
     def _changed(self, job: Job) -> Job:
         """Return the job with what `--per-node` and `--env-style` say."""
@@ -148,8 +154,8 @@ class JobRequest(NodeOptions):
         return folder
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str) -> tuple[str, str | None]:
     name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise UsageError(f"--env {text}: expected NAME=VALUE", "for example --env NCCL_DEBUG=INFO")
-    return name, value
+    if not name.isidentifier():
+        raise UsageError(f"--env {name}: expected NAME=VALUE", "for example --env NCCL_DEBUG=INFO")
+    return name, value if equals else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs.parts.notify import FORMS, problem_of
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
@@ -85,6 +86,8 @@ class JobChanges:
         if self.restarts is not None:
             job = replace(job, restart=replace(job.restart or Restart(), max=self.restarts))
         job = replace(job, share_devices=True) if self.share else job
+        if problem := problem_of(self.notify or ""):
+            raise UsageError(f"--notify: {problem}", FORMS)
         job = replace(job, notify=self.notify) if self.notify else job
         return replace(job, hang_after=_seconds(self.hang_after)) if self.hang_after else job
 

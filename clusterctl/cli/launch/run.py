@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from clusterctl.report.summary import RunSummary
     from clusterctl.runs.overview import TrainProgress
     from clusterctl.transport.fanout import Connections
+
+
+# Seconds after which a second controller may take the place of a new one.
+AGAIN = 60.0
 
 
 def plan(
@@ -124,12 +129,15 @@ def launch_job(
 ) -> None:
     """Start a job on its nodes, or the part of this pod; follow it to its end, or leave it with `detach`."""
     from clusterctl.cli.launch.background import deliver_signals
-    from clusterctl.runs import start as runs
+    from clusterctl.jobs import job_check
+    from clusterctl.jobs.run_folder import new_run
 
     job, reached = target.job, target.reached
     # A job that is refused leaves no folder.
     summary = check_job(target)
-    run = run or runs.new_run(job, options.runs_folder())
+    # Found now and not after the code has been pushed.
+    job_check.forwarded(job)
+    run = run or new_run(job.name, options.runs_folder())
     first = begin(run, target, summary, no_checks=no_checks, accept_new=accept_new)
     trains = job.train is not None
     with options.connected(reached) as connections:
@@ -241,6 +249,37 @@ def put_in_charge(run: RunDir) -> bool:
     return False
 
 
+def warn_about_missing_variables(run: RunDir) -> None:
+    """Warn if a controller that is started from this shell could not restart the run."""
+    from clusterctl.jobs.job_check import missing_variables
+
+    job = run.read_record().job
+    missing = missing_variables(job) if job.restart is not None else []
+    if missing:
+        screen.log(
+            f"not set in this shell: {', '.join(missing)}; the run cannot be restarted from here", "yellow"
+        )
+
+
+class NewController:
+    """Puts a new controller in charge of a run that lost its own while a terminal follows it."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run, self._last = run, -AGAIN
+
+    def __call__(self) -> bool:
+        """Start it and return whether it is in charge; not again within a minute: it would end as the last did."""
+        from clusterctl.runs import controller
+
+        now = time.monotonic()
+        if now - self._last < AGAIN:
+            return False
+        self._last = now
+        screen.log(f"the controller of {self.run.run_id} is gone; starting a new one", "yellow")
+        warn_about_missing_variables(self.run)
+        return controller.start(self.run, ssh_option.chosen())
+
+
 @contextmanager
 def stopping_on_interrupt(run: RunDir, connections: Connections) -> Iterator[None]:
     """Stop what was already started when a start is interrupted."""
@@ -306,10 +345,12 @@ def follow_to_the_end(
         from clusterctl.cli.launch.background import deliver_signals
         from clusterctl.cli.launch.follow import Follower
         from clusterctl.runs.controller import following
+        from clusterctl.runs.watching.kept_watch import KeptWatch
 
         deliver_signals()
+        kept = KeptWatch(run, first, known, NewController(run))
         with (
-            following(run, connections, first, known) as watch,
+            following(kept, connections) as watch,
             Follower(run, trains=trains, quiet=quiet, as_json=as_json, progress=progress) as follower,
         ):
             for update in watch:

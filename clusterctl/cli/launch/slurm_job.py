@@ -46,24 +46,27 @@ def start(
 ) -> None:
     """Start or resume a submitted run inside its allocation, and control it to its end. The batch file calls this.
     SIGUSR1 saves, and puts the job back into the queue."""
+    from clusterctl.jobs.run_folder import find_run
     from clusterctl.memory import use_one_arena
 
     use_one_arena()
-    found = options.run_named(run)
+    # The state of the job is known: it has started.
+    found = find_run(options.runs_folder(), run)
     require_submitted(found)
-    cluster = options.cluster_of(None)
-    if not cluster.nodes[0].allocation:
-        raise UsageError("this is no allocation of Slurm", "the batch file of the job calls this command")
-    record = found.read_record()
+    cluster = options.allocated_nodes()
+    if cluster is None or not cluster.nodes[0].allocation:
+        raise UsageError("this is not an allocation of Slurm", "the batch file of the job calls this command")
     # The lock is held from the beginning, or somebody who follows the run would take charge of it.
     with _early_signal() as signals, found.hold(patience=10.0) as ours:
         if not ours:
             raise UsageError(f"{found.run_id} has another controller", "clusterctl status " + found.run_id)
         try:
             with options.connected(cluster, begin=True) as connections:
-                _load_modules()
+                # The agents start meanwhile.
+                cluster = options.described(cluster)
+                _load_modules(checks=not no_checks)
                 _start(found, cluster, connections, checks=not no_checks)
-                _control(found, connections, trains=record.job.train is not None)
+                _control(found, connections, trains=found.read_record().job.train is not None)
         except SystemExit:
             if not signals.early or not _requeue(found, cluster, "saved"):
                 _note_why(found, cluster)
@@ -75,14 +78,16 @@ def start(
             screen.report_error(error)
 
 
-def _load_modules() -> None:
+def _load_modules(*, checks: bool) -> None:
     """Import what the run needs soon: this takes as long as srun needs to start the agents."""
-    import clusterctl.checks.doctor
     import clusterctl.cli.launch.follow
     import clusterctl.cli.launch.run
     import clusterctl.ranktable.from_nodes
     import clusterctl.runs.controller
-    import clusterctl.runs.start  # noqa: F401
+    import clusterctl.runs.start
+
+    if checks:
+        import clusterctl.checks.doctor  # noqa: F401
 
 
 @contextmanager

@@ -47,21 +47,23 @@ def slurm(
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.slurm import SlurmOptions
+    from clusterctl.jobs.run_folder import new_run
     from clusterctl.platforms import slurm as program
     from clusterctl.platforms import submission
-    from clusterctl.runs import start as runs
 
     loaded = jobs.load(job, overrides or (), _faults)
     if faults := _faults(loaded):
         raise InputFaults(faults)
     wanted = loaded.slurm or SlurmOptions()
-    run = runs.new_run(loaded, options.runs_folder())
+    run = new_run(loaded.name, options.runs_folder())
     text = _batch_file(run, loaded, wanted, no_checks=no_checks)
     if only_print:
         screen.write(text)
         return
     cluster = submission.imagined(wanted)
     job_check.check(loaded, cluster)
+    # The job inherits this environment.
+    job_check.forwarded(loaded)
     answer = program.refuse_impossible(text)
     if test:
         screen.write(f"{answer}\n")
@@ -103,7 +105,7 @@ def _faults(job: Job) -> list[Fault]:
         problem = f"{wanted.signal} s before the time limit are shorter than the {job.grace:g} s of `grace`"
         found.append((("slurm", "signal"), problem, f"signal: {int(job.grace) + GRAIN}"))
     if wanted.time and wanted.signal and minutes_of(wanted.time) * 60 <= wanted.signal + GRAIN:
-        problem = f"with a save {wanted.signal} s before it (or {GRAIN} s earlier) nothing is left of {wanted.time!r}"
+        problem = f"a save {wanted.signal} s before the end (or {GRAIN} s earlier) leaves no time of {wanted.time!r}"
         found.append((("slurm", "time"), problem, "a longer time, or a smaller signal"))
     if job.nodes:
         found.append(

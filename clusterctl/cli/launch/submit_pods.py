@@ -99,13 +99,12 @@ def _submitted(api: JobApi, job: Job, request: PodRequest) -> str:
     import shutil
 
     from clusterctl.cli import options
-    from clusterctl.jobs.run_folder import RunDir, make_runs
+    from clusterctl.jobs.run_folder import RunDir, make_runs, new_run
     from clusterctl.platforms import pod_runs
-    from clusterctl.runs import start as runs
 
     # The pods save under the name of the run, so that `checkpoint list` finds what they saved.
     folder = options.runs_folder()
-    run = RunDir(make_runs(folder) / request.saved_as) if request.saved_as else runs.new_run(job, folder)
+    run = RunDir(make_runs(folder) / request.saved_as) if request.saved_as else new_run(job.name, folder)
     pod_runs.write_submitted(run, job, request)
     try:
         for created in api.submit(request):

@@ -15,6 +15,7 @@ from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.options import JobChanges
 from clusterctl.cli.launch.target import Target
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, RunFailed, UsageError
+from clusterctl.jobs.run_folder import make_runs, new_run, new_run_id
 from clusterctl.jobs.sweep import (
     EXAMPLE,
     PREFIX,
@@ -48,7 +49,6 @@ def launch_sweep(
     as_json: bool,
 ) -> None:
     """Check all variants, then run them and compare them."""
-    from clusterctl.jobs.run_folder import make_runs, new_run_id
 
     if not texts:
         raise UsageError("--each is for a sweep", EXAMPLE)
@@ -178,11 +178,10 @@ class _Sweep:
         from clusterctl.cli.launch.attach import attach
         from clusterctl.cli.launch.resume import resume_run
         from clusterctl.cli.launch.run import launch_job
-        from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")
         earlier, entry = self._run_of(number), self.prepared[number]
-        run = earlier or runs.new_run(entry.job, options.runs_folder())
+        run = earlier or new_run(entry.job.name, options.runs_folder())
         self._note(number, "running", run)
         try:
             if earlier and earlier.is_watched():
@@ -253,12 +252,11 @@ class _Sweep:
         from clusterctl.cli.launch.background import deliver_signals
         from clusterctl.cli.launch.resume import resume_run
         from clusterctl.cli.launch.run import begin, check_job
-        from clusterctl.runs import start as runs
 
         screen.log(self._title(number), "bold")
         entry, earlier = self.prepared[number], self._run_of(number)
         cluster, job = places_of(entry.nodes, entry.job, each)[place]
-        run = earlier or runs.new_run(job, options.runs_folder())
+        run = earlier or new_run(job.name, options.runs_folder())
         self._note(number, "running", run, place=place)
         try:
             if earlier and not earlier.is_watched():

@@ -11,11 +11,10 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import FindingsError, UsageError
-from clusterctl.json_types import JsonObject
 from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
-    from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
+    from clusterctl.checkpoints.checkpoint import CheckpointList
     from clusterctl.checkpoints.diff import Side
     from clusterctl.jobs.run_folder import RunDir
 
@@ -78,8 +77,7 @@ def info(where: Where = "last", step: Step = None, *, as_json: options.Json = Fa
 
     with found_at(where) as found:
         checkpoint = found.chosen(step)
-        holding = next((holding for holding in checkpoint.holdings if holding.entry.digest), None)
-        manifest = holding.holder.manifest(holding.entry.path) if holding else {}
+        manifest = checkpoint.manifest() if checkpoint.readable else None
         if as_json:
             return screen.show_json(checkpoints.info_json(checkpoint, manifest, found.latest))
         screen.show(*checkpoints.info(checkpoint, manifest, found.latest))
@@ -117,7 +115,7 @@ def verify(
         names = ", ".join(result.checkpoint.name for result in bad)
         raise FindingsError(
             f"{found.source}: damaged or incomplete: {names}",
-            "a resume passes such checkpoints over and uses an older one; see `clusterctl checkpoint list`",
+            "a resume skips such checkpoints and uses an older one; see `clusterctl checkpoint list`",
         )
 
 
@@ -145,14 +143,14 @@ def pull(
     from clusterctl.text import plural, size
 
     if output is not None and not output.name:
-        raise UsageError(f"-o {str(output)!r}: names no folder of its own", "as in -o best")
+        raise UsageError(f"-o {str(output)!r}: does not name a folder", "as in -o best")
     with found_at(where) as found:
         checkpoint = found.chosen(step)
         if output is None:
             if find.is_folder(where):
-                raise UsageError(f"{where} is on this machine", "-o DIR names the folder of a copy")
+                raise UsageError(f"{where} is on this machine", "name the folder of the copy: -o DIR")
             output = options.run_named(where).checkpoints / checkpoint.name
-        made = plan_pull(checkpoint, manifest_of(checkpoint), output.absolute())
+        made = plan_pull(checkpoint, checkpoint.manifest(), output.absolute())
         if not dry_run:
             with bar("pull") as drawn:
                 fetch(made, drawn.of)
@@ -165,16 +163,6 @@ def pull(
     screen.write(
         escape_controls(f"{made.dest}: step {checkpoint.step}, {size(checkpoint.facts.bytes)}") + "\n"
     )
-
-
-def manifest_of(checkpoint: Checkpoint) -> JsonObject:
-    """Return the manifest of a checkpoint from a machine where it can be read; raise a UsageError without one."""
-    holding = next((holding for holding in checkpoint.holdings if holding.entry.digest), None)
-    if holding is None:
-        raise UsageError(
-            "\n".join(checkpoint.faults) or f"{checkpoint.name} has no manifest", "choose another step"
-        )
-    return holding.holder.manifest(holding.entry.path)
 
 
 def prune(
@@ -204,7 +192,8 @@ def prune(
 
     if last is None and not every and not best:
         raise UsageError(
-            "nothing says what to keep", "as in --keep-last 2, with --keep-every and --keep-best"
+            "no option says which checkpoints to keep",
+            "as in --keep-last 2, with --keep-every and --keep-best",
         )
     keep = Keep(last or 1, every, best)
     with found_at(where) as found:
@@ -259,4 +248,4 @@ def side_at(where: str) -> Iterator[Side]:
         code = (
             {} if is_folder(where) else options.run_named(name if named else where).read_record().code_paths
         )
-        yield Side(checkpoint, manifest_of(checkpoint), code)
+        yield Side(checkpoint, checkpoint.manifest(), code)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from clusterctl.cli import screen
 from clusterctl.cli.models import place
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
-from clusterctl.json_types import JsonObject
+from clusterctl.report.evaluations import Evaluation
+from clusterctl.typed_json import BadValue, decode, parse
 
 # What a figure depends on: the same evaluation replaces its older result.
 IDENTITY = ("task", "convention", "checkpoint_sha256", "data_sha256", "tokenizer_sha256", "options")
@@ -53,11 +55,16 @@ def evaluate(order: Order, where: str, on: str, inventory: Path | None, *, as_js
     target = place.on_nodes(where, on, inventory)
     ranks = place.ranks_of(target.cluster, order.device)
     answer = place.answer_of(target, "evaluate", arguments, files, ranks)
-    results = json.loads(answer)
+    try:
+        results = [_read(value, named, target) for value in parse(answer)]
+    except (BadValue, TypeError) as problem:
+        raise WorkFailed(f"the trainer's answer is wrong: {problem}") from None
     for result in results:
-        _name_local(result, named, target)
         _store(order.output, result)
-    screen.show_json(results) if as_json else screen.write(_text(results))
+    if as_json:
+        screen.show_json([result.content for result in results])
+    else:
+        screen.write("".join(map(_text, results)))
 
 
 def _parts(data: Path) -> list[Path]:
@@ -70,28 +77,35 @@ def _parts(data: Path) -> list[Path]:
     return found
 
 
-def _name_local(result: JsonObject, named: dict[str, Path], target: place.OnNodes) -> None:
-    """Name files as they are called here."""
-    for stem, data in named.items():
-        if str(result["data"]).endswith(f"/{stem}"):
-            result["data"] = str(data)
-    if target.local:
-        result["checkpoint"] = str(target.local)
+@dataclass(frozen=True)
+class Result:
+    """The result of one task, and its JSON as the trainer wrote it, with the names that files have here."""
+
+    evaluation: Evaluation
+    content: dict[str, object]
 
 
-def _store(folder: Path, result: JsonObject) -> None:
-    identity = json.dumps({name: result[name] for name in IDENTITY}, sort_keys=True)
+def _read(value: Any, named: dict[str, Path], target: place.OnNodes) -> Result:
+    evaluation = decode(Evaluation, value)
+    content: dict[str, object] = dict(value)
+    data = next((str(data) for stem, data in named.items() if evaluation.data.endswith(f"/{stem}")), "")
+    content |= {"data": data} if data else {}
+    content |= {"checkpoint": str(target.local)} if target.local else {}
+    return Result(replace(evaluation, data=data or evaluation.data), content)
+
+
+def _store(folder: Path, result: Result) -> None:
+    identity = json.dumps({name: result.content.get(name) for name in IDENTITY}, sort_keys=True)
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{result['task']}-step-{result['step']:08d}-{key}.json"
-    replace_file(file, (json.dumps(result, indent=1) + "\n").encode())
+    file = folder / f"{result.evaluation.task}-step-{result.evaluation.step:08d}-{key}.json"
+    replace_file(file, (json.dumps(result.content, indent=1) + "\n").encode())
 
 
-def _text(results: list[JsonObject]) -> str:
-    lines = []
-    for result in results:
-        lines.append(f"{result['task']} ({result['convention']}) on {result['data']}, step {result['step']}:")
-        for name, metric in result["metrics"].items():
-            error = metric["standard_error"]
-            lines.append(f"  {name:20} {metric['value']:.6g}" + ("" if error is None else f"  ± {error:.4g}"))
+def _text(result: Result) -> str:
+    found = result.evaluation
+    lines = [f"{found.task} ({found.convention}) on {found.data}, step {found.step}:"]
+    for name, figure in found.metrics.items():
+        error = "" if figure.standard_error is None else f"  ± {figure.standard_error:.4g}"
+        lines.append(f"  {name:20} {figure.value:.6g}{error}")
     return "".join(f"{line}\n" for line in lines)

@@ -38,7 +38,7 @@ def fetch(
     ] = "",
     endpoint: Endpoint = "",
     accept_changed: Annotated[
-        bool, typer.Option("--accept-changed", help="Take a file that differs from its first download.")
+        bool, typer.Option("--accept-changed", help="Accept a file that differs from its first download.")
     ] = False,
     list_names: Annotated[
         bool, typer.Option("--list", "-l", help="List the names, and whether a hash is known.")

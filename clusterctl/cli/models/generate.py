@@ -47,10 +47,13 @@ class ModelOptions:
     ] = None
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="0 uses all cores.")] = 0
     tensor: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --on: N ranks share every layer. 0: as many as can.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="With --on: divide every layer among N ranks. 0: as many as possible."
+        ),
     ] = 0
     pipeline: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --on: divide the layers among N ranks.")
+        int, typer.Option(min=0, metavar="N", help="With --on: divide the sequence of layers among N ranks.")
     ] = 0
 
 
@@ -71,7 +74,8 @@ class DrawingOptions:
         float, typer.Option(metavar="P", help="Choose among the tokens that make up this probability.")
     ] = 1.0
     min_p: Annotated[
-        float, typer.Option(metavar="P", help="Leave out tokens below this part of the best one's.")
+        float,
+        typer.Option(metavar="P", help="Leave out tokens less likely than P times the most likely one."),
     ] = 0.0
     repetition_penalty: Annotated[
         float, typer.Option(metavar="X", help="Above 1: tokens of prompt and text become less likely.")
@@ -90,16 +94,18 @@ class DrawingOptions:
         float, typer.Option(metavar="X", help="Beam search divides log probabilities by length^X.")
     ] = 1.0
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Repeatable: end before this text.")
+        list[str] | None, typer.Option(metavar="TEXT", help="Repeatable: stop before this text.")
     ] = None
     logprobs: Annotated[
         int | None, typer.Option(metavar="N", help="Report log probabilities and the N best tokens.")
     ] = None
     samples: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Texts for each prompt; seeds count up.")
+        int, typer.Option(min=1, metavar="N", help="Texts for each prompt; each text has the next seed.")
     ] = 1
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234
-    ignore_end: Annotated[bool, typer.Option("--ignore-end", help="Go on behind an end of document.")] = False
+    ignore_end: Annotated[bool, typer.Option("--ignore-end", help="Continue after an end of document.")] = (
+        False
+    )
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Keep the end of a prompt that is too long.")
     ] = False
@@ -199,7 +205,9 @@ class ServerOptions:
     queue: Annotated[
         int, typer.Option(min=0, metavar="N", help="Let N requests wait; more get status 429.")
     ] = 256
-    connections: Annotated[int, typer.Option(min=1, metavar="N", help="Open connections at most.")] = 2048
+    connections: Annotated[
+        int, typer.Option(min=1, metavar="N", help="At most this many open connections.")
+    ] = 2048
     max_body: Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Largest body of a request.")] = (
         4 << 20
     )

@@ -69,12 +69,11 @@ def folder_of(where: str) -> Path:
 
 def _fetched(run: RunDir, found: CheckpointList) -> Path:
     from clusterctl.checkpoints.pull import plan_pull, pull
-    from clusterctl.cli.models.checkpoint import manifest_of
     from clusterctl.cli.views.progress_bar import bar
 
     checkpoint = found.newest()
     target = (run.checkpoints / checkpoint.name).absolute()
-    made = plan_pull(checkpoint, manifest_of(checkpoint), target)
+    made = plan_pull(checkpoint, checkpoint.manifest(), target)
     with bar("pull") as drawn:
         pull(made, drawn.of)
     names = ", ".join(part.holding.holder.name for part in made.fetches)
@@ -187,9 +186,9 @@ def answer_of(
     """
     from clusterctl.cli.launch.run import launch_job
     from clusterctl.cli.launch.target import Target
-    from clusterctl.runs.start import new_run
+    from clusterctl.jobs.run_folder import new_run
 
-    run = new_run(job_on(target, verb, arguments, ranks), options.runs_folder())
+    run = new_run(job_on(target, verb, arguments, ranks).name, options.runs_folder())
     inputs = run.root / "inputs"
     for name, content in files.items():
         _put(content, inputs / name)

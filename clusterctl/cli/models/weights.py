@@ -41,7 +41,7 @@ def import_(
     """Write another program's checkpoint as one of ours.
 
     The result is a checkpoint of step 0, or with --state of the step where the other program saved it. Start a
-    conversion that was stopped again, and it continues.
+    conversion that was stopped again: it continues.
     """
     arguments = [str(source), "--output", str(output), *(["--from", form] if form else [])]
     arguments += ["--heads", str(heads), "--vocab", str(vocab), *_base(base)]

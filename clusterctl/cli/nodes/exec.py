@@ -128,7 +128,7 @@ def exec_(
         str,
         typer.Argument(
             metavar="SET",
-            help="The nodes: node[1-4], node1,node3, @group, all.",
+            help="The nodes: node[1-4], node1,node3, @group, all. Also as -n SET or -w SET.",
             autocompletion=options.complete_nodes,
         ),
     ],

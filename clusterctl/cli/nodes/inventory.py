@@ -154,8 +154,8 @@ def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], 
     if not screen.ask(f"record the new keys of {names}?", yes=yes):
         if not screen.on_terminal():
             raise UsageError(
-                f"the keys of {names} were not recorded: nobody is here to ask",
-                "compare the fingerprints, then --yes",
+                f"the keys of {names} were not recorded: there is no terminal to ask on",
+                "compare the fingerprints, then use --yes",
             )
         return
     paths = {str(transport.record(outcome.node, outcome.get().key)) for outcome in new}

@@ -36,7 +36,7 @@ def push_image(
     from clusterctl.transport.fanout import on_all
 
     if source.is_dir() or not source.exists():
-        raise UsageError(f"{source} is no archive of an image", images.NO_ARCHIVE)
+        raise UsageError(f"{source} is not an archive of an image", images.NO_ARCHIVE)
     archive = images.read_archive(source)
     with connection.open(chosen) as connections:
 

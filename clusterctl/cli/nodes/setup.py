@@ -41,7 +41,11 @@ class EnvironmentOptions:
     wheelhouse: WheelFolder = None
     bundle: Annotated[
         Path | None,
-        typer.Option("--bundle", metavar="FILE", help="An archive of `clusterctl bundle`, in their stead."),
+        typer.Option(
+            "--bundle",
+            metavar="FILE",
+            help="An archive of `clusterctl bundle`, instead of lock file and wheels.",
+        ),
     ] = None
     env: Annotated[
         str | None,
@@ -73,7 +77,7 @@ def setup(
     as_json: options.Json = False,
 ) -> None:
     """Make the same Python environment on every node, from a lock file and wheels that are sent once. The nodes need no
-    internet. A setup that was interrupted continues; where nothing changed, it only looks."""
+    internet. A setup that was interrupted continues. If nothing changed, it changes nothing."""
     from clusterctl.provision.present import complete_on
     from clusterctl.provision.setup import Setup, Wanted, look, require_base, require_fit
     from clusterctl.transport.fanout import raise_failures
@@ -261,7 +265,7 @@ def wheelhouse(
     ]
     wrong = [name for name in requirements or () if name.startswith("-")]
     if wrong:
-        raise UsageError(f"{wrong[0]} is no requirement", "name files or packages")
+        raise UsageError(f"{wrong[0]} is not a requirement", "name files or packages")
     absent = [name for name in requirements or () if _is_path(name) and not Path(name).is_file()]
     if absent:
         raise UsageError(f"{absent[0]}: no such file", "name a requirements file, or a package as pip does")

@@ -17,6 +17,7 @@ from clusterctl.text import escape_controls, plural, size
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from clusterctl.cli.views.tables import ListedRun
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.runs.overview import Overview
     from clusterctl.runs.state import RunState
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 STARTED = "%Y-%m-%d %H:%M:%S"
+NEWER = "a newer version of clusterctl started it"
 # Seconds between two updates of `status --watch`.
 EVERY = 2.0
 
@@ -48,9 +50,9 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
     _ask_queue(found)
     rows = [_row(run) for run in found]
     if as_json:
-        screen.show_json(rows)
+        screen.show_json([asdict(row) for row in rows])
     elif rows:
-        screen.show(tables.runs_table(rows), *[tables.causes_text(rows)] * any(row["cause"] for row in rows))
+        screen.show(tables.runs_table(rows), *[tables.causes_text(rows)] * any(row.cause for row in rows))
     else:
         screen.log("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
 
@@ -117,8 +119,9 @@ def prune(
     screen.log(f"{verb} {total}; kept {len(results) - len(deleted)}")
 
 
-def _row(run: RunDir) -> dict[str, object]:
+def _row(run: RunDir) -> ListedRun:
     """Return one row of the list of runs; a damaged run is marked and does not hide the others."""
+    from clusterctl.cli.views.tables import ListedRun
     from clusterctl.jobs.run_lines import Metric
     from clusterctl.runs.causes.cause import read_cause
 
@@ -126,21 +129,20 @@ def _row(run: RunDir) -> dict[str, object]:
         record = run.read_record()
     except UsageError:
         started = time.strftime(STARTED, time.localtime(run.record.stat().st_mtime))
-        nothing = {"ranks": 0, "nodes": 0, "step": "", "loss": "", "cause": ""}
-        return {"run": run.run_id, "phase": "damaged", **nothing, "started": started, "folder": str(run.root)}
+        return ListedRun(run.run_id, "damaged", started, folder=str(run.root))
     phase, last = run.phase(), run.last_step() or Metric()
     cause = read_cause(run) if phase.is_final else None
-    return {
-        "run": run.run_id,
-        "phase": phase.value,
-        "ranks": record.world_size,
-        "nodes": len(record.ranks),
-        "step": "" if last.step is None else last.step,
-        "loss": "" if last.loss is None else f"{last.loss:.4f}",
-        "started": time.strftime(STARTED, time.localtime(record.created)),
-        "cause": cause.title if cause else _verdict(run),
-        "folder": str(run.root),
-    }
+    return ListedRun(
+        run=run.run_id,
+        phase=phase.value,
+        started=time.strftime(STARTED, time.localtime(record.created)),
+        ranks=record.world_size,
+        nodes=len(record.ranks),
+        step="" if last.step is None else last.step,
+        loss="" if last.loss is None else f"{last.loss:.4f}",
+        cause=cause.title if cause else _verdict(run) or NEWER * record.is_newer,
+        folder=str(run.root),
+    )
 
 
 def _verdict(run: RunDir) -> str:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from clusterctl.agent.files.saved import MOMENTS
 from clusterctl.cli.views.tables import facts, table
 from clusterctl.inventory import nodeset
-from clusterctl.json_types import JsonObject
 from clusterctl.text import count, duration, escape_controls, plural, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from clusterctl.agent.files.saved import Manifest
     from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
     from clusterctl.checkpoints.diff import Compared
+    from clusterctl.checkpoints.holder import SavedLayout
     from clusterctl.checkpoints.prune import Pruned
     from clusterctl.checkpoints.verify import Verified
     from clusterctl.cli.views.progress_bar import Bar
@@ -83,16 +86,13 @@ def _age(moment: float | None) -> str:
     return "" if moment is None else duration(max(0.0, time.time() - moment))
 
 
-def info_json(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) -> dict[str, object]:
+def info_json(checkpoint: Checkpoint, manifest: Manifest | None, latest: str) -> dict[str, object]:
     files = {
-        name: {
-            "bytes": entry["bytes"],
-            "on": [holding.holder.name for holding in checkpoint.holders_of(name)],
-        }
-        for name, entry in manifest.get("files", {}).items()
+        name: {"bytes": entry.bytes, "on": [holding.holder.name for holding in checkpoint.holders_of(name)]}
+        for name, entry in (manifest.files if manifest else {}).items()
     }
     keys = ("optimizer_steps", "loss_scale", "config", "data", "torch")
-    more = {key: manifest.get(key) for key in keys}
+    more = {key: manifest.facts.get(key) if manifest else None for key in keys}
     return {
         **checkpoint.as_json(),
         "latest": checkpoint.name == latest,
@@ -102,34 +102,26 @@ def info_json(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) 
     }
 
 
-def parameters_of(manifest: Mapping[str, Any]) -> int | None:
+def parameters_of(manifest: Manifest | None) -> int | None:
     """Return the number of weights; None for checkpoints of version 0.1, which have no table of tensors."""
-    tensors = manifest.get("tensors")
-    if not tensors:
+    if manifest is None or not manifest.tensors:
         return None
-    total = 0
-    for name, entry in tensors.items():
-        if not name.startswith(("exp_avg.", "exp_avg_sq.")):
-            volume = 1
-            for length in entry["shape"]:
-                volume *= length
-            total += volume
-    return total
+    return sum(math.prod(shape) for name, shape in manifest.tensors.items() if not name.startswith(MOMENTS))
 
 
-def info(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) -> list[RenderableType]:
+def info(checkpoint: Checkpoint, manifest: Manifest | None, latest: str) -> list[RenderableType]:
     """Return the facts of a checkpoint and the table of its files."""
     rows = [(name, escape_controls(text)) for name, text in _facts(checkpoint, manifest)]
     parts: list[RenderableType] = [
         Text.assemble(checkpoint.name, ": ", _health(checkpoint, latest)),
         facts(rows),
     ]
-    files = list(manifest.get("files", {}).items())
+    files = list(manifest.files.items()) if manifest else []
     if files:
         shown = [
             [
                 name,
-                size(entry["bytes"]),
+                size(entry.bytes),
                 nodes_text(tuple(h.holder.name for h in checkpoint.holders_of(name))) or "-",
             ]
             for name, entry in files[:MOST_FILES]
@@ -140,15 +132,14 @@ def info(checkpoint: Checkpoint, manifest: Mapping[str, Any], latest: str) -> li
     return parts
 
 
-def _facts(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(checkpoint: Checkpoint, manifest: Manifest | None) -> Iterator[tuple[str, str]]:
     entry, weights = checkpoint.facts, parameters_of(manifest)
-    if entry.digest:
+    if manifest:
         each = f", {entry.bytes / weights:.2f} bytes per parameter" if weights else ""
         yield "size", f"{size(entry.bytes)} in {plural(entry.count, 'file')}{each}"
-        model = (manifest.get("config") or {}).get("model") or {}
-        shape = [f"{model[key]} {word}" for key, word in MODEL if isinstance(model.get(key), int)]
-        yield "model", ", ".join(([f"{count(weights)} parameters"] if weights else []) + shape)
-        yield "layout", layout_text(entry.layout or {})
+        parameters = [f"{count(weights)} parameters"] if weights else []
+        yield "model", ", ".join([*parameters, *_model_sizes(manifest)])
+        yield "layout", layout_text(entry.layout)
     losses = [_number(entry.loss) or "unknown"]
     losses += [f"evaluation {_number(entry.eval_loss)}"] if entry.eval_loss is not None else []
     yield "loss", ", ".join(losses)
@@ -168,14 +159,21 @@ def _facts(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Iterator[tupl
 MODEL = (("layers", "layers"), ("hidden", "wide"), ("heads", "heads"), ("sequence", "tokens long"))
 
 
-def layout_text(layout: Mapping[str, Any]) -> str:
-    """Return a layout as the manifest holds it: `4 ranks: tensor 2, data 2, zero 1, torch`."""
-    if not layout:
+def _model_sizes(manifest: Manifest) -> list[str]:
+    """Return the sizes of the model, as far as the saved config has them."""
+    model = (manifest.facts.get("config") or {}).get("model") or {}
+    return [f"{model[key]} {word}" for key, word in MODEL if isinstance(model.get(key), int)]
+
+
+def layout_text(layout: SavedLayout | None) -> str:
+    """Return a layout in words: `4 ranks: tensor 2, data 2, zero 1, torch`."""
+    if layout is None or not layout.world:
         return "unknown"
-    sizes = [f"{key} {layout[key]}" for key in ("tensor", "pipeline", "data") if layout.get(key)]
-    more = [f"zero {layout['zero']}"] if "zero" in layout else []
-    parts = [str(layout[key]) for key in ("engine", "precision") if layout.get(key)]
-    return f"{plural(int(layout.get('world') or 0), 'rank')}: " + ", ".join([*sizes, *more, *parts])
+    sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "data": layout.data}
+    parts = [f"{key} {number}" for key, number in sizes.items() if number]
+    parts += [f"zero {layout.zero}"] if layout.zero is not None else []
+    parts += [word for word in (layout.engine, layout.precision) if word]
+    return f"{plural(layout.world, 'rank')}: " + ", ".join(parts)
 
 
 def counters(drawn: Bar, checkpoint: Checkpoint) -> Callable[[str], Callable[[int], None]]:
@@ -218,7 +216,7 @@ def pruned_line(result: Pruned, *, dry_run: bool) -> str:
 MOST_TENSORS = 20
 
 
-def diff_json(compared: Compared) -> JsonObject:
+def diff_json(compared: Compared) -> dict[str, object]:
     return {
         "equal": compared.equal,
         "tensors": {key: difference.as_json() for key, difference in compared.differences.items()},

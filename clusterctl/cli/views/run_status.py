@@ -80,7 +80,8 @@ def _about(cause: Cause) -> Iterator[str]:
 
 def line(overview: Overview) -> str:
     """Return the overview as one line, for use without a terminal."""
-    return "  ".join([time.strftime("%H:%M:%S"), overview.run, overview.phase, *_facts(overview)])
+    newer = ["started by a newer version of clusterctl"] * overview.is_newer
+    return "  ".join([time.strftime("%H:%M:%S"), overview.run, overview.phase, *_facts(overview), *newer])
 
 
 def changes(overview: Overview) -> tuple[Any, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group
@@ -237,18 +238,35 @@ def step_text(metric: Metric, left: float | None) -> str:
     return "  ".join(parts)
 
 
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+@dataclass(frozen=True)
+class ListedRun:
+    """One run of the list of runs; what it has not reached yet is ""."""
+
+    run: str
+    phase: str
+    started: str
+    """The local time of its start, `2026-11-21 17:42:03`."""
+    ranks: int = 0
+    nodes: int = 0
+    step: int | str = ""
+    loss: str = ""
+    cause: str = ""
+    """Why it failed, or waits."""
+    folder: str = ""
+
+
+def runs_table(rows: Sequence[ListedRun]) -> Table:
     """Return a table of runs, newest first. Ids are never wrapped; columns for steps appear only if a run has steps."""
-    steps = [name for name in ("step", "loss") if any(str(row[name]) for row in rows)]
+    steps = [name for name in ("step", "loss") if any(str(getattr(row, name)) for row in rows)]
     cells = [
         [
-            row["run"],
-            Text(row["phase"], style=PHASE_STYLE.get(row["phase"], "")),
-            row["ranks"],
-            row["nodes"],
-            *(row[name] for name in steps),
+            row.run,
+            Text(row.phase, style=PHASE_STYLE.get(row.phase, "")),
+            row.ranks,
+            row.nodes,
+            *(getattr(row, name) for name in steps),
             # Without the year, so that a row with an id of 21 characters fits into 80 columns.
-            row["started"][5:],
+            row.started[5:],
         ]
         for row in rows
     ]
@@ -256,15 +274,15 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     drawn = table(names, cells, right=["RANKS", "STEP", "LOSS"], drop=("NODES", "STARTED", "RANKS"))
     # The other columns are wrapped first; if that is not enough, the last one is cut off.
     drawn.columns[0].no_wrap = True
-    drawn.columns[0].min_width = max((len(row["run"]) for row in rows), default=0)
+    drawn.columns[0].min_width = max((len(row.run) for row in rows), default=0)
     return drawn
 
 
-def causes_text(rows: Sequence[Mapping[str, Any]]) -> Text:
+def causes_text(rows: Sequence[ListedRun]) -> Text:
     """Return the root causes of the newest failed runs; they are too long for a column of the table."""
     text = Text()
-    for row in [row for row in rows if row["cause"]][:CAUSES]:
-        text.append(f"\n{row['run']}: ", style="bold").append(escape_controls(row["cause"]))
+    for row in [row for row in rows if row.cause][:CAUSES]:
+        text.append(f"\n{row.run}: ", style="bold").append(escape_controls(row.cause))
     return text
 
 

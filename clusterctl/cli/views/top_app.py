@@ -132,6 +132,7 @@ class TopApp(App[None]):
         self.lines = ScreenLines(self.board, unicode=screen.has_unicode(screen.out_console()))
         # What is in the log, so that only changes are drawn.
         self._shown_log: object = None
+        self._has_log = False
 
     def show(self) -> None:
         """Run until a key or a signal ends it; the terminal is then as it was."""
@@ -167,7 +168,8 @@ class TopApp(App[None]):
 
     def tick(self) -> None:
         """Read what is due, and draw what has changed."""
-        if self.live.read_files():
+        # The files may be read seldom, and the nodes answer after the first time.
+        if self.live.read_files() or (not self._has_log and self.board.ranks()):
             self._draw_log()
         width, height = self.size.width or 80, self.size.height or 24
         compact = height < COMPACT
@@ -185,6 +187,7 @@ class TopApp(App[None]):
         long = self.screen.has_class("long")
         name, lines = self.board.log(LOG_LINES if long else max(self.size.height // 3, SHORT_LOG))
         self._parts["name"].show([((name or "no rank is shown", "bold"),)])
+        self._has_log = bool(name)
         shown = (name, len(lines), lines[-1:])
         if self._shown_log != shown:
             self._shown_log = shown

@@ -11,6 +11,7 @@ from clusterctl.errors import Fault, InputFaults
 
 KEY = ("train", "engine", "deepspeed")
 Train = dict[str, Any] | None
+"""The configuration of the embedded trainer: JSON that the trainer alone understands; None for a command."""
 
 
 def with_engine_file(train: Train, document: Document, path: Path) -> tuple[Train, Document]:
@@ -23,7 +24,7 @@ def with_engine_file(train: Train, document: Document, path: Path) -> tuple[Trai
     included = load_document(file if file.is_absolute() else path.parent / file)
     if not isinstance(included.value, dict):
         raise InputFaults(
-            [Fault(included.source, "is no mapping of DeepSpeed's settings", "name its JSON file")]
+            [Fault(included.source, "is not a mapping of DeepSpeed's settings", "name its JSON file")]
         )
     changed = {**(train or {}), "engine": {"deepspeed": included.value}}
     return changed, replace(document, included={**document.included, KEY: included})

@@ -70,7 +70,7 @@ def read_network(top: Section) -> NetworkOptions:
             continue
         if not row.least <= value <= row.most or (row.key == "traffic_class" and value % 4):
             multiple = ", a multiple of 4" if row.key == "traffic_class" else ""
-            inner.fault(row.key, f"{value} is no value of it", f"{row.least} to {row.most}{multiple}")
+            inner.fault(row.key, f"{value} is not a possible value", f"{row.least} to {row.most}{multiple}")
         settings.append((row.key, value))
     if rdma == "off" and settings:
         inner.fault(settings[0][0], "is a setting of RDMA, and rdma is off", "leave it out")

@@ -14,12 +14,25 @@ from clusterctl.environment import environment
 VARIABLE = re.compile(r"\$\{?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}?")
 HIDDEN = "***"
 REMEDY = "notify: $NAME reads the address from the variable NAME, which is never recorded"
+FORMS = "a command, https://HOST/PATH, or $NAME for a variable that holds either"
 # What this process was given, by its masked text.
 _given: dict[str, str] = {}
 
 
 def is_web(target: str) -> bool:
     return target.startswith(("http://", "https://"))
+
+
+def problem_of(target: str) -> str:
+    """Return why a target can be neither a webhook nor a command, "" if it can."""
+    scheme, mark, _ = target.partition("://")
+    if not mark or not scheme.isalpha():
+        return ""
+    try:
+        host = urlsplit(target).hostname
+    except ValueError:
+        host = ""
+    return "" if is_web(target) and host else f"{masked(target)!r} is not the address of a webhook"
 
 
 def masked(target: str) -> str:

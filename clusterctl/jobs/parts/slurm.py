@@ -18,6 +18,35 @@ GRES = re.compile(
     r"[\w-]+(?::[\w.-]+)?(?::[0-9]+[KMG]?)?(?:,[\w-]+(?::[\w.-]+)?(?::[0-9]+[KMG]?)?)*\Z", re.ASCII
 )
 DEVICES = ("gpu", "npu")
+# Options of sbatch that are keys of this part, or of the job, and those that the run itself needs.
+KEYS = {
+    **dict.fromkeys(("--nodes", "-N"), "nodes"),
+    **dict.fromkeys(("--partition", "-p"), "partition"),
+    **dict.fromkeys(("--account", "-A"), "account"),
+    **dict.fromkeys(("--qos", "-q"), "qos"),
+    **dict.fromkeys(("--constraint", "-C"), "constraint"),
+    **dict.fromkeys(("--exclude", "-x"), "exclude"),
+    **dict.fromkeys(("--cpus-per-task", "-c"), "cpus"),
+    **dict.fromkeys(("--time", "-t"), "time"),
+    **dict.fromkeys(("--requeue", "--no-requeue"), "requeue"),
+    "--gres": "gres",
+    "--reservation": "reservation",
+    "--signal": "signal",
+}
+NEEDED = {
+    "--job-name",
+    "-J",
+    "--output",
+    "-o",
+    "--open-mode",
+    "--ntasks-per-node",
+    "--ntasks",
+    "-n",
+    "--array",
+    "-a",
+}
+NEEDED |= {"--wrap", "--test-only", "--parsable"}
+OPTION = re.compile(r"--[a-z-]+|-[A-Za-z]")
 WORDS = ("partition", "account", "qos", "gres", "constraint", "reservation", "exclude")
 
 
@@ -69,8 +98,15 @@ def read_slurm(top: Section) -> SlurmOptions | None:
     if fault := _gres_fault(found.gres):
         inner.fault("gres", fault, "NAME:COUNT, as in npu:8 or gpu:a100:4")
     for option in found.extra:
-        if not option.startswith("-"):
-            inner.fault("extra", f"{option[:80]!r} is no option of sbatch", "as in --mem=0 or --exclusive")
+        name = OPTION.match(option)
+        if name is None:
+            inner.fault(
+                "extra", f"{option[:80]!r} is not an option of sbatch", "as in --mem=0 or --exclusive"
+            )
+        elif name[0] in KEYS:
+            inner.fault("extra", f"{option[:80]!r} is a key of this part", f"slurm: {{{KEYS[name[0]]}: ...}}")
+        elif name[0] in NEEDED:
+            inner.fault("extra", f"{option[:80]!r}: the run needs its own {name[0]}", "leave it out")
     inner.done()
     return found
 
@@ -90,6 +126,8 @@ def _gres_fault(gres: str) -> str:
     if not GRES.match(gres):
         return f"{gres[:80]!r} names no devices of Slurm"
     name, *rest = gres.partition(",")[0].split(":")
+    if rest and rest[-1].isdecimal() and not int(rest[-1]):
+        return f"{gres[:80]!r} asks for no device"
     # The plan needs the number of ranks.
     counted = not rest or rest[-1].isdecimal()
     return f"{gres[:80]!r} gives no number of devices" if name in DEVICES and not counted else ""

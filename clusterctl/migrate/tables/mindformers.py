@@ -8,7 +8,7 @@ load_checkpoint | text | @load
 src_strategy_path_or_dir | text | - | a checkpoint loads in any layout
 auto_trans_ckpt | bool | - | a checkpoint loads in any layout
 only_save_strategy | bool | - | a checkpoint loads in any layout
-resume_training | bool | - | a run resumes by itself from its newest checkpoint
+resume_training | bool | - | a run resumes automatically from its newest checkpoint
 context.mode | int | - | there is one way to execute the model
 context.device_target | text | @device
 context.max_device_memory | text | train.hardware.memory
@@ -97,7 +97,7 @@ OPTIONS = """
 --dataset_dir --train_dataset_dir --dataset | text | @data
 --eval_dataset_dir --dataset_id | text | - | name corpora in train.data
 --load_checkpoint | text | @load
---resume_training | bool | - | a run resumes by itself from its newest checkpoint
+--resume_training | bool | - | a run resumes automatically from its newest checkpoint
 --device_id | int | - | set by the launcher for each rank
 --device_target | text | @device
 --epochs | int | @epochs

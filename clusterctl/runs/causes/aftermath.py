@@ -16,8 +16,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.runs.state import KernelReport, NodeAnswer, RankState
-from clusterctl.transport.hello import Hello, read_answer
-from clusterctl.typed_json import BadValue, decode
+from clusterctl.transport.answers import Hello
 
 if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
@@ -46,7 +45,7 @@ def clock_distance(link: Connection) -> float:
     shortest, distance = float("inf"), 0.0
     for _ in range(TRIES):
         began, wall = time.monotonic(), time.time()
-        theirs = read_answer(Hello, link.call("hello")).monotonic
+        theirs = link.ask(Hello, "hello").monotonic
         trip = time.monotonic() - began
         if trip < shortest:
             shortest, distance = trip, theirs - (wall + trip / 2)
@@ -61,9 +60,8 @@ def _kernel_reports(link: Connection, ended: Sequence[RankState]) -> dict[int, K
         {"pid": rank.pid, "monotonic": rank.monotonic, "signal": rank.signal} for rank in ended
     ]
     try:
-        answer = link.call("evidence", {"ended": request})
-        return {int(pid): decode(KernelReport, report) for pid, report in answer.items() if pid.isdecimal()}
-    except (ClusterctlError, BadValue):
+        return link.ask(dict[int, KernelReport], "evidence", {"ended": request})
+    except ClusterctlError:
         return {}
 
 

@@ -44,11 +44,11 @@ CONSEQUENCES = (
     (
         r"Watchdog caught collective operation timeout|NCCL timeout|ncclRemoteError|NCCL Error [26]\b"
         r"|remote process exited or there was a network error",
-        "NCCL waited for another rank in vain",
+        "NCCL waited for another rank without an answer",
     ),
     (
         r"[Gg]loo.*[Tt]imed? ?out|Timed out waiting \d+ ?ms for (?:recv|send) operation",
-        "gloo waited for another rank in vain",
+        "gloo waited for another rank without an answer",
     ),
     (
         r"Connection (?:was )?(?:likely )?(?:closed|reset)|ConnectionResetError|BrokenPipeError|Broken pipe"
@@ -219,7 +219,7 @@ def _last_chain(lines: Sequence[str]) -> list[str]:
 CODE = re.compile(r"\b(E[A-Z][0-9]{4})\b")
 TABLE = "the rank table is wrong: `clusterctl ranktable check`, and `ranktable verify` against the nodes"
 LINKS = "look at the links between these devices: `clusterctl doctor`, `hccn_tool -i N -link -g`"
-FIRST = "look for a rank that failed earlier or stands still; if there is none, at the links (`clusterctl doctor`)"
+FIRST = "look for a rank that failed earlier or stands still; if no rank did, look at the links (`clusterctl doctor`)"
 
 
 @dataclass(frozen=True)

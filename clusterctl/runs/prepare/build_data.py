@@ -137,11 +137,11 @@ def _refuse(output: Path, leave: bool, arguments: Sequence[str]) -> None:
     present = [name for name in (f"{output}.bin", f"{output}.idx") if Path(name).exists()]
     if present and not leave and "--replace" not in arguments:
         raise UsageError(
-            f"{' and '.join(present)}: exists already", "--replace builds it anew; or another --output"
+            f"{' and '.join(present)}: exists already", "--replace builds it again; or name another --output"
         )
     if leave and "--dedup" in arguments:
         subject = "--dedup finds copies across nodes only when the pairs come home"
-        raise UsageError(subject, "take --leave or --dedup away")
+        raise UsageError(subject, "leave out --leave or --dedup")
 
 
 def _cut(
@@ -195,7 +195,7 @@ def _build(node: Node, link: Connection, share: Share, code: str, progress: Prog
 
 
 def _done(link: Connection, folder: str) -> BuildRecord | None:
-    if not any(entry["name"] == DONE for entry in link.call("list", {"path": folder})["entries"]):
+    if not any(entry.name == DONE for entry in link.directory(folder).entries):
         return None
     return read_record(link.get(posixpath.join(folder, DONE)))
 
@@ -203,8 +203,7 @@ def _done(link: Connection, folder: str) -> BuildRecord | None:
 def _is_on_node(link: Connection, folder: str, manifest: PairManifest) -> bool:
     """Return True if both files have the hashes that the manifest says."""
     for ending, output in manifest.outputs.items():
-        result = link.call("fingerprint", {"path": posixpath.join(folder, f"{PAIR}.{ending}")})
-        if result.get("sha256") != output.sha256:
+        if link.fingerprint(posixpath.join(folder, f"{PAIR}.{ending}")).sha256 != output.sha256:
             return False
     return True
 

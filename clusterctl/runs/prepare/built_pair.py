@@ -113,7 +113,7 @@ def read_manifest(text: bytes | str) -> PairManifest:
 
 
 def read_record(text: bytes) -> BuildRecord | None:
-    """Return the record of an earlier build, or None for a text that is none."""
+    """Return the record of an earlier build, or None if the text is not one."""
     try:
         found = parse(text)
         record = decode(BuildRecord, found)

@@ -86,7 +86,7 @@ def _brought(
         found[node_name] = f"{hello.workdir}/store/{kind}/{name}"
     for node in lacking:
         link = connections.of(node)
-        if link.call("list", {"path": found[node.name]})["missing"]:
+        if link.directory(found[node.name]).missing:
             done = copy_between(source, path, None, End(node, link), found[node.name])
             moved += done.bytes_relayed + done.bytes_sent
     tell(f"copy {kind}", f"{size(moved)} from {source.node.name} to {fold([node.name for node in lacking])}")
@@ -98,7 +98,7 @@ def _source(record: RunRecord, paths: dict[str, str], kind: str, connections: Co
     known = {node.name: node for node in (*record.cluster.nodes, *record.spares) if node.name in paths}
 
     def has(node: Node, link: Connection) -> bool:
-        return not link.call("list", {"path": paths[node.name]})["missing"]
+        return not link.directory(paths[node.name]).missing
 
     for outcome in within(connections, list(known.values()), has, PATIENCE):
         if outcome.ok and outcome.value:

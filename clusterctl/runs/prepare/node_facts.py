@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.jobs import plan
+from clusterctl.jobs.job import rank_table_wanted
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.table_problems import read_table
 from clusterctl.runs.prepare.master_port import free_port
@@ -37,7 +37,7 @@ def ask(cluster: Cluster, job: Job, connections: Connections) -> NodeFacts:
     if file := file_of(job.rank_table):
         table = read_table(file)
         note = f"{file} fits the ranks of the job"
-    elif plan.rank_table_wanted(job, cluster):
+    elif rank_table_wanted(job, cluster):
         answer = from_nodes.build_from_nodes(cluster, connections, job.devices)
         table = answer.table.render()
         notes = "".join(f"; {text}" for text in (answer.detected, *answer.other_sources) if text)

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs.job import Job
 from clusterctl.text import plural, size
+from clusterctl.transport.answers import FolderFingerprint
 from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def stage_again(cluster: Cluster, job: Job, connections: Connections, stored: St
 
 
 def _lost(paths: dict[str, str]) -> Callable[[Node, Connection], bool]:
-    return lambda node, link: bool(link.call("list", {"path": paths[node.name]})["missing"])
+    return lambda node, link: link.directory(paths[node.name]).missing
 
 
 def _push(
@@ -183,47 +184,48 @@ def compare_data(
     answers = on_all(
         connections,
         cluster.nodes,
-        lambda node, link: link.call("fingerprint_folder", {"path": own[node.name]}),
+        lambda node, link: link.ask(FolderFingerprint, "fingerprint_folder", {"path": own[node.name]}),
     )
     faults = faults_of(folder, answers)
     if faults:
         more = [f"... and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
         raise WorkFailed("\n".join(["nothing was started:", *faults[:SHOWN], *more]), HINT)
     first = next(iter(answers.values()))
-    total = sum(entry[0] for entry in first["files"].values())
-    subject = f"{plural(len(first['files']), 'file')}, {size(total)}, whole and alike on {plural(len(answers), 'node')}"
+    total = sum(first.sizes.values())
+    subject = f"{plural(len(first.sizes), 'file')}, {size(total)}, whole and alike on {plural(len(answers), 'node')}"
     tell("data", f"{folder}: {subject} ({time.monotonic() - began:.1f} s)")
-    return {name: str(answer["path"]) for name, answer in answers.items()}
+    return {name: answer.path for name, answer in answers.items()}
 
 
-def faults_of(folder: str, answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def faults_of(folder: str, answers: Mapping[str, FolderFingerprint]) -> list[str]:
     """Return each fault with the nodes that have it; of each file, the most common copy counts as right."""
     nodes_of: dict[str, list[str]] = {}
 
     def note(node: str, fault: str) -> None:
         nodes_of.setdefault(fault, []).append(node)
 
-    names = sorted({name for answer in answers.values() for name in answer["files"]})
+    names = sorted({name for answer in answers.values() for name in answer.sizes})
     for node, answer in answers.items():
-        if answer["missing"]:
+        if answer.missing:
             note(node, f"{folder}: no such folder")
-        elif not answer["files"]:
+        elif not answer.sizes:
             note(node, f"{folder}: is empty")
-        for fault in answer["faults"]:
+        for fault in answer.faults:
             note(node, f"{folder}/{fault}")
-    present = {node: answer["files"] for node, answer in answers.items() if answer["files"]}
+    present = {node: answer for node, answer in answers.items() if answer.sizes}
     for name in names:
-        copies = Counter(tuple(files.get(name, ())) for files in present.values())
-        right = max(copies, key=lambda copy: (bool(copy), copies[copy]))
-        for node, files in present.items():
-            mine = tuple(files.get(name, ()))
-            if not mine:
+        copies = {
+            node: (answer.sizes[name], answer.hashes.get(name))
+            for node, answer in present.items()
+            if name in answer.sizes
+        }
+        counts = Counter(copies.values())
+        right = max(counts, key=lambda copy: counts[copy])
+        for node in present:
+            if node not in copies:
                 note(node, f"{folder}/{name}: is missing")
-            elif mine != right:
-                why = (
-                    f"has {mine[0]} bytes, on others {right[0]}"
-                    if mine[0] != right[0]
-                    else "differs from the other nodes'"
-                )
-                note(node, f"{folder}/{name}: {why}")
+            elif copies[node][0] != right[0]:
+                note(node, f"{folder}/{name}: has {copies[node][0]} bytes, on others {right[0]}")
+            elif copies[node] != right:
+                note(node, f"{folder}/{name}: differs from the other nodes'")
     return [f"{nodeset.fold(nodes)}: {fault}" for fault, nodes in nodes_of.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,16 +40,27 @@ class ControllerGone(WorkFailed):
 class KeptWatch:
     """Iterate over the updates of a run, attempt after attempt, as another process writes its files here."""
 
-    def __init__(self, run: RunDir, first: int | None = None) -> None:
-        """Begin with attempt `first`, or with the present one."""
+    def __init__(
+        self,
+        run: RunDir,
+        first: int | None = None,
+        known: Mapping[Path, int] | None = None,
+        new_controller: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin with attempt `first`, or with the present one, and with the byte `known` of each file.
+
+        `new_controller` starts a controller for a run without one, and returns whether that worked.
+        """
         self.run, self.first, self.attempt, self.read = run, first, 0, 0
+        self.new_controller = new_controller
         self.sources = {
             run.metrics: Source("", -1, Stream.METRICS),
             run.log_steps: Source("", -1, Stream.METRICS),
             run.events: Source("", -1, Stream.EVENTS),
         }
         self.offsets = {run.events: run.events.stat().st_size if run.events.exists() else 0}
-        """How many bytes of each file have been read; a caller that has shown some of them sets it."""
+        """How many bytes of each file have been read."""
+        self.offsets.update(known or {})
         self.cutters: dict[Path, LineCutter] = {}
         self._record_seen = (0, 0)
 
@@ -75,7 +86,9 @@ class KeptWatch:
                 time.sleep(pause)
                 unwatched = 0.0 if self.run.is_watched() else unwatched + pause
                 if unwatched > UNWATCHED and not self.run.phase().is_final:
-                    raise ControllerGone(self.run)
+                    if not self.new_controller():
+                        raise ControllerGone(self.run)
+                    unwatched = 0.0
 
     def present(self) -> Iterator[Update]:
         """Yield the updates of what is here now, and return: for the next controller, which copies only what follows.

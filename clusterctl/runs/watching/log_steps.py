@@ -62,13 +62,34 @@ class LogSteps:
         whole = self._rest.pop(source, b"") + data
         # A progress bar ends its states with a carriage return.
         end = max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1
+        # The state that it shows now is whole too, and ends without one.
+        if b"%|" in whole[end:] and whole.endswith(b"]"):
+            end = len(whole)
         self._rest[source] = whole[end:][-LONGEST:]
         if not end:
             return
         if key not in self._parsers:
             formats = (pattern_format(self._pattern),) if self._pattern else FORMATS
             self._parsers[key] = StepParser(formats)
-        for metric in self._parsers[key].feed(whole[:end], age):
+        yield from self._with_start(self._parsers[key].feed(whole[:end], age))
+
+    def end(self, node: str) -> list[Metric]:
+        """Return the metrics of a node whose output has ended, after recording them."""
+        with self._lock:
+            parsers = [
+                (key, parser)
+                for key, parser in self._parsers.items()
+                if key[0] == node and self._source in (None, key)
+            ]
+            for key, parser in parsers:
+                if metrics := list(self._with_start(parser.end())):
+                    self._source = key
+                    self._write(metrics)
+                    return metrics
+        return []
+
+    def _with_start(self, metrics: Iterator[Metric]) -> Iterator[Metric]:
+        for metric in metrics:
             if not self._started and metric.kind == "step":
                 self._started = True
                 yield self._start_before(metric)

@@ -92,7 +92,7 @@ def from_lines(source: Source, block: bytes) -> Iterator[Update]:
         except BadValue:
             if source.stream is Stream.METRICS:
                 yield Update(
-                    node=source.node, note=f"a line of {contract.METRICS_FILE} is no JSON: {text[:80]!r}"
+                    node=source.node, note=f"a line of {contract.METRICS_FILE} is not JSON: {text[:80]!r}"
                 )
             continue
         if source.stream is Stream.METRICS:

@@ -425,6 +425,8 @@ class RunWatcher:
     def _finish(self, follow: Follow) -> Phase:
         """Report half lines, since nothing more will come; return how the attempt ended there."""
         phase = _end_of(follow.request.result)
+        for metric in self.log_steps.end(follow.node.name):
+            self._put(Update(node=follow.node.name, metric=metric))
         report = (follow.request.result or {}).get("report")
         if phase is Phase.FINISHED and report is not None:
             self.reports[follow.node.name] = answer_from_json(follow.node.name, report)

@@ -13,11 +13,9 @@ from clusterctl.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    (tmp_path / "hosts").write_text("w0 slots=4\nw1 slots=4\nw2 slots=2\n")
-    return tmp_path
+def folder(here: Path) -> Path:
+    (here / "hosts").write_text("w0 slots=4\nw1 slots=4\nw2 slots=2\n")
+    return here
 
 
 def ranks(*words: str) -> list[tuple[str, int]]:

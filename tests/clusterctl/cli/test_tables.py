@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clusterctl.cli.commands import application
-from clusterctl.errors import InputFaults, UsageError
+from clusterctl.cli.screen import report_error
+from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.ranktable.api import Device, RankTable, Server
 from clusterctl.ranktable.check import inspect
 
@@ -22,13 +23,11 @@ program = application()
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(here: Path) -> Path:
     """A folder with the example parts, and nothing of the user's own settings."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in PARTS:
-        shutil.copy(EXAMPLES / name, tmp_path)
-    return tmp_path
+        shutil.copy(EXAMPLES / name, here)
+    return here
 
 
 def typed(*words: str, stdin: str = "") -> Result:
@@ -132,6 +131,16 @@ def test_a_file_of_thousands_of_faults_is_shown_in_part(folder: Path) -> None:
             device["device_id"], device["rank_id"] = 0, 0
     (folder / "bad.json").write_text(json.dumps(table))
     assert "and 14 more; --json lists them all" in typed("ranktable", "check", "bad.json").stdout
+
+
+def test_an_input_of_thousands_of_errors_is_reported_in_part(capsys: pytest.CaptureFixture[str]) -> None:
+    report_error(
+        InputFaults([Fault(f"big.json /server_list/{number}", "is wrong") for number in range(78_000)])
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 51
+    assert lines[0] == "error: big.json /server_list/0: is wrong"
+    assert lines[-1] == "error: and 77,950 more"
 
 
 def test_show_draws_every_rank() -> None:

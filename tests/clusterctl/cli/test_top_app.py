@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,21 @@ def log(app: Any) -> list[str]:
     from textual.widgets import Log
 
     return list(app.query_one(Log).lines)
+
+
+def test_the_log_appears_as_soon_as_the_nodes_have_answered(tmp_path: Path) -> None:
+    async def act(app: Any, pilot: Any) -> None:
+        answer = app.board.state()
+        app.board.live = replace(answer, ranks=())
+        app._draw_log()
+        assert log(app) == []
+        # The files of a long run are read seldom.
+        app.live._next_reading = math.inf
+        app.board.live = answer
+        await pilot.pause(0.5)
+        assert "line 99 of rank 0" in log(app)
+
+    in_app(tmp_path, act)
 
 
 def test_it_shows_the_board_and_its_keys_move_filter_and_switch(tmp_path: Path) -> None:

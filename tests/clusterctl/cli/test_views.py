@@ -156,7 +156,8 @@ def test_json_holds_nothing_that_a_terminal_obeys_and_reads_back_the_same() -> N
 
 def test_below_a_list_of_runs_stands_why_the_newest_failed() -> None:
     rows = [
-        {"run": f"r{number}", "cause": f"cause {number}\x1b" if number % 2 else ""} for number in range(20)
+        tables.ListedRun(f"r{number}", "failed", "", cause=f"cause {number}\x1b" if number % 2 else "")
+        for number in range(20)
     ]
     said = tables.causes_text(rows).plain.splitlines()
     assert said == ["", *[f"r{number}: cause {number}\\x1b" for number in (1, 3, 5, 7, 9)]]
@@ -195,22 +196,13 @@ def test_an_answer_of_the_trainer_without_a_figure_is_refused_with_its_key() -> 
 
 
 def test_a_list_of_runs_in_80_columns_cuts_no_id_in_two() -> None:
-    plain = {
-        "phase": "failed",
-        "ranks": 2,
-        "nodes": 1,
-        "step": "",
-        "loss": "",
-        "started": "2026-11-21 17:42:03",
-    }
-    long = {"run": "a-name-of-thirty-letters-or-so-1121-174202-a439", **plain}
+    name = "a-name-of-thirty-letters-or-so-1121-174202-a439"
+    long = tables.ListedRun(name, "failed", "2026-11-21 17:42:03", ranks=2, nodes=1)
     assert all(len(line) <= 80 for line in drawn(tables.runs_table([long])).splitlines())
-    assert long["run"] in drawn(tables.runs_table([long])) and "LOSS" not in drawn(tables.runs_table([long]))
-    trained = drawn(tables.runs_table([long, {**plain, "run": "b", "step": "7", "loss": "3.21"}]))
-    assert long["run"] in trained
-    short = drawn(
-        tables.runs_table([{**plain, "run": "gpt-1121-174202-a439", "step": "7", "loss": "3.2100"}])
-    )
+    assert name in drawn(tables.runs_table([long])) and "LOSS" not in drawn(tables.runs_table([long]))
+    trained = drawn(tables.runs_table([long, replace(long, run="b", step=7, loss="3.21")]))
+    assert name in trained
+    short = drawn(tables.runs_table([replace(long, run="gpt-1121-174202-a439", step=7, loss="3.2100")]))
     assert "LOSS" in short and "3.2100" in short and "11-21 17:42:03" in short
 
 

@@ -56,7 +56,7 @@ LINES = [
     (("stop", "last", "--grace", "-1"), "--grace"),
     (("logs", "show", "tiny", "--rank", "\uff10-\uff13"), "--rank"),
     (("sandbox", "down", "--dir", "notes"), "notes is not a folder"),
-    (("demo", "--dir", "notes"), "notes: a file is in its place"),
+    (("demo", "--dir", "notes"), "notes: is a file, not a folder"),
 ]
 # Of the trainer, which the command starts.
 TRAINER = [

@@ -31,6 +31,8 @@ JOBS = [
     ("env: {1A: b}", "job.yaml:2 env.1A"),
     ("env: {A: '{nodes}'}", "job.yaml:2 env.A"),
     ("env: [A=1]", "job.yaml:2 env"),
+    ("env: {HF_TOKEN: abc}", "job.yaml:2 env.HF_TOKEN"),
+    ("env: {proxy: 'http://me:abc@proxy:3128'}", "job.yaml:2 env.proxy"),
     ("env: {A: '{data}'}", "job.yaml:2 env.A"),
     ("nodes: node9", "node9"),
     ("nodes: '@right'", "right"),
@@ -58,6 +60,9 @@ JOBS = [
     ("comand: [a]", "job.yaml:2 comand"),
     ("train: {model: gpt-tiny}", "job.yaml"),
     ("code: .\ncode: .", "job.yaml:3"),
+    ("notify: 5", "job.yaml:2 notify"),
+    ("notify: 'ftp://files/x'", "job.yaml:2 notify"),
+    ("env_style: mindspore", "job.yaml:2 env_style"),
     ("env: {A: b", "job.yaml"),
 ]
 # Command lines, and the place that the error names.
@@ -73,6 +78,8 @@ LINES = [
     (("launch", "job.yaml", "--sweep", "master_port=1,x"), "--set master_port"),
     (("launch", "job.yaml", "--sweep", "env.A=1,2", "--detach"), "--detach"),
     (("resume", "sweep-nosuch"), "/runs"),
+    (("plan", "--env", "API_KEY=abc", "--no-code", "--", "true"), "API_KEY looks like a credential"),
+    (("plan", "job.yaml", "--set", "env.API_KEY=abc"), "--set env.API_KEY"),
     (("nodes", "list", "--kind", "npu"), "--kind npu"),
     (("nodes", "list", "--kind", "tpu"), "tpu"),
     (("init", "--ask"), "--ask"),
@@ -80,6 +87,23 @@ LINES = [
     (("report", "nosuch", "--wandb", "out"), "/runs"),
     (("compare", "nosuch", "other"), "/runs"),
     (("top", "nosuch"), "/runs"),
+    (("exec", "", "--", "true"), "the node set is empty"),
+    (("exec", "all", "--timeout", "nan", "--", "true"), "--timeout: nan"),
+    (("launch", "--notify", "https://", "--", "true"), "--notify: 'https://' is not"),
+    (("hostfile", "convert", "cluster.yaml", "--to", "3.0"), "--to: unknown format"),
+    (("sandbox", "up", "--mode", "vm"), "--mode: unknown mode 'vm'"),
+    (("exec", "all", "--ssh", "telnet", "--", "true"), "--ssh or $CLUSTERCTL_SSH"),
+    (("nodes", "list", "--kind", "abacus"), "--kind: unknown kind"),
+    (("version", "extra"), "'extra' is too much"),
+    (("serve", "last", "--port", "70000"), "--port: 70000 is out of range\n  try: use 0 to 65535"),
+    (("exec", "all", "--fanout", "0", "--", "true"), "--fanout: 0 is out of range\n  try: use 1 or more"),
+]
+
+
+# An entry of a node, and the place that the error names.
+NODES = [
+    ("host: ''", "cluster.yaml:2 nodes.node[1-2].host"),
+    ("workdir: scratch/x", "cluster.yaml:2 nodes.node[1-2].workdir"),
 ]
 
 
@@ -111,4 +135,13 @@ def test_a_wrong_command_line_names_the_word_and_a_remedy(
     folder: Path, command_line: Run, words: tuple[str, ...], place: str
 ) -> None:
     code, _, err = command_line(*words)
+    assert_place_and_remedy(code, err, place, folder)
+
+
+@pytest.mark.parametrize(("text", "place"), NODES, ids=[text for text, _ in NODES])
+def test_a_wrong_node_names_its_line_and_a_remedy(
+    folder: Path, command_line: Run, text: str, place: str
+) -> None:
+    (folder / "cluster.yaml").write_text(f"nodes:\n  node[1-2]: {{{text}}}\n")
+    code, _, err = command_line("nodes", "list")
     assert_place_and_remedy(code, err, place, folder)

@@ -26,11 +26,9 @@ program = application()
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    (tmp_path / "ds").write_text("w0 slots=4\nw1 slots=4\n")
-    return tmp_path
+def folder(here: Path) -> Path:
+    (here / "ds").write_text("w0 slots=4\nw1 slots=4\n")
+    return here
 
 
 def typed(*words: str) -> Result:

@@ -18,12 +18,10 @@ program = application()
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+def folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE", "CLUSTERCTL_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
-    return tmp_path
+    return here
 
 
 def typed(*words: str) -> Result:

@@ -17,10 +17,8 @@ FOUR = Path(__file__).parents[3] / "rank_tables" / "hccl_4s_32p.json"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    return tmp_path
+def folder(here: Path) -> Path:
+    return here
 
 
 def typed(*words: str) -> Result:
@@ -86,7 +84,10 @@ def test_without_a_name_it_is_an_example_and_a_dry_run_only_prints_it(folder: Pa
 
 def test_devices_and_kind_fill_what_the_file_does_not_say(folder: Path) -> None:
     (folder / "hosts").write_text("a slots=8\nb\n")
-    assert "tells no devices of b: written as 8 each" in typed("--hostfile", "hosts", "--dry-run").stderr
+    assert (
+        "does not say which devices b have: 8 each are written"
+        in typed("--hostfile", "hosts", "--dry-run").stderr
+    )
     result = typed("--hostfile", "hosts", "--devices", "[4,8)", "--kind", "cuda", "--dry-run")
     made = cluster.parse(result.stdout, folder / "x.yaml")
     assert [(node.devices, node.kind) for node in made.nodes] == [

@@ -27,14 +27,12 @@ def text_of(name: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+def folder(here: Path) -> Path:
     for name in (*PARTS, "hccl_4s_32p.json", "plan.yaml"):
-        shutil.copy(EXAMPLES / name, tmp_path)
+        shutil.copy(EXAMPLES / name, here)
     for name in ("good-1.0", "good-1.2", "good-2.0", "dialect-global-ranktable", "dialect-prefill-decode"):
-        (tmp_path / f"{name}.json").write_text(text_of(name))
-    return tmp_path
+        (here / f"{name}.json").write_text(text_of(name))
+    return here
 
 
 def typed(*words: str) -> Result:

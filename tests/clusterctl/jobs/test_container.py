@@ -77,6 +77,6 @@ def test_wrong_keys_of_a_container_are_reported_together(tmp_path: Path) -> None
         jobs.load(tmp_path / "job.yaml")
     text = str(caught.value)
     for part in ("'-v /:/host' is not an image", "did you mean 'docker'?", "'data' is not a mount", "--name is set",
-                 "'rm' is no option", "unknown key 'size'"):  # fmt: skip
+                 "'rm' is not an option", "unknown key 'size'"):  # fmt: skip
         assert part in text
     assert "job.yaml:2" in text

@@ -49,7 +49,7 @@ def test_a_contradiction_names_the_line_of_the_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_or_no_mapping_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "[1]")
-    with pytest.raises(InputFaults, match=r"ds\.json: is no mapping"):
+    with pytest.raises(InputFaults, match=r"ds\.json: is not a mapping"):
         job.load(path)
     (tmp_path / "ds.json").unlink()
     with pytest.raises(UsageError, match="no such file"):

@@ -73,6 +73,21 @@ def test_deepspeed_accelerate_and_msrun_are_filled_in() -> None:
         assert part in second
     (first, _) = commands("msrun --log_dir logs train.py")
     assert "--worker_num=4 --local_worker_num=2 --node_rank=0 --master_addr=10.0.0.1" in first
+    assert "/launcher --log_dir logs train.py" not in first and "--log_dir logs train.py" in first
+    (first, _) = commands("msrun train.py")
+    assert first.endswith("/launcher train.py") and " --log_dir=" in first
+
+
+def test_mindspores_variables_alone_need_a_rank_table_or_a_scheduler() -> None:
+    job = replace(jobs.from_command(["python", "t.py"], None), env_style="mindspore")
+    with pytest.raises(InputFaults) as caught:
+        job_check.check(job, CLUSTER)
+    assert "MindSpore's scheduler" in str(caught.value) and "launch -- msrun" in str(caught.value)
+    npus = replace(CLUSTER, nodes=tuple(replace(node, kind="npu") for node in CLUSTER.nodes))
+    # A rank table replaces it; msrun starts one, and so may the program.
+    job_check.check(job, npus)
+    job_check.check(replace(job, command=("msrun", "t.py")), CLUSTER)
+    job_check.check(replace(job, env={"MS_ROLE": "MS_WORKER"}), CLUSTER)
 
 
 def test_accelerate_on_cpus_is_told_so_by_its_variable() -> None:
@@ -94,6 +109,7 @@ def test_accelerate_on_cpus_is_told_so_by_its_variable() -> None:
         ("torchrun --master_addr 10.9.9.9 t.py", "--master_addr 10.9.9.9 does not fit"),
         ("torchrun --standalone t.py", "--standalone is for one node"),
         ("deepspeed --num_gpus=8 t.py", "--num_gpus 8 does not fit"),
+        ("deepspeed --include n1:0 t.py", "--include n1:0 chooses among nodes"),
         ("accelerate launch --num_processes 2 t.py", "--num_processes 2 does not fit the run, which needs 4"),
         ("msrun --worker_num=8 t.py", "--worker_num 8 does not fit"),
         ("mpirun -np 4 ./a.out", "with its own SSH"),
@@ -101,6 +117,23 @@ def test_accelerate_on_cpus_is_told_so_by_its_variable() -> None:
 )
 def test_what_contradicts_the_nodes_is_reported(command: str, problem: str) -> None:
     assert any(problem in text for text in faults(command)), faults(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("torchrun --nnodes 3 t.py", "leave out --nnodes: choose the nodes by -n SET"),
+        ("deepspeed --num_nodes 3 t.py", "leave out --num_nodes: choose the nodes by -n SET"),
+        ("deepspeed --num_gpus 8 t.py", "leave out --num_gpus: choose the devices by --devices"),
+        ("accelerate launch --num_machines 3 t.py", "leave out --num_machines: choose the nodes by -n SET"),
+        ("msrun --worker_num=8 t.py", "leave out --worker_num: it is filled in on every node"),
+    ],
+)
+def test_the_remedy_names_the_option_of_launch_that_chooses(command: str, remedy: str) -> None:
+    job = jobs.from_command(shlex.split(command), None)
+    with pytest.raises(InputFaults) as caught:
+        job_check.check(job, CLUSTER)
+    assert [fault.remedy[: len(remedy)] for fault in caught.value.faults] == [remedy]
 
 
 def test_the_address_may_be_written_as_the_first_nodes_name_or_as_a_placeholder() -> None:

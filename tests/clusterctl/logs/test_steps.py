@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,62 @@ def test_hugging_faces_lines_get_their_step_from_the_progress_bar() -> None:
     # The rate that the bar shows.
     assert second["step_seconds"] == pytest.approx(1 / 9)
     assert (evaluation["event"], evaluation["step"], evaluation["loss"]) == ("eval", 20, 3.5)
+
+
+def hugging_faces_pieces(steps: int, every: int, shown: int) -> list[tuple[Stream, bytes]]:
+    """Return what its Trainer writes, in order: losses, and a bar that is erased and drawn again for each of them.
+
+    The bar is drawn for one of `shown` steps. Each second loss is followed by an evaluation with a bar of its own.
+    """
+    pieces = ["\r  0%|          | 0/60 [00:00<?, ?it/s]"]
+    for step in range(1, steps + 1):
+        bar = f"\r {100 * step // steps:2}%|#####     | {step}/{steps} [00:01<00:41,  1.44s/it]"
+        blank = f"\r{' ' * 46}\r"
+        if step % shown == 0:
+            pieces.append(bar)
+        if step % every == 0:
+            loss = (
+                f"{{'loss': '{step / 8}', 'grad_norm': '0.8', 'learning_rate': '5e-05', 'epoch': '0.01'}}\n"
+            )
+            pieces += [blank, loss, "\n", bar]
+        if step % (2 * every) == 0:
+            below = "\n\r 40%|####      | 2/5 [00:00<00:00,  7.29it/s]\x1b[A"
+            loss = f"{{'eval_loss': '{step / 8}', 'eval_runtime': '1.625', 'epoch': '0.01'}}\n"
+            pieces += [below, f"{blank}\n{blank}\x1b[A", loss, bar, below, f"\n\r{' ' * 46}\x1b[A"]
+    return [(Stream.OUT if piece[0] == "{" else Stream.ERR, piece.encode()) for piece in [*pieces, "\n"]]
+
+
+@pytest.mark.parametrize("shown", [1, 4, 1000])
+@pytest.mark.parametrize("every", [1, 5])
+def test_each_loss_of_hugging_faces_trainer_has_its_step_however_the_streams_arrive(
+    tmp_path: Path, every: int, shown: int
+) -> None:
+    pieces = hugging_faces_pieces(60, every, shown)
+    numbers = range(every, 61, every)
+    wanted = {("step", number, number / 8) for number in numbers}
+    wanted |= {("eval", number, number / 8) for number in numbers[1::2]}
+    for seed in range(10):
+        draw = random.Random(seed)
+        _, steps = followed(tmp_path / str(seed))
+        rest, found = list(pieces), []
+        while rest:
+            count = draw.choice((1, 1, 2, 5, 30, 1000))
+            for stream in (Stream.OUT, Stream.ERR):
+                data = b"".join(piece for kind, piece in rest[:count] if kind is stream)
+                found += steps.feed(Source("n1", 0, stream), data, 0.0)
+            del rest[:count]
+        found += steps.end("n1")
+        lines = [(line.kind, line.step, line.loss) for line in found if line.kind != "start"]
+        assert len(lines) == len(wanted) and set(lines) == wanted, seed
+        assert {line.steps for line in found if line.kind == "step"} == {60}
+
+
+def test_hugging_faces_losses_without_a_progress_bar_are_counted(tmp_path: Path) -> None:
+    _, steps = followed(tmp_path)
+    source = Source("n1", 0, Stream.OUT)
+    line = b"{'loss': '4.5', 'epoch': '0.17'}\n"
+    found = [metric.step for _ in range(3) for metric in steps.feed(source, line) if metric.kind == "step"]
+    assert found == [1, 2] and [metric.step for metric in steps.end("n1")] == [3]
 
 
 def test_mindformers_and_nanogpts_lines() -> None:

@@ -19,6 +19,7 @@ from clusterctl.migrate.tables import deepspeed, manifest, mindformers
 from clusterctl.migrate.translate import translate
 from clusterctl.migrate.translation import Translation
 from clusterctl.migrate.write import job_text
+from tests.clusterctl.conftest import Run
 from trainer.plan.resolve import plan_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,6 +147,14 @@ def test_the_scripts_of_glm_and_mindformers(tmp_path: Path) -> None:
     mind = translated(f"bash run_distribute.sh /hccl.json {config} [8,16] train 32")
     assert job(mind)["devices"] == "[0,8)" and "it ran on 4 nodes" in job_text(mind)
     assert job(mind)["train"]["model"]["layers"] == 40
+
+
+def test_a_script_of_glm_describes_a_training_without_any_option(command_line: Run, tmp_path: Path) -> None:
+    code, _, err = command_line("init", "--from", "bash ./tests/train_pretrain_full_16p.sh")
+    assert code == 0, err
+    written = parse_document((tmp_path / "train_pretrain_full_16p.yaml").read_text(), "job.yaml").value
+    assert written["train"]["model"]["name"] == "glm-10B"
+    assert command_line("init", "--from", "bash ./mine.sh")[0] == 2
 
 
 def test_a_preparation_of_data_becomes_our_command() -> None:

@@ -600,7 +600,7 @@ def test_a_run_that_ended_before_it_was_followed_is_told_whole_and_no_node_is_as
     run = launched(tmp_path, connections, program(text))
     assert controlled(run, connections).phase == "finished"
     events = run.events.read_bytes()
-    with Connections(ScriptedTransport({})) as nobody, following(run, nobody) as watch:
+    with Connections(ScriptedTransport({})) as nobody, following(KeptWatch(run), nobody) as watch:
         seen = [line.text for one in watch if one.chunk and one.chunk.rank == 0 for line in one.chunk.lines()]
     assert [text[-12:] for text in seen] == ["xxxxxx [...]", "he long line"]
     assert run.events.read_bytes() == events
@@ -626,7 +626,7 @@ print("third")
     wait_for(lambda: all(copy.exists() and copy.read_bytes() == b"first\nsec" for copy in copies))
     dead.close()  # type: ignore[attr-defined]
     go.touch()
-    with following(run, connections, 1) as watch:
+    with following(KeptWatch(run, 1), connections) as watch:
         seen = [line.text for one in watch if one.chunk and one.chunk.rank == 0 for line in one.chunk.lines()]
     assert seen == ["first", "second", "third"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.runs.runs import _row
-from clusterctl.cli.views.run_status import head
+from clusterctl.cli.views.run_status import head, line
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, to_json
@@ -44,7 +44,7 @@ def make(folder: Path, name: str, **more: Any) -> RunDir:
 def test_one_damaged_record_among_many_is_marked_and_the_others_are_listed(tmp_path: Path, text: str) -> None:
     runs = [make(tmp_path, f"r-{number}") for number in range(3)]
     runs[1].record.write_text(text)
-    rows = {row["run"]: row["phase"] for row in map(_row, all_runs(tmp_path))}
+    rows = {row.run: row.phase for row in map(_row, all_runs(tmp_path))}
     assert rows == {"r-0": "finished", "r-1": "damaged", "r-2": "finished"}
     with pytest.raises(UsageError, match=r"run\.json: unreadable"):
         runs[1].read_record()
@@ -93,6 +93,9 @@ def test_a_run_of_a_newer_version_is_stopped_and_not_restarted(
     overview = summarise(run, current_state(run, connections), time.time())
     assert "a newer version of clusterctl started this run" in head(overview).plain
     assert overview.as_json()["is_newer"] is True
+    # What `status --watch` writes without a terminal, and `runs` below its table.
+    assert line(overview).endswith("started by a newer version of clusterctl")
+    assert _row(run).cause == "a newer version of clusterctl started it"
     assert stop_run(run, connections) == {"node1": 0, "node2": 0}
     assert left_of(run) == 0
     with pytest.raises(UsageError, match="a newer version of clusterctl started this run"):
@@ -134,7 +137,7 @@ def test_a_thousand_runs_are_listed_and_surveyed_in_a_second(tmp_path: Path) -> 
     began = time.process_time()
     rows = [_row(run) for run in all_runs(tmp_path)]
     listed = time.process_time() - began
-    assert len(rows) == 1000 and {row["loss"] for row in rows} == {"2.5000"}
+    assert len(rows) == 1000 and {row.loss for row in rows} == {"2.5000"}
     script = ScriptedTransport({("*", "alive"): {"alive": [False] * 1000}})
     began = time.process_time()
     with Connections(script) as scripted:
@@ -161,8 +164,12 @@ def test_a_checkpoint_that_a_resumed_attempt_passed_over_is_not_brought_here(tmp
     assert superseded_by(lines) == {300}
     run = make(tmp_path, "r")
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    entries = [{"name": f"step-00000{step}", "kind": "d"} for step in (100, 200, 300)]
-    script = ScriptedTransport({("*", "list"): {"entries": entries}, ("*", "tree"): UsageError("enough")})
+    entries = [
+        {"name": f"step-00000{step}", "kind": "d", "size": 0, "mtime": 0.0} for step in (100, 200, 300)
+    ]
+    script = ScriptedTransport(
+        {("*", "list"): {"missing": False, "entries": entries}, ("*", "tree"): UsageError("enough")}
+    )
     with Connections(script) as scripted, pytest.raises(UsageError):
         bring_checkpoint(run, scripted)
     assert script.asked[-1][2]["path"] == "/nodes/a/r/checkpoints/step-00000200"

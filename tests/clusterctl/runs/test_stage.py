@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from clusterctl.errors import InputFaults, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
 from clusterctl.runs.prepare.stage import compare_data, faults_of, push_data
+from clusterctl.transport.answers import FolderFingerprint
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.scripted import ScriptedTransport
-from tests.support.nodes import connect
 
 
 def pair(folder: Path, name: str, lengths: tuple[int, ...] = (3, 4)) -> None:
@@ -30,13 +30,6 @@ def pair(folder: Path, name: str, lengths: tuple[int, ...] = (3, 4)) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.idx").write_bytes(head + body)
     (folder / f"{name}.bin").write_bytes(bytes(2 * sum(lengths)))
-
-
-@pytest.fixture
-def link(tmp_path: Path) -> Iterator[Connection]:
-    connection = connect(tmp_path)
-    yield connection
-    connection.close()
 
 
 def test_a_node_tells_all_files_and_what_is_wrong_with_them(link: Connection, tmp_path: Path) -> None:
@@ -53,9 +46,10 @@ def test_a_node_tells_all_files_and_what_is_wrong_with_them(link: Connection, tm
     outputs = {"bin": {"bytes": 14, "sha256": "0" * 64}, "gone": {"bytes": 1, "sha256": ""}}
     (folder / "deep" / "good.manifest.json").write_text(json.dumps({"outputs": outputs}))
     (folder / "odd.manifest.json").write_text("[]")
-    found = link.call("fingerprint_folder", {"path": str(folder)})
-    assert found["files"]["deep/good.bin"][0] == 14 and ".hidden" not in found["files"]
-    assert sorted(found["faults"]) == [
+    found = link.ask(FolderFingerprint, "fingerprint_folder", {"path": str(folder)})
+    assert found.sizes["deep/good.bin"] == 14 and ".hidden" not in found.sizes
+    assert found.sizes.keys() == found.hashes.keys()
+    assert sorted(found.faults) == [
         "alone.idx: its .bin is missing",
         "cut.bin: has 12 bytes, but its index ends at 14",
         "deep/good.bin: is not the file that was built: its hash differs",
@@ -63,7 +57,7 @@ def test_a_node_tells_all_files_and_what_is_wrong_with_them(link: Connection, tm
         "odd.manifest.json: not a manifest of a build",
         "short.idx: has 77 bytes; its header asks for 82: it was cut",
     ]
-    assert link.call("fingerprint_folder", {"path": str(tmp_path / "none")})["missing"]
+    assert link.ask(FolderFingerprint, "fingerprint_folder", {"path": str(tmp_path / "none")}).missing
 
 
 def test_a_large_file_is_told_by_blocks_spread_over_it(
@@ -91,8 +85,14 @@ def test_a_large_file_is_told_by_blocks_spread_over_it(
     assert asked.fingerprint_of(str(tmp_path / "small"), 1).startswith("sha256:")
 
 
-def answer(missing: bool = False, faults: tuple[str, ...] = (), **files: Any) -> dict[str, Any]:
-    return {"path": "/d", "missing": missing, "files": {} if missing else files, "faults": list(faults)}
+def answer(missing: bool = False, faults: tuple[str, ...] = (), **files: Any) -> FolderFingerprint:
+    sizes, hashes = ({name: file[part] for name, file in files.items()} for part in (0, 1))
+    return FolderFingerprint("/d", missing, sizes, hashes, faults)
+
+
+def sent(**files: Any) -> dict[str, Any]:
+    """Return a fingerprint as a node sends it."""
+    return dict(json.loads(json.dumps(asdict(answer(**files)))))
 
 
 def test_what_is_wrong_is_told_with_its_nodes_the_commonest_copy_being_right() -> None:
@@ -131,12 +131,12 @@ def test_a_run_begins_only_where_all_nodes_have_the_same(tmp_path: Path) -> None
     job = jobs.load(tmp_path / "job.yaml")
     assert job.data_there == "~/wiki"
     told: list[str] = []
-    good = {**answer(a=[3, "x"]), "path": "/home/u/wiki"}
+    good = {**sent(a=[3, "x"]), "path": "/home/u/wiki"}
     with Connections(ScriptedTransport({("*", "fingerprint_folder"): good})) as connections:
         paths = push_data(cluster(2), job, connections, lambda phase, what: told.append(what))
     assert paths == {"node1": "/home/u/wiki", "node2": "/home/u/wiki"}
     assert "1 file, 3 B, whole and alike on 2 nodes" in told[0]
-    table = {("*", "fingerprint_folder"): good, ("node2", "fingerprint_folder"): answer(a=[3, "y"])}
+    table = {("*", "fingerprint_folder"): good, ("node2", "fingerprint_folder"): sent(a=[3, "y"])}
     with Connections(ScriptedTransport(table)) as connections, pytest.raises(WorkFailed) as caught:
         compare_data(cluster(3), "/d", connections, lambda phase, what: None)
     assert "nothing was started:\nnode2: /d/a: differs from the other nodes'" in caught.value.message

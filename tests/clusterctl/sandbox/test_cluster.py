@@ -86,9 +86,15 @@ def test_a_state_file_of_another_version_or_torn_is_refused(tmp_path: Path) -> N
     (tmp_path / "state.json").write_text('{"version": 0}')
     with pytest.raises(UsageError, match="another version"):
         sandbox_cluster.down(tmp_path)
-    (tmp_path / "state.json").write_text('{"version"')
-    with pytest.raises(UsageError, match="not valid JSON"):
-        sandbox_cluster.load(tmp_path)
+    for text, problem in {
+        '{"version"': "damaged: not JSON",
+        "[]": "damaged: the value",
+        '{"version": 1}': "damaged: mode is missing",
+        '{"version": 1, "mode": "loopback", "devices": "2"}': "damaged: devices: '2'",
+    }.items():
+        (tmp_path / "state.json").write_text(text)
+        with pytest.raises(UsageError, match=f"state.json: {problem}"):
+            sandbox_cluster.load(tmp_path)
 
 
 def test_auto_takes_sshd_where_it_is_and_else_the_embedded_server(monkeypatch: pytest.MonkeyPatch) -> None:

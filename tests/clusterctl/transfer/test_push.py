@@ -6,7 +6,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,13 +51,6 @@ NAMES = [
     "\udcff\udcfe",
     "back\\slash",
 ]
-
-
-@pytest.fixture
-def link(tmp_path: Path) -> Iterator[Connection]:
-    connection = connect(tmp_path)
-    yield connection
-    connection.close()
 
 
 @pytest.fixture
@@ -622,7 +614,7 @@ def test_links_that_leave_the_tree_are_named_all_at_once(tmp_path: Path) -> None
 
 
 def test_a_source_that_is_no_folder_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         make_manifest(tmp_path / "missing")
 
 

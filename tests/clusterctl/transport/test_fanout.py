@@ -163,3 +163,19 @@ def test_a_scripted_program_says_what_was_written_for_it_and_keeps_what_it_was_s
     stream.send(b"input")
     assert drained(stream) == {"stdout": b"n1\n", "stderr": b"oh\n"} and stream.ended() == (3, None)
     assert script.asked == [("node1", "hostname", {"stdin": b"input"})]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ({"entries": []}, "missing is missing"),
+        ({"missing": "no", "entries": []}, "missing: 'no' is not of type bool"),
+        ({"missing": False, "entries": [{"name": "a"}]}, r"entries\[0\].kind is missing"),
+    ],
+)
+def test_an_answer_that_no_agent_sends_names_the_node_and_the_wrong_part(
+    answer: dict[str, object], problem: str
+) -> None:
+    link = ScriptedTransport({("*", "list"): answer}).connect(NODES[0])
+    with pytest.raises(RequestFailed, match=f"^node1: its answer to 'list' is invalid: {problem}"):
+        link.directory("/")

@@ -35,6 +35,7 @@ def test_the_work_continues_in_its_own_process_after_it_has_started(tmp_path: Pa
     assert not (tmp_path / "later").exists()
     wait_for(lambda: "an error of a controller" in (tmp_path / "log").read_text())
     assert (tmp_path / "later").read_text() == "done"
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600, "a log of a run is its owner's alone"
 
 
 @pytest.mark.parametrize(
@@ -74,9 +75,18 @@ def test_a_bug_keeps_its_traceback() -> None:
 SIGNALS = """
 import os, signal, sys, time
 from pathlib import Path
+from clusterctl.cli.launch import background
 from clusterctl.cli.launch.background import deliver_signals, start_in_background
 
 parent = os.getpid()
+forwarding = background._forwarding_signals
+
+def late(*given):
+    # The signal comes before the terminal's process has set its handlers.
+    time.sleep(0.3)
+    return forwarding(*given)
+
+background._forwarding_signals = late
 
 def work(starter):
     received = []

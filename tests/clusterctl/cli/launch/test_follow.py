@@ -13,8 +13,9 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import controller
 from clusterctl.runs.overview import read_progress
 from clusterctl.runs.start import _processors
+from clusterctl.runs.watching.kept_watch import KeptWatch
+from clusterctl.transport.answers import Hello
 from clusterctl.transport.fanout import Connections
-from clusterctl.transport.hello import Hello
 from clusterctl.transport.local import LocalTransport
 from tests.support.run_folders import restarted_run
 
@@ -47,7 +48,7 @@ def test_a_resume_shows_no_step_of_the_earlier_attempts(
     monkeypatch.setattr(screen, "log", lambda text, style="": lines.append(text))
     with (
         Connections(LocalTransport(home=tmp_path)) as connections,
-        controller.following(run, connections, known=known) as watch,
+        controller.following(KeptWatch(run, known=known), connections) as watch,
         Follower(run, trains=True) as follower,
     ):
         for update in watch:
