@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -41,11 +42,21 @@ def sandbox(
 def user_environment(*without: str, **own: str) -> dict[str, str]:
     """Return this process's environment without the launcher's variables, for the launcher of this checkout.
 
-    Variables that begin with one of `without` are left out too; `own` are added.
+    Variables that begin with one of `without` are left out too; `own` are added. Modules are compiled once, as those
+    of an installed program are.
     """
-    left_out = ("CLUSTERCTL_", *without)
+    left_out = ("CLUSTERCTL_", "PYTHONDONTWRITEBYTECODE", *without)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {**inherited, "PYTHONPATH": str(ROOT), **own}
+
+
+def take_signals() -> None:
+    """Let the programs that are started from here take a terminal's signals, even if the caller of this one ignores
+    them: `command &` in a script ignores SIGINT and SIGQUIT, `nohup` SIGHUP, and every child inherits that."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if default else lambda number, frame: None)
 
 
 def wait_for(truth: Callable[[], Answer], seconds: float, pause: float = 0.01) -> Answer:

@@ -40,9 +40,11 @@ from bench.faults.judge import (
     judge,
     table,
 )
-from bench.faults.play import Play
+from bench.faults.play import NotPlayed, Play
 from bench.faults.seen import as_json
+from bench.field import take_signals
 from clusterctl.sandbox import demo, namespaces
+from native.compiled import build, library
 
 
 class Campaign:
@@ -104,11 +106,12 @@ class Campaign:
     def _one(self, lane: Lane, fault: Fault, folder: Path) -> None:
         try:
             story = Play(lane, self.scanner, fault, folder, self.data).play()
-        except Exception:
+        except Exception as error:
             # A fault that could not be played is reported, and the others continue.
+            reason = str(error) if isinstance(error, NotPlayed) else traceback.format_exc()
             with self.telling:
                 self.problems.append(f"fault {fault.number}, {fault}: could not be played")
-                say(f"{fault.number:>4}  {fault}\n{traceback.format_exc()}")
+                say(f"{fault.number:>4}  {fault}: could not be played: {reason}\nsee {folder}")
             lane.renew()
             return
         if fault.kind == "disk full" and lane.is_up(fault.node):
@@ -153,6 +156,14 @@ def make_data(folder: Path) -> Path:
     demo.train_tokenizer(corpus, target / "tokenizer.json", 512)
     demo.build_data(corpus, target / "tokenizer.json", target / "text_document")
     return target
+
+
+def build_library() -> None:
+    """Compile the trainer's library if none fits: a rank that compiles it takes longer than any wait for a step."""
+    reason = library.why_not()
+    if reason:
+        say(f"compiling the library of the embedded trainer: {reason}")
+        build.build()
 
 
 def say(text: str) -> None:
@@ -255,6 +266,13 @@ def main() -> int:
     if missing:
         say(f"no nodes of namespaces here: {missing}")
         return 2
+    if any(fault.real for fault in faults):
+        try:
+            build_library()
+        except build.BuildFailed as reason:
+            say(f"the embedded trainer has no library, so that no fault of it can be judged: {reason}")
+            return 2
+    take_signals()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="faults-", dir="/var/tmp"))
     folder.mkdir(exist_ok=True)
     campaign = Campaign(faults, folder, options.lanes, keep=options.keep, results=options.results)

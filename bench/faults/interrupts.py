@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.field import ROOT
+from bench.field import ROOT, take_signals
 from tests.support.leftovers import listening, processes_of
 
 # Seconds: sandbox, data, push, start, the first checkpoints.
@@ -57,6 +57,7 @@ def round_of(moment: float) -> tuple[str, float, int, int, int, int]:
 
 
 def main() -> None:
+    take_signals()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     chance = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
     left = 0

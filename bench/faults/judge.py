@@ -60,6 +60,8 @@ class Story:
     seconds: float = 0.0
     damaged: int = 0
     """The step of the checkpoint whose manifest was damaged."""
+    missed: str = ""
+    """Why the fault never struck; "" if it did."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Verdict:
 def judge(story: Story) -> Verdict:
     """Judge the end, the cause, and what must hold for any run."""
     broken = [
+        *([story.missed] if story.missed else ()),
         *_end(story),
         *one_attempt(story.scans, story.fault, story.struck, story.healed),
         *(steps_grow(story) if story.metrics else ()),

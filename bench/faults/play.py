@@ -32,18 +32,26 @@ from bench.faults.draw import (
 )  # fmt: skip
 from bench.faults.field import (
     PROGRAM,
-    WALL_AHEAD,
     Desk,
     Lane,
     Scanner,
     aside_in,
+    is_dead,
     lines_of,
     marked,
     words_of,
 )  # fmt: skip
 from bench.faults.judge import Story
-from bench.faults.seen import differing, known_after, shown
-from bench.field import wait_for
+from bench.faults.seen import (
+    differing,
+    known_after,
+    last_lines,
+    noticed_after,
+    shown,
+    stopped_after,
+    struck_from_within,
+)
+from bench.field import Answer, wait_for
 from clusterctl.jobs.run_folder import RunDir
 
 # Seconds to wait for the moment, on a busy machine.
@@ -58,7 +66,23 @@ SHORT, LONG = 4.0, 22.0
 FREED = 3.0
 # Relative to the stand-in's steps: a step of a tiny model takes 20 ms.
 REAL = 3
+RANK, SUPERVISOR = "ranks/{rank}.json", "supervisor.json"
+# The kinds that send a signal to a process of the node: the record that has its pid, and the signal.
+TARGETS = {
+    "rank killed": (RANK, signal.SIGKILL),
+    "rank frozen": (RANK, signal.SIGSTOP),
+    "manifest damaged": (RANK, signal.SIGKILL),
+    "children left behind": (RANK, signal.SIGKILL),
+    "clock skewed": (RANK, signal.SIGKILL),
+    "daemon left behind": (RANK, signal.SIGKILL),
+    "supervisor killed": (SUPERVISOR, signal.SIGKILL),
+    "supervisor stopped": (SUPERVISOR, signal.SIGSTOP),
+}
 FROM_WITHIN = ("rank crashed", "crash at the same step", "user's mistake", "slow rank")
+
+
+class NotPlayed(Exception):
+    """The fault could not strike: what it needed did not come in time, so that there is nothing to judge."""
 
 
 class Play:
@@ -77,7 +101,8 @@ class Play:
         self.steps = STEPS * (REAL if fault.real else 1) * (10 if ends_early else 1)
         self.codes: dict[str, int] = {}
         self.struck = self.healed = 0.0
-        self.damaged = 0
+        self.damaged = self.target = 0
+        self.missed = ""
         self.run: RunDir | None = None
         self.script = (
             lane.prolong_login(fault.node, fault.detail) if fault.kind == "login without end" else None
@@ -155,7 +180,7 @@ class Play:
         if self.fault.kind in FROM_WITHIN:
             return
         if not self._moment(launch):
-            # It ended before; the story records how.
+            self.missed = f"the launch ended with {launch.returncode} before the fault could strike"
             return
         time.sleep(self.fault.delay)
         self.struck = time.time()
@@ -171,20 +196,41 @@ class Play:
             return True
         looks: dict[str, Callable[[], bool]] = {
             PUSH: lambda: "reach " in self.desk.said(),
-            STARTING: lambda: bool(self._rank().get("pid")),
+            STARTING: lambda: bool(self._record(RANK.format(rank=fault.rank)).get("pid")),
             FIRST_STEP: lambda: self._step() >= 1,
             RUNNING: lambda: self._step() >= fault.step * (REAL if fault.real else 1),
             CHECKPOINT: self._saving,
             STOP: lambda: self._step() >= 3,
         }
-        came = (
-            wait_for(lambda: looks[fault.phase]() or launch.poll() is not None, COMES)
-            and launch.poll() is None
-        )
-        if came and fault.phase == STOP and fault.kind != "Ctrl-C":
+        if fault.kind in TARGETS and not self._aim(launch):
+            return False
+        if not self._wait(launch, looks[fault.phase], f"the moment {fault.phase!r}"):
+            return False
+        if fault.phase == STOP and fault.kind != "Ctrl-C":
             self.stopper = self.desk.start("stop", "stop", self._found().run_id)
-            return bool(wait_for(lambda: self._record("stop.json") or self.stopper.poll() is not None, COMES))
-        return bool(came)
+            self._wait(self.stopper, lambda: self._record("stop.json"), "the stop's record on the node")
+        return True
+
+    def _aim(self, launch: subprocess.Popen[bytes]) -> bool:
+        """Find the process to strike before the moment: to look for it takes seconds on a busy machine."""
+        name = TARGETS[self.fault.kind][0].format(rank=self.fault.rank)
+        pid = self._wait(launch, lambda: self._record(name).get("pid"), f"the pid in {name}")
+        self.target = self.lane.pids(self.fault.node).get(pid, 0) if pid else 0
+        return bool(pid)
+
+    def _wait(
+        self, command: subprocess.Popen[bytes], is_reached: Callable[[], Answer], event: str
+    ) -> Answer | None:
+        """Return the first true value of `is_reached()`, or None if the command ended before."""
+        deadline = time.monotonic() + COMES
+        while command.poll() is None:
+            if answer := is_reached():
+                return answer
+            if time.monotonic() > deadline:
+                lines = "".join(f"\n    {line}" for line in last_lines(self.lane, self.desk, self.run))
+                raise NotPlayed(f"{event} did not come within {COMES:.0f} s; the last lines are:{lines}")
+            time.sleep(0.01)
+        return None
 
     def _found(self) -> RunDir:
         run = self.run = self.run or self.desk.found()
@@ -194,9 +240,6 @@ class Play:
     def _record(self, name: str, attempt: int = 1) -> dict[str, Any]:
         self.run = self.run or self.desk.found()
         return self.lane.record(self.fault.node, self.run.run_id, attempt, name) if self.run else {}
-
-    def _rank(self) -> dict[str, Any]:
-        return self._record(f"ranks/{self.fault.rank}.json")
 
     def _step(self) -> int:
         """Return the last step according to the metrics on the first node."""
@@ -219,17 +262,15 @@ class Play:
 
     # -- the blows
 
-    def _kill_rank(self, launch: subprocess.Popen[bytes]) -> None:
-        self._signal_inner(self._rank().get("pid"), signal.SIGKILL)
-
-    def _freeze_rank(self, launch: subprocess.Popen[bytes]) -> None:
-        self._signal_inner(self._rank().get("pid"), signal.SIGSTOP)
-
-    def _kill_supervisor(self, launch: subprocess.Popen[bytes]) -> None:
-        self._signal_inner(self._record("supervisor.json").get("pid"), signal.SIGKILL)
-
-    def _stop_supervisor(self, launch: subprocess.Popen[bytes]) -> None:
-        self._signal_inner(self._record("supervisor.json").get("pid"), signal.SIGSTOP)
+    def _signal(self, launch: subprocess.Popen[bytes]) -> None:
+        """Send the signal of this kind to its process."""
+        number = TARGETS[self.fault.kind][1]
+        # During a stop it may already have ended.
+        if not is_dead(self.target):
+            self.struck = time.time()
+            os.kill(self.target, number)
+        elif self.fault.phase != STOP:
+            raise NotPlayed("the process had ended before this machine, which is busy, could strike it")
 
     def _damage_manifest(self, launch: subprocess.Popen[bytes]) -> None:
         """Flip one bit in the newest of at least two manifests on the fault's node, then kill the rank."""
@@ -238,14 +279,14 @@ class Play:
         def manifests() -> list[Path]:
             return sorted(folder.glob("step-*/manifest.json"))
 
-        found = wait_for(lambda: manifests()[1:] or launch.poll() is not None, COMES)
-        if isinstance(found, list):
+        found = self._wait(launch, lambda: manifests()[1:], "a second checkpoint")
+        if found:
             content = bytearray(found[-1].read_bytes())
             chance = random.Random(self.fault.number)
             content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
             found[-1].write_bytes(content)
             self.damaged = int(found[-1].parent.name.rpartition("-")[2])
-        self._kill_rank(launch)
+        self._signal(launch)
 
     def _kill_launcher(self, launch: subprocess.Popen[bytes]) -> None:
         """Kill the launcher's processes, as the end of its machine would; `attach` starts a new controller."""
@@ -254,17 +295,10 @@ class Play:
         if controller is not None:
             os.kill(controller, signal.SIGKILL)
 
-    def _signal_inner(self, pid: Any, number: int) -> None:
-        here = self.lane.pids(self.fault.node).get(pid)
-        # Otherwise it has ended normally, as in a stop.
-        if here is not None:
-            self.struck = time.time()
-            os.kill(here, number)
-
     def _kill_controller(self, launch: subprocess.Popen[bytes]) -> None:
         run = self._found()
-        pid = wait_for(lambda: run.controller() or launch.poll() is not None, COMES)
-        if isinstance(pid, int) and not isinstance(pid, bool):
+        pid = self._wait(launch, run.controller, "the run's controller")
+        if pid:
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda: run.controller() is None, 5.0)
             if self.fault.phase != STOP and not run.phase().is_final:
@@ -410,9 +444,12 @@ class Play:
     def _story(self, left: tuple[str, ...], seconds: float) -> Story:
         run = self.run
         if run is None:
-            return Story(self.fault, said=self.desk.said(), codes=self.codes, left=left, seconds=seconds)
+            return Story(
+                self.fault, said=self.desk.said(), codes=self.codes, left=left, seconds=seconds,
+                missed=self.missed,
+            )  # fmt: skip
         events, attempt = [event.as_json() for event in run.event_lines()], int(run.read_record().attempt)
-        struck = self.struck or self._from_within()
+        struck = self.struck or struck_from_within(self.fault, run)
         known = known_after(events, struck)
         return Story(
             self.fault,
@@ -425,9 +462,9 @@ class Play:
             metrics=[metric.as_json() for metric in run.metric_lines()],
             struck=struck,
             healed=self.healed,
-            noticed=self._noticed(struck),
+            noticed=noticed_after(self.lane, self.fault, run, struck),
             known=known,
-            stopped=self._stopped(struck + known) if known is not None else None,
+            stopped=stopped_after(self.lane, self.fault, run, struck + known) if known is not None else None,
             scans=self.scanner.seen.get(run.run_id, ()),
             lost_lines=(
                 *differing(self.lane, self.fault, run, attempt),
@@ -436,43 +473,14 @@ class Play:
             left=left,
             seconds=seconds,
             damaged=self.damaged,
+            missed=self.missed,
         )
-
-    def _from_within(self) -> float:
-        """Return when a fault struck that the program caused itself, from its own output."""
-        assert self.run is not None
-        log = self.run.log(self.fault.node, self.fault.rank, "err")
-        found = (
-            re.search(r"drill: \S+ at ([\d.]+)", log.read_text(errors="replace")) if log.exists() else None
-        )
-        return float(found[1]) if found else 0.0
-
-    def _noticed(self, struck: float) -> float | None:
-        """Return the seconds from the fault until its node's supervisor had recorded the failure of a rank."""
-        failure = self._record("node.json").get("first_failure") or {}
-        return (
-            max(0.0, float(failure["ended"]) - self._ahead(self.fault.node) - struck)
-            if failure and struck
-            else None
-        )
-
-    def _ahead(self, node: str) -> float:
-        return WALL_AHEAD if self.fault.kind == "clock skewed" and node == self.fault.node else 0.0
-
-    def _stopped(self, known: float) -> float | None:
-        """Return the seconds from the moment a failure was known until the attempt's last rank had ended."""
-        ends = []
-        for node in NODES:
-            for rank in range(4):
-                ended = self.lane.record(node, self._found().run_id, 1, f"ranks/{rank}.json").get("ended")
-                ends += [float(ended) - self._ahead(node)] if ended else []
-        return max(0.0, max(ends) - known) if ends else None
 
 
 BLOWS: dict[str, Callable[[Play, subprocess.Popen[bytes]], None]] = {
-    "rank killed": Play._kill_rank,
-    "rank frozen": Play._freeze_rank,
-    "supervisor killed": Play._kill_supervisor,
+    "rank killed": Play._signal,
+    "rank frozen": Play._signal,
+    "supervisor killed": Play._signal,
     "controller killed": Play._kill_controller,
     "command killed": Play._kill_command,
     "Ctrl-C": Play._interrupt,
@@ -483,10 +491,10 @@ BLOWS: dict[str, Callable[[Play, subprocess.Popen[bytes]], None]] = {
     "connection dropped": Play._drop,
     "launcher cut off": Play._cut_off,
     "disk full": Play._fill_disk,
-    "children left behind": Play._kill_rank,
-    "clock skewed": Play._kill_rank,
-    "daemon left behind": Play._kill_rank,
-    "supervisor stopped": Play._stop_supervisor,
+    "children left behind": Play._signal,
+    "clock skewed": Play._signal,
+    "daemon left behind": Play._signal,
+    "supervisor stopped": Play._signal,
     "manifest damaged": Play._damage_manifest,
     "launcher killed": Play._kill_launcher,
 }

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from bench.faults.draw import AWAY, Fault
-from bench.faults.field import Desk, Lane
+from bench.faults.draw import AWAY, NODES, Fault
+from bench.faults.field import WALL_AHEAD, Desk, Lane
 from bench.faults.judge import Story
 from clusterctl.jobs.run_folder import RunDir
 
@@ -44,6 +44,16 @@ def shown(desk: Desk, fault: Fault, run: RunDir, *, whole: bool) -> list[str]:
     return [f"shown twice: {line}" for line in twice] + [f"never shown: {line}" for line in never]
 
 
+def last_lines(lane: Lane, desk: Desk, run: RunDir | None) -> list[str]:
+    """Return the last line of the user's command, and of each rank's output on its node."""
+    logs = sorted(desk.folder.glob("*.err"))
+    if run is not None:
+        for node in NODES:
+            logs += sorted(lane.run_dir(node, run.run_id).glob("attempts/*/logs/rank-*"))
+    ends = [(path.name, path.read_text(errors="replace").splitlines()[-1:]) for path in logs]
+    return [f"{name}: {line[:200]}" for name, end in ends for line in end]
+
+
 def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
     """Return the seconds from a fault until the run's history has the failure; None if it has none."""
     for event in events:
@@ -53,6 +63,36 @@ def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
         if bad and struck and event["time"] >= struck - 0.05:
             return max(0.0, float(event["time"]) - struck)
     return None
+
+
+def struck_from_within(fault: Fault, run: RunDir) -> float:
+    """Return when a fault struck that the program caused itself, from its own output; 0 if it says nothing."""
+    log = run.log(fault.node, fault.rank, "err")
+    found = re.search(r"drill: \S+ at ([\d.]+)", log.read_text(errors="replace")) if log.exists() else None
+    return float(found[1]) if found else 0.0
+
+
+def noticed_after(lane: Lane, fault: Fault, run: RunDir, struck: float) -> float | None:
+    """Return the seconds from the fault until its node's supervisor had recorded the failure of a rank."""
+    failure = lane.record(fault.node, run.run_id, 1, "node.json").get("first_failure") or {}
+    return (
+        max(0.0, float(failure["ended"]) - ahead(fault, fault.node) - struck) if failure and struck else None
+    )
+
+
+def stopped_after(lane: Lane, fault: Fault, run: RunDir, known: float) -> float | None:
+    """Return the seconds from the moment a failure was known until the attempt's last rank had ended."""
+    ends = []
+    for node in NODES:
+        for rank in range(4):
+            ended = lane.record(node, run.run_id, 1, f"ranks/{rank}.json").get("ended")
+            ends += [float(ended) - ahead(fault, node)] if ended else []
+    return max(0.0, max(ends) - known) if ends else None
+
+
+def ahead(fault: Fault, node: str) -> float:
+    """Return the seconds by which a node's wall clock is ahead."""
+    return WALL_AHEAD if fault.kind == "clock skewed" and node == fault.node else 0.0
 
 
 def as_json(story: Story) -> str:

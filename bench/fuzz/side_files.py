@@ -1,12 +1,14 @@
-"""Fuzz the readers of files next to a run: sweeps, Slurm's job, stores, environments, setups, unfinished work."""
+"""Fuzz the readers of files next to a run: sweeps, Slurm's job, stores, environments, setups, checkpoints and more."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,7 +25,17 @@ from clusterctl.provision.bundle import LIST, Bundle
 from clusterctl.provision.present import seen_in
 from clusterctl.storage.client import AnswerLines, FileList, StoredFile, read_list
 from clusterctl.typed_json import encode
-from trainer.errors import TrainerError
+from trainer.checkpoint.manifest import (
+    FORMAT,
+    BaseWeights,
+    Manifest,
+    Origin,
+    decode_manifest,
+    encode_manifest,
+)
+from trainer.checkpoint.saved_file import SavedFile
+from trainer.config.train_config import TrainConfig
+from trainer.errors import CheckpointError, TrainerError
 from trainer.evaluate.results import Progress
 from trainer.weights.target import JOURNAL, UNFINISHED, open_target
 
@@ -150,8 +162,40 @@ def conversion(data: bytes) -> str:
         except TrainerError as error:
             assert error.message.strip()
             return "refused"
-        assert all(entry["bytes"] == 3 and isinstance(entry["sha256"], str) for entry in resumed.values())
+        assert all(entry.bytes == 3 and isinstance(entry.sha256, str) for entry in resumed.values())
     return "read" if resumed else "refused"
+
+
+SAVED = Manifest(
+    7,
+    TrainConfig(),
+    {"a.weight": (4, 2)},
+    {"part-00000.safetensors": SavedFile(9, "0" * 64, [[[0, 4, 0, 2], [0, 1]]])},
+    loss_scale={"scale": 2.0},
+    base=BaseWeights("/w", "f"),
+    origin=Origin("hf", "/w", before=Origin("glm", "/g")),
+)
+
+
+def checkpoint_manifest(data: bytes) -> str:
+    """Read a checkpoint's manifest; the hash of its content is right, so that it hides no fault."""
+    whole = encode_manifest({})
+    # What `encode_manifest` writes between the last entry and the hash, and behind the hash.
+    key, end = whole[2 : whole.rindex(b'": "') + 4], whole[-4:]
+    content = data.rstrip().removesuffix(b"}") + key
+    hashed = content + hashlib.sha256(content).hexdigest().encode() + end
+    result = "refused"
+    for text in (data, hashed):
+        try:
+            found = decode_manifest(text, Path("manifest.json"))
+        except CheckpointError as error:
+            assert error.message.startswith("manifest.json: ")
+            continue
+        result = "read"
+        if found.format == FORMAT:
+            again = decode_manifest(encode_manifest(found.as_json()), Path("again"))
+            assert replace(again, faults=found.faults, about=found.about) == found
+    return result
 
 
 def _whole_bundle() -> Iterator[bytes]:
@@ -185,4 +229,5 @@ READERS: dict[str, tuple[Callable[[Random], bytes], Callable[[bytes], str]]] = {
     "setup": (maker(as_json(KEPT)), setup_cache),
     "evaluation": (maker([b"[0, -1.5, true]\n[1, -2.0, false]\n"]), evaluation),
     "conversion": (maker(as_lines(JOURNALED)), conversion),
+    "checkpoint": (maker(as_json(SAVED.as_json(), {**SAVED.as_json(), "format": 1})), checkpoint_manifest),
 }

@@ -38,12 +38,16 @@ from bench.train.field import (
 )
 from trainer.config.model import ModelConfig
 
+# For processors without products of bf16, where a step of the peers in bf16 takes minutes with the other rows.
+TINY = {"layers": 2, "hidden": 256, "heads": 4, "sequence": 128, "vocab": 8192}
 SMALL = {"layers": 6, "hidden": 384, "heads": 6, "sequence": 256, "vocab": 50257}
 WORKS = {
     "124m-bf16": Work("gpt2-124M", 1, "bf16"),
     "124m-fp32": Work("gpt2-124M", 1, "fp32"),
     "6x384-bf16": Work(SMALL, 8, "bf16"),
     "6x384-fp32": Work(SMALL, 8, "fp32"),
+    "2x256-bf16": Work(TINY, 2, "bf16"),
+    "2x256-fp32": Work(TINY, 2, "fp32"),
     "ranks-bf16": Work(SMALL, 2, "bf16", ranks=2),
     "ranks-fp32": Work(SMALL, 2, "fp32", ranks=2),
     "llama-124m-bf16": Work("llama-124M", 1, "bf16"),

@@ -4,6 +4,7 @@
     python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention by each kernel, in turn
 
 All run in turn in one process, with the allocator settings that the launcher gives every rank; a row shows the medians.
+Where torch has no products of bf16 for the processor, its time for them is left out, because it takes minutes.
 The last column is our time over the time that the bytes which must be read and written need at the rate at which this
 machine copies; products have none. Copying the inputs is not measured. With one thread, as a rank among many has, the
 time is processor time, which is reliable on a busy machine. With more threads it is wall time, which is not, because
@@ -26,6 +27,7 @@ from clusterctl.contract import MALLOC_TUNING
 
 # The number of tensors, of 1,048,576 numbers each.
 WEIGHTS = 32
+PRODUCTS = ("attention", "linear_cross_entropy", "grouped_linear")
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class Row:
     backend: str
     case: str
     dtype: str
-    eager_ms: float
+    eager_ms: float | None
     native_ms: float
-    ratio: float
+    ratio: float | None
     compiled_ms: float | None = None
     over_least: float | None = None
     """Our time over the time of the bytes that must be read and written; None for products."""
@@ -59,7 +61,7 @@ def measure(request: Request) -> list[Row]:
     import torch
 
     import native
-    from native import cases
+    from native import cases, products
 
     if request.threads:
         torch.set_num_threads(request.threads)
@@ -72,12 +74,13 @@ def measure(request: Request) -> list[Row]:
             continue
         chosen = native.choose("cpu", {status.op: status.backend})
         for case in (case for case in cases.large_cases() if case.op == status.op):
-            ops = [getattr(reference, case.op), getattr(chosen, case.op)]
-            ops = [partial(op, **case.arguments) for op in ops]
-            if request.compiled:
-                ops.append(torch.compile(ops[0], dynamic=False))
-            eager, own, *compiled = medians(ops, case.inputs(), request.repeat, clock)
-            least = least_bytes(case.op, ops[1], case.inputs()) / rate * 1e3
+            plain, run = (partial(getattr(ops, case.op), **case.arguments) for ops in (reference, chosen))
+            peers = [] if case.op in PRODUCTS and products.widens(case.inputs()[0]) else [plain]
+            if request.compiled and peers:
+                peers.append(torch.compile(plain, dynamic=False))
+            own, *others = medians([run, *peers], case.inputs(), request.repeat, clock)
+            eager, compiled = (*others, None, None)[:2]
+            least = least_bytes(case.op, run, case.inputs()) / rate * 1e3
             rows.append(
                 Row(
                     case.op,
@@ -86,8 +89,8 @@ def measure(request: Request) -> list[Row]:
                     str(case.dtype).removeprefix("torch."),
                     eager,
                     own,
-                    eager / own,
-                    *(compiled or [None]),
+                    eager / own if eager else None,
+                    compiled,
                     own / least if least else None,
                 )
             )
@@ -113,7 +116,7 @@ def least_bytes(op: str, run: Callable, inputs: tuple) -> int:
 
     Forward: inputs and results. Backward: inputs, the results' gradients, and the inputs' gradients.
     """
-    if op in ("attention", "linear_cross_entropy", "grouped_linear"):
+    if op in PRODUCTS:
         return 0
     value = run(*(x.clone() for x in inputs))
     results = sum(each.nbytes for each in (value if isinstance(value, tuple) else (value,)))

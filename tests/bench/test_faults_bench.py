@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.faults import __main__ as faults
-from bench.faults import fake_trainer
+from bench.faults import fake_trainer, play
 from bench.faults.draw import (
     KINDS,
     RUNNING,
@@ -23,6 +24,7 @@ from bench.faults.draw import (
     expected_end,
     names,
 )
+from bench.faults.field import Desk, Lane
 from bench.faults.judge import (
     Story,
     figures,
@@ -203,6 +205,68 @@ def test_the_table_counts_by_kind_and_the_figures_name_the_worst() -> None:
     assert "left behind: 1" in said
     assert "here: median 0.50 s, worst 0.75 s of 2 (at most 1 s)" in said
     assert "the others stopped after that: median 2.25 s, worst 3.00 s of 2" in said
+
+
+# -- waits that run out ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> play.Play:
+    """Return a play whose launch has said something, and that waits for moments only briefly."""
+    monkeypatch.setattr(play, "COMES", 0.2)
+    played = object.__new__(play.Play)
+    played.lane, played.fault, played.run, played.missed = object.__new__(Lane), KILLED, None, ""
+    played.desk = Desk(tmp_path / "desk", tmp_path / "cluster.yaml")
+    (played.desk.folder / "launch.err").write_text("start 4 ranks\nrank 0 compiles its library\n")
+    return played
+
+
+def test_a_wait_that_runs_out_says_for_what_and_the_last_lines(waiting: play.Play) -> None:
+    with subprocess.Popen(["sleep", "60"]) as launch:
+        try:
+            with pytest.raises(
+                play.NotPlayed, match=r"the pid in ranks/2\.json did not come within 0 s"
+            ) as seen:
+                waiting._strike(launch)
+            assert "launch.err: rank 0 compiles its library" in str(seen.value)
+            assert waiting._wait(launch, lambda: [7], "a number") == [7]
+        finally:
+            launch.kill()
+
+
+def test_a_launch_that_ends_before_the_moment_has_no_good_end(waiting: play.Play) -> None:
+    with subprocess.Popen(["true"]) as launch:
+        launch.wait()
+        waiting._strike(launch)
+    assert waiting.missed == "the launch ended with 0 before the fault could strike"
+    verdict = judge(replace(WELL, missed=waiting.missed))
+    assert (verdict.well, verdict.broken) == (False, (waiting.missed,))
+
+
+def test_a_process_that_ended_before_a_busy_machine_struck_is_not_judged(waiting: play.Play) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    waiting.target = gone.pid
+    with subprocess.Popen(["sleep", "60"]) as launch:
+        try:
+            with pytest.raises(play.NotPlayed, match="had ended before"):
+                waiting._signal(launch)
+        finally:
+            launch.kill()
+
+
+def test_the_library_is_compiled_before_a_fault_of_the_embedded_trainer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builds: list[str] = []
+    monkeypatch.setattr(faults.build, "build", lambda: builds.append("built"))
+    monkeypatch.setattr(faults.library, "why_not", lambda: "")
+    faults.build_library()
+    assert builds == []
+    monkeypatch.setattr(faults.library, "why_not", lambda: "it is older than cpu/norm.cpp")
+    faults.build_library()
+    assert builds == ["built"]
+    assert "it is older than cpu/norm.cpp" in capsys.readouterr().out
 
 
 # -- the stand-in ------------------------------------------------------------------------------------------
