@@ -62,7 +62,7 @@ JUDGES := .venv-judges
 judges: $(VENV)/.developing
 	$(PIP) -e '.[judges]'
 	$(PYTHON) -m venv $(JUDGES)/megatron
-	$(JUDGES)/megatron/bin/python -m pip install --quiet '$(TORCH)' numpy packaging 'megatron-core==0.16.1'
+	$(JUDGES)/megatron/bin/python -m pip install --quiet '$(TORCH)' numpy packaging psutil 'megatron-core==0.16.1'
 	$(PYTHON) -m venv $(JUDGES)/mindspore
 	$(JUDGES)/mindspore/bin/python -m pip install --quiet 'mindspore==2.10.0'
 	$(BIN)/python -m pytest -q tests/judges tests/trainer/weights

@@ -163,7 +163,7 @@ def ours(asked: Setting, prefixes: list[str]) -> dict[str, Answer]:
     """Of each part, this trainer's answer."""
     from trainer.samples.blend import Blend
     from trainer.samples.dataset import Data
-    from trainer.samples.gpt import Samples, make_order
+    from trainer.samples.gpt import Recipe, Samples, follow
 
     data, answers = Data(config_of(asked, prefixes), asked.sequence), {}
     for which, count in zip(("train", "valid"), asked.samples, strict=True):
@@ -173,7 +173,9 @@ def ours(asked: Setting, prefixes: list[str]) -> dict[str, Answer]:
         if asked.kind == "plain":
             corpus = data.corpora[prefixes[0]]
             bounds = split_bounds(asked.split, len(corpus.lengths))[("train", "valid").index(which)]
-            order = make_order(corpus.lengths, bounds, count, asked.sequence, asked.seed)
+            order = follow(
+                Recipe.of(corpus.lengths, bounds, count, asked.sequence, asked.seed), corpus.lengths
+            )
             samples: Samples | Blend = Samples(corpus, order, asked.sequence)
         else:
             samples = data.samples(which, count)

@@ -18,8 +18,7 @@ from clusterctl.cli import main
 from clusterctl.downloads.names import NAMES
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.phase import Phase
-from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs.start import new_run
+from clusterctl.jobs.run_folder import RunDir, new_run
 from clusterctl.sandbox import demo
 from tests.support.records import record_of
 from tests.support.run_folders import end_run
@@ -147,7 +146,7 @@ class Project:
     def train(self, file: str) -> None:
         """Train a recipe on one rank with its own settings, at a tiny size; keep it as a run."""
         loaded = jobs.load(self.folder / file, smaller(Path(file).stem))
-        run = new_run(loaded, self.folder / "runs")
+        run = new_run(loaded.name, self.folder / "runs")
         run.write_record(record_of({"node1": [0]}, job={"train": loaded.train}, run=run.run_id))
         config = read_config(json.loads(json.dumps(loaded.train).replace("{data}", str(loaded.data))))
         run_training(config, Env(device_kind="cpu", threads=1), run.root, lambda: False)
