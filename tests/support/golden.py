@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from trainer.corpus.indexed import Writer
 
@@ -57,29 +56,17 @@ def losses(model: str, folder: Path, native: str) -> list[dict[str, float]]:
     return [{key: line[key] for key in ("loss", "grad_norm")} for line in lines if line["event"] == "step"]
 
 
-def machine() -> str:
-    """Where these very bits can be expected again: the library, and what its kernels are chosen by."""
-    lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
-    # Of the first core.
-    said = {key.strip(): value.strip() for key, value in reversed(lines)}
-    name = " ".join(said.get(key, "") for key in ("vendor_id", "cpu family", "model", "stepping"))
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
-
-
 def record(models: Sequence[str]) -> None:
     """Write the losses that this machine computes; the other models keep theirs."""
     kept: dict[str, Any] = json.loads(GOLDENS.read_text(encoding="utf-8"))
     for model in models:
         with tempfile.TemporaryDirectory() as folder:
             kept[model] = losses(model, Path(folder), "reference")
-        kept[f"{model} machine"] = machine()
     rows = ",\n".join(f"  {json.dumps(key)}: {_in_lines(value)}" for key, value in kept.items())
     GOLDENS.write_text("{\n" + rows + "\n}\n", encoding="utf-8")
 
 
 def _in_lines(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value)
     return "[\n" + ",\n".join("    " + json.dumps(one) for one in value) + "\n  ]"
 
 

@@ -17,8 +17,5 @@ def test_the_first_losses_are_those_that_were_kept(model: str, tmp_path: Path) -
     assert len(found) == golden.STEPS
     for step, (now, then) in enumerate(zip(found, kept[model], strict=True), 1):
         assert now == {key: pytest.approx(value, rel=1e-6) for key, value in then.items()}, step
-    if kept[f"{model} machine"] == golden.machine():
-        # To the last bit.
-        assert found == kept[model]
     for now, then in zip(golden.losses(model, tmp_path / "fused", "auto"), kept[model], strict=True):
         assert now["loss"] == pytest.approx(then["loss"], rel=1e-5)
