@@ -1,6 +1,6 @@
 """`python -m bench.serve`: a random GPT-2 of 124M parameters; prints one JSON line for each figure.
 
-`--port` compares clients of a server that runs with the same texts in one batch. `--peer` measures Hugging Face's
+`--clients` starts a server and compares its clients with the same texts in one batch. `--peer` measures Hugging Face's
 transformers instead, in an environment that has it. Run it on a quiet machine, or with `--cpu`.
 """
 
@@ -26,11 +26,9 @@ from trainer.model.gpt import GPT
 
 def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the figures."""
-    if arguments.port:
-        model = GPT(decode.CONFIG, native.choose("cpu")).eval()
-        seconds = clients.ideal(of_model(model, decode.PAGES, arguments.weights), time.perf_counter)
-        yield {"figure": f"{clients.CLIENTS} clients in one batch", "seconds": seconds}
-        yield from clients.over_http(arguments.port)
+    if arguments.clients:
+        network = of_model(GPT(decode.CONFIG, native.choose("cpu")).eval(), decode.PAGES, arguments.weights)
+        yield from clients.in_turn(network, arguments.weights, arguments.threads, arguments.rounds)
         return
     clock = time.process_time if arguments.cpu else time.perf_counter
     if arguments.peer:
@@ -44,8 +42,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--cpu", action="store_true", help="seconds of processor time, for a busy machine")
-    parser.add_argument("--port", type=int, default=0, help="of a server of a GPT-2 with 124M parameters")
-    parser.add_argument("--weights", default="fp32", help="of the batch that --port compares with")
+    parser.add_argument(
+        "--clients", action="store_true", help="of a server, in turn with the same texts in one batch"
+    )
+    parser.add_argument("--weights", default="fp32", help="the type of matrices for --clients")
+    parser.add_argument("--rounds", type=int, default=5, help="of --clients")
     parser.add_argument("--only", default="", help="figures whose name contains this")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

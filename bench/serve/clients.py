@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from bench.serve.decode import CONFIG, Now, prompts, run
+from bench.serve.hostile import random_checkpoint, served
 from trainer.generate.network import Network
 
 CLIENTS = 16
@@ -26,17 +31,31 @@ def ideal(network: Network, clock: Now) -> float:
     return max(entry.times[-1] for entry in clocks) - began
 
 
-def over_http(port: int) -> Iterator[dict[str, Any]]:
-    """Yield the seconds of all clients together, and the seconds until the first token of a prompt of 512."""
-    first = first_token(port)
+def in_turn(network: Network, kind: str, threads: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Start a server; yield the seconds of one batch without it and of its clients, and their ratio, by rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = random_checkpoint(Path(folder), CONFIG)
+        with served(checkpoint, "--weights", kind, "--threads", str(threads)) as (url, _, _):
+            port = urlsplit(url).port or 0
+            yield {"figure": "first token of 512 over HTTP", "seconds": first_token(port)}
+            ratios = []
+            for number in range(rounds):
+                alone, together = ideal(network, time.perf_counter), over_http(port, number)
+                ratios.append(together / alone)
+                yield {"figure": f"{CLIENTS} clients", "batch": alone, "http": together, "ratio": ratios[-1]}
+            yield {"figure": f"{CLIENTS} clients, median", "ratio": statistics.median(ratios)}
+
+
+def over_http(port: int, number: int) -> float:
+    """Return the seconds of all clients together; each round has other prompts, so that no prefix is kept."""
+    texts = [([(token + number) % CONFIG.vocab for token in ids], count) for ids, count in orders(CLIENTS)]
+    threads = [threading.Thread(target=ask, args=(port, ids, count)) for ids, count in texts]
     began = time.perf_counter()
-    threads = [threading.Thread(target=ask, args=(port, ids, count)) for ids, count in orders(CLIENTS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    yield {"figure": f"{CLIENTS} clients over HTTP", "seconds": time.perf_counter() - began}
-    yield {"figure": "first token of 512 over HTTP", "seconds": first}
+    return time.perf_counter() - began
 
 
 def ask(port: int, ids: list[int], count: int) -> None:

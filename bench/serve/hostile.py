@@ -25,6 +25,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.serve.attacks import HELD, KINDS, attack, hold, request
+from trainer.config.model import ModelConfig
 
 CLIENTS = 4
 HELD_SHARES = (30, 20, 20, 28, 2)
@@ -194,12 +195,12 @@ def complaints(lines: list[str]) -> list[str]:
 
 
 @contextmanager
-def served(checkpoint: Path | None) -> Iterator[tuple[str, int, list[str]]]:
+def served(checkpoint: Path | None, *options: str) -> Iterator[tuple[str, int, list[str]]]:
     """Start a server; yield its address, its process and the lines of its output."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "trainer", "serve", "--port", "0", "--checkpoint"]
         process = subprocess.Popen(
-            [*words, str(checkpoint or _small(Path(folder)))],
+            [*words, str(checkpoint or _small(Path(folder))), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -222,16 +223,19 @@ def served(checkpoint: Path | None) -> Iterator[tuple[str, int, list[str]]]:
 
 
 def _small(folder: Path) -> Path:
-    """Write a checkpoint of 3M parameters with random weights."""
+    """Write a checkpoint of 3M parameters with random weights; return its folder."""
+    return random_checkpoint(folder, ModelConfig(layers=4, hidden=256, heads=4, sequence=256, vocab=300))
+
+
+def random_checkpoint(folder: Path, config: ModelConfig) -> Path:
+    """Write a checkpoint with random weights and a tokenizer of 300 tokens; return its folder."""
     from tests.support import weights
-    from trainer.config.model import ModelConfig
     from trainer.corpus.tokenizer import train_tokenizer
 
-    config = ModelConfig(layers=4, hidden=256, heads=4, sequence=256, vocab=300)
-    weights.checkpoint(folder / "small", config, weights.random_state(config))
+    weights.checkpoint(folder / "random", config, weights.random_state(config))
     text = "one two three four five six seven eight nine ten. " * 12
-    train_tokenizer(iter([text] * 12), 300, folder / "small" / "tokenizer.json")
-    return folder / "small"
+    train_tokenizer(iter([text] * 12), 300, folder / "random" / "tokenizer.json")
+    return folder / "random"
 
 
 def main() -> None:
