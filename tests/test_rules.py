@@ -277,7 +277,7 @@ JSON_MODULES = {
     "clusterctl/ranktable/rules": "reader",
     "clusterctl/sandbox": "switch",
     "clusterctl/storage": "program",
-    "clusterctl/transport": "connection link scripted",
+    "clusterctl/transport": "connection link",
     "trainer": "chat_template json_types",
     "trainer/checkpoint": "header manifest",
     "trainer/config": "deepspeed schema train_config",

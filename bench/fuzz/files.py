@@ -37,8 +37,9 @@ from clusterctl.runs.controller import history_of
 from clusterctl.runs.finish import superseded_steps
 from clusterctl.runs.overview import make_overview, read_progress
 from clusterctl.runs.query import combine
-from clusterctl.runs.state import RankState, RunState, answer_from_json, read_state
+from clusterctl.runs.state import NodeAnswer, RankState, RunState, read_state
 from clusterctl.runs.watching.updates import from_report
+from clusterctl.transport.connection import read_answer
 from clusterctl.transport.fanout import Outcome
 from clusterctl.typed_json import BadValue, parse
 
@@ -227,7 +228,7 @@ def controller_lock(data: bytes) -> str:
 
 def node_answer(data: bytes) -> str:
     try:
-        answer = answer_from_json("a", parse(data))
+        answer = read_answer(NodeAnswer, parse(data), "a", "state")
     except (BadValue, ClusterctlError) as error:
         return in_words(error)
     with a_folder() as folder:
@@ -256,7 +257,7 @@ def node_files(data: bytes) -> str:
             read_beat(files.beat)
             answer = json.loads(json.dumps(attempts.read_state(str(folder), 1)))
             try:
-                answer_from_json("a", answer)
+                read_answer(NodeAnswer, answer, "a", "state")
             except ClusterctlError as error:
                 output = in_words(error)
     return output

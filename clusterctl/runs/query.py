@@ -20,7 +20,6 @@ from clusterctl.runs.state import (
     RankState,
     RunState,
     SupervisorState,
-    answer_from_json,
     read_state,
     write_state,
 )
@@ -79,7 +78,7 @@ def query_nodes(
 
     def ask(node: Node, link: Connection) -> NodeAnswer:
         where = {"run_dir": record.run_dirs[node.name], "attempt": record.attempt}
-        answer = with_aftermath(link, answer_from_json(node.name, link.call("state", where)))
+        answer = with_aftermath(link, link.ask(NodeAnswer, "state", where))
         return with_error_files(link, answer, NodeFiles(record.run_dirs[node.name], record.attempt))
 
     missing = [node for node in nodes if node.name not in gone and node.name not in reports]

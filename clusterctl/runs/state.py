@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.files import add_lines
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import damaged
 from clusterctl.jobs.run_lines import Metric, read_metric
-from clusterctl.transport.connection import read_answer
 from clusterctl.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
@@ -170,9 +169,14 @@ class NodeAnswer:
     """By pid; asked for only after a failure."""
 
 
-def answer_from_json(node: str, value: Any) -> NodeAnswer:
-    """Return a node's answer; raise WorkFailed if it is not understood."""
-    return read_answer(NodeAnswer, value, node, "state")
+@dataclass(frozen=True)
+class FollowEnd:
+    """A node's answer to `follow`, once nothing more comes."""
+
+    state: Phase
+    """How the attempt ended there; UNKNOWN if only what existed was copied."""
+    report: NodeAnswer | None = None
+    """Of an attempt that finished."""
 
 
 @dataclass(frozen=True)

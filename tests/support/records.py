@@ -10,7 +10,7 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
-from clusterctl.runs.state import RankState, RunState, answer_from_json
+from clusterctl.runs.state import NodeAnswer, RankState, RunState
 from clusterctl.transport.fanout import Outcome
 from clusterctl.typed_json import decode
 
@@ -59,4 +59,4 @@ def outcome(name: str, answer: Any) -> Outcome[Any]:
     node = Node(name, name, name)
     if isinstance(answer, Exception):
         return Outcome(node, error=answer)  # type: ignore[arg-type]
-    return Outcome(node, answer_from_json(name, answer))
+    return Outcome(node, decode(NodeAnswer, answer))

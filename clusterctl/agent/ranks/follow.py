@@ -18,7 +18,7 @@ from clusterctl.agent.request import Refused, Request
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional
+    from typing import Any, Dict, Iterator, Optional
 
 # Seconds between two looks at files that grow: lines that are written meanwhile are sent together.
 LOOK = 0.05
@@ -42,7 +42,6 @@ class _Files:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.patterns = [os.path.expanduser(pattern) for pattern in request.params.get("globs") or []]
         self.offsets: Dict[str, int] = {}
         self.open: Dict[str, FileIO] = {}
         for entry in request.params.get("files") or []:
@@ -51,9 +50,7 @@ class _Files:
             self.offsets[os.path.expanduser(entry["path"])] = int(entry.get("offset", 0))
 
     def find(self) -> None:
-        """Open files that have appeared; those of a pattern are sent from the start unless they have an offset."""
-        for path in _matches(self.patterns):
-            self.offsets.setdefault(path, 0)
+        """Open files that have appeared."""
         for path, offset in self.offsets.items():
             if path not in self.open and os.path.isfile(path):
                 # The file stays open while it grows.
@@ -74,22 +71,12 @@ class _Files:
 
     def folders(self) -> Iterator[str]:
         """Yield the folders in which the files are, or will be."""
-        for path in (*self.patterns, *self.offsets):
+        for path in self.offsets:
             yield os.path.dirname(path)
 
     def close(self) -> None:
         for file in self.open.values():
             file.close()
-
-
-def _matches(patterns: List[str]) -> Iterator[str]:
-    """Yield the files that match some patterns, sorted for each pattern."""
-    if patterns:
-        # Imported here, because it takes 5 ms of CPU that the followers of a run do not need.
-        import glob
-
-        for pattern in patterns:
-            yield from sorted(glob.glob(pattern))
 
 
 def _age(file: FileIO, chunk: bytes) -> Dict[str, float]:
@@ -100,36 +87,30 @@ def _age(file: FileIO, chunk: bytes) -> Dict[str, float]:
 
 
 def follow(request: Request) -> Dict[str, Any]:
-    """Send what files hold after their offsets, and what is added, until `until` is reached; return the new offsets.
+    """Send what files hold after their offsets, and what is added, until `until` is reached; return how that ended.
 
     `until` is "now" (send what exists), or {run_dir, attempt} (until that attempt has ended and all bytes were sent).
-    Without it, this continues until the launcher cancels. Chunks without a path are reports: the first failure of the
-    attempt as soon as it is seen, the ranks' pace when it was measured, and a supervisor that does not respond. Of an
-    attempt that finished, the answer has the whole state, as `state` returns it, once its supervisor has exited.
+    Chunks without a path are reports: the first failure of the attempt as soon as it is seen, the ranks' pace when it
+    was measured, and a supervisor that does not respond. The answer, {state, report}, has the state of the attempt:
+    "unknown" if only what exists was sent. Of an attempt that finished it also has the whole state, as `state` returns
+    it, once its supervisor has exited.
     """
     files, until = _Files(request), request.params.get("until")
     if not isinstance(until, dict):
-        state = _send_all(request, files, ended="now" if until == "now" else None)
-    else:
-        attempt = AttemptFiles(os.path.expanduser(str(until["run_dir"])), int(until["attempt"]))
-        with _Attempt(request, attempt) as followed:
-            state = followed.send_until_end(files)
-        if state == "finished":
-            report = read_state(attempt.run_dir, attempt.attempt)
-            return {"offsets": files.offsets, "state": state, "report": report}
-    return {"offsets": files.offsets, "state": state}
+        _send_existing(request, files)
+        return {"state": "unknown"}
+    attempt = AttemptFiles(os.path.expanduser(str(until["run_dir"])), int(until["attempt"]))
+    with _Attempt(request, attempt) as followed:
+        state = followed.send_until_end(files) or "lost"
+    report = read_state(attempt.run_dir, attempt.attempt) if state == "finished" else None
+    return {"state": state, "report": report}
 
 
-def _send_all(request: Request, files: _Files, ended: Optional[str]) -> Optional[str]:
-    """Send files without an attempt: those that exist if `ended` is given, else until the request is cancelled."""
+def _send_existing(request: Request, files: _Files) -> None:
     try:
-        while not request.cancelled.is_set():
-            files.find()
-            if not files.send_new():
-                if ended:
-                    return ended
-                request.cancelled.wait(LOOK)
-        return None
+        files.find()
+        while not request.cancelled.is_set() and files.send_new():
+            pass
     finally:
         files.close()
 

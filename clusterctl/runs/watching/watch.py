@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.frames import ALL_BEAT, SILENCE
 from clusterctl.errors import ClusterctlError, NodeError, WorkFailed
@@ -21,12 +21,13 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
-from clusterctl.runs.state import SUPERVISOR_SILENCE, NodeAnswer, answer_from_json
+from clusterctl.runs.state import SUPERVISOR_SILENCE, FollowEnd, NodeAnswer
 from clusterctl.runs.stop import stop_nodes
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.log_steps import LogSteps
 from clusterctl.runs.watching.stall import Hang, Outage, Silence
 from clusterctl.runs.watching.updates import Source, Stream, Update, from_lines, from_report
+from clusterctl.transport.connection import read_answer
 from clusterctl.transport.fanout import on_each
 from clusterctl.transport.later import Later
 
@@ -390,10 +391,10 @@ class RunWatcher:
             {"path": path, "offset": LogKeeper.cursor(home) - before[path]}
             for path, (home, _) in homes.items()
         ]
-        until: Any = {"run_dir": self.record.run_dirs[node.name], "attempt": self.record.attempt}
+        attempt = {"run_dir": self.record.run_dirs[node.name], "attempt": self.record.attempt}
+        until = "now" if now else attempt
         request = self.connections.of(node).open(
-            "follow",
-            {"files": files, "until": "now" if now else until, "silent_after": SUPERVISOR_SILENCE / 2},
+            "follow", {"files": files, "until": until, "silent_after": SUPERVISOR_SILENCE / 2}
         )
         self.reached.add(node.name)
         self.gone.pop(node.name, None)
@@ -424,15 +425,14 @@ class RunWatcher:
 
     def _finish(self, follow: Follow) -> Phase:
         """Report half lines, since nothing more will come; return how the attempt ended there."""
-        phase = _end_of(follow.request.result)
+        end = read_answer(FollowEnd, follow.request.result, follow.node.name, "follow")
         for metric in self.log_steps.end(follow.node.name):
             self._put(Update(node=follow.node.name, metric=metric))
-        report = (follow.request.result or {}).get("report")
-        if phase is Phase.FINISHED and report is not None:
-            self.reports[follow.node.name] = answer_from_json(follow.node.name, report)
-        for home, source in follow.homes.values() if phase is not Phase.LOST else ():
+        if end.report is not None:
+            self.reports[follow.node.name] = end.report
+        for home, source in follow.homes.values() if end.state is not Phase.LOST else ():
             self._put_lines(source, self._cutter(home).end())
-        return phase
+        return end.state
 
     def _cutter(self, home: Path) -> LineCutter:
         """Return the line cutter of a file; it begins with the half line that was copied before, if any."""
@@ -459,15 +459,6 @@ class RunWatcher:
     def _put_lines(self, source: Source, block: bytes) -> None:
         for update in from_lines(source, block):
             self._put(update)
-
-
-def _end_of(result: Mapping[str, Any] | None) -> Phase:
-    """Return how an attempt ended on a node; UNKNOWN if only what existed was copied."""
-    state = (result or {}).get("state") or Phase.LOST
-    try:
-        return Phase(state)
-    except ValueError:
-        return Phase.UNKNOWN
 
 
 @contextlib.contextmanager

@@ -244,9 +244,9 @@ def test_a_run_finishes_with_its_logs_and_exit_codes(link: Connection, tmp_path:
         "start",
         {"run_dir": run_dir, "spec": spec(1, "echo $GREETING", "echo bad >&2", run_id=unique(tmp_path))},
     )
-    followed = link.request(
-        "follow", {"globs": [f"{run_dir}/attempts/1/logs/*"], "until": {"run_dir": run_dir, "attempt": 1}}
-    )
+    logs = f"{run_dir}/attempts/1/logs"
+    files = [{"path": f"{logs}/rank-{rank}.{stream}"} for rank in (0, 1) for stream in ("out", "err")]
+    followed = link.request("follow", {"files": files, "until": {"run_dir": run_dir, "attempt": 1}})
     data = {(Path(frame.fields["path"]).name, frame.fields["offset"]): frame.payload for frame in followed}
     assert data == {("rank-0.out", 0): b"a b\n", ("rank-1.err", 0): b"bad\n"}
     state = link.call("state", {"run_dir": run_dir, "attempt": 1})
@@ -268,7 +268,7 @@ def test_programs_beside_the_nodes_python_are_found_unless_the_job_sets_a_path(
     ranks[1]["env"] = {"PATH": "/usr/bin:/bin"}
     link.call("start", {"run_dir": run_dir, "spec": asked})
     until = {"run_dir": run_dir, "attempt": 1}
-    list(link.request("follow", {"globs": [f"{run_dir}/attempts/1/logs/*"], "until": until}))
+    list(link.request("follow", {"files": [], "until": until}))
     logs = Path(run_dir, "attempts/1/logs")
     assert (logs / "rank-0.out").read_text() == "the ninja of the venv\n"
     assert (logs / "rank-1.out").read_text() == "none\n"
@@ -285,9 +285,7 @@ def test_a_rank_that_dies_takes_the_others_along_and_is_the_first_failure(
         "kill -STOP $$; sleep 613",
     )
     link.call("start", {"run_dir": run_dir, "spec": spec(1, *scripts, run_id=run_id, grace=0.5)})
-    asked = link.open(
-        "follow", {"globs": [f"{run_dir}/attempts/1/logs/*"], "until": {"run_dir": run_dir, "attempt": 1}}
-    )
+    asked = link.open("follow", {"files": [], "until": {"run_dir": run_dir, "attempt": 1}})
     assert asked.end()["state"] == "failed"
     state = link.call("state", {"run_dir": run_dir, "attempt": 1})
     assert (state["node"]["first_failure"]["rank"], state["node"]["first_failure"]["signal"]) == (0, 11)

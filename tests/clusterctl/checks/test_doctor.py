@@ -15,8 +15,8 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.interconnect import NetworkOptions
 from clusterctl.transport.fanout import Connections
-from clusterctl.transport.scripted import ScriptedTransport
 from tests.support import examined
+from tests.support.scripted import ScriptedTransport
 
 NPU: dict[str, Any] = {"kind": "npu", "devices": (0, 1)}
 

@@ -13,7 +13,7 @@ from clusterctl.cli import kind_option, options
 from clusterctl.errors import Unreachable, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.transport.fanout import Connections
-from clusterctl.transport.scripted import ScriptedTransport
+from tests.support.scripted import ScriptedTransport
 
 MISSING = None
 NPU = """NPU ID    Chip ID   Chip Logic ID   Chip Phy-ID   Chip Name

@@ -16,7 +16,7 @@ from clusterctl.ranktable.devices import (
 )
 from clusterctl.ranktable.table import DeviceAddress
 from clusterctl.transport.connection import Completed
-from clusterctl.transport.scripted import ScriptedTransport
+from tests.support.scripted import ScriptedTransport
 
 NODE = Node("node1", host="10.0.0.1", address="10.0.0.1", devices=(0, 1), kind="npu")
 ABSENT = Completed(127, stderr=b"not found")

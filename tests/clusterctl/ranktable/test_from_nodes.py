@@ -9,7 +9,7 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.ranktable.from_nodes import BuiltTable, build_from_nodes
 from clusterctl.transport.connection import Completed
 from clusterctl.transport.fanout import Connections
-from clusterctl.transport.scripted import ScriptedTransport
+from tests.support.scripted import ScriptedTransport
 
 HEAD = "NPU ID\tChip ID\tChip Logic ID\tChip Name\n"
 ONE_CHIP = f"{HEAD}0\t0\t0\tAscend 910\n1\t0\t1\tAscend 910\n"

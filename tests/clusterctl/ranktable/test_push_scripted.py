@@ -15,7 +15,7 @@ from clusterctl.ranktable import live_table
 from clusterctl.ranktable import push as live
 from clusterctl.ranktable.verify import not_compared, unclaimed, verify
 from clusterctl.transport.connection import Completed, Connection
-from clusterctl.transport.scripted import ScriptedTransport
+from tests.support.scripted import ScriptedTransport
 
 TABLE = {
     "version": "1.0",

@@ -18,10 +18,11 @@ from clusterctl.runs.causes import cause as causes
 from clusterctl.runs.causes.aftermath import exception_in, with_aftermath, with_clock, with_error_files
 from clusterctl.runs.causes.cause import Cause, how_it_ended
 from clusterctl.runs.query import combine
-from clusterctl.runs.state import RankState, RunState, answer_from_json
-from clusterctl.transport.scripted import ScriptedTransport
+from clusterctl.runs.state import NodeAnswer, RankState, RunState
+from clusterctl.typed_json import decode
 from tests.support.records import outcome, rank_of, record_of
 from tests.support.records import state_of as make_state
+from tests.support.scripted import ScriptedTransport
 
 RECORD = record_of({"a": [0, 1], "b": [2, 3]}, {"a": [4, 5], "b": [4, 5]})
 
@@ -196,7 +197,7 @@ def test_the_exception_in_an_error_file_is_the_cause_where_the_log_has_none(tmp_
             asked.append(path)
             return json.dumps(ERROR_FILE).encode()
 
-    found = with_error_files(Link(), answer_from_json("a", failed), files)  # type: ignore[arg-type]
+    found = with_error_files(Link(), decode(NodeAnswer, failed), files)  # type: ignore[arg-type]
     assert asked == ["/w/runs/r/a/attempts/2/error-rank-0.json"]
     run = RunDir(tmp_path)
     rank = replace(found.ranks[0], node="a")
@@ -392,15 +393,15 @@ class SkewedClock(ScriptedTransport):
 def test_a_nodes_clock_is_measured_where_something_failed_and_a_silent_kernel_is_no_fault() -> None:
     failed = answer("failed", {**ended(0, 9.0, code=1), "pid": 7, "monotonic": 12345.0}, failed=0)
     link = SkewedClock(1000.0, {}).connect(Node("a", "a", "a"))
-    found = with_aftermath(link, answer_from_json("a", failed))
+    found = with_aftermath(link, decode(NodeAnswer, failed))
     assert found.clock == pytest.approx(1000.0, abs=1.0)
     assert with_clock(found.ranks[0], found).at == pytest.approx(11345.0, abs=1.0)
-    fine = answer_from_json("a", answer("running", {"rank": 0, "state": "running"}))
+    fine = decode(NodeAnswer, answer("running", {"rank": 0, "state": "running"}))
     assert with_aftermath(link, fine) is fine
     left = answer("stopped", {**ended(0, 9.0, code=0), "pid": 7, "monotonic": 12345.0})
-    assert with_aftermath(link, answer_from_json("a", left)).clock == pytest.approx(1000.0, abs=1.0)
+    assert with_aftermath(link, decode(NodeAnswer, left)).clock == pytest.approx(1000.0, abs=1.0)
     reports = SkewedClock(0.0, {("a", "evidence"): {"7": {"oom": True, "kernel": ["Killed process 7"]}}})
-    whole = with_aftermath(reports.connect(Node("a", "a", "a")), answer_from_json("a", failed))
+    whole = with_aftermath(reports.connect(Node("a", "a", "a")), decode(NodeAnswer, failed))
     assert with_clock(whole.ranks[0], whole).oom is True
 
 

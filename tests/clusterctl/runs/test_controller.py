@@ -42,9 +42,9 @@ from clusterctl.runs.watching.watch import RunWatcher
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections, Stream
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.scripted import ScriptedTransport
 from tests.clusterctl.runs.test_run import lab, launched, left_of, program, wait_for
 from tests.support.records import record_of
+from tests.support.scripted import ScriptedTransport
 
 POLICY = Restart(max=5, backoff=10.0)
 

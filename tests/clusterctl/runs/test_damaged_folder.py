@@ -25,10 +25,10 @@ from clusterctl.runs.query import current_state
 from clusterctl.runs.state import read_state
 from clusterctl.runs.stop import stop_run
 from clusterctl.transport.fanout import Connections
-from clusterctl.transport.scripted import ScriptedTransport
 from tests.clusterctl.runs.test_run import connections as connections
 from tests.clusterctl.runs.test_run import launched, left_of, program
 from tests.support.records import record_of
+from tests.support.scripted import ScriptedTransport
 
 
 def make(folder: Path, name: str, **more: Any) -> RunDir:

@@ -16,9 +16,9 @@ from clusterctl.runs import prune
 from clusterctl.runs.stop import stop_run
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.scripted import ScriptedTransport
 from tests.clusterctl.runs.test_run import connections as connections
 from tests.clusterctl.runs.test_run import launched, program, to_the_end
+from tests.support.scripted import ScriptedTransport
 
 HOUR = 3600.0
 

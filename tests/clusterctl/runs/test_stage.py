@@ -18,7 +18,7 @@ from clusterctl.runs.prepare.stage import compare_data, faults_of, push_data
 from clusterctl.transport.answers import FolderFingerprint
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections
-from clusterctl.transport.scripted import ScriptedTransport
+from tests.support.scripted import ScriptedTransport
 
 
 def pair(folder: Path, name: str, lengths: tuple[int, ...] = (3, 4)) -> None:

@@ -28,8 +28,8 @@ from clusterctl.transfer.push import (
 )
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.link import PendingRequest, RequestFailed
-from clusterctl.transport.scripted import ScriptedTransport
 from tests.support.nodes import connect, local_node, wait_for
+from tests.support.scripted import ScriptedTransport
 
 EMPTY = tree.hash_file(os.devnull)[1]
 

@@ -12,8 +12,8 @@ from clusterctl.transport.connection import Completed
 from clusterctl.transport.fanout import Connections, Outcome, Stream, on_each, raise_failures
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.scripted import ScriptedTransport
 from tests.support.nodes import local_node
+from tests.support.scripted import ScriptedTransport
 
 NODES = [Node(name=f"node{number}", host="local", address="127.0.0.1") for number in range(1, 9)]
 

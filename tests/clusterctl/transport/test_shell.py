@@ -17,7 +17,6 @@ from clusterctl.inventory.cluster import Node
 from clusterctl.transport.connection import Completed, Connection
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.local import ChildStream, LocalTransport
-from clusterctl.transport.scripted import ScriptedTransport
 from clusterctl.transport.shell import (
     LINE,
     MARK,
@@ -26,6 +25,7 @@ from clusterctl.transport.shell import (
     script,
 )
 from tests.support.nodes import local_node, wait_for
+from tests.support.scripted import ScriptedTransport
 
 # Each as the /bin/sh of a node.
 SHELLS = ["sh", "dash", "bash", "busybox"]
