@@ -53,9 +53,7 @@ def init(
     ),
     job: Annotated[
         str | None,
-        typer.Option(
-            "--job", metavar="NAME", help="Write NAME.yaml instead: a commented job that trains a model."
-        ),
+        typer.Option(metavar="NAME", help="Write NAME.yaml instead: a commented job that trains a model."),
     ] = None,
     source: Source = None,
     ask: Annotated[

@@ -23,11 +23,10 @@ HERE = Path(".clusterctl-sandbox")
 
 def up(
     nodes: Annotated[int, typer.Option("--nodes", "-n", metavar="N", help="Start N nodes.")] = 2,
-    devices: Annotated[int, typer.Option("--devices", metavar="N", help="Simulated devices per node.")] = 2,
+    devices: Annotated[int, typer.Option(metavar="N", help="Simulated devices per node.")] = 2,
     mode: Annotated[
         str,
         typer.Option(
-            "--mode",
             metavar="MODE",
             help="Kind of nodes. loopback: sshd on loopback addresses. embedded: a built-in server. namespaces: with "
             "their own network and processes; needs root. auto: loopback if sshd is installed, else embedded.",
@@ -36,7 +35,7 @@ def up(
     directory: Directory = HERE,
     python: Annotated[
         str | None,
-        typer.Option("--python", metavar="FILE", help="Python of the nodes. Default: the current one."),
+        typer.Option(metavar="FILE", help="Python of the nodes. Default: the current one."),
     ] = None,
     *,
     with_slurm: Annotated[

@@ -47,7 +47,6 @@ class JobRequest(NodeOptions):
     devices: Annotated[
         str | None,
         typer.Option(
-            "--devices",
             metavar="RANGE",
             help='Devices to use on each node: 2 (a number), "[0,4)" (4 is excluded), 0,3.',
         ),
@@ -55,7 +54,6 @@ class JobRequest(NodeOptions):
     code: Annotated[
         Path | None,
         typer.Option(
-            "--code",
             metavar="DIR",
             help="For a command: the folder to push and to start in. Default: the current folder.",
         ),
@@ -64,7 +62,6 @@ class JobRequest(NodeOptions):
     env: Annotated[
         list[str] | None,
         typer.Option(
-            "--env",
             metavar="NAME=VALUE",
             help="For a command: set an environment variable. NAME alone passes yours on, and is never recorded.",
         ),
@@ -77,7 +74,6 @@ class JobRequest(NodeOptions):
     env_style: Annotated[
         str | None,
         typer.Option(
-            "--env-style",
             metavar="STYLE",
             help="For a command: also set the variables of torchrun (default), mindspore or mpi.",
         ),

@@ -40,7 +40,6 @@ def plan(
     what_if: Annotated[
         str | None,
         typer.Option(
-            "--what-if",
             metavar="nodes=N[,devices=N,kind=K]",
             help="Plan for imaginary nodes that are like the first node of the inventory.",
         ),

@@ -60,10 +60,10 @@ def evaluate(
         typer.Option("--task", "-t", metavar="TASK[=FILE]", help=f"Repeatable: {TASKS}."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FILE", help="The data of tasks that name no file.")
+        Path | None, typer.Option(metavar="FILE", help="The data of tasks that name no file.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Default: the one in the checkpoint.")
+        Path | None, typer.Option(metavar="FILE", help="Default: the one in the checkpoint.")
     ] = None,
     base: Base = None,
     output: Annotated[
@@ -71,7 +71,7 @@ def evaluate(
         typer.Option("--output", "-o", metavar="DIR", help="Where to write results. Default: with the run."),
     ] = None,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="SET", help="Divide the documents among these nodes.")
+        str | None, typer.Option(metavar="SET", help="Divide the documents among these nodes.")
     ] = None,
     cluster: options.ClusterFile = None,
     *,

@@ -34,7 +34,7 @@ def fetch(
         str, typer.Option("--hash", metavar="HEX", help="The MD5, SHA-1 or SHA-256 that the file must have.")
     ] = "",
     proxy: Annotated[
-        str, typer.Option("--proxy", metavar="URL", help="A proxy. Default: $https_proxy and $http_proxy.")
+        str, typer.Option(metavar="URL", help="A proxy. Default: $https_proxy and $http_proxy.")
     ] = "",
     endpoint: Endpoint = "",
     accept_changed: Annotated[

@@ -123,13 +123,11 @@ def generate(
     ] = None,
     prompts: Annotated[
         str | None,
-        typer.Option(
-            "--prompts", metavar="FILE", help="Lines, or JSON lines with a `prompt`; - reads stdin."
-        ),
+        typer.Option(metavar="FILE", help="Lines, or JSON lines with a `prompt`; - reads stdin."),
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="SET", help="Generate on these nodes, which divide the model."),
+        typer.Option(metavar="SET", help="Generate on these nodes, which divide the model."),
     ] = None,
     cluster: options.ClusterFile = None,
     *,
@@ -224,7 +222,7 @@ def serve(
     server: ServerOptions,
     where: Where = "last",
     on: Annotated[
-        str | None, typer.Option("--on", metavar="SET", help="Serve on these nodes, which divide the model.")
+        str | None, typer.Option(metavar="SET", help="Serve on these nodes, which divide the model.")
     ] = None,
     cluster: options.ClusterFile = None,
     *,

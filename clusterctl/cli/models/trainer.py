@@ -53,9 +53,7 @@ def waited(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> i
 
 def build(
     context: typer.Context,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="SET", help="Build on these nodes in parallel.")
-    ] = None,
+    on: Annotated[str | None, typer.Option(metavar="SET", help="Build on these nodes in parallel.")] = None,
     *,
     leave: Annotated[
         bool, typer.Option("--leave", help="With --on: leave the .bin/.idx pairs on the nodes.")
@@ -99,7 +97,7 @@ def scatter(
     shards: Annotated[
         list[str], typer.Argument(metavar="SHARD...", help="Prefixes of the shards, or their files.")
     ],
-    to: Annotated[str, typer.Option("--to", metavar="NODE_PATH", help="The folder on each node.")],
+    to: Annotated[str, typer.Option(metavar="NODE_PATH", help="The folder on each node.")],
     selection: options.NodeOptions,
     *,
     replace: Annotated[bool, typer.Option("--replace", help=options.REPLACE)] = False,

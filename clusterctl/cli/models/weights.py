@@ -27,10 +27,10 @@ def import_(
         typer.Option("--from", metavar="FORMAT", help="The format of SRC. Default: detected from its files."),
     ] = None,
     heads: Annotated[
-        int, typer.Option("--heads", min=0, metavar="N", help="Attention heads, if SRC does not record them.")
+        int, typer.Option(min=0, metavar="N", help="Attention heads, if SRC does not record them.")
     ] = 0,
     vocab: Annotated[
-        int, typer.Option("--vocab", min=0, metavar="N", help="Tokens, if the table of SRC has padding.")
+        int, typer.Option(min=0, metavar="N", help="Tokens, if the table of SRC has padding.")
     ] = 0,
     base: Base = "",
     *,
@@ -50,20 +50,20 @@ def import_(
 
 def export(
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="The format to write: hf, megatron, mindspore, ...")
+        str, typer.Option(metavar="FORMAT", help="The format to write: hf, megatron, mindspore, ...")
     ],
     output: Output,
     where: Annotated[
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
     ] = "last",
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="TYPE", help="The type of the weights: fp32, bf16 or fp16.")
+        str, typer.Option(metavar="TYPE", help="The type of the weights: fp32, bf16 or fp16.")
     ] = "fp32",
     tensor: Annotated[
-        int, typer.Option("--tensor", min=1, metavar="N", help="Megatron: divide each matrix into N files.")
+        int, typer.Option(min=1, metavar="N", help="Megatron: divide each matrix into N files.")
     ] = 1,
     pipeline: Annotated[
-        int, typer.Option("--pipeline", min=1, metavar="N", help="Megatron: divide the layers into N stages.")
+        int, typer.Option(min=1, metavar="N", help="Megatron: divide the layers into N stages.")
     ] = 1,
     base: Base = "",
     *,

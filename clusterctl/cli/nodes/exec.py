@@ -49,13 +49,11 @@ class Form:
     ] = False
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="NODE", help="Show only how nodes differ from this node."),
+        typer.Option(metavar="NODE", help="Show only how nodes differ from this node."),
     ] = None
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="FOLDER", help="Write the output to files instead: NODE.out and NODE.err."
-        ),
+        typer.Option(metavar="FOLDER", help="Write the output to files instead: NODE.out and NODE.err."),
     ] = None
     json: options.Json = False
     json_lines: Annotated[
@@ -95,7 +93,6 @@ class CommandOptions:
     job: Annotated[
         Path | None,
         typer.Option(
-            "--job",
             metavar="JOB",
             help="Like --setup, with the `setup` of this job file after the node's.",
             autocompletion=options.complete_jobs,
@@ -106,9 +103,7 @@ class CommandOptions:
     ] = False
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout", min=0.01, metavar="SECONDS", help="Stop the command after this many seconds."
-        ),
+        typer.Option(min=0.01, metavar="SECONDS", help="Stop the command after this many seconds."),
     ] = None
     fanout: options.Fanout = None
 

@@ -38,7 +38,6 @@ class PushOptions:
     relay: Annotated[
         str,
         typer.Option(
-            "--relay",
             metavar="auto|on|off|plain",
             help="Copy from node to node over TLS, so that about one copy leaves this machine. auto: for 4 MB or "
             "more to 3 or more nodes. plain: always, verified but not encrypted, for a trusted network.",
@@ -58,7 +57,7 @@ class PushOptions:
     ] = False
     runtime: Annotated[
         str,
-        typer.Option("--runtime", metavar="docker|podman", help="For --image: the program that loads it."),
+        typer.Option(metavar="docker|podman", help="For --image: the program that loads it."),
     ] = "docker"
 
 

@@ -42,7 +42,6 @@ class EnvironmentOptions:
     bundle: Annotated[
         Path | None,
         typer.Option(
-            "--bundle",
             metavar="FILE",
             help="An archive of `clusterctl bundle`, instead of lock file and wheels.",
         ),
@@ -50,20 +49,19 @@ class EnvironmentOptions:
     env: Annotated[
         str | None,
         typer.Option(
-            "--env",
             metavar="PATH",
             help="Where it is on the nodes. Default: the folder of the inventory's `python`.",
         ),
     ] = None
     base: Annotated[
-        str, typer.Option("--base", metavar="PYTHON", help="The nodes' Python that makes the environment.")
+        str, typer.Option(metavar="PYTHON", help="The nodes' Python that makes the environment.")
     ] = "python3"
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete earlier environments that no process uses.")
     ] = False
     relay: Annotated[
         str,
-        typer.Option("--relay", metavar="auto|on|off|plain", help="How wheels go to the nodes: see `push`."),
+        typer.Option(metavar="auto|on|off|plain", help="How wheels go to the nodes: see `push`."),
     ] = "auto"
 
 
@@ -240,20 +238,18 @@ def wheelhouse(
     ] = Path("wheelhouse"),
     extra: Annotated[
         str | None,
-        typer.Option("--extra", metavar="NAME", help="What an extra of clusterctl needs: train, npu."),
+        typer.Option(metavar="NAME", help="What an extra of clusterctl needs: train, npu."),
     ] = None,
     python_version: Annotated[
-        str, typer.Option("--python-version", metavar="3.11", help="The nodes' Python. Default: this one's.")
+        str, typer.Option(metavar="3.11", help="The nodes' Python. Default: this one's.")
     ] = "",
     platform: Annotated[
         list[str] | None,
-        typer.Option(
-            "--platform", metavar="TAG", help="The nodes' machine: manylinux2014_aarch64. Can be repeated."
-        ),
+        typer.Option(metavar="TAG", help="The nodes' machine: manylinux2014_aarch64. Can be repeated."),
     ] = None,
     find_links: Annotated[
         list[Path] | None,
-        typer.Option("--find-links", metavar="FOLDER", help="A folder with wheels of your own."),
+        typer.Option(metavar="FOLDER", help="A folder with wheels of your own."),
     ] = None,
 ) -> None:
     """Fetch the wheels of some requirements with all they depend on, and write a lock file with their hashes. This
@@ -285,15 +281,15 @@ def bundle(
     wheelhouse: WheelFolder = None,
     code: Annotated[
         Path | None,
-        typer.Option("--code", metavar="FOLDER", help="A folder with programs, without ignored files."),
+        typer.Option(metavar="FOLDER", help="A folder with programs, without ignored files."),
     ] = None,
     tokenizer: Annotated[
         list[Path] | None,
-        typer.Option("--tokenizer", metavar="FILE", help="A tokenizer's file. Can be repeated."),
+        typer.Option(metavar="FILE", help="A tokenizer's file. Can be repeated."),
     ] = None,
     unpack: Annotated[
         Path | None,
-        typer.Option("--unpack", metavar="FILE", help="Verify this archive, and write its files to -o."),
+        typer.Option(metavar="FILE", help="Verify this archive, and write its files to -o."),
     ] = None,
     force: options.Force = False,
     as_json: options.Json = False,

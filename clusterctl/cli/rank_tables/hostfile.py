@@ -171,7 +171,7 @@ def convert(
     file: AnyFile,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FORMAT", help=FORMATS),
+        typer.Option(metavar="FORMAT", help=FORMATS),
     ],
     chosen: SlotOptions,
     target: HostfileOutput,

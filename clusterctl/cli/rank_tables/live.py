@@ -23,7 +23,7 @@ def push(
     file: Table,
     selection: options.NodeOptions,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
+        str | None, typer.Option(metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
     ] = None,
     accept_new: options.AcceptNew = False,
     dry_run: options.DryRun = False,
@@ -51,7 +51,7 @@ def verify(
     file: Table,
     selection: options.NodeOptions,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
+        str | None, typer.Option(metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
     ] = None,
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,

@@ -197,7 +197,6 @@ def convert(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to",
             metavar="FORMAT",
             help="Format: 1.0, 1.2, plan, deepspeed, openmpi, mpich, slurm, torchrun or cluster. "
             "Default: the version that HCCL reads.",
@@ -208,7 +207,7 @@ def convert(
         typer.Option(metavar="FILE", help="A 1.2 table or a plan with the super-device ids."),
     ] = None,
     super_pod: Annotated[
-        str | None, typer.Option("--super-pod", metavar="ID", help="Put all servers in this super pod.")
+        str | None, typer.Option(metavar="ID", help="Put all servers in this super pod.")
     ] = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Leave out what the format cannot hold.")] = False,
 ) -> None:

@@ -44,19 +44,16 @@ class LogOptions:
             help="Show only these ranks: 0,8-15. Default: rank 0, and the errors of every rank.",
         ),
     ] = None
-    node: Annotated[
-        str | None, typer.Option("--node", metavar="SET", help="Show only the ranks on these nodes.")
-    ] = None
+    node: Annotated[str | None, typer.Option(metavar="SET", help="Show only the ranks on these nodes.")] = (
+        None
+    )
     grep: Annotated[
         str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Show only lines that match.")
     ] = None
-    exclude: Annotated[
-        str | None, typer.Option("--exclude", metavar="REGEX", help="Hide lines that match.")
-    ] = None
+    exclude: Annotated[str | None, typer.Option(metavar="REGEX", help="Hide lines that match.")] = None
     since: Annotated[
         str | None,
         typer.Option(
-            "--since",
             metavar="TIME",
             help="Show only lines since this time: 10m (ago), 14:30, '2026-01-31 14:30'.",
         ),

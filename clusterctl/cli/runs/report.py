@@ -23,19 +23,19 @@ def report(
     output: Output = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="RUN", help="Show how the configuration differs from this run."),
+        typer.Option(metavar="RUN", help="Show how the configuration differs from this run."),
     ] = None,
     csv: Annotated[
         Path | None,
-        typer.Option("--csv", metavar="FILE", help="Also write the steps and evaluations as CSV."),
+        typer.Option(metavar="FILE", help="Also write the steps and evaluations as CSV."),
     ] = None,
     wandb: Annotated[
         Path | None,
-        typer.Option("--wandb", metavar="DIR", help="Also write an offline run of Weights & Biases there."),
+        typer.Option(metavar="DIR", help="Also write an offline run of Weights & Biases there."),
     ] = None,
     mlflow: Annotated[
         Path | None,
-        typer.Option("--mlflow", metavar="DIR", help="Also write the run into an MLflow data base there."),
+        typer.Option(metavar="DIR", help="Also write the run into an MLflow data base there."),
     ] = None,
     *,
     force: options.Force = False,
@@ -90,13 +90,11 @@ def compare(
         list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs; the first is the base.")
     ],
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write the comparison as an HTML file.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the comparison as an HTML file.")
     ] = None,
     tolerance: Annotated[
         float,
-        typer.Option(
-            "--tolerance", min=0.0, metavar="SHARE", help="Treat losses as equal within this share: 1e-6."
-        ),
+        typer.Option(min=0.0, metavar="SHARE", help="Treat losses as equal within this share: 1e-6."),
     ] = 0.0,
     *,
     force: options.Force = False,
