@@ -29,7 +29,7 @@ def put(request: Request) -> Dict[str, Any]:
     mode = int(request.params.get("mode", 0o600))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.{request.id}.aside"
-    digest, size = lean.sha256(), 0
+    digest = lean.sha256()
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             while True:
@@ -38,7 +38,6 @@ def put(request: Request) -> Dict[str, Any]:
                     break
                 file.write(frame.payload)
                 digest.update(frame.payload)
-                size += len(frame.payload)
             os.fchmod(file.fileno(), mode & 0o777)
             file.flush()
             os.fsync(file.fileno())
@@ -49,7 +48,7 @@ def put(request: Request) -> Dict[str, Any]:
     finally:
         if os.path.lexists(aside):
             os.unlink(aside)
-    return {"path": path, "size": size, "sha256": digest.hexdigest()}
+    return {}
 
 
 def get(request: Request) -> Dict[str, Any]:
@@ -58,22 +57,15 @@ def get(request: Request) -> Dict[str, Any]:
     offset = int(request.params.get("offset", 0))
     limit = request.params.get("limit")
     with open(path, "rb") as file:
-        result = os.fstat(file.fileno())
         file.seek(offset)
-        left = max(result.st_size - offset, 0) if limit is None else int(limit)
+        left = max(os.fstat(file.fileno()).st_size - offset, 0) if limit is None else int(limit)
         while left > 0:
             chunk = file.read(min(left, CHUNK))
             if not chunk:
                 break
             request.send(chunk)
             left -= len(chunk)
-        return {
-            "path": path,
-            "size": result.st_size,
-            "mode": result.st_mode & 0o7777,
-            "mtime": result.st_mtime,
-            "end": file.tell(),
-        }
+    return {}
 
 
 def fingerprint(request: Request) -> Dict[str, Any]:

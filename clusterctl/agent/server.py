@@ -217,11 +217,9 @@ def _fail(request: Request, kind: str, message: str, trace: str = "") -> Frame:
 def hello(request: Request) -> Dict[str, Any]:
     """Return the facts about this node."""
     workdir = request.workdir
-    disk, system = os.statvfs(workdir), os.uname()
     return {
-        "hostname": system.nodename,
+        "hostname": os.uname().nodename,
         "python": sys.version.split()[0],
-        "system": f"{system.sysname} {system.release} {system.machine}",
         "boot_id": boot_id(),
         "pid": os.getpid(),
         "home": os.path.expanduser("~"),
@@ -230,7 +228,6 @@ def hello(request: Request) -> Dict[str, Any]:
         "machine_cpus": os.cpu_count() or 1,
         "monotonic": time.monotonic(),
         "wall": time.time(),
-        "disk_free": disk.f_bavail * disk.f_frsize,
     }
 
 

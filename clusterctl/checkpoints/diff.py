@@ -19,7 +19,7 @@ from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.ask_trainer import ask_trainer
-from clusterctl.transport.fanout import on_each, raise_failures
+from clusterctl.transport.fanout import on_each, values
 from clusterctl.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
@@ -178,11 +178,9 @@ def compare(first: Side, second: Side, work: Mapping[str, Sequence[Pair]]) -> Co
             return _decoded(_ask_node(holder, first.code.get(node.name, ""), question), node.name)
         return ask_trainer(partial(_decoded, name=HERE), ["checkpoint-diff"], json.dumps(question))
 
-    outcomes = on_each([holders[name].node for name in work], on_machine)
-    raise_failures(outcomes)
     total: dict[str, Difference] = {}
-    for outcome in outcomes:
-        for key, difference in outcome.get().items():
+    for found in values(on_each([holders[name].node for name in work], on_machine)).values():
+        for key, difference in found.items():
             total[key] = total[key].plus(difference) if key in total else difference
     return Compared(total, shapes_that_differ(first, second))
 

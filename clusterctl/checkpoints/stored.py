@@ -18,7 +18,7 @@ from clusterctl.storage.address import parse_address
 from clusterctl.storage.client import LIST, FileList, on_node, read_list
 from clusterctl.storage.credentials import Access, access_to
 from clusterctl.text import plural, size
-from clusterctl.transport.fanout import on_each, raise_failures
+from clusterctl.transport.fanout import on_each, values
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -89,9 +89,7 @@ def fetch_checkpoint(
         link.call("complete_checkpoint", {"source": aside, "path": path, "digest": found.digest})
         return done.fetched
 
-    outcomes = on_each([node for node, _ in folders.values()], work)
-    raise_failures(outcomes)
-    moved = sum(outcome.get() for outcome in outcomes)
+    moved = sum(values(on_each([node for node, _ in folders.values()], work)).values())
     seconds = time.monotonic() - began
     count = len({file for node in folders for file in wanted[node]})
     where = f"{access.address}, {size(moved)} to {fold(list(folders))} in {seconds:.1f} s"

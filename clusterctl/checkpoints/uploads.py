@@ -20,7 +20,7 @@ from clusterctl.errors import WorkFailed
 from clusterctl.storage.client import LIST, FileList, StoredFile, on_node
 from clusterctl.storage.credentials import Access
 from clusterctl.text import size
-from clusterctl.transport.fanout import on_each, raise_failures
+from clusterctl.transport.fanout import on_each, values
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -53,8 +53,7 @@ class Uploader(Copier):
         sent = on_each(
             [copy.holder.node for copy in shares], lambda node: self._send(node, shares, newest, target)
         )
-        raise_failures(sent)
-        files = {name: file for outcome in sent for name, file in outcome.get().items()}
+        files = {name: file for found in values(sent).values() for name, file in found.items()}
         self._publish(shares, newest, target, FileList(files, step=newest.step, digest=newest.digest))
         self._digest = newest.digest
         total, seconds = sum(file.bytes for file in files.values()), time.monotonic() - began

@@ -35,7 +35,7 @@ from clusterctl.inventory import nodeset
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.settings import environment
 from clusterctl.text import plural
-from clusterctl.transport.fanout import Outcome, raise_failures
+from clusterctl.transport.fanout import Outcome, on_all
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -288,12 +288,12 @@ def _quick_findings(
     node's connection to it."""
     need = checked.need
     paths = [need.folder] if need and need.folder else []
-    outcomes = connections.on_each(
+    by_name = on_all(
+        connections,
         cluster.nodes,
         lambda node, link: query.query_node(node, link, quick=True, paths=paths, job=checked.setup),
     )
-    raise_failures(outcomes)
-    answers = [outcome.get() for outcome in outcomes]
+    answers = list(by_name.values())
     findings: list[Finding] = []
     for entry in answers:
         findings += [*checks_node.findings(entry, quick=True), *devices.findings(entry)]

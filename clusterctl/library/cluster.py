@@ -213,7 +213,7 @@ class Cluster:
         from clusterctl.library import start
 
         request = start.Request(job, overrides or {}, devices, code, env or {}, restarts)
-        return start.start(self._nodes_of, request, self._session, checks, runs, report)
+        return start.start(self._nodes_of, request.as_job(), self._session, checks, runs, report)
 
     def start_function(
         self,
@@ -228,10 +228,12 @@ class Cluster:
         report: Report = _silent,
     ) -> FunctionRun[T]:
         """Start one call of a function per device and return its run; `results()` waits for what the calls return."""
-        from clusterctl.library import function_run
+        from clusterctl.library import function_run, start
 
         request = function_run.Request(devices, code, env or {}, trust_results)
-        run = function_run.start(self._nodes_of, function, args, request, self._session, checks, runs, report)
+        with request.files_of(function, args) as call:
+            job = request.as_job(function, call)
+            run = start.start(self._nodes_of, job, self._session, checks, runs, report)
         return function_run.FunctionRun(run, trust_results)
 
     def launch_function(

@@ -9,7 +9,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,7 +19,6 @@ from clusterctl import contract
 from clusterctl.errors import ClusterctlError, RunFailed, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.run_folder import NodeFiles
-from clusterctl.library import start as starting
 from clusterctl.library.results import (
     FAILURE_LIMIT,
     LIMIT,
@@ -34,7 +33,6 @@ from clusterctl.transport.fanout import on_all
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.job import Job
-    from clusterctl.library.session import Session
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections
 
@@ -58,23 +56,24 @@ class Request:
         devices = None if self.devices is None else tuple(self.devices)
         return replace(job, name=name[:30], data=call, devices=devices, source=f"function {name}")
 
+    @contextlib.contextmanager
+    def files_of(self, function: Callable[..., object], args: Sequence[object]) -> Iterator[Path]:
+        """Yield a folder with the program of the nodes, the pickled call and what it needs to be loaded."""
+        by_value = _module_to_send(function, Path(self.code).resolve() if self.code is not None else None)
+        pickled, needs_cloudpickle = _pickled(function, args, by_value)
+        version = list(sys.version_info[:2]) if needs_cloudpickle else None
+        call = {"results": contract.RESULTS_DIR, "python": version, "trusted": self.trusted}
+        with tempfile.TemporaryDirectory(prefix="clusterctl-call-") as path:
+            folder = Path(path)
+            (folder / "call.pkl").write_bytes(pickled)
+            (folder / "call.json").write_text(json.dumps(call))
+            shutil.copy(Path(__file__).with_name("on_node.py"), folder / "on_node.py")
+            if needs_cloudpickle:
+                import cloudpickle
 
-def start(
-    nodes_of: starting.Placement,
-    function: Callable[..., object],
-    args: Sequence[object],
-    request: Request,
-    session: Session,
-    checks: bool,
-    runs: str | Path | None,
-    report: Callable[[str, str], None],
-) -> Run:
-    """Write the call as files, push them and start one process per device."""
-    with tempfile.TemporaryDirectory(prefix="clusterctl-call-") as folder:
-        call = Path(folder)
-        _write_call(call, function, args, request)
-        job = request.as_job(function, call)
-        return starting.start_job(nodes_of, job, session, checks, runs, report)
+                source = Path(cloudpickle.__file__).parent
+                shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
+            yield folder
 
 
 class FunctionRun(Run, Generic[T]):
@@ -153,24 +152,6 @@ class FunctionRun(Run, Generic[T]):
             self._folder.read_record().cluster.nodes,
             lambda node, link: link.call("remove", {"path": paths[node.name]}),
         )
-
-
-def _write_call(
-    folder: Path, function: Callable[..., object], args: Sequence[object], request: Request
-) -> None:
-    """Write the program of the nodes, the pickled call and what it needs to be loaded."""
-    by_value = _module_to_send(function, Path(request.code).resolve() if request.code is not None else None)
-    pickled, needs_cloudpickle = _pickled(function, args, by_value)
-    (folder / "call.pkl").write_bytes(pickled)
-    version = list(sys.version_info[:2]) if needs_cloudpickle else None
-    call = {"results": contract.RESULTS_DIR, "python": version, "trusted": request.trusted}
-    (folder / "call.json").write_text(json.dumps(call))
-    shutil.copy(Path(__file__).with_name("on_node.py"), folder / "on_node.py")
-    if needs_cloudpickle:
-        import cloudpickle
-
-        source = Path(cloudpickle.__file__).parent
-        shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _pickled(

@@ -53,25 +53,13 @@ class Request:
 
 def start(
     nodes_of: Placement,
-    request: Request,
-    session: Session,
-    checks: bool,
-    runs: str | Path | None,
-    report: Callable[[str, str], None],
-) -> Run:
-    """Check, push and start a job; return its run, which a controller process takes care of from then on."""
-    return start_job(nodes_of, request.as_job(), session, checks, runs, report)
-
-
-def start_job(
-    nodes_of: Placement,
     job: Job,
     session: Session,
     checks: bool,
     runs: str | Path | None,
     report: Callable[[str, str], None],
 ) -> Run:
-    """Check, push and start a job; return its run."""
+    """Check, push and start a job; return its run, which a controller process takes care of from then on."""
     chosen, spares = nodes_of(job)
     summary = job_check.check(job, chosen)
     folder = new_run(job.name, runs_folder(runs))

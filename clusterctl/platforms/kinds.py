@@ -31,10 +31,6 @@ class Kind:
     """The condition, or the phase, of a job that has succeeded."""
     failed: tuple[str, ...]
 
-    @property
-    def api_version(self) -> str:
-        return f"{self.group}/{self.version}"
-
 
 def manifests_of(request: PodRequest) -> list[JsonObject]:
     """Return all objects of a job, in the order in which they are created; the job itself is the last."""

@@ -14,7 +14,7 @@ from clusterctl.errors import Fault, InputFaults, UsageError, WorkFailed
 from clusterctl.provision import install as on_node
 from clusterctl.provision.lock import Lock
 from clusterctl.text import plural, size
-from clusterctl.transport.fanout import Outcome, on_each, raise_failures
+from clusterctl.transport.fanout import Outcome, on_each, values
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -126,9 +126,7 @@ class Setup:
 
         check_hashes(house, self.wanted.lock)
         began = time.monotonic()
-        sent = self._push(nodes, house)
-        raise_failures(sent)
-        moved = {outcome.node.name: outcome.get() for outcome in sent}
+        moved = values(self._push(nodes, house))
         total = sum(result.bytes_sent for result in moved.values())
         relayed = sum(result.bytes_relayed for result in moved.values())
         text = (

@@ -16,7 +16,7 @@ from clusterctl.ranktable import api, devices
 from clusterctl.ranktable.api import RankTable
 from clusterctl.ranktable.finding import version_for
 from clusterctl.ranktable.table import DeviceAddress
-from clusterctl.transport.fanout import raise_failures
+from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -57,11 +57,12 @@ def build_from_nodes(
     Raise an error that names every node that failed.
     """
     api.buildable(hardware)
-    outcomes = connections.on_each(
-        cluster.nodes, lambda node, link: _query(link, node, which, hardware, skip_incomplete)
+    found = on_all(
+        connections,
+        cluster.nodes,
+        lambda node, link: _query(link, node, which, hardware, skip_incomplete),
     )
-    raise_failures(outcomes)
-    answers = [(outcome.node, outcome.get()) for outcome in outcomes]
+    answers = [(node, found[node.name]) for node in cluster.nodes]
     common = hardware or common_hardware(answers)
     api.buildable(common)
     entries = [(node, answer.addresses) for node, answer in answers]

@@ -16,7 +16,7 @@ from clusterctl.runs.causes.cause import record_end
 from clusterctl.runs.query import query_nodes
 from clusterctl.runs.state import NodeAnswer, RunState, write_state
 from clusterctl.text import plural
-from clusterctl.transport.fanout import raise_failures
+from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -91,9 +91,7 @@ def bring_checkpoint(run: RunDir, connections: Connections) -> list[str]:
         names = link.directory(NodeFiles(record.run_dirs[node.name]).checkpoints).names("d")
         return [name for name in names if (step := step_of(name)) is not None and step not in passed_over]
 
-    outcomes = connections.on_each(record.cluster.nodes, steps)
-    raise_failures(outcomes)
-    held = {outcome.node.name: outcome.value or [] for outcome in outcomes}
+    held = on_all(connections, record.cluster.nodes, steps)
     newest = max((name for names in held.values() for name in names), default="")
     for node in record.cluster.nodes:
         if newest and newest in held[node.name]:
@@ -115,9 +113,7 @@ def bring_traces(run: RunDir, connections: Connections) -> list[str]:
             pull_tree(link, remote, run.root / contract.PROFILE_DIR / node.name)
         return names
 
-    outcomes = connections.on_each(record.cluster.nodes, bring)
-    raise_failures(outcomes)
-    return [name for outcome in outcomes for name in outcome.value or ()]
+    return [name for names in on_all(connections, record.cluster.nodes, bring).values() for name in names]
 
 
 def superseded_steps(metrics: Iterable[Metric]) -> set[int]:

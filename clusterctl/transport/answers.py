@@ -22,7 +22,6 @@ class Hello:
     """Version of the agent's Python."""
     pid: int = 0
     """The agent's process."""
-    disk_free: int = 0
     monotonic: float = 0.0
     wall: float = 0.0
     """The node's clock, in seconds since the epoch."""

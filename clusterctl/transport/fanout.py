@@ -228,9 +228,7 @@ def on_all(
     connections: Connections, nodes: Sequence[Node], work: Callable[[Node, Connection], T]
 ) -> dict[str, T]:
     """Call `work` for all nodes; return the values by node name, or raise one error that names every failed node."""
-    outcomes = connections.on_each(nodes, work)
-    raise_failures(outcomes)
-    return {outcome.node.name: outcome.get() for outcome in outcomes}
+    return values(connections.on_each(nodes, work))
 
 
 def within(
@@ -254,6 +252,12 @@ def within(
     asking.join(seconds)
     late = f"no answer in {seconds:g} s"
     return [found.get(node.name) or Outcome(node, error=LinkLost(node.name, late)) for node in nodes]
+
+
+def values(outcomes: Sequence[Outcome[T]]) -> dict[str, T]:
+    """Return the values by node name, or raise one error that names every failed node."""
+    raise_failures(outcomes)
+    return {outcome.node.name: outcome.get() for outcome in outcomes}
 
 
 def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:

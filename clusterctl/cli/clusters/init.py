@@ -141,17 +141,16 @@ def _asked(cluster: Cluster, kind: str | None, *, keep_devices: bool) -> Cluster
     from clusterctl.checks.kinds import as_reported, ask_devices
     from clusterctl.cli import screen
     from clusterctl.inventory import nodeset
-    from clusterctl.transport.fanout import raise_failures
+    from clusterctl.transport.fanout import values
 
     with options.connected(cluster) as connections:
-        outcomes = ask_devices(cluster.nodes, connections)
-    raise_failures(outcomes)
+        answers = values(ask_devices(cluster.nodes, connections))
     groups: dict[str, list[str]] = {}
     nodes = []
-    for outcome in outcomes:
-        reported = outcome.get()
-        groups.setdefault(reported.text(), []).append(outcome.node.name)
-        node = as_reported(outcome.node, reported, keep_devices=keep_devices)
+    for node in cluster.nodes:
+        reported = answers[node.name]
+        groups.setdefault(reported.text(), []).append(node.name)
+        node = as_reported(node, reported, keep_devices=keep_devices)
         node = replace(node, devices=(0,)) if not (reported.devices or keep_devices) else node
         nodes.append(replace(node, kind=kind) if kind else node)
     for text, names in groups.items():

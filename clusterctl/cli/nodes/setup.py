@@ -78,7 +78,7 @@ def setup(
     internet. A setup that was interrupted continues. If nothing changed, it changes nothing."""
     from clusterctl.provision.present import complete_on
     from clusterctl.provision.setup import Setup, Wanted, look, require_base, require_fit
-    from clusterctl.transport.fanout import raise_failures
+    from clusterctl.transport.fanout import raise_failures, values
 
     began = time.monotonic()
     with _contents(source) as contents:
@@ -90,11 +90,10 @@ def setup(
         outcomes: list[Outcome[Result]] = []
         with connection.open(chosen) as connections:
             links = {node.name: wanted.link_on(node) for node in chosen.nodes}
-            present = complete_on(connections, chosen.nodes, links, at_once)
-            raise_failures(present)
-            fingerprint = wanted.fingerprint
-            complete = {outcome.node.name: outcome.value == fingerprint for outcome in present}
-            lacking = [node for node in chosen.nodes if source.prune or not complete[node.name]]
+            present = values(complete_on(connections, chosen.nodes, links, at_once))
+            lacking = [
+                node for node in chosen.nodes if source.prune or present[node.name] != wanted.fingerprint
+            ]
             if lacking:
                 states = look(logins, lacking, wanted, at_once)
                 raise_failures(states)

@@ -9,8 +9,8 @@ from clusterctl.inventory.cluster import Cluster
 from clusterctl.inventory.setup import request_for
 from clusterctl.jobs.job import Job
 from clusterctl.text import plural, short_time
-from clusterctl.transport.fanout import Connections, Outcome, raise_failures
-from clusterctl.transport.setups import SetupResult, ask_setup
+from clusterctl.transport.fanout import Connections, on_all
+from clusterctl.transport.setups import ask_setup
 
 
 def run_setups(
@@ -29,20 +29,16 @@ def run_setups(
     if not requests:
         return
     nodes = [node for node in cluster.nodes if node.name in requests]
-    outcomes: list[Outcome[SetupResult]] = connections.on_each(
-        nodes, lambda node, link: ask_setup(node, link, requests[node.name])
-    )
-    raise_failures(outcomes)
-    results = [outcome.get() for outcome in outcomes]
-    ran = [result.seconds for result in results if not result.kept]
+    results = on_all(connections, nodes, lambda node, link: ask_setup(node, link, requests[node.name]))
+    ran = [result.seconds for result in results.values() if not result.kept]
     how = (
         f"took {'up to ' * (len(ran) > 1)}{short_time(max(ran))} on {plural(len(ran), 'node')}"
         if ran
         else "known from an earlier start"
     )
     groups: dict[str, list[str]] = {}
-    for node, result in zip(nodes, results, strict=True):
-        groups.setdefault(result.text(), []).append(node.name)
+    for name, result in results.items():
+        groups.setdefault(result.text(), []).append(name)
     changed = "; ".join(
         f"{text}" if len(groups) == 1 else f"{nodeset.fold(names)}: {text}" for text, names in groups.items()
     )

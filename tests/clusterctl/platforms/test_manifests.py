@@ -68,7 +68,7 @@ def test_every_manifest_passes_the_schema_of_its_api(tmp_path: Path, kind: str, 
     found = manifests_of(request(tmp_path, kind, device))
     for manifest in found:
         assert judges.problems(manifest) == [], json.dumps(manifest, indent=1)
-    assert found[-1]["apiVersion"] == KINDS[kind].api_version
+    assert found[-1]["apiVersion"] == f"{KINDS[kind].group}/{KINDS[kind].version}"
 
 
 def test_the_judges_refuse_unknown_keys_and_wrong_types(tmp_path: Path) -> None:
