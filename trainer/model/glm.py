@@ -7,68 +7,30 @@ counts within the blank, and is 0 in the source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import native
-from trainer.config.layout import Piece, pieces_of
-from trainer.config.model import ModelConfig
+from trainer.config.layout import Piece
 from trainer.model.attention import Sight
 from trainer.model.layers import (
-    Block,
     PositionTable,
-    TokenTable,
-    initialize,
-    residual_deviation,
+    Transformer,
 )
 from trainer.model.masks import UNCOUNTED, loss_over_counted
-from trainer.model.norm import Norm
-from trainer.model.recompute import NOTHING, Recompute
 from trainer.model.token_ids import check_token_ids
-from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
+from trainer.parallel.tensor import SEQUENCE
 
 
-class GLM(nn.Module):
+class GLM(Transformer):
     """The GLM model: returns logits, or the loss."""
 
-    joins_samples = False
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        ops: native.Choice,
-        seed: int | None = 1234,
-        parallel: Parallel = ALONE,
-        recompute: Recompute = NOTHING,
-        pieces: Sequence[Piece] = (),
-    ) -> None:
-        """`pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created.
-
-        `seed`: of the initial weights; None: matrices are 0 until they are drawn or loaded.
-        """
-        super().__init__()
-        # Set before each pass whose gradients are wanted.
-        self.aux_weight = 0.0
-        self.config, self.parallel, self.recompute = config, parallel, recompute
-        self.pieces = tuple(pieces) or pieces_of(config.layers)
-        begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
-        if begins or (closes and config.tied):
-            self.tokens = TokenTable(config, ops, parallel)
+    def add_positions(self, begins: bool) -> None:
         if begins:
-            self.positions = PositionTable(config, parallel)
-            self.block_positions = PositionTable(config, parallel)
-        self.blocks = nn.ModuleDict(
-            {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
-        )
-        if closes:
-            self.norm = Norm(config, ops)
-            if not config.tied:
-                self.output = TokenTable(config, ops, parallel)
-        if seed is not None:
-            initialize(self, config.init_std, residual_deviation(config), seed, parallel)
+            self.positions = PositionTable(self.config, self.parallel)
+            self.block_positions = PositionTable(self.config, self.parallel)
 
     def forward(
         self,
@@ -108,16 +70,6 @@ class GLM(nn.Module):
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(positions[:, 0]) + self.block_positions(positions[:, 1])
         return F.dropout(x, self.config.dropout, self.training)
-
-    def _loss_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return what computes the loss of targets; labels are smoothed in training only."""
-        smoothing = self.config.label_smoothing if self.training else 0.0
-        return partial(self.head.loss, x, smoothing=smoothing)
-
-    @property
-    def head(self) -> TokenTable:
-        """Return the output matrix."""
-        return self.tokens if self.config.tied else self.output
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token or a counted target of a micro-batch is outside the vocabulary."""

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import native
-from trainer.config.layout import Piece, pieces_of
+from trainer.config.layout import Piece
 from trainer.config.model import ModelConfig
 from trainer.model import masks
 from trainer.model.attention import Sight
 from trainer.model.layers import (
-    Block,
     PositionTable,
-    TokenTable,
-    initialize,
-    residual_deviation,
+    Transformer,
 )
 from trainer.model.masks import Ends
-from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.model.rotary import turns
 from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 
 
-class GPT(nn.Module):
+class GPT(Transformer):
     """The GPT model: returns logits, or the loss."""
-
-    joins_samples = False
-    """Whether the samples of a micro-batch are one row, as long as they are together."""
 
     def __init__(
         self,
@@ -49,30 +41,13 @@ class GPT(nn.Module):
         """`ends`: what an end of document does to the rest of its sample; None: nothing.
 
         `context`: the ranks that have other stretches of the same samples; `arguments` takes this rank's.
-
-        `pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created.
-
-        `seed`: of the initial weights; None: matrices are 0 until they are drawn or loaded.
         """
-        super().__init__()
-        self.context = context
-        # Set before each pass whose gradients are wanted.
-        self.aux_weight = 0.0
-        self.config, self.ends, self.recompute = config, ends, recompute
-        self.parallel, self.pieces = parallel, tuple(pieces) or pieces_of(config.layers)
-        begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
-        if begins or (closes and config.tied):
-            self.tokens = TokenTable(config, ops, parallel)
-        self.positions = PositionTable(config, parallel) if begins and not config.rotary else None
-        self.blocks = nn.ModuleDict(
-            {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
-        )
-        if closes:
-            self.norm = Norm(config, ops)
-            if not config.tied:
-                self.output = TokenTable(config, ops, parallel)
-        if seed is not None:
-            initialize(self, config.init_std, residual_deviation(config), seed, parallel)
+        super().__init__(config, ops, seed, parallel, recompute, pieces)
+        self.context, self.ends = context, ends
+
+    def add_positions(self, begins: bool) -> None:
+        rotary = self.config.rotary
+        self.positions = PositionTable(self.config, self.parallel) if begins and not rotary else None
 
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, x: Tensor | None = None, piece: int = 0
@@ -119,16 +94,6 @@ class GPT(nn.Module):
         turning = turns(at, self.config, length) if self.config.rotary else None
         mask = native.Mask(self.config.window if self.config.window < length else 0, documents)
         return Sight(mask, turning, self.context, self.aux_weight)
-
-    def _loss_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return what computes the loss of targets; labels are smoothed in training only."""
-        smoothing = self.config.label_smoothing if self.training else 0.0
-        return partial(self.head.loss, x, smoothing=smoothing)
-
-    @property
-    def head(self) -> TokenTable:
-        """Return the output matrix."""
-        return self.tokens if self.config.tied else self.output
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token of a micro-batch is outside the vocabulary."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import native
 from native import products
+from trainer.config.layout import Piece, pieces_of
 from trainer.config.model import ModelConfig
 from trainer.model.attention import PLAIN, Attention, Sight, picked
 from trainer.model.cuts import Cut, cuts_of
@@ -191,3 +193,56 @@ def generator_of(seed: int, name: str) -> torch.Generator:
     """Return a generator seeded by `seed` and `name`."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+
+
+class Transformer(nn.Module):
+    """What both models have: tokens and positions, blocks, a norm and the output matrix."""
+
+    joins_samples = False
+    """Whether the samples of a micro-batch are one row, as long as they are together."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: native.Choice,
+        seed: int | None = 1234,
+        parallel: Parallel = ALONE,
+        recompute: Recompute = NOTHING,
+        pieces: Sequence[Piece] = (),
+    ) -> None:
+        """`pieces`: the layers that this rank holds, if it is a pipeline stage; other layers are not created.
+
+        `seed`: of the initial weights; None: matrices are 0 until they are drawn or loaded.
+        """
+        super().__init__()
+        # Set before each pass whose gradients are wanted.
+        self.aux_weight = 0.0
+        self.config, self.parallel, self.recompute = config, parallel, recompute
+        self.pieces = tuple(pieces) or pieces_of(config.layers)
+        begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
+        if begins or (closes and config.tied):
+            self.tokens = TokenTable(config, ops, parallel)
+        self.add_positions(begins)
+        self.blocks = nn.ModuleDict(
+            {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
+        )
+        if closes:
+            self.norm = Norm(config, ops)
+            if not config.tied:
+                self.output = TokenTable(config, ops, parallel)
+        if seed is not None:
+            initialize(self, config.init_std, residual_deviation(config), seed, parallel)
+
+    def add_positions(self, begins: bool) -> None:
+        """Create the tables of positions, on a rank that holds the beginning of the model."""
+        raise NotImplementedError
+
+    def _loss_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what computes the loss of targets; labels are smoothed in training only."""
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        return partial(self.head.loss, x, smoothing=smoothing)
+
+    @property
+    def head(self) -> TokenTable:
+        """Return the output matrix."""
+        return self.tokens if self.config.tied else self.output

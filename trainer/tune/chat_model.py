@@ -17,18 +17,16 @@ from trainer.model.masks import UNCOUNTED
 from trainer.model.rotary import turns
 from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import SEQUENCE
+from trainer.tune.progress import CountsAnswers
 
 # Positions whose logits are computed at the same time to count right tokens.
 COUNTED_AT_ONCE = 512
 
 
-class ExamplesModel(GPT):
+class ExamplesModel(CountsAnswers, GPT):
     """Reads rows of examples that do not see each other; each counts its positions from 0."""
 
     joins_samples = True
-    right: int = 0
-    """Right answers since `take_accuracy` was called, in evaluations only."""
-    seen: int = 0
 
     def states(
         self,
@@ -59,12 +57,6 @@ class ExamplesModel(GPT):
         seen = documents[:, : at.shape[1] * (self.context.rank + 1)]
         window = config.window if config.window < documents.shape[1] else 0
         return Sight(native.Mask(window, seen), turning, self.context, self.aux_weight)
-
-    def take_accuracy(self) -> tuple[int, int]:
-        """Return how many answers of this rank's evaluations were right, of how many; then reset both counts."""
-        counts = self.right, self.seen
-        self.right = self.seen = 0
-        return counts
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token is outside the vocabulary."""

@@ -14,6 +14,7 @@ from trainer.model.layers import generator_of
 from trainer.model.token_ids import check_token_ids
 from trainer.tune.chat_model import ExamplesModel
 from trainer.tune.examples import UNCOUNTED
+from trainer.tune.progress import CountsAnswers
 
 HEAD = "classifier"
 
@@ -41,11 +42,8 @@ class Classifier(nn.Module):
         return scores
 
 
-class _Counting:
-    """Counts right labels in evaluations."""
-
-    right: int = 0
-    seen: int = 0
+class _OneLabel(CountsAnswers):
+    """The loss of one label for each text."""
 
     def _loss(self, scores: Tensor, labels: Tensor, training: bool) -> Tensor:
         scores, counted = scores.float(), labels != UNCOUNTED
@@ -56,8 +54,16 @@ class _Counting:
             return scores.sum() * 0.0
         return F.cross_entropy(scores, labels, ignore_index=UNCOUNTED)
 
+    def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the arguments of `forward`."""
+        return tuple(micro)
 
-class LabelGPT(_Counting, ExamplesModel):
+    def counted(self, micro: Sequence[Tensor]) -> int:
+        """Return the number of texts that count."""
+        return int((micro[3] != UNCOUNTED).sum().item())
+
+
+class LabelGPT(_OneLabel, ExamplesModel):
     """Reads the label of a text from its last token."""
 
     classifier: Classifier
@@ -79,16 +85,8 @@ class LabelGPT(_Counting, ExamplesModel):
             return x
         return self._loss(self.classifier(self.norm(x)[0]), labels, self.training)
 
-    def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the arguments of `forward`."""
-        return tuple(micro)
 
-    def counted(self, micro: Sequence[Tensor]) -> int:
-        """Return the number of texts that count."""
-        return int((micro[3] != UNCOUNTED).sum().item())
-
-
-class LabelGLM(_Counting, GLM):
+class LabelGLM(_OneLabel, GLM):
     """Reads the label of a text from its first token, which sees all of it."""
 
     classifier: Classifier
@@ -111,23 +109,9 @@ class LabelGLM(_Counting, GLM):
             return x
         return self._loss(self.classifier(self.norm(x[:, 0])), labels, self.training)
 
-    def take_accuracy(self) -> tuple[int, int]:
-        """Return how many labels of this rank's evaluations were right, of how many; then reset both counts."""
-        counts = self.right, self.seen
-        self.right = self.seen = 0
-        return counts
-
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token is outside the vocabulary."""
         check_token_ids(micro[0], self.config.vocab)
-
-    def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the arguments of `forward`."""
-        return tuple(micro)
-
-    def counted(self, micro: Sequence[Tensor]) -> int:
-        """Return the number of texts that count."""
-        return int((micro[3] != UNCOUNTED).sum().item())
 
 
 def add_classifier(model: LabelGPT | LabelGLM, config: ModelConfig, labels: int, seed: int | None) -> None:

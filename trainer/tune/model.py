@@ -11,14 +11,11 @@ from torch import Tensor
 from trainer.model.glm import GLM
 from trainer.model.token_ids import check_token_ids
 from trainer.tune.cloze import UNCOUNTED
+from trainer.tune.progress import CountsAnswers
 
 
-class ClozeModel(GLM):
+class ClozeModel(CountsAnswers, GLM):
     """Scores each answer by the sum of its tokens' log probabilities; cross-entropy over the scores is the loss."""
-
-    right: int = 0
-    """Questions answered rightly since `take_accuracy` was called, in evaluations only."""
-    seen: int = 0
 
     def forward(  # type: ignore[override]
         self,
@@ -58,12 +55,6 @@ class ClozeModel(GLM):
         counted = labels != UNCOUNTED
         self.right += int((scores.argmax(1) == labels)[counted].sum().item())
         self.seen += int(counted.sum().item())
-
-    def take_accuracy(self) -> tuple[int, int]:
-        """Return how many questions of this rank's evaluations were right, of how many; then reset both counts."""
-        counts = self.right, self.seen
-        self.right = self.seen = 0
-        return counts
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token or a counted target is outside the vocabulary."""

@@ -7,11 +7,18 @@ from typing import Protocol
 from trainer.parallel.group import Group
 
 
-class CountsAnswers(Protocol):
+class CountsAnswers:
     """A model that counts right answers in evaluations."""
+
+    right: int = 0
+    """Right answers since `take_accuracy` was called, in evaluations only."""
+    seen: int = 0
 
     def take_accuracy(self) -> tuple[int, int]:
         """Return how many answers of this rank's evaluations were right, of how many; then reset both counts."""
+        counts = self.right, self.seen
+        self.right = self.seen = 0
+        return counts
 
 
 def accuracy_of(model: CountsAnswers, group: Group) -> float:
