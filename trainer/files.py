@@ -39,10 +39,19 @@ def open_lines(path: Path) -> int:
     return handle
 
 
-def write_whole(handle: int, data: bytes) -> None:
+def write_whole(handle: int, data: bytes | memoryview) -> None:
     """Write all bytes; a disk that takes only some of them raises OSError at the next ones."""
     while data:
         data = data[os.write(handle, data) :]
+
+
+def varint(number: int) -> bytes:
+    """Return a number as protocol buffers write it: 7 bits in each byte, the lowest first."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
 
 
 def sync(path: Path) -> None:

@@ -25,6 +25,7 @@ from native.hashes.sha256 import block_hashes
 from trainer.checkpoint.names import Shape, held_boxes, name_in_file
 from trainer.checkpoint.part import Part
 from trainer.checkpoint.saved_file import SavedFile
+from trainer.files import write_whole
 
 PIECE = 1 << 20
 """Bytes of the data that have one hash and one checksum."""
@@ -48,7 +49,7 @@ def write_parts(file: Path, parts: Sequence[Part], table: Mapping[str, Shape], n
     blank = _header(entries, {name: "00" * width * pieces for name, width in _hash_widths().items()})
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        _write_all(handle, memoryview(blank))
+        write_whole(handle, memoryview(blank))
         hashes = _write_data(handle, parts, nice)
         header = _header(entries, hashes)
         os.pwrite(handle, header, 0)
@@ -91,7 +92,7 @@ def _write_data(handle: int, parts: Sequence[Part], nice: int) -> dict[str, str]
     with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(nice,)) as pool:
         for block in _blocks(parts):
             waiting.append(pool.submit(hashes.add, block))
-            _write_all(handle, block)
+            write_whole(handle, block)
             while len(waiting) > AHEAD:
                 waiting.popleft().result()
         while waiting:
@@ -106,17 +107,17 @@ def _blocks(parts: Sequence[Part]) -> Iterator[memoryview]:
         for rows in _by_rows(part.tensor.detach()):
             if rows.numel() * rows.element_size() >= PIECE:
                 if joined:
-                    yield _bytes(torch.cat(joined))
+                    yield bytes_of(torch.cat(joined))
                     joined, size = [], 0
-                yield _bytes(rows)
+                yield bytes_of(rows)
                 continue
             joined.append(rows.reshape(-1).cpu())
             size += rows.numel() * rows.element_size()
             if size >= PIECE:
-                yield _bytes(torch.cat(joined))
+                yield bytes_of(torch.cat(joined))
                 joined, size = [], 0
     if joined:
-        yield _bytes(torch.cat(joined))
+        yield bytes_of(torch.cat(joined))
 
 
 def _by_rows(tensor: Tensor) -> Iterator[Tensor]:
@@ -130,14 +131,9 @@ def _by_rows(tensor: Tensor) -> Iterator[Tensor]:
         yield from tensor.split(max(1, len(tensor) * BLOCK // size))
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    plain = tensor.cpu().contiguous().view(-1).view(torch.uint8)
-    return plain.numpy().data
-
-
-def _write_all(handle: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(handle, content) :]
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor, in this machine's memory."""
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def lower_priority(nice: int) -> None:

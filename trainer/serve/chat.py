@@ -14,8 +14,9 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
 from trainer.generate.sampling import Drawn, Sampling
+from trainer.json_types import JsonObject
 from trainer.serve.completions import reason_of
-from trainer.serve.faults import ApiError, Fields, Json, refused
+from trainer.serve.faults import ApiError, Fields, refused
 from trainer.serve.merge import merged
 from trainer.serve.runner import Stream
 from trainer.serve.sampling_fields import IGNORED, check_model, count_of, sampling_of, stream_of
@@ -34,7 +35,7 @@ MOST_TEXT = 1 << 20
 class Order:
     """A checked request."""
 
-    messages: Sequence[Json]
+    messages: Sequence[JsonObject]
     most: int
     """The most tokens of an answer; 0: up to the end of the window."""
     sampling: Sampling
@@ -82,12 +83,12 @@ def _read(fields: Fields, service: Service) -> Order:
     return order
 
 
-def _messages(fields: Fields) -> list[Json]:
+def _messages(fields: Fields) -> list[JsonObject]:
     value = fields.raw("messages")
     if not isinstance(value, list) or not value:
         fields.fault("messages", "is not a list of messages")
         return []
-    found = list[Json]()
+    found = list[JsonObject]()
     for number, message in enumerate(value):
         role = message.get("role") if isinstance(message, dict) else None
         content = _content(message.get("content")) if isinstance(message, dict) else None
@@ -113,7 +114,7 @@ def _content(value: Any) -> str | None:
     return "".join(found)
 
 
-def render(template: str, messages: Sequence[Json], config: Json) -> str:
+def render(template: str, messages: Sequence[JsonObject], config: JsonObject) -> str:
     """Return the prompt that a template makes; it runs in a sandbox and cannot reach Python's objects."""
     try:
         text = ChatTemplate(template, spelled_tokens(config)).render(messages, prompt=True)
@@ -140,8 +141,8 @@ def _started(decoder: Decoder, prompt: str, order: Order) -> tuple[list[tuple[Re
     return found, len(ids)
 
 
-def _logprobs(decoder: Decoder, tokens: Sequence[Drawn]) -> Json:
-    def entry(number: int, value: float) -> Json:
+def _logprobs(decoder: Decoder, tokens: Sequence[Drawn]) -> JsonObject:
+    def entry(number: int, value: float) -> JsonObject:
         text = decoder.tokenizer.decode([number])
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
@@ -152,7 +153,7 @@ def _logprobs(decoder: Decoder, tokens: Sequence[Drawn]) -> Json:
     return {"content": content, "refusal": None}
 
 
-def _choice(decoder: Decoder, order: Order, index: int, sink: Text) -> Json:
+def _choice(decoder: Decoder, order: Order, index: int, sink: Text) -> JsonObject:
     return {
         "index": index,
         "message": {"role": "assistant", "content": sink.text, "refusal": None},
@@ -162,11 +163,11 @@ def _choice(decoder: Decoder, order: Order, index: int, sink: Text) -> Json:
 
 
 async def _events(
-    service: Service, order: Order, streams: Sequence[Stream], frame: Json, length: int
-) -> AsyncIterator[Json]:
+    service: Service, order: Order, streams: Sequence[Stream], frame: JsonObject, length: int
+) -> AsyncIterator[JsonObject]:
     frame = {**frame, "object": "chat.completion.chunk"}
 
-    def chunk(index: int, delta: Json, logprobs: Json | None, reason: str | None) -> Json:
+    def chunk(index: int, delta: JsonObject, logprobs: JsonObject | None, reason: str | None) -> JsonObject:
         entry = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**frame, "choices": [entry]}
 

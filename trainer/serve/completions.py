@@ -13,7 +13,8 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import End, Request
 from trainer.generate.sampling import Drawn, Sampling
-from trainer.serve.faults import Fields, Json, refused
+from trainer.json_types import JsonObject
+from trainer.serve.faults import Fields, refused
 from trainer.serve.merge import merged
 from trainer.serve.runner import Stream
 from trainer.serve.sampling_fields import IGNORED, MOST_TEXTS, check_model, count_of, sampling_of, stream_of
@@ -138,7 +139,7 @@ def reason_of(sink: Text) -> str:
     return "length" if sink.reason is End.LENGTH else "stop"
 
 
-def _choice(decoder: Decoder, order: Order, choice: Choice) -> Json:
+def _choice(decoder: Decoder, order: Order, choice: Choice) -> JsonObject:
     text = choice.prompt + choice.sink.text if order.echo else choice.sink.text
     tokens = list(choice.sink.tokens)
     if order.echo and order.sampling.logprobs is not None:
@@ -151,17 +152,17 @@ def _choice(decoder: Decoder, order: Order, choice: Choice) -> Json:
     }
 
 
-def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn], offset: int) -> Json:
+def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn], offset: int) -> JsonObject:
     """Return the log probabilities of tokens; NaN stands for the first token, which has none."""
     texts = [decoder.tokenizer.decode([token.id]) for token in tokens]
-    offsets, top = list[int](), list[Json | None]()
+    offsets, top = list[int](), list[JsonObject | None]()
     for token, text in zip(tokens, texts, strict=True):
         offsets.append(offset)
         offset += len(text)
         if token.logprob != token.logprob:
             top.append(None)
             continue
-        entries: Json = {}
+        entries: JsonObject = {}
         # Different ids may have the same text; the more likely one is first and stays.
         for number, value in token.top:
             entries.setdefault(decoder.tokenizer.decode([number]), value)
@@ -176,12 +177,12 @@ async def _events(
     order: Order,
     choices: Sequence[Choice],
     streams: Sequence[Stream],
-    frame: Json,
+    frame: JsonObject,
     prompt_tokens: int,
-) -> AsyncIterator[Json]:
+) -> AsyncIterator[JsonObject]:
     wants = order.sampling.logprobs is not None
 
-    def chunk(choice: Choice, text: str, tokens: Sequence[Drawn], reason: str | None) -> Json:
+    def chunk(choice: Choice, text: str, tokens: Sequence[Drawn], reason: str | None) -> JsonObject:
         logprobs = logprobs_of(service.decoder, tokens, 0) if wants and tokens else None
         entry = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return {**frame, "choices": [entry]}

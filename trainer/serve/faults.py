@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.errors import InputError
 from trainer.generate.sampling import Sampling
 from trainer.json_types import JsonObject
 
-Json = JsonObject
+T = TypeVar("T")
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -34,7 +34,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
 
-    def as_json(self) -> Json:
+    def as_json(self) -> JsonObject:
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -51,7 +51,7 @@ def refused(
 class Fields:
     """The fields of a JSON object; `done` raises every fault and every unknown field as one error."""
 
-    def __init__(self, body: Json, ignored: Iterable[str] = ()) -> None:
+    def __init__(self, body: JsonObject, ignored: Iterable[str] = ()) -> None:
         self._body, self._taken, self._faults = body, set(ignored), list[tuple[str, str]]()
 
     @classmethod
@@ -75,40 +75,28 @@ class Fields:
         return self._body.get(name)
 
     def number(self, name: str, default: float) -> float:
-        value = self.raw(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            self.fault(name, f"{_shown(value)} is not a number")
-            return default
+        value = self._of((int, float), name, default, "a number")
         return float(max(-1e300, min(1e300, value)))
 
     def whole(self, name: str, default: int) -> int:
-        value = self.raw(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.fault(name, f"{_shown(value)} is not a whole number")
-            return default
-        return value
+        return self._of(int, name, default, "a whole number")
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value = self.raw(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            self.fault(name, f"{_shown(value)} is not true or false")
-            return default
-        return value
+        return self._of(bool, name, default, "true or false")
 
     def text(self, name: str, default: str = "") -> str:
-        value = self.raw(name)
+        return self._of(str, name, default, "a text")
+
+    def _of(self, kind: type[Any] | tuple[type[Any], ...], name: str, default: T, wanted: str) -> T:
+        """Return a field; note a fault if it is not of a kind. A bool is no number, and NaN is none."""
+        value: Any = self.raw(name)
         if value is None:
             return default
-        if not isinstance(value, str):
-            self.fault(name, f"{_shown(value)} is not a text")
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or value != value:
+            self.fault(name, f"{_shown(value)} is not {wanted}")
             return default
-        return value
+        found: T = value
+        return found
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a text, or a list of texts, as a list."""

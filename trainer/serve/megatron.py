@@ -12,7 +12,8 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Continuation, Request, Taken
 from trainer.generate.sampling import Sampling
-from trainer.serve.faults import ApiError, Fields, Json, refused
+from trainer.json_types import JsonObject
+from trainer.serve.faults import ApiError, Fields, refused
 from trainer.serve.service import Service
 
 
@@ -55,7 +56,7 @@ async def api(service: Service, request: web.Request) -> web.StreamResponse:
         await service.texts(streams)
     if order.sampling.beams > 1:
         return web.json_response(_beams(service.decoder, prompts[0], started[0][0]))
-    answer: Json = {"text": [], "segments": [], "logprobs": [] if order.logprobs else None}
+    answer: JsonObject = {"text": [], "segments": [], "logprobs": [] if order.logprobs else None}
     for ids, (_, sink) in zip(prompts, started, strict=True):
         whole = [*ids, *(token.id for token in sink.tokens)]
         answer["text"].append(service.decoder.tokenizer.decode(ids) + sink.text)
@@ -158,7 +159,7 @@ def _started(decoder: Decoder, order: Order) -> tuple[list[tuple[Request, Text]]
     return found, prompts
 
 
-def _beams(decoder: Decoder, prompt: Sequence[int], request: Request) -> Json:
+def _beams(decoder: Decoder, prompt: Sequence[int], request: Request) -> JsonObject:
     texts = [[*prompt, *ids] for ids, _ in request.beams]
     return {
         "text": [decoder.tokenizer.decode(ids) for ids in texts],

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.files import varint
 from trainer.json_types import JsonObject
 
 # The keys of each event in metrics.jsonl, and their TensorBoard tags.
@@ -154,7 +155,7 @@ def _lines(path: Path) -> Iterator[JsonObject]:
 
 
 def _event(at: float, step: int, content: bytes) -> bytes:
-    return b"\x09" + struct.pack("<d", at) + b"\x10" + _varint(step) + content
+    return b"\x09" + struct.pack("<d", at) + b"\x10" + varint(step) + content
 
 
 def _summary(values: Mapping[str, float]) -> bytes:
@@ -172,16 +173,7 @@ def _text_summary(tag: str, text: str) -> bytes:
 
 
 def _bytes(field: int, content: bytes) -> bytes:
-    return bytes([field << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return bytes([field << 3 | 2]) + varint(len(content)) + content
 
 
 def _table() -> list[int]:

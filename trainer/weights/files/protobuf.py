@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.saved_file import SavedFile
+from trainer.checkpoint.write import bytes_of
 from trainer.errors import CheckpointError
-from trainer.weights.files.safetensors import bytes_of, read_bytes
+from trainer.files import varint
+from trainer.weights.files.safetensors import read_bytes
 from trainer.weights.lazy import Lazy
 
 TYPES = {
@@ -266,18 +268,10 @@ def _slices(tensor: Lazy) -> list[tuple[int, int]]:
 
 def _start(name: str, tensor: Lazy, length: int) -> bytes:
     """Return a Value without the content of its tensor, which follows."""
-    head = b"".join(b"\x08" + _varint(size) for size in tensor.shape)
+    head = b"".join(b"\x08" + varint(size) for size in tensor.shape)
     kind = NAMES[tensor.dtype].encode()
-    head += b"\x12" + _varint(len(kind)) + kind + b"\x1a" + _varint(length)
-    inner = b"\x12" + _varint(len(head) + length) + head
+    head += b"\x12" + varint(len(kind)) + kind + b"\x1a" + varint(length)
+    inner = b"\x12" + varint(len(head) + length) + head
     tag = name.encode()
-    start = b"\x0a" + _varint(len(tag)) + tag + inner
-    return b"\x0a" + _varint(len(start) + length) + start
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
+    start = b"\x0a" + varint(len(tag)) + tag + inner
+    return b"\x0a" + varint(len(start) + length) + start

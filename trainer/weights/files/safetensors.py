@@ -14,7 +14,9 @@ from torch import Tensor
 
 from trainer.checkpoint.header import Entry, read_header
 from trainer.checkpoint.saved_file import SavedFile
+from trainer.checkpoint.write import bytes_of
 from trainer.errors import CheckpointError
+from trainer.files import write_whole
 from trainer.weights.lazy import Lazy
 
 TYPES = {
@@ -79,19 +81,8 @@ def write_safetensors(
         for tensor in tensors.values():
             for block in tensor.blocks():
                 data = bytes_of(block)
-                stream_all(stream.fileno(), data)
+                write_whole(stream.fileno(), data)
                 digest.update(data)
                 wrote(len(data))
         os.fsync(stream.fileno())
     return SavedFile(8 + len(text) + end, digest.hexdigest())
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor in memory."""
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-
-
-def stream_all(handle: int, content: memoryview) -> None:
-    """Write all of the content at the place of the handle."""
-    while content:
-        content = content[os.write(handle, content) :]

@@ -18,7 +18,7 @@ import torch
 import torch._utils
 
 from trainer.checkpoint.saved_file import SavedFile
-from trainer.weights.files.safetensors import bytes_of
+from trainer.checkpoint.write import bytes_of
 from trainer.weights.lazy import Lazy, Shape, in_memory
 
 TYPES = {
