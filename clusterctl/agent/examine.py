@@ -12,7 +12,16 @@ import time
 from clusterctl.agent import own_python
 from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.network import holders, interfaces, place_of, rdma_ports
-from clusterctl.agent.processes import LARGEST_ENVIRON, boot_id, end_all, is_alive, read_limited, text_of
+from clusterctl.agent.processes import (
+    all_pids,
+    boot_id,
+    end_all,
+    environments,
+    is_alive,
+    read_limited,
+    stat_of,
+    text_of,
+)
 from clusterctl.agent.reaper import MARKER
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.spawn import command, environment, start_with_pipes
@@ -143,33 +152,26 @@ def _first_text(paths: Sequence[str]) -> Optional[str]:
 def runs_here(workdir: str) -> List[Dict[str, Any]]:
     """Return each attempt below this work folder that has living processes, and whether its supervisor lives."""
     groups: Dict[Any, Dict[str, Any]] = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        output = _marks(entry) if entry.isdigit() else None
-        if output is None or not _is_below(output.get("CLUSTERCTL_RUN_DIR", ""), workdir):
+    for pid, environ in environments():
+        output = _marks(environ)
+        if not _is_below(output.get("CLUSTERCTL_RUN_DIR", ""), workdir):
             continue
         key = output["CLUSTERCTL_RUN_ID"], output.get("CLUSTERCTL_ATTEMPT", "")
         item = groups.setdefault(key, {"run": key[0], "attempt": key[1], "pids": []})
         item.update(node=output.get("CLUSTERCTL_NODE", ""), run_dir=output["CLUSTERCTL_RUN_DIR"])
-        item["pids"].append(int(entry))
+        item["pids"].append(pid)
     return [{**item, "supervised": _supervised(item)} for _, item in sorted(groups.items())]
 
 
-def _marks(pid: str) -> Optional[Dict[str, str]]:
-    """Return clusterctl's variables in a process's environment.
-
-    None for another user's process or one that is gone.
-    """
-    try:
-        data = read_limited(f"/proc/{pid}/environ", LARGEST_ENVIRON)
-    except OSError:
-        return None
-    if b"CLUSTERCTL_RUN_ID=" not in data:
-        return None
+def _marks(environ: bytes) -> Dict[str, str]:
+    """Return clusterctl's variables in the environment of a rank; nothing in that of another process."""
+    if b"CLUSTERCTL_RUN_ID=" not in environ:
+        return {}
     lines = [
-        entry.decode("utf-8", "replace") for entry in data.split(b"\0") if entry.startswith(b"CLUSTERCTL_")
+        text.decode("utf-8", "replace") for text in environ.split(b"\0") if text.startswith(b"CLUSTERCTL_")
     ]
     output = dict(entry.split("=", 1) for entry in lines if "=" in entry)
-    return output if output.get("CLUSTERCTL_RUN_ID") else None
+    return output if output.get("CLUSTERCTL_RUN_ID") else {}
 
 
 def _is_below(path: str, workdir: str) -> bool:
@@ -191,20 +193,17 @@ def stale_agents() -> List[int]:
     A sound one ends with its connection.
     """
     result = []
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
+    for pid in all_pids():
         try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                command_line = file.read(4096)
-            mine = os.stat(f"/proc/{entry}").st_uid == os.getuid() and AGENT_WORDS in command_line
+            command_line = read_limited(f"/proc/{pid}/cmdline", 4096)
+            mine = os.stat(f"/proc/{pid}").st_uid == os.getuid() and AGENT_WORDS in command_line
             # A supervisor is a fork of an agent, and reads nothing.
-            mine = mine and os.readlink(f"/proc/{entry}/fd/0") != os.devnull
+            mine = mine and os.readlink(f"/proc/{pid}/fd/0") != os.devnull
         except OSError:
             continue
-        fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
-        if mine and len(fields) > 1 and (fields[0] == "T" or fields[1] == "1"):
-            result.append(int(entry))
+        fields = stat_of(pid)
+        if mine and pid != os.getpid() and len(fields) > 1 and (fields[0] == "T" or fields[1] == "1"):
+            result.append(pid)
     return result
 
 

@@ -10,7 +10,7 @@ import select
 import struct
 import time
 
-from clusterctl.agent.processes import text_of
+from clusterctl.agent.processes import all_pids, text_of
 from clusterctl.agent.request import Refused, Request
 
 # Importing typing takes 10 ms.
@@ -162,20 +162,18 @@ def _owners(inodes: Iterable[str]) -> Dict[str, Dict[str, Any]]:
     """Return the process that owns each socket; other users' processes are visible only to root."""
     wanted = {f"socket:[{item}]": item for item in inodes}
     result: Dict[str, Dict[str, Any]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    for pid in all_pids():
         try:
-            names = os.listdir(f"/proc/{entry}/fd")
+            names = os.listdir(f"/proc/{pid}/fd")
         except OSError:
             continue
         for name in names:
             try:
-                target = os.readlink(f"/proc/{entry}/fd/{name}")
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
             except OSError:
                 continue
             if target in wanted:
-                result[wanted[target]] = {"pid": int(entry), "name": text_of(f"/proc/{entry}/comm").strip()}
+                result[wanted[target]] = {"pid": pid, "name": text_of(f"/proc/{pid}/comm").strip()}
     return result
 
 

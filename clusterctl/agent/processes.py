@@ -14,7 +14,7 @@ import time
 # Typing itself takes 10 ms.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Iterable, List, Mapping, Optional, Set
+    from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 # Seconds between two looks at all of /proc, each up to 25 ms on a busy node.
 WHOLE_LOOK = 0.25
@@ -55,10 +55,20 @@ def boot_id() -> str:
     return text_of("/proc/sys/kernel/random/boot_id").strip()
 
 
+def all_pids() -> List[int]:
+    """Return the pids of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+
+
+def stat_of(pid: int) -> List[str]:
+    """Return what proc(5) has of a process from its state on: state, parent, group, ...; nothing when it is gone."""
+    return text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
 def start_time(pid: int) -> Optional[int]:
     """When a process started, in clock ticks since boot; None when it is gone or only its exit status is
     left."""
-    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = stat_of(pid)
     if len(fields) < 20 or fields[0] in "ZX":
         return None
     return int(fields[19])
@@ -66,8 +76,7 @@ def start_time(pid: int) -> Optional[int]:
 
 def state_letter(pid: int) -> str:
     """Return the state of a process as proc(5) has it: R, S, D, T, ...; an empty text when it is gone."""
-    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[0] if fields else ""
+    return "".join(stat_of(pid)[:1])
 
 
 def identity(pid: int) -> Dict[str, object]:
@@ -87,41 +96,27 @@ def is_alive(record: Mapping[str, object]) -> bool:
 LARGEST_ENVIRON = 8 << 20
 
 
-def environments_of_processes() -> "Dict[int, Set[bytes]]":
-    """Return the environment of each process that this login may read, as a set of NAME=VALUE by pid."""
-    result = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
+def environments() -> Iterator[Tuple[int, bytes]]:
+    """Yield the pid and the environment of each other process that this login may read."""
+    for pid in all_pids():
         try:
-            result[int(entry)] = set(read_limited(f"/proc/{entry}/environ", LARGEST_ENVIRON).split(b"\0"))
+            environ = read_limited(f"/proc/{pid}/environ", LARGEST_ENVIRON)
         except OSError:
             # The process is gone, or another user's.
             continue
-    return result
+        if pid != os.getpid():
+            yield pid, environ
 
 
-def carries(marker: Mapping[str, str], variables: Set[bytes]) -> bool:
+def carries(marker: Mapping[str, str], environ: bytes) -> bool:
     """Return True if an environment has all of the marker's variables."""
-    wanted = {f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in marker.items()}
-    return wanted <= variables
+    wanted = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in marker.items()]
+    return all(variable in environ for variable in wanted) and set(wanted) <= set(environ.split(b"\0"))
 
 
 def marked(marker: Mapping[str, str]) -> List[int]:
     """Return the pids of living processes that carry all of the marker's variables in their environment."""
-    wanted = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in marker.items()]
-    result = []
-    for entry in os.listdir("/proc") if wanted and os.path.isdir("/proc") else ():
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            environ = read_limited(f"/proc/{entry}/environ", LARGEST_ENVIRON)
-        except OSError:
-            # The process is gone, or another user's.
-            continue
-        if all(variable in environ for variable in wanted) and set(wanted) <= set(environ.split(b"\0")):
-            result.append(int(entry))
-    return result
+    return [pid for pid, environ in environments() if carries(marker, environ)] if marker else []
 
 
 def send(pids: Iterable[int], number: int) -> None:
@@ -137,11 +132,10 @@ def group_members(groups: Iterable[int]) -> Set[int]:
     """Return the living processes of some process groups."""
     wanted = set(groups)
     result = set()
-    for entry in os.listdir("/proc") if wanted and os.path.isdir("/proc") else ():
-        if entry.isdigit():
-            fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
-            if len(fields) > 2 and fields[0] not in "ZX" and int(fields[2]) in wanted:
-                result.add(int(entry))
+    for pid in all_pids() if wanted else ():
+        fields = stat_of(pid)
+        if len(fields) > 2 and fields[0] not in "ZX" and int(fields[2]) in wanted:
+            result.add(pid)
     return result
 
 

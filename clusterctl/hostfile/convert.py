@@ -213,9 +213,7 @@ def _refuse(losses: Sequence[Loss], lossy: bool) -> None:
         raise InputFaults(losses, "--lossy leaves it out")
 
 
-def torchrun(
-    source: Source, *, lossy: bool = False, port: int = MASTER_PORT, script: str = "train.py"
-) -> list[TorchrunNode]:
+def torchrun(source: Source, *, lossy: bool = False, port: int = MASTER_PORT) -> list[TorchrunNode]:
     """Return the torchrun command of each node; the first node is the master."""
     _refuse(losses(source, "torchrun"), lossy)
     rows = []
@@ -227,7 +225,7 @@ def torchrun(
             f"--node-rank={number}",
             f"--master-addr={source.entries[0].address}",
             f"--master-port={port}",
-            script,
+            "train.py",
         ]
         visible = _visible(source, number)
         rows.append(TorchrunNode(entry.address, number, entry.slots or 1, " ".join(visible + argv)))

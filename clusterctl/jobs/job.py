@@ -190,7 +190,6 @@ def from_command(
     code: Path | None,
     devices: str | None = None,
     env: Mapping[str, str] | None = None,
-    restarts: int = 0,
 ) -> Job:
     """Return a job for a bare command, named after its program or script."""
     refuse_secrets(env or {})
@@ -207,7 +206,6 @@ def from_command(
         code=code,
         devices=chosen,
         env=dict(env or {}),
-        restart=Restart(max=restarts) if restarts else None,
         source="the command line",
     )
 

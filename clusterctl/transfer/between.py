@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.files import tree
 from clusterctl.agent.files.tree import Range
 from clusterctl.transfer.manifest import Manifest
-from clusterctl.transfer.push import Progress, PushResult, Source, launcher_error, push_apart
+from clusterctl.transfer.push import PushResult, Source, launcher_error, push_apart
 from clusterctl.transfer.relay import Relay
 from clusterctl.transport.link import PendingRequest, RequestFailed
 
@@ -35,12 +35,11 @@ def copy_between(
     names: Sequence[str] | None,
     target: End,
     dest: str,
-    progress: Progress | None = None,
 ) -> PushResult:
     """Copy a folder on one node, or some files in it, to a new folder on another; every piece is verified there."""
     with _offered(source, folder, names) as offer:
         relay = Between(source, target, offer)
-        return push_apart(target.connection, offer, dest, relay, progress)
+        return push_apart(target.connection, offer, dest, relay)
 
 
 class Offer(Source):

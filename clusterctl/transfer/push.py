@@ -144,24 +144,17 @@ def push_tree(
 
 
 def push_store(
-    connection: Connection,
-    source: Source,
-    kind: str,
-    *,
-    progress: Progress | None = None,
-    relay: Relay | None = None,
+    connection: Connection, source: Source, kind: str, *, relay: Relay | None = None
 ) -> PushResult:
     """Store a tree on the node under its hash, where it never changes; send nothing if it is there already."""
     workdir = connection.hello().workdir
     dest = f"{workdir}/store/{kind}/{source.manifest.id}"
-    return _Sending(connection, source, Target(dest, content_named=True), progress, relay).result()
+    return _Sending(connection, source, Target(dest, content_named=True), None, relay).result()
 
 
-def push_apart(
-    connection: Connection, source: Source, dest: str, relay: Relay, progress: Progress | None = None
-) -> PushResult:
+def push_apart(connection: Connection, source: Source, dest: str, relay: Relay) -> PushResult:
     """Put a tree into a new folder from which its files will be moved: the node keeps no record of it."""
-    return _Sending(connection, source, Target(dest, transient=True), progress, relay).result()
+    return _Sending(connection, source, Target(dest, transient=True), None, relay).result()
 
 
 @dataclass(frozen=True)

@@ -53,14 +53,14 @@ class EncodedPart:
 class Maker:
     """Makes parts; one per process."""
 
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer, threads: int = 1) -> None:
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
         from trainer.corpus.encoder import encoder_for
 
         self.recipe = recipe
         self._vocab = tokenizer.vocab
         self._eod = tokenizer.eod
         self._dtype = token_type(tokenizer.vocab)
-        self._encoder = encoder_for(tokenizer, threads)
+        self._encoder = encoder_for(tokenizer, 1)
         self._sieve = Sieve(recipe.filters)
 
     def make(self, part: Part) -> EncodedPart:

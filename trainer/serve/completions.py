@@ -147,15 +147,15 @@ def _choice(decoder: Decoder, order: Order, choice: Choice) -> JsonObject:
     return {
         "index": choice.index,
         "text": text,
-        "logprobs": None if order.sampling.logprobs is None else logprobs_of(decoder, tokens, 0),
+        "logprobs": None if order.sampling.logprobs is None else logprobs_of(decoder, tokens),
         "finish_reason": reason_of(choice.sink),
     }
 
 
-def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn], offset: int) -> JsonObject:
+def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn]) -> JsonObject:
     """Return the log probabilities of tokens; NaN stands for the first token, which has none."""
     texts = [decoder.tokenizer.decode([token.id]) for token in tokens]
-    offsets, top = list[int](), list[JsonObject | None]()
+    offset, offsets, top = 0, list[int](), list[JsonObject | None]()
     for token, text in zip(tokens, texts, strict=True):
         offsets.append(offset)
         offset += len(text)
@@ -183,7 +183,7 @@ async def _events(
     wants = order.sampling.logprobs is not None
 
     def chunk(choice: Choice, text: str, tokens: Sequence[Drawn], reason: str | None) -> JsonObject:
-        logprobs = logprobs_of(service.decoder, tokens, 0) if wants and tokens else None
+        logprobs = logprobs_of(service.decoder, tokens) if wants and tokens else None
         entry = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return {**frame, "choices": [entry]}
 

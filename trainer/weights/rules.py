@@ -42,11 +42,10 @@ class Rule:
     experts: int = 0
     """Of matrices of experts, which ours holds together: how many; `theirs` are those of each expert in turn."""
 
-    def of_layer(self, ours: int, theirs: int | None = None) -> Rule:
-        """Return the rule of one layer, which may have another number there."""
-        number = str(ours if theirs is None else theirs)
-        names = tuple(name.replace(LAYER, number) for name in self.theirs)
-        return Rule(self.ours.replace(LAYER, str(ours)), names, self.transposed, self.rows)
+    def of_layer(self, number: int) -> Rule:
+        """Return the rule of one layer."""
+        names = tuple(name.replace(LAYER, str(number)) for name in self.theirs)
+        return Rule(self.ours.replace(LAYER, str(number)), names, self.transposed, self.rows)
 
     def of_experts(self, experts: int) -> Rule:
         """Return the rule with the names of all experts, where its names have a place for the number of one."""

@@ -16,7 +16,7 @@ from clusterctl.agent.processes import (
     GRACE,
     carries,
     end_all,
-    environments_of_processes,
+    environments,
     is_alive,
     marked,
     state_letter,
@@ -208,13 +208,13 @@ def state(request: Request) -> Dict[str, Any]:
 def alive(request: Request) -> Dict[str, Any]:
     """Return for each of some attempts whether a process of it, or its supervisor, lives; /proc is read once."""
     attempts = request.need("attempts", list)
-    environments = environments_of_processes()
+    environs = [environ for _, environ in environments()]
     result = []
     for entry in attempts:
         marker = {"CLUSTERCTL_RUN_ID": str(entry["run_id"]), "CLUSTERCTL_NODE": str(entry["node"])}
         supervisor = read_json(AttemptFiles(str(entry["run_dir"]), int(entry["attempt"])).supervisor)
         lives = supervisor is not None and is_alive(supervisor)
-        result.append(lives or any(carries(marker, variables) for variables in environments.values()))
+        result.append(lives or any(carries(marker, environ) for environ in environs))
     return {"alive": result}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.processes import text_of
+from clusterctl.agent.processes import all_pids, stat_of, text_of
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
@@ -36,11 +36,10 @@ def become_subreaper() -> bool:
 def adopted(own: Collection[int]) -> List[int]:
     """Return the orphans that became children of this process, and their descendants. `own` are its other children."""
     children: Dict[int, List[int]] = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if entry.isdigit():
-            fields = text_of(f"/proc/{entry}/stat").rpartition(")")[2].split()
-            if len(fields) > 1 and fields[0] not in "ZX":
-                children.setdefault(int(fields[1]), []).append(int(entry))
+    for pid in all_pids():
+        fields = stat_of(pid)
+        if len(fields) > 1 and fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(pid)
     result = [pid for pid in children.get(os.getpid(), []) if pid not in own]
     for pid in result:
         # The list grows while it is walked: this visits every generation.

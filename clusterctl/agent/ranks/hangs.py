@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.processes import text_of
+from clusterctl.agent.processes import stat_of
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
@@ -177,4 +177,4 @@ class Stopped:
 
 def is_stopped(pid: int) -> bool:
     """Return True if SIGSTOP or a terminal's signal stopped a process; a debugger's state would be `t`."""
-    return text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]
+    return stat_of(pid)[:1] == ["T"]

@@ -315,10 +315,9 @@ COLOURS = (
 )
 
 
-def log_line(line: LogLine, *, prefix: bool = True) -> Text:
+def log_line(line: LogLine) -> Text:
     """Return a log line; the prefix has a colour that depends on the rank."""
-    text = log_prefix(line.node, line.rank) if prefix else Text()
-    return text.append_text(log_text(line))
+    return log_prefix(line.node, line.rank).append_text(log_text(line))
 
 
 def log_prefix(node: str, rank: int) -> Text:

@@ -32,7 +32,7 @@ def check_ranks(state: TableState) -> None:
         elif local_id is not None:
             local_ids.setdefault(local_id, at)
         _check_levels(state, rank, at, networks)
-        plane = reader.one_object("rank", "control_plane", rank, at)
+        plane = reader.control_plane(rank, at)
         if plane is not None:
             here = f"{at}/control_plane"
             _check_address(state, reader.read("control plane", plane, here), here)

@@ -221,13 +221,13 @@ class Reader:
             self._out_of_range(rule, at, f"{rule.name!r} has {count} entries", count, " entries")
         values.lists[rule.name] = texts
 
-    def one_object(self, section: str, name: str, holder: Mapping[str, Any], at: str) -> JsonObject | None:
-        """Return the object in a field, or None; record a value of another type."""
-        value = holder.get(name)
+    def control_plane(self, rank: Mapping[str, Any], at: str) -> JsonObject | None:
+        """Return the object in this field of a rank, or None; record a value of another type."""
+        value = rank.get("control_plane")
         if isinstance(value, dict):
             return value
-        if name in holder:
-            self._wrong_type(BY_NAME[section, name], value, f"{at}/{name}")
+        if "control_plane" in rank:
+            self._wrong_type(BY_NAME["rank", "control_plane"], value, f"{at}/control_plane")
         return None
 
     def _boolean(self, rule: Field, value: object, at: str, values: Values) -> None:

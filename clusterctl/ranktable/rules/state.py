@@ -55,16 +55,14 @@ class TableState:
     servers: list[SeenServer] = field(default_factory=list)
     devices: list[SeenDevice] = field(default_factory=list)
 
-    def check_count(
-        self, values: Values, key: str, holder: Mapping[str, Any], listed: str, at: str = ""
-    ) -> None:
+    def check_count(self, values: Values, key: str, holder: Mapping[str, Any], listed: str) -> None:
         """Check that the count in `key` is the length of the list in `listed`."""
         count, items = values.numbers.get(key), holder.get(listed)
         if count is not None and isinstance(items, list) and count != len(items):
             problem = f"{key!r} is {count}, but the length of {listed!r} is {len(items)}"
             with_code = key in ("server_count", "rank_count")
             hccl = invalid(count, key, str(len(items))) if with_code else ""
-            self.reader.add("server-count", f"{at}/{key}", problem, f"write {len(items)}", hccl)
+            self.reader.add("server-count", f"/{key}", problem, f"write {len(items)}", hccl)
 
     def check_device_id(self, values: Values, at: str) -> None:
         """Check that a device id exists on this hardware."""
