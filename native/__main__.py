@@ -33,17 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def bounds() -> list[dict[str, object]]:
     """Return the largest error of value and gradients that each op may have, as a part of the largest value."""
-    from native import cases
+    from native.bounds import ERRORS
 
-    found = {(case.op, case.dtype): case for case in cases.cases()}.values()
     return [
-        {
-            "op": case.op,
-            "type": str(case.dtype).removeprefix("torch."),
-            "value": case.value_error,
-            "gradients": case.gradient_error,
-        }
-        for case in found
+        {"op": op, "type": str(kind).removeprefix("torch."), "value": value, "gradients": gradients}
+        for (op, kind), (value, gradients) in ERRORS.items()
     ]
 
 

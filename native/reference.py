@@ -1,4 +1,4 @@
-"""Define every op in plain torch. `native.cases` compares every other backend with it."""
+"""Define every op in plain torch. `tests.support.op_cases` compares every other backend with it."""
 
 from __future__ import annotations
 

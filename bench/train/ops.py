@@ -61,7 +61,8 @@ def measure(request: Request) -> list[Row]:
     import torch
 
     import native
-    from native import cases, products
+    from native import products
+    from tests.support import op_cases as cases
 
     if request.threads:
         torch.set_num_threads(request.threads)
@@ -134,9 +135,9 @@ def print_levels(repeat: int, threads: int) -> None:
     """Print the milliseconds of attention, forward and backward, by each kernel of this processor."""
     import torch
 
-    from native import cases
     from native.compiled import library
     from native.cpu import attention
+    from tests.support import op_cases as cases
 
     if threads:
         torch.set_num_threads(threads)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import native
-from native import cases, philox, reference
+from native import philox, reference
 from native.compiled import library
 from native.cpu import attention as cpu
+from tests.support import op_cases as cases
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from native import cases, reference
+from native import reference
 from native.registry import BACKENDS, OPS
+from tests.support import op_cases as cases
 
 # CUDA's attention is that of `torch`. Triton's kernels need its interpreter (tests/native/cuda), and Ascend's
 # need those of CANN: test_npu.py runs these cases through stand-ins.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from native import cases
 from native.compiled.library import NAMESPACE
 from native.registry import BACKENDS
+from tests.support import op_cases as cases
 
 pytestmark = pytest.mark.usefixtures("compiled")
 # One case of each op.

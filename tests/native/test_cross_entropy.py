@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from native import cases, products, reference, vocabulary
+from native import products, reference, vocabulary
 from native.compiled.library import LEVELS, Library
 from native.cpu import cross_entropy as cpu
 from native.cpu.linear_cross_entropy import linear_cross_entropy
+from tests.support import op_cases as cases
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from native import cases, reference
+from native import reference
 from native.compiled import library
 from native.registry import BACKENDS
+from tests.support import op_cases as cases
 
 OPS = list(dict.fromkeys(case.op for case in cases.cases()))
 LOWER = (0, 1)

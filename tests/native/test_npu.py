@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native import cases, reference
+from native import reference
 from native.fallback import report_fallback
 from native.masks import Dropout, Mask
 from native.npu import adamw as npu_adamw
@@ -21,6 +21,7 @@ from native.npu import layer_norm as npu_layer_norm
 from native.npu import library
 from native.npu import rotary as npu_rotary
 from native.update import AdamWStep
+from tests.support import op_cases as cases
 from tests.support.npu_node import documented_kernels as documented
 
 

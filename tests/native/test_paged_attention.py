@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from native import cases, reference
+from native import reference
 from native.fallback import report_fallback
 from native.npu import attention
 from native.npu import paged_attention as npu
+from tests.support import op_cases as cases
 from tests.support.npu_node import documented_kernels as documented
 from tests.support.paged import CASES, case, expected
 

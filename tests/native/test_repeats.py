@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from native import cases
 from native.registry import BACKENDS, OPS
 from native.update import AdamWStep
+from tests.support import op_cases as cases
 
 THREADS = 2
 RUNS = 10

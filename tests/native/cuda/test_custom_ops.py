@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from native import cases
 from native.compiled.library import NAMESPACE
 from native.registry import BACKENDS
 from tests.native.test_compile import EXCHANGING, NAMES, Recorder
+from tests.support import op_cases as cases
 
 OURS = next(backend for backend in BACKENDS if backend.name == "cuda").modules
 SMALL = list(

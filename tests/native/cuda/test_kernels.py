@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 import native
-from native import cases, reference
+from native import reference
 from native.cuda import blocks, language
 from native.fallback import report_fallback
 from native.registry import BACKENDS, OPS
+from tests.support import op_cases as cases
 
 OURS = next(backend for backend in BACKENDS if backend.name == "cuda").modules
 # Attention is torch's own: test_cases.py has it.

@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 
-from native import cases
 from native.cuda.paged_attention import paged_attention
+from tests.support import op_cases as cases
 from tests.support.paged import CASES, case, expected
 
 

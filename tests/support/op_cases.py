@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from native.case_table import BF16, ERRORS, FP32, LARGE, LARGE_ARGUMENTS, NONE, SHAPES, TORCH_ERRORS, WRONG
+from native.bounds import BF16, ERRORS, FP32
+from tests.support.op_shapes import LARGE, LARGE_ARGUMENTS, NONE, SHAPES, TORCH_ERRORS, WRONG
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Case:
     value_error: float
     gradient_error: float
     """The largest error allowed for this project's backends; `allowed` also covers torch's."""
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
 
     def __str__(self) -> str:
         return f"{self.op}-{self.name}-{str(self.dtype).removeprefix('torch.')}"

@@ -1,19 +1,16 @@
-"""The shapes and arguments of the cases of every op, and the largest errors allowed: the data of `native.cases`."""
+"""The shapes and arguments of the cases of every op: the data of `tests.support.op_cases`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from native.bounds import BF16, FP32
 from native.masks import Dropout, Mask
 from native.vocabulary import VocabularyPart
-
-# One rounding to bf16 is an error of 2^-9 = 0.002; sums of rounded products and a second rounding add to it.
-FP32, BF16 = torch.float32, torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -26,49 +23,6 @@ class AnotherRank:
         return torch.stack((own, other.to(own)))
 
 
-# (op, type) -> allowed error of the value and of the gradients.
-ERRORS = {
-    ("layer_norm", FP32): (2e-6, 2e-6),
-    ("layer_norm", BF16): (4e-3, 4e-3),
-    ("rms_norm", FP32): (2e-6, 2e-6),
-    ("rms_norm", BF16): (4e-3, 4e-3),
-    ("add_layer_norm", FP32): (2e-6, 2e-6),
-    # The sum is rounded before its norm is computed.
-    ("add_layer_norm", BF16): (8e-3, 8e-3),
-    ("add_rms_norm", FP32): (2e-6, 2e-6),
-    ("add_rms_norm", BF16): (8e-3, 8e-3),
-    # The slope takes an error of the logistic function, at most 2e-7, up to 12 times.
-    ("gelu", FP32): (1e-6, 4e-6),
-    ("gelu", BF16): (4e-3, 8e-3),
-    ("bias_gelu", FP32): (1e-6, 4e-6),
-    # torch rounds the sum too.
-    ("bias_gelu", BF16): (8e-3, 1.2e-2),
-    ("swiglu", FP32): (1e-6, 1e-6),
-    # torch rounds silu(gate) too.
-    ("swiglu", BF16): (8e-3, 8e-3),
-    ("dropout_add", FP32): (1e-6, 2e-6),
-    ("dropout_add", BF16): (4e-3, 4e-3),
-    ("rotary", FP32): (1e-6, 1e-6),
-    # torch rounds cosines, sines and products too.
-    ("rotary", BF16): (1.2e-2, 1.2e-2),
-    ("cross_entropy", FP32): (1e-6, 2e-6),
-    # The loss is fp32 in both backends; the gradient is rounded twice.
-    ("cross_entropy", BF16): (1e-6, 6e-3),
-    ("linear_cross_entropy", FP32): (1e-6, 4e-6),
-    # The logits are rounded.
-    ("linear_cross_entropy", BF16): (4e-3, 2e-2),
-    ("vocabulary_cross_entropy", FP32): (1e-6, 4e-6),
-    ("vocabulary_cross_entropy", BF16): (1e-6, 6e-3),
-    ("embedding", FP32): (0.0, 1e-6),
-    ("embedding", BF16): (0.0, 4e-3),
-    ("route", FP32): (1e-6, 6e-6),
-    ("route", BF16): (1e-6, 4e-3),
-    ("grouped_linear", FP32): (2e-6, 4e-6),
-    ("grouped_linear", BF16): (8e-3, 8e-3),
-    ("attention", FP32): (2e-6, 4e-6),
-    ("attention", BF16): (2e-2, 2e-2),
-}
-
 # Errors allowed for torch's own fp32 kernels where they are less exact than this project's: over 50,257
 # columns the gradient of torch's cross-entropy is 3.9e-6 off on a processor without AVX-512.
 TORCH_ERRORS = {
@@ -77,7 +31,7 @@ TORCH_ERRORS = {
     ("embedding", BF16): (0.0, 5e-2),
 }
 
-NONE: Mapping[str, Any] = {}
+NONE: Mapping[str, object] = {}
 _DROPOUT = Dropout(0.3, torch.tensor(-(2**61) + 12345), 2, 9)
 _OTHER = AnotherRank()
 _PART = VocabularyPart(300, 130, 129, _OTHER)
@@ -85,7 +39,7 @@ _PART = VocabularyPart(300, 130, 129, _OTHER)
 _DOCUMENTS = torch.stack(
     [torch.arange(150) // 13, (torch.arange(150) > 63).long() + (torch.arange(150) > 128)]
 )
-LARGE_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+LARGE_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "gelu": {"approximate": "tanh"},
     "bias_gelu": {"approximate": "tanh"},
     "dropout_add": {"probability": 0.1},
@@ -124,7 +78,7 @@ LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 WRONG = {"a NaN": float("nan"), "an infinity": float("inf")}
 _ROWS = (*_NORMS, "gelu", "bias_gelu", "swiglu")
 _EDGES = {"empty": (0, 64), "transposed": (6, 5, 34), "huge rows": (3, 64), **dict.fromkeys(WRONG, (3, 64))}
-SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
+SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, object]], ...] = (
     # torch's own exact GELU of infinity is not a number in fp32.
     *((op, name, shape, LARGE_ARGUMENTS.get(op, NONE)) for op in _ROWS for name, shape in _EDGES.items()),
     ("layer_norm", "small", (3, 5, 64), NONE),
