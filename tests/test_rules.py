@@ -210,11 +210,17 @@ def test_the_architecture_page_shows_every_folder_and_its_imports(package: str) 
     assert not missing
 
 
-def test_no_modules_import_each_other() -> None:
+def imports_of_modules() -> dict[str, set[str]]:
+    """Return which modules of ours each module imports."""
     known = modules(*PACKAGES, "bench")
-    graph = {
+    return {
         name: {other for other, _ in imported_modules(path, known)} - {name} for name, path in known.items()
     }
+
+
+def modules_in_circles() -> set[str]:
+    """Return the modules that import themselves through others."""
+    graph = imports_of_modules()
     while leaves := [name for name, others in graph.items() if not others]:
         for name in leaves:
             del graph[name]
@@ -224,24 +230,30 @@ def test_no_modules_import_each_other() -> None:
     while loose := [name for name in graph if not any(name in others for others in graph.values())]:
         for name in loose:
             del graph[name]
-    assert not graph
+    return set(graph)
+
+
+def test_no_modules_import_each_other() -> None:
+    assert not modules_in_circles()
 
 
 # Modules in the longest chain of imports; a module that mixes a value with behaviour makes it longer.
 LONGEST_CHAIN = 22
 
 
-def test_no_chain_of_imports_is_long() -> None:
-    known = modules(*PACKAGES, "bench")
-    graph = {
-        name: {other for other, _ in imported_modules(path, known)} - {name} for name, path in known.items()
-    }
+def longest_chain() -> tuple[str, ...]:
+    """Return the longest chain of modules in which each imports the next one."""
+    graph = imports_of_modules()
 
     @cache
     def chain(name: str) -> tuple[str, ...]:
         return (name, *max(map(chain, sorted(graph[name])), key=len, default=()))
 
-    longest = max(map(chain, sorted(graph)), key=len)
+    return max(map(chain, sorted(graph)), key=len)
+
+
+def test_no_chain_of_imports_is_long() -> None:
+    longest = longest_chain()
     assert len(longest) <= LONGEST_CHAIN, " imports ".join(longest)
 
 
