@@ -1,1 +1,1 @@
-"""Text from a model: a decoder with a paged cache, sampling, and continuous batches of requests."""
+"""Text generation: a decoder with a paged KV cache, sampling, and continuous batching of requests."""

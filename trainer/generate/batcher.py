@@ -1,8 +1,8 @@
-"""Requests of any length computed together: each step has one token of every running text, and a part of new prompts.
+"""Continuous batching: each step computes one token of every running text, and part of the new prompts.
 
-A request starts when the cache has pages for its longest possible text, so that a started text never waits. Its tokens
-do not depend on the other requests: the kernels compute each row in the same order in every batch, and random numbers
-depend on the request's seed alone.
+A request starts when the cache has pages for its longest possible text, so a running text never waits for pages. Its
+tokens do not depend on the other requests: the kernels compute each row in the same order in every batch, and the
+random numbers depend only on the request's seed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from trainer.generate.sampling import Drawn, choose, top_of
 from trainer.generate.sequence import CachedSequence, Part, step_of, wanted_rows
 
 PROMPT_TOKENS = 256
-"""Tokens of prompts in a step with running texts, which wait for it."""
+"""The most prompt tokens in a step that also computes running texts, which wait for the whole step."""
 IDLE_PROMPT_TOKENS = 1024
-"""The same in a step without."""
+"""The most prompt tokens in a step without running texts."""
 SCORED_TOKENS = 64
-"""Tokens of a prompt whose logits are computed at a time: 13 MB with GPT-2's vocabulary."""
+"""A scored prompt's logits are computed for this many tokens at a time: 13 MB with GPT-2's vocabulary."""
 
 
 class Running:
-    """A request that has its pages."""
+    """A request whose pages are reserved."""
 
     def __init__(self, request: Request, need: int, pages: Pages) -> None:
         self.request, self.need = request, need
@@ -52,7 +52,7 @@ class Running:
 
 
 class Batcher:
-    """Runs requests on a network. Not for several threads; only `Request.cancelled` may be set from another."""
+    """Runs requests on a network. Not thread-safe: other threads may only set `Request.cancelled`."""
 
     def __init__(self, network: Network, pages: int, most_running: int = 64) -> None:
         self.network, self.pages, self.most_running = network, Pages(pages), most_running
@@ -62,17 +62,17 @@ class Batcher:
         self.reused_tokens = self.prompt_tokens = self.generated_tokens = self.steps = 0
 
     def need(self, request: Request) -> int:
-        """Return the most pages that a request can use; refuse a request that never fits."""
+        """Return the most pages that a request can use; raise an InputError if it can never fit."""
         need = -(-request.course.most() // PAGE) * request.sampling.beams
         if need > self.pages.count:
             raise InputError(
-                f"the text may take {need} pages of the cache, which has {self.pages.count}",
+                f"the text may need {need} pages of the cache, which has only {self.pages.count}",
                 "ask for fewer tokens or beams, or give the cache more memory (--cache)",
             )
         return need
 
     def submit(self, request: Request) -> None:
-        """Add a request; it starts in one of the next steps."""
+        """Add a request to the queue; it starts in one of the next steps."""
         self.need(request)
         self.waiting.append(request)
 
@@ -81,7 +81,7 @@ class Batcher:
         return not self.waiting and not self.running
 
     def step(self) -> None:
-        """Compute one step: some tokens of each request that can start or is running."""
+        """Compute one step: some tokens of each request that is running or can start."""
         self._drop_cancelled()
         self._admit()
         parts = self._parts()
@@ -122,7 +122,7 @@ class Batcher:
             self.running.append(running)
 
     def _parts(self) -> list[tuple[Running, Part]]:
-        """Return what the next step computes: texts first, then prompts in the order of their start."""
+        """Return what the next step computes: running texts first, then prompts in the order in which they started."""
         texts = list[tuple[Running, CachedSequence]]()
         prompts = list[tuple[Running, CachedSequence]]()
         for running in self.running:
@@ -136,7 +136,7 @@ class Batcher:
         for running, sequence in prompts:
             scores = running.request.score_prompt and sequence.computed < running.prompt_length
             left = len(sequence.ids) - sequence.computed
-            # All tokens of a source are computed together, because each sees the others.
+            # All tokens of a source are computed in one step, because each attends to all others.
             size = left if sequence.source else min(left, budget, SCORED_TOKENS if scores else left)
             if size < 1:
                 break
@@ -146,7 +146,7 @@ class Batcher:
         return parts
 
     def _deliver(self, parts: Sequence[tuple[Running, Part]], logits: Tensor) -> None:
-        """Hand each request the logits that it waits for."""
+        """Pass each request the logits that it needs."""
         offset = 0
         complete: dict[int, tuple[Running, list[Tensor]]] = {}
         for running, part in parts:
@@ -198,7 +198,7 @@ class Batcher:
         return None
 
     def _finish(self, running: Running, reason: End, message: str = "") -> None:
-        """Give back the pages, then report the end."""
+        """Release the request's pages, then report the end."""
         for sequence in running.sequences:
             self.pages.give_back(sequence.pages)
             sequence.pages = []

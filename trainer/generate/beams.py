@@ -1,4 +1,4 @@
-"""Beam search: the most likely texts, compared by log probability over length to the power of a penalty."""
+"""Beam search: find the texts with the best score, which is log probability / length ** penalty."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Text:
 
 
 class Beams:
-    """The beams of a request; its sink gets the tokens of the best text at the end."""
+    """The beams of a request. At the end its sink gets the tokens of the best text."""
 
     def __init__(self, request: Request, prompt: CachedSequence, pages: Pages) -> None:
         self.request, self.pages = request, pages
@@ -35,7 +35,7 @@ class Beams:
         self._most = request.course.most() - len(prompt.ids)
 
     def advance(self, rows: Sequence[Tensor]) -> End | None:
-        """Take the next logits of all beams; return why the search ends, or None."""
+        """Extend all beams by their next logits; return why the search ends, or None if it goes on."""
         sampling, width = self.request.sampling, self.request.sampling.beams
         scores = [
             torch.log_softmax(adjusted(row, sampling, self.request.prompt, new).double(), -1) + total

@@ -1,8 +1,8 @@
-"""A GLM fills in the blanks of a prompt, or continues one without a blank.
+"""Fill in the blanks of a prompt with a GLM, or continue a prompt without blanks.
 
-The blanks are `[MASK]` for some words, `[sMASK]` for sentences, `[gMASK]` for the rest of a text. The prompt with its
-masks is a source, as in training. Behind it the blanks are written in turn, each from a start-of-piece token to an
-end-of-piece token; each sees the whole source and the blanks before it.
+A blank is written as `[MASK]` for a few words, `[sMASK]` for sentences, or `[gMASK]` for the rest of a text. As in
+training, the prompt with its masks is the source. The blanks are generated after it, one by one, each from a
+start-of-piece token to an end-of-piece token; each attends to the whole source and to the blanks before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.samples.glm_batches import tokens_of
 from trainer.samples.glm_windows import GlmTokens
 
 MASKS = {GLM_TOKENS["mask"]: "mask", GLM_TOKENS["smask"]: "sentence", GLM_TOKENS["gmask"]: "gap"}
-"""The masks of a prompt, and the field of GlmTokens for each."""
+"""The masks that a prompt may contain; the values are the fields of GlmTokens with their ids."""
 REST = GLM_TOKENS["gmask"]
 _ALMOST = re.compile(r"\[[a-z]{0,2}ma?sk\]", re.IGNORECASE)
 
@@ -35,16 +35,16 @@ class Blank:
     mask: str
     ids: list[int] = field(default_factory=list)
     ended: str = ""
-    """Why it ends: `end of piece`, `end of document`, `max tokens`, or `position`, the model's last one."""
+    """Why it ended: `end of piece`, `end of document`, `max tokens`, or `position` (the model's last position)."""
 
 
 def own_tokens(model: GLM, tokenizer: Tokenizer, data: DataConfig) -> GlmTokens:
-    """Return the ids of GLM's special tokens in the training."""
+    """Return the ids of GLM's special tokens as in training."""
     return special_tokens(model.config, tokenizer, data)
 
 
 def special_tokens(config: ModelConfig, tokenizer: Tokenizer, data: DataConfig) -> GlmTokens:
-    """Return the ids of GLM's special tokens; `data` is the data config of the training."""
+    """Return the ids of GLM's special tokens; `data` is the data section of the training's config."""
     eos = tokenizer.eod if data.eod is None else data.eod
     if data.tokenizer:
         return tokens_of(tokenizer, eos)
@@ -52,7 +52,7 @@ def special_tokens(config: ModelConfig, tokenizer: Tokenizer, data: DataConfig) 
 
 
 class Filling:
-    """The course of a prompt with blanks."""
+    """The `Course` of a prompt with blanks."""
 
     def __init__(
         self, config: ModelConfig, tokenizer: Tokenizer, tokens: GlmTokens, prompt: str, sampling: Sampling
@@ -76,7 +76,7 @@ class Filling:
         return self.source + len(self.blanks) * (1 + min(self._sampling.max_tokens, self._last))
 
     def banned(self) -> Sequence[int]:
-        # A blank has at least one token.
+        # A blank may not end before its first token.
         return self._never if self.blanks[self._at].ids else [*self._never, self._tokens.eop]
 
     def is_end(self, number: int) -> bool:
@@ -106,7 +106,7 @@ class Filling:
         return Taken(emit, (*feed, Fed(self._tokens.sop, self._places[self._at], 1)))
 
     def text(self) -> str:
-        """Return the prompt with its blanks filled in."""
+        """Return the prompt with the generated texts in place of its masks."""
         whole = list(self._pieces[0])
         for blank, piece in zip(self.blanks, self._pieces[1:], strict=True):
             whole += [*blank.ids, *piece]
@@ -126,9 +126,9 @@ class Filling:
 
 
 def _parts(prompt: str) -> tuple[list[str], list[str]]:
-    """Return the texts around the masks, and the masks; a prompt without one gets [gMASK] at its end.
+    """Return the texts around the masks, and the masks; a prompt without a mask gets [gMASK] at its end.
 
-    Spaces before a mask are dropped: this kind of tokenizer puts the space into the next token.
+    Spaces before a mask are dropped, because this kind of tokenizer makes the space part of the next token.
     """
     unknown = [word for word in _ALMOST.findall(prompt) if word not in MASKS]
     if unknown:
@@ -152,7 +152,7 @@ def _check(
             f"the tokenizer has {tokenizer.vocab} ids, and the model {config.vocab} with GLM's special tokens"
         )
         raise InputError(problem, "use the tokenizer that made the training data")
-    # Two more for the beginning and the end of the document.
+    # Two more: the tokens at the beginning and at the end of the document.
     length = sum(map(len, pieces)) + blanks + 2
     if length > config.sequence:
         problem = f"the prompt makes {length} tokens, and the model was trained on {config.sequence} at most"
@@ -160,7 +160,7 @@ def _check(
 
 
 def _source(pieces: list[list[int]], masks: list[str], tokens: GlmTokens) -> tuple[list[int], list[int]]:
-    """Return the ids of a source and the indices of its masks; a text after the last mask ends the document."""
+    """Return the ids of a source and the indices of its masks; a text after the last mask ends with end-of-document."""
     source, places = [tokens.enc, *pieces[0]], []
     for mask, piece in zip(masks, pieces[1:], strict=True):
         places.append(len(source))
@@ -169,7 +169,7 @@ def _source(pieces: list[list[int]], masks: list[str], tokens: GlmTokens) -> tup
 
 
 def _no_text(tokenizer: Tokenizer, tokens: GlmTokens, vocab: int) -> list[int]:
-    """Return the ids that a blank never contains: unknown to the tokenizer, or special and not the end of a piece."""
+    """Return the ids that no blank may contain: those unknown to the tokenizer, and special ones except end tokens."""
     own = {
         tokens.sop,
         tokens.enc,

@@ -1,4 +1,4 @@
-"""`python -m trainer generate`: texts as they are written on a terminal, JSON lines elsewhere."""
+"""`python -m trainer generate`: streams one text to a terminal; writes JSON lines otherwise."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 KINDS = ("cpu", "cuda", "npu")
 AHEAD = 256
-"""Prompts that are read before their turn."""
-# Wrong lines of a file that are named.
+"""How many texts may be generated ahead of the next one to write."""
+# How many wrong lines of a file an error lists.
 MOST_FAULTS = 10
 
 
 def add_verb(verb: ADD) -> None:
-    """Add the command to the trainer's parser."""
+    """Add the command to the trainer's argument parser."""
     parser = verb("generate", run, "generate text from a checkpoint")
     add_model_arguments(parser)
     parser.add_argument("--prompt", action="append", default=None)
-    parser.add_argument("--prompts", metavar="FILE", help="lines, or JSON lines with `prompt`; - is stdin")
-    parser.add_argument("--prompt-line", action="append", default=[], help="a line as in the file")
+    parser.add_argument("--prompts", metavar="FILE", help="text or JSON lines; - is stdin")
+    parser.add_argument("--prompt-line", action="append", default=[], help="like a line of FILE")
     parser.add_argument("--truncate", action="store_true")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -54,24 +54,24 @@ def add_verb(verb: ADD) -> None:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say which model is loaded and how."""
+    """Add the arguments that choose the model and how it is loaded."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
-    parser.add_argument("--base", type=Path, metavar="DIR", help="the weights that the adapters belong to")
+    parser.add_argument("--base", type=Path, metavar="DIR", help="the base weights of adapters")
     parser.add_argument("--device", default="", choices=("", *KINDS), help="default: the best available")
     parser.add_argument(
         "--weights", default="", help="fp32, bf16, fp16 or int8; default: the device's usual type"
     )
-    parser.add_argument("--cache", metavar="SIZE", help="memory for keys and values, as in 4GiB")
+    parser.add_argument("--cache", metavar="SIZE", help="memory for keys and values, such as 4GiB")
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
-    parser.add_argument("--tensor", type=int, default=0, help="ranks that share every layer")
-    parser.add_argument("--pipeline", type=int, default=0, help="ranks that have different layers")
+    parser.add_argument("--tensor", type=int, default=0, help="tensor parallel ranks")
+    parser.add_argument("--pipeline", type=int, default=0, help="pipeline stages")
 
 
 def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decoder:
-    """Return the decoder that the arguments name; on several ranks this returns only on rank 0.
+    """Return the decoder that the arguments describe. With several ranks, only rank 0 returns.
 
-    The other ranks compute their parts of the model until rank 0 closes the decoder, and end.
+    The other ranks compute their parts of the model until rank 0 closes the decoder; then their processes end.
     """
     from trainer.config.amounts import gigabytes
     from trainer.device import open_device
@@ -113,10 +113,10 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
 
 @contextmanager
 def closing(decoder: Decoder) -> Iterator[None]:
-    """Let the other ranks end after the `with` block, and end this process if there are any.
+    """Close the decoder after the `with` block, which ends the other ranks; with several ranks, end this process too.
 
-    After an error of this rank's input the others end without an error, so that no lost connection of theirs is taken
-    for the cause.
+    After an InputError the other ranks end with exit code 0, so that their lost connections are not reported as the
+    cause.
     """
     from trainer.generate.ranks import Leader
     from trainer.parallel.group import leave
@@ -132,7 +132,7 @@ def closing(decoder: Decoder) -> Iterator[None]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Generate and return 0."""
+    """Run the command; return exit code 0."""
     from trainer.device import prepare_threads
 
     prepare_threads()
@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _generate(
     decoder: Decoder, prompts: Iterator[Prompt], sampling: Sampling, arguments: argparse.Namespace
 ) -> None:
-    """Write the text of each prompt."""
+    """Write the generated text of each prompt."""
     many = arguments.prompts is not None or arguments.prompt_line
     single = not many and len(arguments.prompt or [""]) == 1 and arguments.samples == 1
     if single and sys.stdout.isatty() and not arguments.json:
@@ -176,25 +176,25 @@ def _sampling(arguments: argparse.Namespace) -> Sampling:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and where it was given."""
+    """A prompt, and its place in the input for error messages."""
 
     place: str
     text: str
 
 
 def _prompts(arguments: argparse.Namespace) -> Iterator[Prompt]:
-    """Return the prompts; those of options first, then those of a file or of stdin."""
+    """Return the prompts: first those of options, then those of a file or of stdin."""
     lines = [_prompt_of(line.encode(), f"line {at}") for at, line in enumerate(arguments.prompt_line, 1)]
     given = [*(arguments.prompt or []), *lines] or ([] if arguments.prompts else [""])
     if arguments.prompts and arguments.prompts != "-" and not Path(arguments.prompts).is_file():
-        raise InputError(f"{arguments.prompts}: no such file", "a line of it is a prompt; - is stdin")
+        raise InputError(f"{arguments.prompts}: no such file", "write one prompt per line; - reads stdin")
     if arguments.prompts and arguments.prompts != "-":
         _check_prompts(arguments.prompts)
     return _all_prompts(given, arguments.prompts)
 
 
 def _check_prompts(file: str) -> None:
-    """Check the whole file before anything is generated; one error names all wrong lines."""
+    """Check the whole file before generating; one error lists all wrong lines."""
     faults, hint, number = list[str](), "", 0
     with Path(file).open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -224,7 +224,7 @@ def _all_prompts(given: Sequence[str], file: str | None) -> Iterator[Prompt]:
 
 
 def _prompt_of(line: bytes, where: str) -> str:
-    """Return the prompt of a line: text, or a JSON object with `prompt`."""
+    """Return the prompt in a line, which is plain text or a JSON object with `prompt`."""
     try:
         text = line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -237,12 +237,14 @@ def _prompt_of(line: bytes, where: str) -> str:
         return text
     prompt = value.get("prompt") if isinstance(value, dict) else None
     if not isinstance(prompt, str):
-        raise InputError(f'{where}: has no "prompt" that is a text', 'write {"prompt": "..."}, or plain text')
+        raise InputError(
+            f'{where}: "prompt" is missing or not a text', 'write {"prompt": "..."}, or plain text'
+        )
     return prompt
 
 
 def _stream(decoder: Decoder, prompt: str, sampling: Sampling, truncate: bool) -> None:
-    """Write one text while it is generated; a GLM's when all of its blanks are filled in."""
+    """Write one text while it is generated; a GLM's text is written when all its blanks are filled in."""
     from trainer.generate.decoder import Text
 
     def show(text: str, _: object = None) -> None:
@@ -264,7 +266,7 @@ def _stream(decoder: Decoder, prompt: str, sampling: Sampling, truncate: bool) -
 
 
 def _visible(text: str) -> str:
-    """Return text without characters that control a terminal or the direction of writing."""
+    """Return the text without characters that control the terminal or the writing direction."""
     return "".join(char if char in "\n\t" or char.isprintable() else _escaped(char) for char in text)
 
 
@@ -274,7 +276,7 @@ def _escaped(char: str) -> str:
 
 @dataclass
 class _Pending:
-    """A prompt whose text is not complete."""
+    """A text that is still being generated."""
 
     line: Callable[[], dict[str, object]]
     done: bool = False
@@ -286,7 +288,7 @@ class _Pending:
 def _texts(
     decoder: Decoder, prompts: Iterator[Prompt], sampling: Sampling, arguments: argparse.Namespace
 ) -> Iterator[dict[str, object]]:
-    """Yield a JSON document for each text, in the order of the prompts."""
+    """Yield a JSON object for each text, in the order of the prompts."""
     waiting: list[_Pending] = []
     exhausted = False
     while True:
@@ -307,7 +309,7 @@ def _texts(
 
 
 def _checked(decoder: Decoder, prompt: Prompt, sampling: Sampling, arguments: argparse.Namespace) -> _Pending:
-    """Start a prompt; an error says where it was given."""
+    """Start generating for a prompt; an error names the prompt's place."""
     try:
         return _submitted(decoder, prompt.text, sampling, arguments)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""A model that generates text: prompts in, texts out, many at a time."""
+"""The decoder: texts for prompts, many at a time."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from trainer.samples.glm_windows import GlmTokens
 
 @dataclass
 class Text:
-    """What is generated for one prompt; a sink of the batcher."""
+    """The text generated for one prompt; it is the batcher's sink."""
 
     tokenizer: Tokenizer
     stop: tuple[str, ...] = ()
     on_text: Callable[[str, Sequence[Drawn]], None] = lambda text, tokens: None
-    """Called with each new piece of text that is certain, and the tokens since the last call."""
+    """Called with each new piece of final text, and the tokens since the last call."""
     on_end: Callable[[], None] = lambda: None
     text: str = ""
     tokens: list[Drawn] = field(default_factory=list)
     prompt: list[Drawn] = field(default_factory=list)
-    """The log probabilities of the prompt's tokens, from the second one on."""
+    """The log probabilities of the prompt's tokens, from the second token on."""
     reason: End | None = None
     message: str = ""
 
     def __post_init__(self) -> None:
         self._decode, self._stops = Detokenizer(self.tokenizer), StopTexts(self.stop)
-        self._told = 0
+        self._reported = 0
 
     def scored(self, prompt: Sequence[Drawn]) -> None:
         self.prompt = list(prompt)
@@ -54,9 +54,9 @@ class Text:
 
     def _pass_on(self, text: str, last: bool = False) -> None:
         self.text += text
-        if text or (last and self._told < len(self.tokens)):
-            self.on_text(text, self.tokens[self._told :])
-            self._told = len(self.tokens)
+        if text or (last and self._reported < len(self.tokens)):
+            self.on_text(text, self.tokens[self._reported :])
+            self._reported = len(self.tokens)
 
 
 class Decoder:
@@ -76,21 +76,21 @@ class Decoder:
 
     @property
     def window(self) -> int:
-        """Return the most tokens of a prompt and its text."""
+        """Return how many tokens a prompt and its text may have together."""
         return self.network.config.context
 
     def ids_of(self, prompt: str, truncate: bool = False) -> list[int]:
-        """Return the ids of a prompt; an empty one begins a new document."""
+        """Return the token ids of a prompt; an empty prompt begins a new document."""
         return self.checked(self.encoded(prompt, truncate) or [self.tokenizer.eod], truncate)
 
     def encoded(self, prompt: str, truncate: bool = False) -> list[int]:
-        """Return the ids of a text; of one that is much longer than the window, those of its end."""
+        """Return the token ids of a text; `truncate`: of a text much longer than the window, only those of its end."""
         return self.tokenizer.encode(self._fitting(prompt, truncate))
 
     def _fitting(self, prompt: str, truncate: bool = False) -> str:
-        """Return a prompt; refuse one that cannot fit the window, which takes less time than encoding it.
+        """Return the prompt; refuse a prompt that cannot fit the window, which is faster than encoding it.
 
-        `truncate`: return its end instead, which has at least a window of tokens.
+        `truncate`: return the end of the prompt instead, which has at least a window of tokens.
         """
         # A mask of a GLM has up to 7 characters.
         longest = max(self.tokenizer.longest, 7)
@@ -98,26 +98,26 @@ class Decoder:
         if not self.tokenizer.longest or len(prompt) <= most:
             return prompt
         if truncate:
-            # The first word may be cut; of the ids, only the last ones are used.
+            # The first word may be cut: only the last ids of this text are used.
             return prompt[-2 * most :]
         raise InputError(
-            f"the prompt has {len(prompt)} characters, and the model sees {self.window} tokens of at most "
+            f"the prompt has {len(prompt)} characters, but the model's context is {self.window} tokens of at most "
             f"{longest} bytes",
             "shorten it, or keep its end with --truncate",
         )
 
     def checked(self, ids: Sequence[int], truncate: bool = False) -> list[int]:
-        """Return the ids of a prompt; refuse unknown ones, and too many unless `truncate` keeps the last ones."""
+        """Return the ids of a prompt; refuse unknown ids, and too many ids unless `truncate` keeps the last ones."""
         vocab = self.network.config.vocab
         wrong = [number for number in ids if not 0 <= number < vocab]
         if wrong:
             raise InputError(f"token id {wrong[0]} is outside of the model's vocabulary: 0 to {vocab - 1}")
         if not ids:
-            raise InputError("the prompt has no tokens", "give it at least one")
+            raise InputError("the prompt has no tokens", "give at least one")
         if len(ids) > self.window:
             if not truncate:
                 raise InputError(
-                    f"the prompt has {len(ids)} tokens, and the model sees {self.window}",
+                    f"the prompt has {len(ids)} tokens, but the model's context is {self.window}",
                     "shorten it, or keep its end with --truncate",
                 )
             ids = ids[-self.window :]
@@ -135,20 +135,20 @@ class Decoder:
         return Request(course, sampling, sink, ids, score_prompt)
 
     def filling(self, prompt: str, sampling: Sampling, sink: Text) -> tuple[Request, Filling]:
-        """Return the request to fill in a GLM's blanks, and the course that collects them."""
+        """Return the request to fill in a GLM's blanks, and the `Filling` that collects the results."""
         assert self.glm is not None
         if sampling.beams > 1:
-            raise InputError("a GLM's blanks are not written by beam search", "use --beams 1")
+            raise InputError("beam search can't fill in a GLM's blanks", "use --beams 1")
         prompt = self._fitting(prompt)
         course = Filling(self.network.config, self.tokenizer, self.glm, prompt, sampling)
         return Request(course, sampling, sink), course
 
     def close(self, *, well: bool = True) -> None:
-        """Let the ranks that share the model end; not `well`: this one ends with an error."""
+        """End the other ranks that share the model. `well=False`: this rank ends with an error."""
         if isinstance(self.network, Leader):
             self.network.end(well=well)
 
     def run(self) -> None:
-        """Compute until every request has ended."""
+        """Compute until all requests have ended."""
         while not self.batcher.idle:
             self.batcher.step()

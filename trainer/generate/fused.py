@@ -1,4 +1,4 @@
-"""A model's blocks as a program of the compiled library: one call computes a step, or what is between exchanges."""
+"""A model's blocks as a program for the compiled library: one call computes a step, or the part between exchanges."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ACTIVATIONS = {"gelu_tanh": Activation.GELU_TANH, "gelu": Activation.GELU}
 
 
 def _even(width: int) -> int:
-    """Return the width of rows that hold a product's result: a multiple of its panels."""
+    """Return the row width of a buffer for a product's result: `width` rounded up to whole panels of 16."""
     return -(-width // 16) * 16
 
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """What a block computes with; of tensor parallel ranks, this rank's part."""
+    """The weights of a block, or this tensor parallel rank's part of them."""
 
     norms: tuple[Norm, Norm]
     post_norms: tuple[Norm | None, Norm | None]
@@ -54,17 +54,17 @@ class Fused:
     """The program of a model, or of one pipeline stage of it."""
 
     def __init__(self, config: ModelConfig, blocks: Sequence[BlockWeights], ends: Ends, summed: bool) -> None:
-        """`summed`: whether other ranks have other parts of each block."""
+        """`summed`: whether the results of several tensor parallel ranks are summed in each block."""
         self.config, self.summed = config, summed
         self._code: list[Instruction] = []
         self._narrow: dict[int, Buffer] = {}
-        # Where the ranks' results are summed: behind so many instructions, in this buffer.
+        # Where to sum the ranks' results: after this many instructions, in this buffer.
         self.sums: list[tuple[int, Buffer]] = []
         first = blocks[0]
         reads = first.qkv.reads
         width = _even(config.hidden)
         self.x = Buffer(width)
-        # What a norm or an activation leaves for a product: in bf16 if the product reads that.
+        # The results of norms and activations are inputs of products: they are in bf16 if the product reads bf16.
         dtype = torch.bfloat16 if reads == torch.bfloat16 else torch.float32
         self._bytes = reads == torch.int8
         self._normal, self._feed_normal = Buffer(width, dtype), Buffer(width, dtype)
@@ -87,11 +87,11 @@ class Fused:
         self._program = Program(self._code)
 
     def run(self, inputs: Inputs, begin: int = 0, end: int | None = None) -> None:
-        """Work through the instructions [begin, end)."""
+        """Run the instructions [begin, end)."""
         self._program.run(inputs, begin, end)
 
     def reserve(self, tokens: int) -> None:
-        """Make the buffers large enough for so many tokens."""
+        """Make the buffers large enough for this many tokens."""
         self._program.reserve(tokens)
 
     def _add(self, op: Op, **parts: object) -> None:
@@ -101,7 +101,7 @@ class Fused:
         config = self.config
         self._norm(block.norms[0], self.x, self._normal)
         if config.parallel_residual:
-            # The feed-forward part reads what attention has not yet changed.
+            # The feed-forward part reads the residual stream before attention changes it.
             self._norm(block.norms[1], self.x, self._feed_normal)
         self._attention(block)
         self._residual(block, 0, self._mixed_rounded or self._mixed, block.out)
@@ -136,7 +136,7 @@ class Fused:
         self._add(Op.ATTEND, x=self._qkv, scale=size**-0.5, **same, **into)
 
     def _product(self, product: Packed, x: Buffer, of_wanted: bool = False, **parts: object) -> None:
-        """Add a product of `x`, in 8 bits if it reads that."""
+        """Add a product of `x`; `x` is first quantized if the product reads int8."""
         if self._bytes:
             narrow = self._narrow.get(product.inputs) or Buffer(quantized_bytes(product.inputs), torch.int8)
             self._narrow[product.inputs] = narrow
@@ -145,7 +145,7 @@ class Fused:
         self._add(Op.PRODUCT, x=x, product=product, of_wanted=of_wanted, **parts)
 
     def _residual(self, block: BlockWeights, half: int, x: Buffer, product: Packed) -> None:
-        """Add the product of `x` to the residual stream."""
+        """Add the instructions that add the product of `x` to the residual stream."""
         post = block.post_norms[half]
         if not self.summed and post is None:
             self._product(product, x, out=self._part, sum=self.x)
@@ -184,14 +184,14 @@ class Fused:
 
 
 def _into(buffer: Buffer) -> dict[str, Buffer]:
-    """Return where results go: in bf16 or in fp32."""
+    """Return the output argument for a buffer: `rounded` for bf16, else `out`."""
     return {"rounded" if buffer.dtype == torch.bfloat16 else "out": buffer}
 
 
 def inputs_of(
     ids: Tensor, positions: Tensor, spans: Spans, wanted: Tensor, turns: tuple[Tensor, Tensor] | None
 ) -> Inputs:
-    """Return the inputs of a step; `positions` is (tokens), or (2, tokens) for a GLM."""
+    """Return the inputs of a step; `positions` has shape (tokens), or (2, tokens) for a GLM."""
     first, inner = (
         (positions[0].contiguous(), positions[1].contiguous()) if positions.dim() == 2 else (positions, None)
     )

@@ -1,4 +1,4 @@
-"""A checkpoint as a network with a cache, after its memory is planned."""
+"""Load a checkpoint as a network with a cache, after planning its memory."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from trainer.weights.adapters.merge import whole
 
 BYTES = {kind: torch.empty(0, dtype=dtype).element_size() for kind, dtype in KINDS.items()}
 USUAL_WINDOWS = 16
-"""The cache has pages for so many texts of full length, if half of the free memory suffices."""
+"""By default the cache has pages for this many texts of full length, if half of the free memory suffices."""
 LIBRARIES = 256 << 20
-"""Bytes that a step may take beyond those that are counted."""
+"""Bytes that a step may need on top of the bytes that are counted."""
 ON_DEVICE = 1 << 30
-"""The same on a device, where libraries keep buffers for products and exchanges."""
+"""The same on a device, where libraries keep buffers for matrix products and collectives."""
 CPU = Device("cpu")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a model takes, in bytes."""
+    """How much memory a model needs, in bytes."""
 
     weights: int
     page: int
     window_pages: int
-    """The pages of one text of full length."""
+    """The number of pages that one text of full length needs."""
     work: int
-    """The largest tensor while it is packed, what a step computes, and what the libraries take."""
+    """The largest tensor while it is packed, the activations of a step, and the buffers of libraries."""
     free: int
     remedy: str = "use --weights int8 or bf16, or another machine"
 
     def pages(self, wanted: int | None) -> int:
-        """Return the pages of the cache: for `wanted` bytes, else as usual; refuse what does not fit."""
+        """Return how many pages the cache gets, for `wanted` bytes or by default; refuse what does not fit."""
         least = self.weights + self.work + self.window_pages * self.page
         if least > self.free:
             raise InputError(
@@ -77,8 +77,8 @@ class Memory:
             )
         if wanted < self.window_pages * self.page:
             raise InputError(
-                f"--cache: {_size(wanted)} are too few for one text of full length",
-                f"give it {_size(self.window_pages * self.page)} or more",
+                f"--cache: {_size(wanted)} are not enough for one text of full length",
+                f"use {_size(self.window_pages * self.page)} or more",
             )
         return wanted // self.page
 
@@ -86,7 +86,7 @@ class Memory:
 def plan_memory(
     config: ModelConfig, kind: str, free: int, place: Place = WHOLE_MODEL, device: Device = CPU
 ) -> Memory:
-    """Return what a model, or a rank's part of it, takes with its matrices stored as `kind`."""
+    """Return the memory that a model, or a rank's part of it, needs with matrices of type `kind`."""
     if device.kind != "cpu":
         return _plan_on_device(config, kind, free, place)
     model = empty_model(config, place)
@@ -95,7 +95,7 @@ def plan_memory(
         math.prod(shape) * (BYTES[kind] if len(shape) == 2 else 4) + (4 * shape[0] if kind == "int8" else 0)
         for shape in shapes.values()
     )
-    # A parameter is read whole before it is cut.
+    # A parameter is read whole before this rank's part is cut out.
     undivided = empty_model(config)
     largest = max(map(math.prod, shapes_of(undivided, undivided.parallel).values()))
     work = 3 * 4 * largest + 3 * 4 * SCORED_TOKENS * config.vocab + LIBRARIES
@@ -103,10 +103,10 @@ def plan_memory(
 
 
 def _plan_on_device(config: ModelConfig, kind: str, free: int, place: Place) -> Memory:
-    """Return what a rank's part takes on a device, which the parameters reach one at a time in their last type."""
+    """Return the memory that a rank's part needs on a device; parameters arrive one at a time in their final type."""
     model, each, parts = empty_model(config, place), TYPES[kind].itemsize, place.tensor.size
     widest = config.up_width + config.inner + (config.heads + 2 * config.groups) * config.head_size
-    # Of a prompt's tokens: the residual stream and what a layer computes; and a mask of what they see.
+    # For the tokens of a prompt: the residual stream, the activations of one layer, and the attention mask.
     step = IDLE_PROMPT_TOKENS * (
         4 * 4 * config.hidden + 2 * each * widest // parts + 2 * each * config.context
     )
@@ -117,17 +117,17 @@ def _plan_on_device(config: ModelConfig, kind: str, free: int, place: Place) -> 
 
 
 def _page(config: ModelConfig, place: Place, layers: int, each: int) -> int:
-    """Return the bytes of a page of this rank."""
+    """Return the bytes of a page on this rank."""
     return page_bytes(config, each) * layers // (config.layers * place.tensor.size)
 
 
 def _window(config: ModelConfig) -> int:
-    """Return the pages of one text of full length."""
+    """Return how many pages one text of full length needs."""
     return -(-config.context // PAGE)
 
 
 def free_memory() -> int:
-    """Return the bytes that this process can still get: of the machine, or of its control group if that is less."""
+    """Return how many bytes this process can still get: the machine's, or its control group's if that is less."""
     free = _figure(Path("/proc/meminfo"), "MemAvailable:") * 1024 or 1 << 62
     group = Path("/sys/fs/cgroup")
     try:
@@ -155,11 +155,11 @@ def load_network(
     division: Division = Division(),
     base: Path | None = None,
 ) -> tuple[Network, Checkpoint, int]:
-    """Return the network of a checkpoint on the ranks' devices, the checkpoint, and the pages of its cache.
+    """Return the network of a checkpoint on the ranks' devices, the checkpoint, and the number of pages of its cache.
 
-    Every file is verified while it is read. kind: the type of matrices; "": the device's usual one. cache: bytes for
-    the pages; None: as much as is usual. ranks: those that divide the model; None: this process has all of it. base:
-    the weights that adapters belong to, if they have moved.
+    Every file is verified while it is read. kind: the type of matrices; "": the device's default. cache: bytes for
+    the pages; None: the default. ranks: the ranks that divide the model; None: this process has all of it. base: the
+    folder of the base weights of adapters, if it was moved.
     """
     ranks = ranks or alone()
     device = ranks.group.device
@@ -192,16 +192,16 @@ def open_decoder(
     division: Division = Division(),
     base: Path | None = None,
 ) -> Decoder:
-    """Load a checkpoint; refuse a tokenizer that does not fit, and a model that does not fit in memory.
+    """Return the decoder of a checkpoint; refuse a tokenizer that does not fit, or a model too large for the memory.
 
-    ranks: those that divide the model, all of which call this. base: the weights of adapters, if they have moved.
+    ranks: those that divide the model; all of them call this. base: the base weights of adapters, if they were moved.
     """
     ranks = ranks or alone()
-    # A wrong type is reported before any file is read.
+    # Check the type before any file is read.
     kind = weight_type(kind, ranks.group.device)
     named = tokenizer or folder / TOKENIZER
     if tokenizer is None and not named.is_file():
-        raise InputError(f"{folder}: holds no tokenizer", "name one with --tokenizer")
+        raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
     loaded = Tokenizer.load(named)
     net, found, pages = load_network(folder, kind, cache, ranks, division, base)
     config = net.config
@@ -217,9 +217,9 @@ def open_decoder(
 def load_model(
     found: Checkpoint, base: Path | None = None, device: Device = CPU, kind: str = "fp32"
 ) -> Model:
-    """Return the model of a checkpoint in evaluation mode on a device, with matrices of type `kind` there.
+    """Return the model of a checkpoint in evaluation mode on a device, with matrices of type `kind`.
 
-    On a CPU the type is fp32. `base` as in `load_network`.
+    On a CPU the type is always fp32. `base` is as in `load_network`.
     """
     found = whole(found, base)
     config = _config_of(found)
@@ -234,7 +234,7 @@ def load_model(
 
 
 def _config_of(found: Checkpoint) -> ModelConfig:
-    """Return the checked config of a checkpoint, whose files must hold exactly this model."""
+    """Return the checked config of a checkpoint; refuse files whose tensors are not those of this model."""
     config = found.model
     if faults := list(model_faults(config)):
         raise CheckpointError(f"{found.path}: {faults[0]}")

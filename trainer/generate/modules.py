@@ -1,4 +1,4 @@
-"""Modules that replace a model's own: packed matrices and tables, and attention over the cache."""
+"""Replacements for a model's modules: packed matrices and tables, and attention over the paged cache."""
 
 from __future__ import annotations
 
@@ -22,67 +22,67 @@ class Step:
     """The new tokens of a batch."""
 
     ids: Tensor
-    """(tokens)"""
+    """Shape (tokens)."""
     positions: Tensor
-    """(tokens); for a GLM (2, tokens)"""
+    """Shape (tokens); for a GLM (2, tokens)."""
     spans: Spans
     wanted: Tensor
     """Indices of the tokens whose logits are wanted."""
 
 
 class PagedCache(Protocol):
-    """Pages of keys and values for each layer of this rank, in some memory."""
+    """For each layer of this rank, pages of keys and values; the memory is that of a CPU or of a device."""
 
     device: str
     layers: list[tuple[Tensor, Tensor]]
 
     def begin(self, step: Step) -> Step:
-        """Return a step where its numbers are read; `attend` is for this step from now on."""
+        """Return the step with its tensors on the cache's device; later calls of `attend` are for this step."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store keys and values of the new tokens, (tokens, groups, size); return their attention, (tokens, ...)."""
+        """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a page in every layer."""
+        """Copy page `source` to page `target` in every layer."""
 
 
 class Cache:
-    """Pages of keys and values for each layer of this rank in a CPU's memory, and the step that is being computed."""
+    """For each layer of this rank, pages of keys and values in CPU memory; and the step that is being computed."""
 
     device = "cpu"
 
     def __init__(self, config: ModelConfig, pages: int, layers: int, ranks: int = 1) -> None:
-        """`ranks`: those that divide the heads of each layer."""
+        """`ranks`: the number of ranks that divide the heads of each layer."""
         groups = config.groups // ranks
         self.layers = [paged.pages(pages, groups, config.head_size) for _ in range(layers)]
         self.step: Step | None = None
 
     def begin(self, step: Step) -> Step:
-        """Return a step where its numbers are read; `attend` is for this step from now on."""
+        """Return the step itself; later calls of `attend` are for this step."""
         self.step = step
         return step
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store keys and values of the new tokens, (tokens, groups, size); return their attention, (tokens, ...)."""
+        """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
         assert self.step is not None
         keys, values = self.layers[layer]
         paged.store(k, v, keys, values, self.step.spans.slots)
         return paged.attend(q, keys, values, self.step.spans, q.shape[2] ** -0.5)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a page in every layer."""
+        """Copy page `source` to page `target` in every layer."""
         for keys, values in self.layers:
             keys[target] = keys[source]
             values[target] = values[source]
 
 
 def page_bytes(config: ModelConfig, each: int = 4) -> int:
-    """Return the bytes of one page in all layers; `each`: of one number."""
+    """Return the bytes of one page in all layers; `each`: the bytes of one number."""
     return 2 * config.layers * config.groups * config.head_size * PAGE * each
 
 
 class PackedLinear(nn.Module):
-    """A packed matrix in the place of a layer's own."""
+    """A packed matrix that replaces a linear layer."""
 
     def __init__(self, packed: Packed | Matrix) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedRowLinear(PackedLinear):
-    """A packed matrix of which tensor parallel ranks have parts of the inputs; the first one has the bias."""
+    """This tensor parallel rank's columns of a packed matrix; the results are summed. Only rank 0 has the bias."""
 
     def __init__(self, packed: Packed | Matrix, parallel: Parallel) -> None:
         super().__init__(packed)
@@ -106,7 +106,7 @@ class PackedRowLinear(PackedLinear):
 
 
 class PackedTable(nn.Module):
-    """The token table: embeddings, and logits of a few rows; tensor parallel ranks have `vocab` rows together."""
+    """The token table, for embeddings and logits; all tensor parallel ranks together have `vocab` rows."""
 
     def __init__(self, packed: Packed | Matrix, vocab: int, parallel: Parallel) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class PackedTable(nn.Module):
         return self.whole(self.packed(x)).float()
 
     def whole(self, own: Tensor) -> Tensor:
-        """Return the logits of all ids from those of this rank's rows."""
+        """Return the logits of all ids; `own` are the logits of this rank's rows."""
         return self.parallel.gather(own, -1)[..., : self.vocab]
 
 
@@ -145,6 +145,6 @@ class CachedAttention(nn.Module):
 
 
 def exchange(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put `module` in the place `path` of a model."""
+    """Replace the module at `path` of a model by `module`."""
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)

@@ -1,8 +1,8 @@
-"""A model that computes new tokens over a paged cache, with weights packed in fp32, bf16 or 8 bits.
+"""The network that computes new tokens over a paged cache, with weights packed in fp32, bf16 or 8 bits.
 
-All new tokens of a batch are one row of tokens. With the compiled library a step is one call (see fused.py). Otherwise,
-for experts, and on a device, the model's own modules run as in training, with other matrices and attention over the
-cache.
+The new tokens of all texts form one row. With the compiled library a step is one call (see fused.py). Without it, with
+experts, and on a device, the model's own modules run as in training, but with other matrices and with attention over
+the cache.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from trainer.parallel.tensor import ALONE, Parallel
 
 @dataclass(frozen=True)
 class Place:
-    """This rank's part of the model; the default is all of it."""
+    """This rank's position in the layout of the model; by default it has the whole model."""
 
     tensor: Parallel = ALONE
     pipeline: Pipeline = UNDIVIDED
@@ -81,24 +81,24 @@ class Network:
 
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor:
-        """Compute the new tokens of a batch; return the logits of the wanted ones, (wanted, vocab) in fp32.
+        """Compute the new tokens of a batch; return the logits of the wanted tokens, (wanted, vocab) in fp32.
 
-        They are in the node's memory, and valid until the next step.
+        They are in CPU memory, and valid until the next step.
         """
         own = self.compute(step)
         assert own is not None
         return own.cpu()
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy a page of the cache in every layer."""
+        """Copy page `source` to page `target` in every layer."""
         self.cache.copy(source, target)
 
     @torch.inference_mode()
     def compute(self, step: Step) -> Tensor | None:
-        """Compute this rank's part of a step; return the logits on ranks of the last stage."""
+        """Compute this rank's part of a step; return the logits on ranks of the last stage, else None."""
         rotated, step = None, self.cache.begin(step)
         if self.config.rotary and not self.is_glm:
-            # One length for all texts: dynamic scaling would otherwise depend on the batch.
+            # Use the same length for all texts: otherwise dynamic scaling would depend on the batch.
             rotated = turns(step.positions, self.config, self.config.sequence)
         if self.fused is not None:
             return self._compute_fused(self.fused, step, rotated)
@@ -159,9 +159,9 @@ class Network:
 
 
 def empty_model(config: ModelConfig, place: Place = WHOLE_MODEL, ops: native.Choice | None = None) -> Model:
-    """Return a model, or a rank's part of it, whose parameters have shapes and no memory; `ops`: None for a CPU's."""
+    """Return a model, or a rank's part of it, with parameter shapes but no memory; `ops`: None for the CPU's ops."""
     pieces = pieces_of(config.layers, place.pipeline.stage, place.pipeline.stages)
-    # For a single row, torch's own kernels cost less to call than those that are registered for training.
+    # For a single row, calling torch's own kernels takes less time than the kernels that are registered for training.
     ops = ops or native.choose("cpu", REFERENCE)
     with torch.device("meta"):
         kind = GLM if config.kind == "glm" else GPT
@@ -177,7 +177,7 @@ def network(
     kernel: bool | None = None,
     place: Place = WHOLE_MODEL,
 ) -> Network:
-    """Return the network of a model; `read` returns one whole parameter by its name, in fp32.
+    """Return the network of a model; `read` returns one whole parameter by name, in fp32.
 
     kernel: whether to use the compiled kernels; None: if they are present. place: the part that this rank has.
     """
@@ -222,7 +222,7 @@ def _attend_over(model: Model, cache: PagedCache) -> None:
 
 
 def _reader(model: Model, read: Callable[[str], Tensor], parallel: Parallel) -> Callable[[str], Tensor]:
-    """Return what reads this rank's part of a parameter."""
+    """Return a function that reads this rank's part of a parameter."""
     if parallel.size == 1:
         return read
     cuts = cuts_of(model)
@@ -245,12 +245,12 @@ def _packed_module(
     bias = read(f"{path}.bias") if module.bias is not None else None
     if isinstance(module, ColumnLinear):
         return PackedLinear(Packed.of(weight, bias, kind, packs))
-    # The ranks' results are summed: one of them adds the bias.
+    # The ranks' results are summed, so only one rank adds the bias.
     return PackedRowLinear(Packed.of(weight, bias if parallel.rank == 0 else None, kind, packs), parallel)
 
 
 def _fused(model: Model, config: ModelConfig, cache: Cache, place: Place) -> Fused:
-    """Return the program of this rank's blocks, and of the ends that it has whole."""
+    """Return the program of this rank's blocks, and of the first and last layers if this rank has all of them."""
     pipeline, divided = place.pipeline, place.tensor.size > 1
     blocks = [
         _block_weights(block, pages) for block, pages in zip(model.blocks.values(), cache.layers, strict=True)
@@ -280,12 +280,12 @@ def _block_weights(block: Any, pages: tuple[Tensor, Tensor]) -> BlockWeights:
 
 
 def of_model(model: Model, pages: int, kind: str = "fp32", kernel: bool | None = None) -> Network:
-    """Return the network of a model in memory, which is left as it is."""
+    """Return the network of a model in memory; the model is not changed."""
     return network(model.config, reader_of(model), kind, pages, kernel)
 
 
 def reader_of(model: Model) -> Callable[[str], Tensor]:
-    """Return what reads the whole parameters of a model in memory."""
+    """Return a function that reads whole parameters of a model in memory."""
     state = dict(model.named_parameters())
     vocab = model.config.vocab
 
@@ -299,10 +299,11 @@ def reader_of(model: Model) -> Callable[[str], Tensor]:
 def spans_of(
     tables: Sequence[Sequence[int]], parts: Sequence[tuple[int, int]], source: Sequence[int], window: int = 0
 ) -> Spans:
-    """Return the spans of new tokens: of each sequence its pages, the positions [begin, end) that are new, and the
-    length of a beginning whose tokens all see each other (0: a token sees those before it).
+    """Return the spans of new tokens.
 
-    window: the tokens that a token sees, itself included; 0: all.
+    tables: the pages of each sequence. parts: the new positions [begin, end) of each. source: for each, the length of a
+    prefix whose tokens attend to each other; with 0 each token attends to the tokens before it. window: how many tokens
+    a token attends to, itself included; 0: all.
     """
     begins, last, slots, first = [0], list[int](), list[int](), list[int]()
     for table, (begin, end), seen in zip(tables, parts, source, strict=True):

@@ -1,8 +1,8 @@
-"""A model on a CUDA device or an NPU: its matrices in one type, and a paged cache there.
+"""A model on a CUDA device or an NPU: matrices of one type, and a paged cache in device memory.
 
-Matrices and the cache have the type of the weights. The residual stream, norms and logits are in fp32. What differs
-between the kinds of devices are the ops of `native`: attention of a prompt, attention of new tokens over the pages,
-norms and activations. The host decides what is computed and draws the tokens.
+The cache has the type of the weights. The residual stream, norms and logits are in fp32. Kinds of devices differ only
+in the ops of `native`: attention of a prompt, attention of new tokens over the pages, norms and activations. The host
+decides what is computed and samples the tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Read = Callable[[str], Tensor]
 
 
 class NarrowExperts(nn.Module):
-    """Experts with all matrices in one type; inputs are converted to it. The router stays in fp32."""
+    """Experts with all matrices in one type; inputs are converted to that type. The router stays in fp32."""
 
     def __init__(self, own: Experts, dtype: torch.dtype) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class NarrowExperts(nn.Module):
 
 
 class WideRouter(nn.Module):
-    """A router in fp32."""
+    """A router that computes in fp32."""
 
     def __init__(self, own: Router) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class WideRouter(nn.Module):
 def fill(model: Model, read: Read, kind: str, device: Device, parallel: Parallel = ALONE) -> None:
     """Move a model whose parameters have no memory to a device, one parameter at a time.
 
-    read: returns this rank's part of a parameter in fp32, in the node's memory. kind: the type of matrices.
+    read: returns this rank's part of a parameter in fp32, in CPU memory. kind: the type of matrices.
     """
     dtype = TYPES[kind]
     for path, module in list(model.named_modules()):
@@ -95,13 +95,13 @@ def _on_device(
     bias = read(f"{path}.bias") if module.bias is not None else None
     if isinstance(module, ColumnLinear):
         return PackedLinear(Matrix.of(weight, bias, dtype, device.name))
-    # The ranks' results are summed: one of them adds the bias.
+    # The ranks' results are summed, so only one rank adds the bias.
     own = bias if parallel.rank == 0 else None
     return PackedRowLinear(Matrix.of(weight, own, dtype, device.name), parallel)
 
 
 def weight_bytes(model: Model, kind: str) -> int:
-    """Return the bytes of a model's parameters on a device."""
+    """Return the bytes of a model's parameters on a device with matrices of type `kind`."""
     total = 0
     for module in model.modules():
         narrow = isinstance(module, (ColumnLinear, RowLinear, TokenTable, ExpertLinear))
@@ -112,7 +112,7 @@ def weight_bytes(model: Model, kind: str) -> int:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """New tokens [begin, end) of one text, and the slots of the keys that they see."""
+    """New tokens [begin, end) of one text, and the cache slots of the keys that they attend to."""
 
     begin: int
     end: int
@@ -121,7 +121,7 @@ class _Stretch:
 
 
 class DeviceCache:
-    """Pages of keys and values for each layer of this rank on a device: (pages, 16, groups, head size)."""
+    """For each layer of this rank, pages of keys and values on a device: (pages, 16, groups, head size)."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class DeviceCache:
         ops: native.Choice,
         ranks: int = 1,
     ) -> None:
-        """`ranks`: those that divide the heads of each layer."""
+        """`ranks`: the number of ranks that divide the heads of each layer."""
         shape = (pages, PAGE, config.groups // ranks, config.head_size)
         self.device, self.window, self.ops = device.name, config.window, ops
         self.layers = [
@@ -147,11 +147,11 @@ class DeviceCache:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def begin(self, step: Step) -> Step:
-        """Return a step with its numbers on the device; `attend` is for this step from now on."""
+        """Return the step with its tensors on the device; later calls of `attend` are for this step."""
         spans = step.spans
         self._slots = spans.slots.to(self.device)
         begins = spans.begins.tolist()
-        # Texts that have one new token come first; the stretches of prompts follow.
+        # Texts with one new token come first; prompts follow.
         alone = next((row for row, (at, end) in enumerate(pairwise(begins)) if end - at > 1), len(begins) - 1)
         self._reach = self._reach_of(spans, alone) if alone else None
         self._stretches = [
@@ -174,7 +174,7 @@ class DeviceCache:
         start = first // PAGE
         pages = spans.tables[row, start : -(-last // PAGE)].long()
         slots = (pages[:, None] * PAGE + torch.arange(PAGE)).flatten()[: last - start * PAGE]
-        # A GLM's source is computed as a whole, and all of its tokens see it to its end.
+        # A GLM's source is computed in one step; all its tokens attend to the whole source.
         seen = int(spans.last[begin])
         is_causal = last - seen == end - begin - 1
         source = None if is_causal else torch.tensor([seen - start * PAGE], device=self.device)
@@ -182,7 +182,7 @@ class DeviceCache:
         return _Stretch(begin, end, slots.to(self.device), native.Mask(window, source=source))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store keys and values of the new tokens, (tokens, groups, size); return their attention, (tokens, ...)."""
+        """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
         pages = self.layers[layer]
         for own, new in zip(pages, (k, v), strict=True):
             own.flatten(0, 1).index_copy_(0, self._slots, new.to(own.dtype))
@@ -197,7 +197,7 @@ class DeviceCache:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a page in every layer."""
+        """Copy page `source` to page `target` in every layer."""
         for keys, values in self.layers:
             keys[target] = keys[source]
             values[target] = values[source]

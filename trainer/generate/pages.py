@@ -1,4 +1,4 @@
-"""The pages of the cache: who uses which, and which hold a beginning that another prompt may share."""
+"""The pages of the cache: which request uses which page, and which pages hold a prefix that prompts can share."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ Key = tuple[int, tuple[int, ...]]
 
 
 class Pages:
-    """Numbers of pages. A full page is known by its tokens and the page before it, so that prompts can share it."""
+    """Allocates pages. A full page is found by its tokens and the page before it, so that prompts can share it."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = list(range(count - 1, -1, -1))
         self._users = [0] * count
-        # A page's key contains the serial number of the page before it, which is never used again.
+        # A page's key contains the serial number of the page before it; serial numbers are never reused.
         self._serials = 0
         self._known: dict[Key, tuple[int, int]] = {}
         self._keys: dict[int, tuple[Key, int]] = {}
-        # Known pages without a user, in the order in which they are given up.
+        # Registered pages without a user, in the order of eviction.
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free(self) -> int:
-        """Return how many pages nobody uses; some of them still hold known beginnings."""
+        """Return how many pages have no user; some of them still hold shareable prefixes."""
         return len(self._free) + len(self._idle)
 
     def take(self) -> int:
-        """Return a page for one user; there must be a free one."""
+        """Return a page for one user; the caller makes sure that a page is free."""
         if self._free:
             page = self._free.pop()
         else:
@@ -45,7 +45,7 @@ class Pages:
         self._idle.pop(page, None)
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Remove a user from each page. The last page of a text is given up first."""
+        """Remove one user from each page. The last page of a text is evicted first."""
         for page in reversed(pages):
             self._users[page] -= 1
             if self._users[page]:
@@ -59,9 +59,9 @@ class Pages:
         return self._users[page] > 1
 
     def find(self, ids: Sequence[int]) -> list[int]:
-        """Return the known pages that hold the beginning of `ids`, each with one more user.
+        """Return the registered pages that hold a prefix of `ids`, and add a user to each.
 
-        The last id is never among them: its logits must be computed.
+        The last id is never part of the prefix, because its logits must be computed.
         """
         found, before = list[int](), 0
         for end in range(PAGE, len(ids), PAGE):
@@ -74,15 +74,15 @@ class Pages:
         return found
 
     def remember(self, pages: Sequence[int], ids: Sequence[int], done: int) -> int:
-        """Make the full pages of a text known, from page `done` on; return how many are known now.
+        """Register a text's full pages from page `done` on, for `find`; return how many are registered.
 
-        ids: those whose keys and values are in the pages.
+        ids: the tokens whose keys and values are in the pages.
         """
         full = len(ids) // PAGE
         while done < full:
             before = self._keys[pages[done - 1]][1] if done and pages[done - 1] in self._keys else 0
             if done and not before:
-                # Another page with the same tokens is the known one.
+                # Another page with the same tokens is registered instead.
                 break
             key = (before, tuple(ids[done * PAGE : (done + 1) * PAGE]))
             if key in self._known:

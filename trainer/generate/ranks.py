@@ -1,7 +1,7 @@
-"""A model divided among ranks: rank 0 runs the batcher and tells the others what to compute.
+"""A model divided among ranks: rank 0 runs the batcher and sends the other ranks what to compute.
 
-Each rank holds its part of every layer (tensor parallel), some of the layers (pipeline stages), or both, and the pages
-of the cache for its part. Pages have the same numbers on every rank.
+Each rank holds its part of every layer (tensor parallel), some of the layers (pipeline stages), or both, and its part
+of the cache. Pages have the same numbers on every rank.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from trainer.generate.modules import Step
 from trainer.generate.network import WHOLE_MODEL, Network, Place
 from trainer.parallel.group import Group, Groups
 
-# The other ranks wait this long for rank 0, which may serve nobody for a long time. Its death closes the connections.
+# How long the other ranks wait for work from an idle rank 0. If rank 0 dies, its connections close and they end.
 IDLE = timedelta(days=365)
 
 
 @dataclass(frozen=True)
 class Division:
-    """Into how many parts the ranks divide a model; 0: what the number of ranks leaves."""
+    """Into how many parts the ranks divide a model; 0: computed from the number of ranks."""
 
     tensor: int = 0
     pipeline: int = 0
 
     def layout(self, world: int, config: ModelConfig) -> Layout:
-        """Return the layout of so many ranks; refuse what does not divide."""
+        """Return the layout of a model on `world` ranks; refuse numbers that do not fit."""
         tensor, pipeline = self.tensor, self.pipeline
         if not tensor and not pipeline:
             tensor = max(size for size in range(1, world + 1) if world % size == 0 and _divides(config, size))
@@ -45,14 +45,14 @@ class Division:
         pipeline = pipeline or world // tensor or 1
         if tensor * pipeline != world:
             raise InputError(
-                f"--tensor {tensor} x --pipeline {pipeline} are {tensor * pipeline} parts, and there are {world} ranks",
-                "choose numbers whose product is the number of ranks",
+                f"--tensor {tensor} x --pipeline {pipeline} is {tensor * pipeline} ranks, but there are {world}",
+                "choose numbers with this product",
             )
         faults = []
         if not _divides(config, tensor):
             faults.append(
-                f"--tensor {tensor} does not divide {config.heads} heads, {config.groups} heads of keys, "
-                f"{config.inner} inner numbers{f' and {config.experts} experts' if config.experts else ''}"
+                f"--tensor {tensor} does not divide {config.heads} heads, {config.groups} key heads, "
+                f"{config.inner} feed-forward channels{f' and {config.experts} experts' if config.experts else ''}"
             )
         if pipeline > config.layers:
             faults.append(f"--pipeline {pipeline} is more than the model's {config.layers} layers")
@@ -68,24 +68,24 @@ def _divides(config: ModelConfig, tensor: int) -> bool:
 
 @dataclass
 class Ranks:
-    """The ranks that share a model; a rank alone has all of it."""
+    """The ranks that share a model; a single rank has the whole model."""
 
     group: Group
     place: Place = WHOLE_MODEL
     control: Any = None
-    """The process group through which rank 0 tells the others what to do."""
+    """The process group for rank 0's commands to the other ranks."""
     neighbours: int = 1
-    """The ranks on this machine, which share its memory."""
+    """How many ranks run on this machine and share its memory."""
 
     @classmethod
     def join(cls, environment: Env, device: Device) -> Ranks:
-        """Join the other ranks. A collective of all ranks."""
+        """Join the other ranks; return this rank's view of them. A collective of all ranks."""
         group = Group.join(environment, device)
         control = dist.new_group(backend="gloo", timeout=IDLE) if group.world > 1 else None
         return cls(group, WHOLE_MODEL, control, environment.local_world_size)
 
     def divide(self, config: ModelConfig, division: Division) -> None:
-        """Take this rank's place in a model. A collective of all ranks."""
+        """Choose this rank's part of a model. A collective of all ranks."""
         layout = division.layout(self.group.world, config)
         if self.group.world == 1:
             return
@@ -98,21 +98,21 @@ class Ranks:
         return self.group.rank == 0
 
     def fewest(self, pages: int) -> int:
-        """Return the smallest number of pages that any rank has memory for."""
+        """Return the smallest `pages` of all ranks. A collective of all ranks."""
         return min(self.group.gather(pages))
 
 
 class Task(IntEnum):
-    """What rank 0 asks the others for."""
+    """A command of rank 0 to the other ranks."""
 
     END = 0
     STEP = 1
     COPY_PAGE = 2
     ABANDON = 3
-    """Rank 0 ends with an error."""
+    """End, because rank 0 ends with an error."""
 
 
-# The task, the number of further numbers, and the sizes that say how they are divided.
+# The head of a command: the task, how many numbers follow, and the sizes of their parts.
 _HEAD = 8
 
 
@@ -125,7 +125,7 @@ class Leader(Network):
 
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor:
-        self._tell(Task.STEP, _numbers_of(step), _sizes_of(step))
+        self._send_task(Task.STEP, _numbers_of(step), _sizes_of(step))
         own = self.compute(step)
         pipeline = self.place.pipeline
         if own is None:
@@ -134,14 +134,14 @@ class Leader(Network):
         return own.cpu()
 
     def copy_page(self, source: int, target: int) -> None:
-        self._tell(Task.COPY_PAGE, torch.tensor([source, target]))
+        self._send_task(Task.COPY_PAGE, torch.tensor([source, target]))
         super().copy_page(source, target)
 
     def end(self, *, well: bool = True) -> None:
-        """Let the other ranks end; not `well`: without waiting for this one, whose error is the only one then."""
-        self._tell(Task.END if well else Task.ABANDON, torch.empty(0, dtype=torch.int64))
+        """End the other ranks. `well=False`: they exit at once, so that only the error of this rank is reported."""
+        self._send_task(Task.END if well else Task.ABANDON, torch.empty(0, dtype=torch.int64))
 
-    def _tell(self, task: Task, numbers: Tensor, sizes: tuple[int, ...] = ()) -> None:
+    def _send_task(self, task: Task, numbers: Tensor, sizes: tuple[int, ...] = ()) -> None:
         head = torch.tensor([task, len(numbers), *sizes, *[0] * (_HEAD - 2 - len(sizes))])
         dist.broadcast(head, 0, group=self.ranks.control)
         if len(numbers):
@@ -150,7 +150,7 @@ class Leader(Network):
 
 @torch.inference_mode()
 def follow(network: Network, ranks: Ranks) -> bool:
-    """Compute this rank's parts of rank 0's steps until rank 0 ends; return whether it ended well."""
+    """Compute this rank's part of rank 0's steps until rank 0 ends; return whether it ended without an error."""
     pipeline, tensor = network.place.pipeline, network.place.tensor
     while True:
         head = torch.empty(_HEAD, dtype=torch.int64)
@@ -189,7 +189,7 @@ _TENSORS = tuple(field.name for field in fields(Spans) if field.name != "longest
 
 
 def _step_of(numbers: Tensor, sizes: list[int]) -> Step:
-    """Return the step that rank 0 sent as one row of numbers."""
+    """Return the step that rank 0 sent as a flat tensor."""
     tokens, rows, wanted, sequences, width, longest = sizes
     shapes: dict[str, tuple[int, ...]] = {
         "ids": (tokens,),
@@ -212,10 +212,10 @@ def _step_of(numbers: Tensor, sizes: list[int]) -> Step:
 
 
 def on_ranks(own: Network, ranks: Ranks) -> Network:
-    """Return the network that the batcher uses: on rank 0 of several, one that the others follow."""
+    """Return the network for the batcher: with several ranks a `Leader`, else `own`."""
     return Leader(own, ranks) if ranks.group.world > 1 and ranks.leads else own
 
 
 def alone() -> Ranks:
-    """Return the ranks of a process on its own."""
+    """Return the ranks of a process that has the whole model."""
     return Ranks(Group(0, 1, Device("cpu")))

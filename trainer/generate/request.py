@@ -1,4 +1,4 @@
-"""A request to the batcher, what is drawn for it, and where that goes."""
+"""A request to the batcher, its drawn tokens, and the sink that gets them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class End(str, Enum):
     """Why a text ends."""
 
     STOP = "stop"
-    """An end of document, or a stop text or id."""
+    """An end of document, a stop text or a stop id."""
     LENGTH = "length"
-    """max_tokens, or the last position of the model."""
+    """The limit max_tokens, or the last position of the model."""
     CANCELLED = "cancelled"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Fed:
-    """A token for the model, with its positions; a GPT has only the first of them."""
+    """An input token and its positions; a GPT uses only the first position."""
 
     id: int
     first: int
@@ -32,7 +32,7 @@ class Fed:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a drawn token leads to."""
+    """The effect of a drawn token."""
 
     emit: bool
     """Whether the token is part of the text."""
@@ -41,38 +41,38 @@ class Taken:
 
 
 class Course(Protocol):
-    """Which tokens a text may have, what the model is given next, and when the text ends."""
+    """The rules of one text: which tokens it may contain, which input comes next, and when it ends."""
 
     source: int
-    """The length of a beginning whose tokens all see each other; 0: none."""
+    """The length of a prefix whose tokens all attend to each other; 0: no such prefix."""
 
     def begin(self) -> list[Fed]:
-        """Return the prompt."""
+        """Return the prompt as input tokens."""
 
     def most(self) -> int:
-        """Return the most tokens that the model is given, prompt included."""
+        """Return the largest number of input tokens, prompt included."""
 
     def banned(self) -> Sequence[int]:
         """Return the ids that must not be drawn next."""
 
     def is_end(self, number: int) -> bool:
-        """Return whether a token ends the text and is no part of it."""
+        """Return whether a token ends the text without being part of it."""
 
     def take(self, number: int) -> Taken:
-        """Return what follows from a drawn token."""
+        """Return the effect of a drawn token."""
 
 
 class Sink(Protocol):
-    """Gets what a request yields, in the thread of the batcher."""
+    """Receives the results of a request, in the batcher's thread."""
 
     def scored(self, prompt: Sequence[Drawn]) -> None:
-        """Take the log probabilities of the prompt's tokens, from the second one on."""
+        """Receive the log probabilities of the prompt's tokens, from the second token on."""
 
     def token(self, drawn: Drawn) -> bool:
-        """Take a token of the text; return whether the text must end."""
+        """Receive a token of the text; return whether the text must end here."""
 
     def end(self, reason: End, message: str = "") -> None:
-        """Take the end; nothing follows."""
+        """Receive the end of the text; no call follows."""
 
 
 @dataclass
@@ -83,17 +83,17 @@ class Request:
     sampling: Sampling
     sink: Sink
     prompt: Sequence[int] = ()
-    """The ids that penalties count as seen."""
+    """The ids of the prompt; repetition penalties count them."""
     score_prompt: bool = False
-    """Whether the log probabilities of the prompt are wanted; none of its pages is then taken from another."""
+    """Whether the log probabilities of the prompt are wanted; the prompt then shares no pages."""
     beams: Sequence[tuple[tuple[int, ...], float]] = ()
     """After a beam search: the ids and scores of the best texts."""
     cancelled: bool = False
-    """Set from any thread; the pages are free before the next step."""
+    """May be set from any thread; the request's pages are released before the next step."""
 
 
 class Continuation:
-    """A GPT continues a prompt until an end, a number of tokens, or its last position."""
+    """Continues a prompt with a GPT until an end id, a number of tokens, or the model's last position."""
 
     source = 0
 

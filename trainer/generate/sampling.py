@@ -1,4 +1,4 @@
-"""How the next token is chosen from the logits, by a random number of the request's own seed and the token's index."""
+"""How the next token is chosen from the logits. The random number depends on the seed and the token's index."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from trainer.errors import InputError
 
 MOST_LOGPROBS = 100
 _FIRST_TRY = 512
-"""Most top-p sets are within the most likely ids; sorting all of 50,000 takes 3 ms."""
+"""Most top-p sets lie within this many of the most likely ids; sorting all of 50,000 takes 3 ms."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request's tokens are drawn and when it ends; temperature 0 or top_k 1 takes the most likely token."""
+    """How a request's tokens are drawn, and when it ends; temperature 0 or top_k 1 takes the most likely token."""
 
     max_tokens: int = 64
-    """The most tokens of a continuation, and of each blank."""
+    """The most tokens of a continuation, or of each blank."""
     temperature: float = 1.0
     top_k: int = 0
-    """Choose among so many of the most likely ids; 0: all."""
+    """Choose among this many of the most likely ids; 0: among all."""
     top_p: float = 1.0
-    """Choose among the most likely ids whose probabilities sum up to this."""
+    """Choose among the most likely ids whose probabilities sum up to this value."""
     min_p: float = 0.0
-    """Leave out ids whose probability is below this share of the most likely one's."""
+    """Exclude ids whose probability is below this fraction of the largest probability."""
     repetition_penalty: float = 1.0
-    """Divide positive logits, and multiply negative ones, of ids in the prompt or the text."""
+    """For ids in the prompt or the text: divide positive logits by this, and multiply negative logits by it."""
     presence_penalty: float = 0.0
-    """Subtract from the logits of ids in the text."""
+    """Subtract this from the logits of ids in the text."""
     frequency_penalty: float = 0.0
-    """Subtract this times its number of uses from the logit of each id in the text."""
+    """For each id in the text: subtract this times the id's count from its logit."""
     no_repeat_ngram: int = 0
-    """Never repeat so many ids in a row; 0: allowed."""
+    """Never repeat a sequence of this many ids; 0: repeats are allowed."""
     bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    """Add to the logits of ids."""
+    """Add these values to the logits of these ids."""
     seed: int = 1234
     stop: tuple[str, ...] = ()
     """The text ends before the first of these."""
     stop_ids: tuple[int, ...] = ()
     """The text ends before any of these ids."""
     ignore_end: bool = False
-    """Whether the text goes on behind an end of document."""
+    """Whether the text continues after an end-of-document token."""
     logprobs: int | None = None
-    """Report the log probability of each token and so many of the most likely; None: none."""
+    """Report the log probability of each token and of this many of the most likely ids; None: report nothing."""
     beams: int = 1
-    """Above 1: beam search with so many beams; the values that concern drawing are then unused."""
+    """Above 1: beam search with this many beams; temperature, top_k, top_p and min_p are then unused."""
     length_penalty: float = 1.0
-    """Beam search divides a text's log probability by its length to the power of this."""
+    """Beam search divides a text's log probability by its length to this power."""
     top_p_decay: float = 0.0
     """Multiply top_p by this after each token; 0: never."""
     top_p_bound: float = 0.0
-    """The least that top_p decays to."""
+    """The minimum of a decaying top_p."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0 or self.top_k == 1
 
     def faults(self) -> list[tuple[str, str]]:
-        """Return each field whose value is out of range, and what is needed."""
+        """Return each field whose value is out of range, with an error message."""
         ranges = (
             ("max_tokens", self.max_tokens >= 0, "at least 0"),
             ("temperature", 0 <= self.temperature <= 100, "0 to 100"),
@@ -101,7 +101,7 @@ class Sampling:
         return faults
 
     def check(self) -> None:
-        """Check the ranges of all values; one error names each value that is out of range."""
+        """Raise an InputError that lists all values out of range."""
         if faults := self.faults():
             raise InputError("\n".join(f"--{name.replace('_', '-')}: {text}" for name, text in faults))
 
@@ -116,7 +116,7 @@ class Drawn:
 
     id: int
     logprob: float = 0.0
-    """Of the model's own distribution, before temperature and penalties."""
+    """Under the model's own distribution, before temperature and penalties."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely ids and their log probabilities."""
 
@@ -124,7 +124,7 @@ class Drawn:
 def choose(
     logits: Tensor, sampling: Sampling, prompt: Sequence[int], new: Sequence[int], banned: Sequence[int] = ()
 ) -> Drawn:
-    """Return the next token; `new` are those drawn so far. Its random number depends on the seed and their count."""
+    """Return the next token. `new`: the ids drawn so far; the random number depends on the seed and their count."""
     scores = adjusted(logits, sampling, prompt, new)
     if banned:
         scores = scores.clone() if scores is logits else scores
@@ -165,7 +165,7 @@ def adjusted(logits: Tensor, sampling: Sampling, prompt: Sequence[int], new: Seq
 
 
 def _repeats(ids: Sequence[int], size: int) -> list[int]:
-    """Return the ids that would complete a row of `size` ids that occurs already."""
+    """Return the ids that would complete a sequence of `size` ids that has already occurred."""
     if len(ids) < size:
         return []
     end = tuple(ids[len(ids) - size + 1 :])
@@ -174,7 +174,7 @@ def _repeats(ids: Sequence[int], size: int) -> list[int]:
 
 
 def uniform(seed: int, index: int) -> float:
-    """Return a number in [0, 1) that depends on the seed and the index alone."""
+    """Return a number in [0, 1) that depends only on the seed and the index."""
     digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
@@ -188,7 +188,7 @@ def _drawn(scores: Tensor, sampling: Sampling, index: int) -> int:
     if not sampling.top_k and top_p >= 1 and not sampling.min_p:
         return _at(torch.softmax(scores.double(), -1).cumsum(-1), point)
     values, ids = _candidates(scores, sampling.top_k, top_p)
-    # Temperature, then top-k, then top-p of what is left, then min-p: the order of other programs.
+    # Temperature, then top-k, then top-p over the rest, then min-p: the same order as in other programs.
     odds = (
         torch.softmax(values.double(), -1)
         if sampling.top_k
@@ -202,7 +202,7 @@ def _drawn(scores: Tensor, sampling: Sampling, index: int) -> int:
 
 
 def _candidates(scores: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """Return scores and ids, most likely first: enough for top-k and top-p."""
+    """Return scores and ids, most likely first; enough of them for top-k and top-p."""
     if 0 < top_k < len(scores):
         return scores.topk(top_k)
     if not top_k and top_p < 1 and len(scores) > _FIRST_TRY:
@@ -214,6 +214,6 @@ def _candidates(scores: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tenso
 
 
 def _at(sums: Tensor, point: float) -> int:
-    """Return the index whose part of the running sums holds `point` of the total."""
+    """Return the first index whose cumulative sum exceeds the fraction `point` of the total."""
     total = float(sums[-1])
     return min(int(torch.searchsorted(sums, point * total, right=True)), len(sums) - 1)

@@ -1,4 +1,4 @@
-"""A sequence in the cache: its tokens, its pages, and how many tokens are computed."""
+"""A sequence in the cache: its tokens, its pages, and how many of its tokens are computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.generate.request import Fed
 
 @dataclass
 class CachedSequence:
-    """Tokens, and the pages with the keys and values of those that are computed."""
+    """Tokens, and the pages with the keys and values of the computed tokens."""
 
     source: int = 0
     ids: list[int] = field(default_factory=list)
@@ -25,7 +25,7 @@ class CachedSequence:
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     known: int = 0
-    """Pages at the beginning that other prompts can find."""
+    """The number of first pages that other prompts can find."""
 
     def feed(self, tokens: Iterable[Fed]) -> None:
         for token in tokens:
@@ -34,7 +34,7 @@ class CachedSequence:
             self.second.append(token.second)
 
     def fork(self, pages: Pages) -> CachedSequence:
-        """Return a sequence with the same tokens that shares all pages."""
+        """Return a sequence with the same tokens that shares all pages of this one."""
         for page in self.pages:
             pages.share(page)
         return CachedSequence(
@@ -48,7 +48,7 @@ class CachedSequence:
         )
 
     def make_room(self, end: int, pages: Pages, network: Network) -> None:
-        """Get pages for the positions up to `end`, and a copy of a shared page that will be written."""
+        """Get pages for the positions up to `end`; copy a shared page before it is written."""
         at = self.computed // PAGE
         if at < len(self.pages) and pages.is_shared(self.pages[at]):
             copy = pages.take()
@@ -61,7 +61,7 @@ class CachedSequence:
 
 @dataclass(frozen=True)
 class Part:
-    """New tokens [begin, end) of a sequence in a step."""
+    """The new tokens [begin, end) that a step computes of a sequence."""
 
     sequence: CachedSequence
     begin: int
@@ -74,7 +74,7 @@ class Part:
 
 
 def step_of(parts: Sequence[Part], is_glm: bool, window: int = 0) -> Step:
-    """Return the step that computes these parts; its logits are those of `wanted_rows`."""
+    """Return the step that computes these parts; it returns the logits of `wanted_rows` tokens of each."""
     ids = [number for part in parts for number in part.sequence.ids[part.begin : part.end]]
     positions = [[at for part in parts for at in part.sequence.first[part.begin : part.end]]]
     if is_glm:
@@ -98,5 +98,5 @@ def step_of(parts: Sequence[Part], is_glm: bool, window: int = 0) -> Step:
 
 
 def wanted_rows(part: Part) -> int:
-    """Return how many rows of logits a part gets."""
+    """Return for how many tokens of a part the logits are computed."""
     return part.end - part.begin if part.all_logits else int(part.completes)

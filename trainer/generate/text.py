@@ -1,4 +1,4 @@
-"""Text from ids as they come: never half a character, and nothing behind a stop text."""
+"""Decode ids to text as they arrive: never half a character, and nothing after a stop text."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from trainer.corpus.tokenizer import Tokenizer
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _RECENT = 8
-"""Ids that are decoded again with each new one, beyond those of an unfinished character."""
+"""How many earlier ids are decoded again with each new id."""
 
 
 class Detokenizer:
-    """Decodes ids one after another; the texts that `push` returns add up to the text of all ids."""
+    """Decodes ids one by one; the results of `push` and `end` add up to the text of all ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._done = 0
-        """Characters of the text of `_ids` that were returned."""
+        """How many characters of the text of `_ids` were already returned."""
 
     def push(self, number: int) -> str:
-        """Return the text that is certain now: an unfinished character waits for the next id."""
+        """Add an id; return the new final text. An unfinished character waits for the next id."""
         self._ids.append(number)
         text = self._tokenizer.decode(self._ids)
         certain = text.removesuffix(UNFINISHED)
@@ -31,11 +31,11 @@ class Detokenizer:
         return new
 
     def end(self) -> str:
-        """Return what is left: an unfinished character, as a replacement character."""
+        """Return the rest: an unfinished character becomes a replacement character."""
         return self._tokenizer.decode(self._ids)[self._done :]
 
     def _shorten(self, text: str) -> None:
-        """Drop old ids, up to one at which a character begins."""
+        """Drop old ids, up to an id at which a character begins."""
         for begin in range(len(self._ids) - _RECENT, len(self._ids) - 1):
             rest = self._tokenizer.decode(self._ids[begin:])
             if rest and text.endswith(rest) and not rest.startswith(UNFINISHED):
@@ -44,7 +44,7 @@ class Detokenizer:
 
 
 class StopTexts:
-    """Passes text on until one of the stop texts; holds back what may be the beginning of one."""
+    """Passes text on until the first stop text; holds back text that may be the beginning of a stop text."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = stop
@@ -52,7 +52,7 @@ class StopTexts:
         self.found = ""
 
     def push(self, text: str) -> str:
-        """Return the text that can be passed on; `found` is set when a stop text was met."""
+        """Add text; return the text that can be passed on. Sets `found` when a stop text occurs."""
         if self.found:
             return ""
         self._held += text
@@ -66,13 +66,13 @@ class StopTexts:
         return passed
 
     def end(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         rest, self._held = self._held, ""
         return rest
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`."""
     return next(
         (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
     )

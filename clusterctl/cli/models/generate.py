@@ -165,7 +165,7 @@ def _lines(given: list[str], file: str | None) -> bytes:
     try:
         return lines + (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", "a line of it is a prompt; - is stdin") from None
+        raise UsageError(f"{file}: {error.strerror}", "write one prompt per line; - reads stdin") from None
 
 
 def arguments_of(group: Any) -> list[str]:

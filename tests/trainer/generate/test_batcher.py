@@ -157,7 +157,7 @@ def test_a_full_cache_makes_requests_wait_and_never_fails_one_that_started() -> 
     sinks = run(network, orders, pages=8)
     assert {sink.reason for sink in sinks} <= {End.LENGTH, End.STOP}
     assert [sink.ids for sink in sinks] == [run(network, [order], pages=8)[0].ids for order in orders]
-    with pytest.raises(InputError, match="may take 12 pages of the cache, which has 8"):
+    with pytest.raises(InputError, match="may need 12 pages of the cache, which has only 8"):
         Batcher(network, 8).submit(request([1] * 20, Sampling(20, beams=4))[0])
 
 

@@ -159,7 +159,11 @@ def test_the_verbs_speak_json_and_mistakes_take_a_line(checkpoint: Path, materia
     ).stdout.splitlines()
     assert [json.loads(line)["prompt"] for line in lines] == ["one"] * 2 + [""] * 2 + ["five six"] * 2
     long = verb("generate", "--checkpoint", str(checkpoint), "--prompt", "one two" * 30)
-    assert long.returncode == 2 and "and the model sees 16" in long.stderr and "--truncate" in long.stderr
+    assert (
+        long.returncode == 2
+        and "but the model's context is 16" in long.stderr
+        and "--truncate" in long.stderr
+    )
     missing = verb("data-info", str(material / "none"))
     assert (missing.returncode, missing.stdout) == (2, "") and missing.stderr.startswith("error: ")
 

@@ -70,20 +70,20 @@ def test_an_error_of_rank_0_is_the_only_one(
     argv = ["generate", "--checkpoint", str(folder), *GREEDY]
     lines = ["--prompt-line=one two", "--prompt-line=" + "one " * 200]
     first, second = run_ranks(2, {}, tmp_path, [*argv, *lines])
-    assert first.returncode == 2 and "error: " in first.stderr and "the model sees 64" in first.stderr, (
-        first.stderr
-    )
+    assert (
+        first.returncode == 2 and "error: " in first.stderr and "the model's context is 64" in first.stderr
+    ), first.stderr
     assert second.returncode == 0 and "error" not in second.stderr.lower(), second.stderr
 
 
 def test_a_division_that_does_not_fit_is_refused() -> None:
     assert Division().layout(4, MODEL).tensor == 2
     assert Division().layout(4, MODEL).pipeline == 2
-    with pytest.raises(InputError, match="3 parts, and there are 4 ranks"):
+    with pytest.raises(InputError, match="3 ranks, but there are 4"):
         Division(tensor=3, pipeline=1).layout(4, MODEL)
-    with pytest.raises(InputError, match=r"--tensor 4 does not divide 4 heads, 2 heads of keys"):
+    with pytest.raises(InputError, match=r"--tensor 4 does not divide 4 heads, 2 key heads"):
         Division(tensor=4).layout(4, MODEL)
     with pytest.raises(InputError, match="--pipeline 8 is more than the model's 4 layers"):
         Division(pipeline=8).layout(8, MODEL)
-    with pytest.raises(InputError, match="--tensor 2 x --pipeline 1 are 2 parts, and there are 1 ranks"):
+    with pytest.raises(InputError, match="--tensor 2 x --pipeline 1 is 2 ranks, but there are 1"):
         alone().divide(MODEL, Division(tensor=2))
