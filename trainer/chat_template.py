@@ -92,7 +92,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template refuses the messages: {error}") from None
         text = "".join(blocks)
         if len(text) > MOST_TEXT:
-            raise TemplateError(f"the chat template makes more than {MOST_TEXT} characters of the messages")
+            raise TemplateError(f"the chat template turns the messages into more than {MOST_TEXT} characters")
         return text, spans
 
 

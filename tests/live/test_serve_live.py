@@ -57,7 +57,7 @@ def test_a_server_is_a_run(shell: Shell) -> None:
     finally:
         stopped = shell("stop", run)
     assert stopped.returncode == 0, stopped.stderr
-    assert "requests are finished first" in shell("logs", "show", run).stdout
+    assert "running requests are finished first" in shell("logs", "show", run).stdout
 
 
 @pytest.mark.parametrize("cut", ["--pipeline", "--tensor"])

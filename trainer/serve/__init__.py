@@ -1,1 +1,1 @@
-"""HTTP over the decoder: OpenAI's API, Megatron's, metrics, and a page to try the model."""
+"""The HTTP server for a decoder: OpenAI's API, Megatron's API, metrics, and a page to try the model."""

@@ -1,4 +1,4 @@
-"""The routes, and what holds for all of them: keys, errors, counts."""
+"""The routes, and the rules that all of them share: API key, errors, request counts."""
 
 from __future__ import annotations
 
@@ -63,12 +63,14 @@ def _middleware(service: Service) -> Callable[..., Awaitable[web.StreamResponse]
         except (ApiError, web.HTTPException) as error:
             response = _error(request, path, error)
         except ConnectionError:
-            # The client left.
+            # The client closed the connection.
             service.metrics.answers[path, 499] += 1
             raise
         except Exception:
             _LOG.exception("%s failed", path)
-            response = _error(request, path, ApiError(500, "the server failed; its log says where"))
+            response = _error(
+                request, path, ApiError(500, "internal error; the server's log has the traceback")
+            )
         finally:
             service.budget.release(request)
         service.metrics.answers[path, response.status] += 1
@@ -79,7 +81,7 @@ def _middleware(service: Service) -> Callable[..., Awaitable[web.StreamResponse]
 
 
 def _error(request: web.Request, path: str, error: ApiError | web.HTTPException) -> web.Response:
-    """Return an error in the shape that the client expects."""
+    """Return an error in the JSON shape of the API that was called."""
     if isinstance(error, web.HTTPException):
         message = {
             404: f"there is no {request.path[:100]}",
@@ -92,14 +94,14 @@ def _error(request: web.Request, path: str, error: ApiError | web.HTTPException)
         headers["WWW-Authenticate"] = "Bearer"
     response = web.json_response(body, status=error.status, headers=headers)
     if error.status in (408, 413):
-        # The rest of the body is not read.
+        # Close the connection, because the rest of the body was not read.
         response.force_close()
     return response
 
 
 def _check_key(service: Service, request: web.Request) -> None:
     if not service.api_key:
-        # Another site's page in a browser on this machine must not reach a server without a key.
+        # A web page of another site, open in a browser on this machine, must not reach a server that has no key.
         origin = request.headers.get("Origin", "")
         if origin and urlsplit(origin).netloc != request.host:
             raise ApiError(403, "requests from pages of other sites are refused")

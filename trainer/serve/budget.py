@@ -1,4 +1,4 @@
-"""Memory that requests hold together: large bodies, and answers with many log probabilities."""
+"""The memory that requests may use together for large bodies and for answers with many log probabilities."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from aiohttp import web
 from trainer.serve.faults import ApiError
 
 FREE = 64 << 10
-"""Bytes of a body that are not counted: what small requests hold is bounded by the number of connections."""
+"""Smaller bodies are not counted, because the limit of connections bounds their memory."""
 PER_BYTE = 8
-"""Bytes of Python's objects for a byte of JSON, as lists of numbers have them."""
+"""Bytes of Python objects per byte of JSON, for lists of numbers."""
 PER_LOGPROB = 120
 """Bytes of one log probability with its id."""
 PER_ENTRY = 280
-"""Bytes of a log probability with its text, in an answer that is sent as a whole."""
+"""Bytes of a log probability with its text, in an answer that is sent at once."""
 
 
 @dataclass
 class Budget:
-    """Bytes that all requests may hold together. Only the event loop uses it."""
+    """Limits the bytes that all requests hold together. Only the event loop uses it."""
 
     most: int
     used: int = 0
     _held: dict[int, int] = field(default_factory=dict)
 
     def take(self, request: web.Request, size: int) -> None:
-        """Count `size` more bytes for a request until `release`; refuse it if there is no room."""
+        """Reserve `size` more bytes for a request until `release`; raise an ApiError if they are not available."""
         own = self._held.get(id(request), 0) + size
         if own > self.most:
             raise ApiError(
-                400, f"the request needs {own} bytes of memory, and all have {self.most}: ask for less"
+                400, f"the request needs {own} bytes of memory, and the limit is {self.most}: ask for less"
             )
         if self.used + size > self.most:
-            raise ApiError(503, "other requests hold the memory of the server: try again", code="memory_full")
+            raise ApiError(
+                503, "other requests use all memory of the server: try again later", code="memory_full"
+            )
         self.used += size
         self._held[id(request)] = own
 
     def release(self, request: web.Request) -> None:
-        """Forget what a request held."""
+        """Release all bytes of a request."""
         self.used -= self._held.pop(id(request), 0)

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/chat/completions: a template turns the messages into a prompt."""
+"""OpenAI's /v1/chat/completions: a chat template turns the messages into a prompt."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PLAIN = (
 )
 """For models whose tokenizer has no template."""
 MOST_TEXT = 1 << 20
-"""Characters of a prompt that a template may make."""
+"""The most characters of a prompt that a template may produce."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A checked request."""
+    """A validated request."""
 
     messages: Sequence[JsonObject]
     most: int
-    """The most tokens of an answer; 0: up to the end of the window."""
+    """The most tokens of an answer; 0: as many as the window allows."""
     sampling: Sampling
     count: int
     stream: bool
@@ -45,7 +45,7 @@ class Order:
 
 
 async def chat(service: Service, request: web.Request) -> web.StreamResponse:
-    """Answer messages."""
+    """Answer a list of messages."""
     body = await service.body(request)
     order = _read(Fields.read(body, IGNORED), service)
     prompt = render(service.template or PLAIN, order.messages, service.tokenizer_config)
@@ -102,7 +102,7 @@ def _messages(fields: Fields) -> list[JsonObject]:
 
 
 def _content(value: Any) -> str | None:
-    """Return the text of a message: as it is, or in parts."""
+    """Return the text of a message, whose content is a text or a list of text parts; None if it is neither."""
     if isinstance(value, str):
         return value
     found = list[str]()
@@ -115,13 +115,13 @@ def _content(value: Any) -> str | None:
 
 
 def render(template: str, messages: Sequence[JsonObject], config: JsonObject) -> str:
-    """Return the prompt that a template makes; it runs in a sandbox and cannot reach Python's objects."""
+    """Return the prompt for the messages; the template runs in a sandbox and cannot access Python's objects."""
     try:
         text = ChatTemplate(template, spelled_tokens(config)).render(messages, prompt=True)
     except TemplateError as error:
         raise ApiError(400, error.message, "messages") from None
     if len(text) > MOST_TEXT:
-        raise ApiError(400, f"the chat template makes {len(text)} characters of the messages", "messages")
+        raise ApiError(400, f"the chat template turns the messages into {len(text)} characters", "messages")
     return text
 
 

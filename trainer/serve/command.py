@@ -28,16 +28,18 @@ KEY_HINT = "write a key into a file: openssl rand -hex 16 > key.txt"
 
 
 def add_verb(verb: ADD) -> None:
-    """Add the command to the trainer's parser."""
+    """Add the command to the trainer's argument parser."""
     parser = verb("serve", run, "answer requests over HTTP")
     add_model_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--name", default="", help="default: the name of the checkpoint's folder")
     parser.add_argument("--api-key-file", type=Path, help="needed unless the address is loopback")
-    parser.add_argument("--chat-template", type=Path, help="default: the one of the tokenizer")
-    parser.add_argument("--batch", type=int, default=64, help="texts that are computed at a time")
-    parser.add_argument("--queue", type=int, default=256, help="requests that wait for their turn")
+    parser.add_argument("--chat-template", type=Path, help="default: the tokenizer's own")
+    parser.add_argument(
+        "--batch", type=int, default=64, help="most texts that are generated at the same time"
+    )
+    parser.add_argument("--queue", type=int, default=256, help="most requests that wait in the queue")
     parser.add_argument("--connections", type=int, default=2048)
     parser.add_argument("--max-body", type=int, default=4 << 20, metavar="BYTES")
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS")
@@ -45,7 +47,7 @@ def add_verb(verb: ADD) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal, and return 0."""
+    """Serve until a signal arrives; return exit code 0."""
     from trainer.device import prepare_threads
 
     _check(arguments)
@@ -89,12 +91,12 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _key(arguments: argparse.Namespace) -> str:
-    """Return the API key, which addresses other than loopback need."""
+    """Return the API key; refuse an address other than loopback without a key."""
     if arguments.api_key_file is None:
         if not _is_loopback(arguments.host):
             raise InputError(
-                f"--host {arguments.host} can be reached by others, and there is no API key",
-                "name a file with one by --api-key-file, or use --host 127.0.0.1",
+                f"--host {arguments.host} is reachable from other machines, so an API key is needed",
+                "give a file with one by --api-key-file, or use --host 127.0.0.1",
             )
         return ""
     try:
@@ -130,7 +132,7 @@ def _service(arguments: argparse.Namespace, decoder: Decoder, key: str) -> Servi
         try:
             template = named.read_text(encoding="utf-8")
         except OSError as error:
-            raise InputError(f"{named}: {error.strerror}", "name a Jinja file with --chat-template") from None
+            raise InputError(f"{named}: {error.strerror}", "give a Jinja file to --chat-template") from None
         except UnicodeDecodeError as error:
             raise InputError(f"{named}: not UTF-8 at byte {error.start}") from None
     runner = Runner(decoder, arguments.queue)
@@ -151,7 +153,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
 
 
 def _tokenizer_config(arguments: argparse.Namespace) -> JsonObject:
-    """Return tokenizer_config.json next to the tokenizer, or {}."""
+    """Return the content of tokenizer_config.json next to the tokenizer; {} if there is none."""
     path = arguments.tokenizer or arguments.checkpoint
     file = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
     try:
@@ -164,7 +166,7 @@ def _tokenizer_config(arguments: argparse.Namespace) -> JsonObject:
 
 
 async def _serve(service: Service, arguments: argparse.Namespace) -> int:
-    """Answer requests until SIGTERM or SIGINT, then finish those that run."""
+    """Answer requests until SIGTERM or SIGINT, then finish the running ones; return exit code 0."""
     from aiohttp import web
 
     from trainer.serve.app import application
@@ -192,7 +194,7 @@ async def _serve(service: Service, arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     await stop.wait()
     service.draining = True
-    sys.stdout.write(f"stopping: {len(service.runner.active)} requests are finished first\n")
+    sys.stdout.write(f"stopping: {len(service.runner.active)} running requests are finished first\n")
     sys.stdout.flush()
     deadline = time.monotonic() + arguments.drain
     while service.runner.active and time.monotonic() < deadline:

@@ -23,7 +23,7 @@ from trainer.serve.service import Service, new_id
 
 @dataclass(frozen=True)
 class Order:
-    """A checked request."""
+    """A validated request."""
 
     prompts: tuple[str | tuple[int, ...], ...]
     sampling: Sampling
@@ -46,7 +46,7 @@ class Choice:
 
 
 async def completions(service: Service, request: web.Request) -> web.StreamResponse:
-    """Continue prompts."""
+    """Answer a request to continue prompts."""
     body = await service.body(request)
     order = read_order(Fields.read(body, IGNORED), service)
     choices = await service.apart(len(body), lambda: choices_of(order, service.decoder))
@@ -70,7 +70,7 @@ async def completions(service: Service, request: web.Request) -> web.StreamRespo
 
 
 def read_order(fields: Fields, service: Service) -> Order:
-    """Return the request in a body, or raise all of its faults."""
+    """Return the validated request in a body, or raise one error with all faults."""
     check_model(fields, service.name)
     vocab = service.decoder.network.config.vocab
     logprobs = fields.whole("logprobs", -1) if fields.has("logprobs") else None
@@ -79,7 +79,7 @@ def read_order(fields: Fields, service: Service) -> Order:
     count = count_of(fields, sampling.beams)
     if len(prompts) * count > MOST_TEXTS:
         fields.fault("prompt", f"{len(prompts)} prompts x {count} texts are more than {MOST_TEXTS}")
-    fields.refuse("suffix", ("",), "a text behind the completion is not supported")
+    fields.refuse("suffix", ("",), "a text after the completion is not supported")
     stream, with_usage = stream_of(fields)
     echo, truncate = fields.flag("echo"), fields.flag("truncate")
     order = Order(prompts, sampling, count, echo, stream, with_usage, truncate)
@@ -88,7 +88,7 @@ def read_order(fields: Fields, service: Service) -> Order:
 
 
 def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
-    """Return the prompts: a text, texts, ids, or lists of ids."""
+    """Return the prompts, given as a text, a list of texts, a list of ids, or a list of such lists."""
     value: Any = fields.raw("prompt")
     if value is None:
         fields.fault("prompt", "is missing")
@@ -135,7 +135,7 @@ def _choice_of(
 
 
 def reason_of(sink: Text) -> str:
-    """Return OpenAI's word for the end of a text."""
+    """Return OpenAI's name of the reason why a text ended."""
     return "length" if sink.reason is End.LENGTH else "stop"
 
 
@@ -153,7 +153,7 @@ def _choice(decoder: Decoder, order: Order, choice: Choice) -> JsonObject:
 
 
 def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn]) -> JsonObject:
-    """Return the log probabilities of tokens; NaN stands for the first token, which has none."""
+    """Return the log probabilities of tokens. The first token of a prompt has none: its value is NaN."""
     texts = [decoder.tokenizer.decode([token.id]) for token in tokens]
     offset, offsets, top = 0, list[int](), list[JsonObject | None]()
     for token, text in zip(tokens, texts, strict=True):
@@ -163,7 +163,7 @@ def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn]) -> JsonObject:
             top.append(None)
             continue
         entries: JsonObject = {}
-        # Different ids may have the same text; the more likely one is first and stays.
+        # Different ids may have the same text; the first one, which is more likely, is kept.
         for number, value in token.top:
             entries.setdefault(decoder.tokenizer.decode([number]), value)
         entries.setdefault(text, token.logprob)

@@ -1,4 +1,4 @@
-"""Errors of a request in OpenAI's shape, and fields of JSON bodies with all of their faults at once."""
+"""Errors of a request in OpenAI's shape, and fields of JSON bodies, whose faults are reported together."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TYPES = {
 }
 
 _MOST_UNKNOWN = 10
-"""Unknown fields that an error names."""
+"""The most unknown fields that an error lists."""
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An error that is sent to the client."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -42,14 +42,16 @@ class ApiError(Exception):
 def refused(
     error: InputError, param: str | None = None, code: str | None = None, remedy: str | None = None
 ) -> ApiError:
-    """Return the answer to a request that the decoder refuses; `remedy`: what to do instead, where its own is for a
-    command line."""
+    """Return the error for a request that the decoder refuses.
+
+    `remedy` replaces a hint that is about a command line.
+    """
     hint = error.hint if remedy is None else remedy
     return ApiError(400, f"{error.message}: {hint}" if hint else error.message, param, code)
 
 
 class Fields:
-    """The fields of a JSON object; `done` raises every fault and every unknown field as one error."""
+    """The fields of a JSON object; `done` raises one error for all faults and unknown fields."""
 
     def __init__(self, body: JsonObject, ignored: Iterable[str] = ()) -> None:
         self._body, self._taken, self._faults = body, set(ignored), list[tuple[str, str]]()
@@ -99,7 +101,7 @@ class Fields:
         return found
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a text, or a list of texts, as a list."""
+        """Return a field that is a text or a list of texts, as a tuple."""
         value = self.raw(name)
         found = [value] if isinstance(value, str) else value or []
         if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
@@ -108,13 +110,13 @@ class Fields:
         return tuple(found)
 
     def refuse(self, name: str, allowed: tuple[Any, ...], reason: str) -> None:
-        """Refuse a field that is given with another value than these."""
+        """Add a fault if a field is given with a value that is not in `allowed`."""
         value = self.raw(name)
         if value is not None and value not in allowed:
             self.fault(name, reason)
 
     def faults_of(self, sampling: Sampling, names: Mapping[str, str]) -> None:
-        """Take over the faults of sampling values that have no fault yet; `names`: those that differ here."""
+        """Add the faults of sampling values; `names`: the API's names of values that are called differently."""
         known = {name for name, _ in self._faults}
         for name, problem in sampling.faults():
             if names.get(name, name) not in known:

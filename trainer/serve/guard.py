@@ -1,4 +1,4 @@
-"""Connections that are too many or too slow are closed before they reach the server."""
+"""Close connections that are too many or too slow before they reach the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BODY = b'{"error": {"message": "too many connections", "type": "server_error", "
 
 @dataclass
 class Counts:
-    """The open connections."""
+    """Counts of the server's connections."""
 
     most: int
     open: int = 0
@@ -24,7 +24,7 @@ class Counts:
 
 
 class Guard(asyncio.Protocol):
-    """Passes a connection on to the server's protocol; closes one whose first request does not arrive in time."""
+    """Passes a connection on to the server's protocol; closes it if the first request does not arrive in time."""
 
     def __init__(self, inner: asyncio.Protocol, counts: Counts, seconds: float) -> None:
         self._inner, self._counts, self._seconds = inner, counts, seconds
@@ -81,5 +81,5 @@ class Guard(asyncio.Protocol):
 
 
 def guarded(make: Callable[[], asyncio.Protocol], counts: Counts, seconds: float) -> Callable[[], Guard]:
-    """Return a factory of guarded protocols."""
+    """Return a factory of protocols that are wrapped in a Guard."""
     return lambda: Guard(make(), counts, seconds)

@@ -1,4 +1,4 @@
-"""Megatron's PUT /api: its fields and rules, with proper status codes; errors have a `message`."""
+"""Megatron's PUT /api: the same fields and rules, with the right status codes; errors have a `message`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.serve.service import Service
 
 @dataclass(frozen=True)
 class Order:
-    """A checked request."""
+    """A validated request."""
 
     prompts: tuple[str, ...]
     sampling: Sampling
@@ -30,7 +30,7 @@ class Order:
 
 
 class WithoutNewline(Continuation):
-    """A continuation that never has a newline behind a colon."""
+    """A continuation that never has a newline after a colon."""
 
     def __init__(self, decoder: Decoder, prompt: Sequence[int], sampling: Sampling) -> None:
         super().__init__(prompt, sampling, decoder.ends(sampling), decoder.window)
@@ -47,7 +47,7 @@ class WithoutNewline(Continuation):
 
 
 async def api(service: Service, request: web.Request) -> web.StreamResponse:
-    """Continue prompts as Megatron's text generation server does."""
+    """Answer a request as Megatron's text generation server does."""
     body = await service.body(request)
     order = read_order(Fields.read(body), service.decoder)
     started, prompts = await service.apart(len(body), lambda: _started(service.decoder, order))
@@ -67,7 +67,7 @@ async def api(service: Service, request: web.Request) -> web.StreamResponse:
 
 
 def read_order(fields: Fields, decoder: Decoder) -> Order:
-    """Return the request in a body, or raise all of its faults."""
+    """Return the validated request in a body, or raise one error with all faults."""
     if fields.has("max_len"):
         raise ApiError(400, "max_len is no longer used. Replace with tokens_to_generate", "max_len")
     if decoder.glm is not None:

@@ -1,4 +1,4 @@
-"""The pieces of several streams in the order in which they come."""
+"""Merge the pieces of several streams in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainer.serve.runner import Piece, Stream
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Piece | None]]:
-    """Yield the index of a stream with its next piece, and None at its end.
+    """Yield the index of a stream with its next piece, and with None at its end.
 
-    Pieces that are already there are joined: a slow client gets fewer and larger ones.
+    Pieces of a stream that have already arrived are joined, so that a slow client gets fewer and larger pieces.
     """
     tasks = {asyncio.ensure_future(stream.pieces.get()): index for index, stream in enumerate(streams)}
     try:

@@ -17,7 +17,7 @@ PREFIX = "clusterctl_serve"
 
 @dataclass
 class Histogram:
-    """How many values are at most each bound."""
+    """A Prometheus histogram: for each bound, the number of values up to it."""
 
     counts: Counter[float] = field(default_factory=Counter)
     sum: float = 0.0
@@ -40,45 +40,50 @@ class Histogram:
 
 @dataclass
 class Metrics:
-    """What the server counts itself."""
+    """The server's own counters."""
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     first_token: Histogram = field(default_factory=Histogram)
     request: Histogram = field(default_factory=Histogram)
 
     def add_request(self, first: float, seconds: float) -> None:
-        """Count a request that took so long; `first`: seconds until its first token, 0 if it has none."""
+        """Count a request that took `seconds`; `first`: seconds until its first token, 0 if there was none."""
         if first:
             self.first_token.add(first)
         self.request.add(seconds)
 
     def text(self, batcher: Batcher, counts: Counts, active: int) -> str:
-        """Return all counters."""
+        """Return all counters as text for Prometheus."""
         name = f"{PREFIX}_answers_total"
         lines = [f"# HELP {name} Answers by path and status.", f"# TYPE {name} counter"]
         lines += [f'{name}{{path="{p}",status="{s}"}} {n}' for (p, s), n in sorted(self.answers.items())]
         totals = {
-            "prompt_tokens": (batcher.prompt_tokens, "Tokens of prompts."),
-            "reused_tokens": (batcher.reused_tokens, "Tokens of prompts taken from shared pages."),
-            "generated_tokens": (batcher.generated_tokens, "Tokens drawn."),
+            "prompt_tokens": (batcher.prompt_tokens, "Prompt tokens."),
+            "reused_tokens": (batcher.reused_tokens, "Prompt tokens whose pages were shared."),
+            "generated_tokens": (batcher.generated_tokens, "Generated tokens."),
             "steps": (batcher.steps, "Steps of the model."),
-            "refused_connections": (counts.refused, "Connections above the limit."),
-            "slow_connections": (counts.slow, "Connections closed because their request did not arrive."),
+            "refused_connections": (counts.refused, "Connections refused because of the limit."),
+            "slow_connections": (
+                counts.slow,
+                "Connections closed because their request did not arrive in time.",
+            ),
         }
         for key, (value, text) in totals.items():
             lines += _figure(f"{key}_total", "counter", value, text)
         running = len(batcher.running)
         gauges = {
-            "running": (running, "Requests that are computed."),
-            "waiting": (max(0, active - running), "Requests that wait for their turn."),
+            "running": (running, "Requests that are running."),
+            "waiting": (max(0, active - running), "Requests that wait in the queue."),
             "pages": (batcher.pages.count, "Pages of the cache."),
-            "free_pages": (batcher.pages.free, "Pages that nobody uses."),
+            "free_pages": (batcher.pages.free, "Pages that no request uses."),
             "connections": (counts.open, "Open connections."),
         }
         for key, (value, text) in gauges.items():
             lines += _figure(key, "gauge", value, text)
-        lines += self.first_token.lines(f"{PREFIX}_first_token_seconds", "Until the first piece of text.")
-        lines += self.request.lines(f"{PREFIX}_request_seconds", "Until the end of a text.")
+        lines += self.first_token.lines(
+            f"{PREFIX}_first_token_seconds", "Seconds until the first piece of text."
+        )
+        lines += self.request.lines(f"{PREFIX}_request_seconds", "Seconds until the end of a text.")
         return "\n".join(lines) + "\n"
 
 

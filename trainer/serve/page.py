@@ -1,4 +1,4 @@
-"""A small page to try the model in a browser. It loads nothing from elsewhere."""
+"""A small page to try the model in a browser. It loads nothing from other servers."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ if (asked !== null) { at("prompt").value = asked; generate(); }
 
 
 def page(name: str, nonce: str, *, glm: bool) -> str:
-    """Return the page for a model."""
+    """Return the page of a model as HTML."""
     ask = "Text with [MASK], [sMASK] or [gMASK]:" if glm else "Text to continue:"
-    # A name cannot end the script element.
+    # Escape "<", so that a name cannot end the script element.
     model = json.dumps(name).replace("<", "\\u003c")
     return _PAGE.substitute(name=html.escape(name), nonce=nonce, ask=html.escape(ask), model=model)

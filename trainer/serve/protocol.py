@@ -1,4 +1,4 @@
-"""The HTTP protocol of a connection: answers to broken requests have OpenAI's shape, and they do not fill the log."""
+"""The HTTP protocol of a connection: broken requests get errors in OpenAI's shape, and no traceback in the log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from aiohttp import web
 from trainer.serve.faults import ApiError
 
 KEEP_ALIVE = 30.0
-"""Seconds that a connection may wait between two requests."""
+"""Seconds that a connection stays open between two requests."""
 
 
 class _Protocol(web.RequestHandler):
-    """The library's, but for its answers to broken requests; they would fill the log with tracebacks."""
+    """The library's protocol with other answers to broken requests; its own would fill the log with tracebacks."""
 
     __slots__ = ()
 
@@ -27,20 +27,20 @@ class _Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         if isinstance(exc, ConnectionError):
-            # The client left.
+            # The client closed the connection.
             raise ConnectionError from exc
         if status >= 500:
             answer: web.StreamResponse = super().handle_error(request, status, exc, message)
             return answer
-        text = f"the request is not HTTP as the server reads it: {type(exc).__name__ if exc else 'broken'}"
+        text = f"the request is not valid HTTP: {type(exc).__name__ if exc else 'broken'}"
         broken = web.json_response(ApiError(status, text).as_json(), status=status)
         broken.force_close()
         return broken
 
 
 def protocol_of(server: Any) -> Callable[[], asyncio.Protocol]:
-    """Return what makes the protocol of a new connection to a server."""
+    """Return a function that makes the protocol of a new connection."""
     loop = asyncio.get_running_loop()
-    # Bodies are not decompressed: a few bytes would become many.
+    # Compressed bodies are not accepted, because a few bytes can expand to very many.
     options: Any = {"access_log": None, "keepalive_timeout": KEEP_ALIVE, "auto_decompress": False}
     return lambda: _Protocol(server, loop=loop, **options)

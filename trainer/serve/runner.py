@@ -1,4 +1,4 @@
-"""The thread that computes: requests come in from the event loop, their texts go back to it."""
+"""The compute thread: requests come from the event loop, and generated texts go back to it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from trainer.serve.faults import ApiError
 Piece = tuple[str, Sequence[Drawn]]
 
 GAP = 0.002
-"""Seconds in which another request must follow, so that both begin together after a pause."""
+"""After a pause, wait this many seconds for another request, so that both start in the same step."""
 TOGETHER = 0.02
-"""Seconds that the first of them waits at most."""
+"""The first request waits at most this many seconds for others."""
 
 
 @dataclass
 class Stream:
-    """A request, and its text as it is written."""
+    """A request, and its text while it is generated."""
 
     request: Request
     sink: Text
     loop: asyncio.AbstractEventLoop
     in_pieces: bool = True
-    """Whether the text is wanted piece by piece, not as a whole."""
+    """Whether the text is sent piece by piece, not at once."""
     pieces: asyncio.Queue[Piece | None] = field(default_factory=asyncio.Queue)
     started: float = field(default_factory=time.monotonic)
     first: float = 0.0
-    """Seconds until the first piece."""
+    """Seconds until the first piece of text; 0 before that."""
 
     def __post_init__(self) -> None:
         self.sink.on_text = self._on_text
@@ -57,14 +57,14 @@ class Stream:
             raise ApiError(500, self.sink.message)
 
     async def text(self) -> Text:
-        """Wait for the end."""
+        """Wait for the end; return the text."""
         async for _ in self:
             pass
         return self.sink
 
 
 class Runner:
-    """Runs the batcher in a thread; at most `queued` requests wait for their turn."""
+    """Runs the batcher in a thread; at most `queued` requests wait in the queue."""
 
     def __init__(self, decoder: Decoder, queued: int) -> None:
         self.decoder, self.queued = decoder, queued
@@ -77,13 +77,13 @@ class Runner:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; requests that run are dropped."""
+        """End the thread and drop running requests."""
         self._stopped.set()
         self._inbox.put(None)
         self._thread.join(30)
 
     def submit(self, requests: Sequence[tuple[Request, Text]], *, in_pieces: bool) -> list[Stream]:
-        """Start requests, all or none; refuse them if too many wait."""
+        """Start all requests and return their streams; refuse all if too many wait."""
         batcher = self.decoder.batcher
         room = batcher.most_running + self.queued - len(self.active)
         if len(requests) > room:
@@ -102,7 +102,7 @@ class Runner:
         return streams
 
     def release(self, streams: Sequence[Stream]) -> None:
-        """Forget requests that have ended; cancel those that have not."""
+        """Remove requests from the active ones; cancel those that have not ended."""
         for stream in streams:
             if stream.sink.reason is None:
                 stream.request.cancelled = True
@@ -122,10 +122,11 @@ class Runner:
                 batcher.fail_all(f"the model failed: {type(error).__name__}: {error}")
 
     def _take(self) -> None:
-        """Hand new requests to the batcher; wait for them only while there is nothing to compute.
+        """Pass new requests to the batcher; wait for requests only if there is nothing to compute.
 
-        After a pause, clients that ask at the same time begin in the same step: their prompts are then one large part,
-        not a small one and many that each read all weights again. None ends the waiting; `queue.Empty` is raised.
+        After a pause, requests that arrive together start in the same step: their prompts are computed as one large
+        part and not as many small ones, each of which would read all weights. The wait ends with None in the queue, or
+        by raising `queue.Empty`.
         """
         batcher = self.decoder.batcher
         paused = batcher.idle

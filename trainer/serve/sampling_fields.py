@@ -1,4 +1,4 @@
-"""The sampling fields that completions and chat share."""
+"""The sampling fields that completions and chat have in common."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ IGNORED = (
     "skip_special_tokens",
     "parallel_tool_calls",
 )
-"""Fields of clients that change nothing here."""
+"""Fields of other servers that are accepted and have no effect."""
 MOST_TEXTS = 128
 # The name of each field in the API and in Sampling.
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def sampling_of(fields: Fields, max_tokens: int, logprobs: int | None, vocab: int) -> Sampling:
-    """Return how tokens are drawn; faults stay with the fields."""
+    """Return the sampling parameters of a request; faults are added to `fields`."""
     base = Sampling(max_tokens=max_tokens, logprobs=logprobs)
     top_k = fields.whole("top_k", 0)
     numbers = {name: fields.number(name, getattr(base, name)) for name in _NUMBERS}
     sampling = replace(
         base,
         **numbers,  # type: ignore[arg-type]
-        # Some clients write -1 for no limit.
+        # Some clients write -1 for "no limit".
         top_k=0 if top_k == -1 else top_k,
         no_repeat_ngram=fields.whole("no_repeat_ngram_size", 0),
         length_penalty=fields.number("length_penalty", 1.0),
@@ -49,18 +49,18 @@ def sampling_of(fields: Fields, max_tokens: int, logprobs: int | None, vocab: in
 
 
 def count_of(fields: Fields, beams: int) -> int:
-    """Return how many texts each prompt gets; a search with several beams gives one."""
+    """Return how many texts each prompt gets; beam search returns one."""
     count = fields.whole("n", 1)
     if not 1 <= count <= MOST_TEXTS:
         fields.fault("n", f"{count} is out of range: 1 to {MOST_TEXTS}")
     elif count > 1 and beams > 1:
-        fields.fault("n", f"{count}, and a search with a beam_width gives one text")
+        fields.fault("n", f"{count} texts, but beam search (beam_width) returns one")
     fields.refuse("best_of", (count,), "only best_of = n is supported")
     return count
 
 
 def stream_of(fields: Fields) -> tuple[bool, bool]:
-    """Return whether the answer is streamed, and whether its last event has the number of tokens."""
+    """Return whether the answer is streamed, and whether its last event contains the token counts."""
     stream, options = fields.flag("stream"), fields.raw("stream_options")
     if options is None:
         return stream, False
@@ -73,7 +73,7 @@ def stream_of(fields: Fields) -> tuple[bool, bool]:
     for name in options:
         if name not in known or not isinstance(options[name], bool):
             fields.fault(
-                "stream_options", f"{name[:40]}: only {' and '.join(known)} are known, as true or false"
+                "stream_options", f"{name[:40]}: the options are {' and '.join(known)}, each true or false"
             )
             break
     return stream, options.get("include_usage") is True
@@ -102,14 +102,14 @@ def _bias(fields: Fields, vocab: int) -> dict[int, float]:
 
 
 def _is_number(key: str) -> bool:
-    """Return whether a key is the usual form of a number: no other key means the same id."""
+    """Return whether a key is the canonical form of a number, so that no two keys mean the same id."""
     return key.isascii() and key.isdecimal() and len(key) < 10 and key == str(int(key))
 
 
 def check_model(fields: Fields, name: str) -> None:
-    """Refuse a model that is not the served one."""
+    """Raise an ApiError if the request is for another model than the served one."""
     model = fields.text("model", name)
     if model != name:
         raise ApiError(
-            404, f"the model {model[:100]!r} does not exist; {name!r} does", "model", "model_not_found"
+            404, f"the model {model[:100]!r} does not exist; use {name!r}", "model", "model_not_found"
         )

@@ -1,4 +1,4 @@
-"""What every route uses: the model, its limits, and how a client gets its answer."""
+"""What all routes use: the model, the limits, and ways to send answers."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from trainer.serve.runner import Runner, Stream
 
 Answer = TypeVar("Answer")
 SHORT = 8 << 10
-"""The most bytes of a body whose texts the event loop encodes itself. A thread encodes the texts of larger bodies."""
+"""The texts of larger bodies are encoded in a thread, so that the event loop is not blocked."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client can take."""
+    """Limits of the server."""
 
     body: int = 4 << 20
-    """Bytes of a request's body."""
+    """The most bytes of a request's body."""
     head_seconds: float = 10.0
-    """Until a connection's first request must have arrived."""
+    """Seconds until a connection's first request must have arrived."""
     body_seconds: float = 30.0
     request_seconds: float = 600.0
     write_seconds: float = 30.0
-    """Until a client must have read a piece of its answer."""
+    """Seconds until a client must have read a piece of its answer."""
     queue: int = 256
-    """Requests that wait for their turn."""
+    """The most requests that wait in the queue."""
     connections: int = 2048
     memory: int = 512 << 20
-    """Bytes that large bodies and answers with log probabilities may take together."""
+    """The most bytes that large bodies and answers with log probabilities may use together."""
 
 
 @dataclass
 class Service:
-    """One served model."""
+    """A served model."""
 
     name: str
     decoder: Decoder
@@ -67,7 +67,7 @@ class Service:
         self._encoding = ThreadPoolExecutor(1, "encoding")
 
     async def body(self, request: web.Request) -> bytes:
-        """Return the body of a request, if it is small and arrives in time."""
+        """Return the body of a request; refuse a body that is too large or arrives too slowly."""
         if (request.content_length or 0) > self.limits.body:
             raise ApiError(413, f"the body is larger than {self.limits.body} bytes")
         try:
@@ -86,13 +86,13 @@ class Service:
         return bytes(content)
 
     async def apart(self, size: int, work: Callable[[], Answer]) -> Answer:
-        """Return what `work` on a body of `size` bytes returns; a large one is done in a thread of its own."""
+        """Return the result of `work`, which handles `size` bytes; for a large size it runs in a thread."""
         if size <= SHORT:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
 
     def reserve(self, request: web.Request, requests: Sequence[Request], *, in_pieces: bool = False) -> None:
-        """Count the log probabilities that an answer will have."""
+        """Reserve memory for the log probabilities of an answer."""
         entries = 0
         for own in requests:
             if own.sampling.logprobs is not None:
@@ -104,9 +104,9 @@ class Service:
     async def running(
         self, requests: Sequence[tuple[Request, Text]], *, in_pieces: bool = False
     ) -> AsyncIterator[list[Stream]]:
-        """Run requests; they are cancelled if the client leaves or their time is over.
+        """Run requests; cancel them if the client disconnects or they take too long.
 
-        in_pieces: whether the texts are wanted piece by piece.
+        in_pieces: whether the texts are sent piece by piece.
         """
         if self.draining:
             raise ApiError(503, "the server is stopping")
@@ -122,7 +122,7 @@ class Service:
                 self.metrics.add_request(stream.first, time.monotonic() - stream.started)
 
     async def texts(self, streams: Sequence[Stream]) -> list[Text]:
-        """Wait for all texts."""
+        """Wait for all texts and return them."""
         try:
             return await asyncio.wait_for(_texts(streams), self.limits.request_seconds)
         except asyncio.TimeoutError:
@@ -131,7 +131,7 @@ class Service:
             ) from None
 
     async def events(self, request: web.Request, lines: AsyncIterator[JsonObject]) -> web.StreamResponse:
-        """Answer with server-sent events."""
+        """Send the answer as server-sent events."""
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )

@@ -201,7 +201,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
     decoder.tokenizer = SimpleNamespace(encode=encode, longest=10, eod=0)  # type: ignore[assignment]
     decoder.network = SimpleNamespace(config=SimpleNamespace(context=8, vocab=20))  # type: ignore[assignment]
     with pytest.raises(
-        InputError, match="has 20000 characters, and the model sees 8 tokens of at most 10 bytes"
+        InputError, match="has 20000 characters, but the model's context is 8 tokens of at most 10 bytes"
     ):
         decoder.ids_of("a b " * 5000)
     assert decoder.ids_of("a bb " * 4000, truncate=True) == [1, 2] * 4
