@@ -1,1 +1,1 @@
-"""GPT, GLM and the layers that both are built of."""
+"""The GPT and GLM models and their layers."""

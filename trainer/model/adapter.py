@@ -1,8 +1,8 @@
-"""Adapters of low rank, added to the matrices of a model whose own weights no longer change.
+"""Low-rank adapters (LoRA), added to the matrices of a model whose own weights are frozen.
 
-An adapter adds scale x B A x to the result of a matrix, or to one section of it. It is divided among the tensor
-parallel ranks as its matrix: by outputs B is divided and A is whole, by inputs the other way round. Each expert has
-adapters of its own, which are where its matrices are.
+An adapter adds scale x B A x to the result of a matrix, or of one section of it. It is divided among the tensor
+parallel ranks like its matrix: if the matrix is divided by outputs, B is divided and A is whole; if by inputs, A is
+divided and B is whole. Each expert has its own adapters, on the rank that has the expert.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.model.layers import generator_of
 from trainer.model.linear import Activate, ColumnLinear, RowLinear
 from trainer.parallel.tensor import Parallel, column_linear
 
-# In the names of an adapter's matrices.
+# Part of the names of an adapter's matrices.
 MARK = ".adapter."
 
 
@@ -41,7 +41,7 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.ModuleDict):
-    """The adapters of one matrix, by section."""
+    """The adapters of one matrix, one for each adapted section."""
 
     def __init__(
         self, found: dict[str, Adapter], lora: LoraConfig, parallel: Parallel, by_rows: bool
@@ -53,8 +53,10 @@ class Adapters(nn.ModuleDict):
         return [adapter for adapter in self.values() if isinstance(adapter, Adapter)]
 
     def one_type(self, x: Tensor, weight: Tensor) -> torch.dtype | None:
-        """Return the type in which matrix and adapters are one op; None if they are not: on several ranks, or where
-        autocast would cast a matrix."""
+        """Return the type in which one op can compute the matrix and its adapters.
+
+        Return None if there is none: with several ranks, or where autocast would cast a matrix.
+        """
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         types = {
@@ -64,7 +66,7 @@ class Adapters(nn.ModuleDict):
         return dtype if self.parallel.size == 1 and types == {dtype} else None
 
     def added(self, x: Tensor, result: Tensor) -> Tensor:
-        """Return a matrix's result with what the adapters add; `x` as it enters the matrix."""
+        """Return the matrix's `result` plus the results of the adapters; `x` is the input of the matrix."""
         x = F.dropout(x, self.dropout, self.training)
         for adapter in self.each():
             low = products.linear(x, adapter.a)
@@ -130,7 +132,7 @@ def _at_once(x: Tensor, weight: Tensor, bias: Tensor | None, adapters: Adapters)
 
 
 class _AtOnce(torch.autograd.Function):
-    """A matrix and its adapters; what the adapters add is never a tensor of its own."""
+    """One op for a matrix and its adapters; the adapters' results are never stored as tensors of their own."""
 
     @staticmethod
     def forward(
@@ -143,7 +145,7 @@ class _AtOnce(torch.autograd.Function):
         first: Sequence[int],
         *pairs: Tensor,
     ) -> Tensor:
-        """`kept`: what dropout leaves of `x` for the adapters; None: all of it."""
+        """`kept`: `x` after dropout, for the adapters; None: no dropout."""
         result = products.linear(x.flatten(0, -2), weight, bias)  # (tokens, outputs)
         given = (x if kept is None else kept).flatten(0, -2)
         lows = []
@@ -177,10 +179,10 @@ class _AtOnce(torch.autograd.Function):
 
 
 def adapt(model: Any, config: ModelConfig, lora: LoraConfig, seed: int | None) -> None:
-    """Add adapters to a model and stop its own weights from changing. In every layout they begin with the same numbers.
+    """Add adapters to a model and freeze its own weights. The adapters start equal in every layout.
 
-    A is drawn as PEFT draws it, B is 0: the adapted model computes at first what the model does. With the seed None, A
-    is 0 until it is drawn or loaded.
+    A is drawn as PEFT draws it and B is 0, so the adapted model at first computes what the model does. If the seed is
+    None, A is 0 until it is drawn or loaded.
     """
     model.requires_grad_(False)
     for block in model.blocks.values():
@@ -252,6 +254,6 @@ def _draw(model: Any, seed: int) -> None:
 
 
 def drawn_adapter(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """Return the numbers that a whole matrix A begins with, as PEFT draws them."""
+    """Return the initial values of a whole matrix A, drawn as PEFT draws them."""
     bound = 1 / math.sqrt(shape[-1])
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator_of(seed, name))

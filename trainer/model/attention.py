@@ -1,4 +1,4 @@
-"""Self-attention; its steps are separate methods, which generation calls with a cache of keys and values."""
+"""Self-attention; its steps are separate methods, so that generation can call them with a KV cache."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from trainer.parallel.tensor import ALONE, Parallel
 
 @dataclass(frozen=True)
 class Sight:
-    """What the blocks of one pass share: what tokens see of each other, and the rotary positions."""
+    """What all blocks of one pass share: the mask, and the rotary positions."""
 
     mask: native.Mask = EVERY_KEY
-    """What is hidden in addition to later tokens."""
+    """The keys that are hidden in addition to later ones."""
     turns: Turns | None = None
-    """Rotary positions."""
+    """Cosines and sines of the rotary positions."""
     context: Parallel = ALONE
-    """Ranks that have other stretches of the same samples."""
+    """Context parallel: the ranks that have other parts of the same samples."""
     aux_weight: float = 0.0
-    """What the auxiliary loss of experts counts in the loss of the step."""
+    """The weight of the experts' auxiliary loss in the loss of the step."""
 
 
 PLAIN = Sight()
 
 
 def picked(x: Tensor, wanted: Tensor | None) -> Tensor:
-    """Return the wanted rows of (batch, sequence, width) as one sample; `wanted` numbers them over all samples."""
+    """Return the wanted rows of (batch, sequence, width) as one sample; `wanted` are indices over all samples."""
     return x if wanted is None else x.flatten(0, 1)[wanted].unsqueeze(0)
 
 
@@ -60,12 +60,12 @@ class Attention(nn.Module):
         self.ops, self.recompute = ops, recompute
 
     def forward(self, x: Tensor, sight: Sight, wanted: Tensor | None = None) -> Tensor:
-        """Return what is added to the residual stream; `wanted`: the rows of all samples to compute it for."""
+        """Return what is added to the residual stream; `wanted`: compute it only for these rows of all samples."""
         q, k, v = self.project(x)
         if sight.turns is not None:
             q, k = self.rotate(q, k, sight.turns)
         if sight.context.size > 1:
-            # Up to the last one of this rank's queries.
+            # Keys up to the position of this rank's last query.
             seen = k.shape[2] * (sight.context.rank + 1)
             k, v = (sight.context.whole(part, 2)[:, :, :seen] for part in (k, v))
         return self.output(self.attend(q, k, v, sight.mask), wanted)
@@ -80,19 +80,19 @@ class Attention(nn.Module):
         return q, k, v
 
     def rotate(self, q: Tensor, k: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
-        """Return queries and keys rotated by their positions; `turns` as `rotary.turns` gives them."""
+        """Return queries and keys rotated by their positions; `turns` is the result of `rotary.turns`."""
         return self.ops.rotary(q, k, *turns, self.interleaved)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: native.Mask = EVERY_KEY) -> Tensor:
-        """Return the mix of values for each query, (batch, heads, queries, head size).
+        """Return the weighted sum of values for each query, (batch, heads, queries, head size).
 
-        Keys after a query are hidden, and those that `mask` hides; the last query is at the last key.
+        Keys after a query are hidden, and those that `mask` hides; the last query is at the position of the last key.
         """
         draws = bool(self.attention_dropout and self.training)
         return self.recompute.scores(partial(self._mix, mask), q, k, v, draws=draws)
 
     def output(self, mixed: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """Return what attention adds to the residual stream before its dropout, (batch, sequence, hidden)."""
+        """Return what attention adds to the residual stream, before dropout: (batch, sequence, hidden)."""
         result: Tensor = self.out(picked(mixed.transpose(1, 2).flatten(2), wanted))
         return result
 
@@ -100,10 +100,10 @@ class Attention(nn.Module):
         return self.ops.attention(q, k, v, causal=True, mask=mask, dropout=self._dropout())
 
     def _dropout(self) -> native.Dropout | None:
-        """Draw the state of this pass's dropped probabilities, which differ between the ranks' heads.
+        """Draw the dropout state of this pass; the dropped probabilities differ between the ranks' heads.
 
-        Tensor parallel ranks without sequence parallel draw the same numbers, so that they drop the same activations
-        between the matrices; they count their heads among those of all ranks.
+        Tensor parallel ranks without sequence parallel draw the same seed, because they must drop the same activations
+        between the matrices; for attention each rank numbers its heads among those of all ranks.
         """
         if not (self.attention_dropout and self.training):
             return None

@@ -1,7 +1,7 @@
 """How each parameter is divided among the tensor parallel ranks.
 
-Parameters under logical names: whole and unpadded in a checkpoint, cut and padded on a rank. Names and whole shapes are
-the same in every layout, so what one layout saved any other loads.
+In a checkpoint a parameter is whole and unpadded; on a rank it is cut and padded. Names and whole shapes are the same
+in every layout, so any layout can load what another saved.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Cut:
     sections: tuple[int, ...] = ()
     """Sizes along `dim` of sections that are divided separately (queries, keys, values)."""
     rows: int | None = None
-    """Rows without padding; on a rank rows of zeros follow."""
+    """The number of rows without padding; on a rank, rows of zeros follow."""
     partial: bool = False
-    """Whether, with sequence parallel, the gradients of the ranks must be summed."""
+    """Whether the gradients of the ranks must be summed with sequence parallel."""
 
     def whole_shape(self, own: Sequence[int], size: int) -> tuple[int, ...]:
         """Return the shape of the whole parameter, from the shape `own` on each of `size` ranks."""
@@ -39,7 +39,7 @@ class Cut:
         return tuple(shape)
 
     def take(self, whole: Tensor, rows: int, parallel: Parallel) -> Tensor:
-        """Return this rank's part of a whole; `rows`: rows of the part, padding included."""
+        """Return this rank's part of a whole parameter; `rows`: the rows of the part, padding included."""
         if self.rows is not None:
             whole = F.pad(whole, (0, 0, 0, rows * parallel.size - self.rows))
         if self.dim is None or parallel.size == 1:
@@ -52,7 +52,7 @@ WHOLE = Cut()
 
 
 def cuts_of(model: nn.Module) -> dict[str, Cut]:
-    """Return the cut of each parameter, from the `cuts` of the module that owns it."""
+    """Return the cut of each parameter, collected from the `cuts` of the modules."""
     found = {}
     for path, module in model.named_modules():
         own: Mapping[str, Cut] = getattr(module, "cuts", {})
@@ -62,12 +62,12 @@ def cuts_of(model: nn.Module) -> dict[str, Cut]:
 
 
 def learned(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return the parameters that a training changes: with adapters, these alone."""
+    """Return the parameters that training changes; with adapters, only theirs."""
     return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
 
 
 def shapes_of(model: nn.Module, parallel: Parallel) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter in a checkpoint: of each one that is learned."""
+    """Return the shape in a checkpoint of each parameter that training changes."""
     cuts = cuts_of(model)
     return {
         name: cuts[name].whole_shape(parameter.shape, parallel.size)
@@ -76,10 +76,10 @@ def shapes_of(model: nn.Module, parallel: Parallel) -> dict[str, tuple[int, ...]
 
 
 def own_of(key: str, whole: Tensor, like: Tensor, cuts: Mapping[str, Cut], parallel: Parallel) -> Tensor:
-    """Return this rank's part of `whole`, shaped as `like`."""
+    """Return this rank's part of `whole`, with the shape of `like`."""
     return cuts[parameter_of(key, cuts)].take(whole, like.shape[0], parallel)
 
 
 def parameter_of(key: str, cuts: Mapping[str, Cut]) -> str:
-    """Return the name of the parameter that a tensor of a state belongs to."""
+    """Return the name of the parameter that a tensor of the optimizer state belongs to."""
     return key if key in cuts else key.split(".", 1)[1]

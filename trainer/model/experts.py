@@ -1,8 +1,8 @@
-"""Mixture of experts: each token passes through the few feed-forward parts that a router chooses for it.
+"""Mixture of experts: a router chooses a few feed-forward parts (experts) for each token.
 
-Tensor parallel ranks divide the experts. Where every rank has all tokens, each computes its own experts' results, which
-are summed. With sequence parallel each rank has other tokens; they travel to the ranks of their experts and back
-(all-to-all).
+Tensor parallel ranks divide the experts. Where every rank has all tokens, each computes the results of its own experts,
+and the results are summed. With sequence parallel each rank has different tokens; they are sent to the ranks of their
+experts and back (all-to-all).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.parallel.tensor import Parallel
 
 
 class ExpertLinear(nn.Module):
-    """One matrix of each expert of this rank."""
+    """One matrix for each expert of this rank."""
 
     def __init__(
         self, experts: int, inputs: int, outputs: int, ops: native.Choice, parallel: Parallel
@@ -35,12 +35,12 @@ class ExpertLinear(nn.Module):
         self.weight = nn.Parameter(torch.zeros(experts // parallel.size, outputs, inputs))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Return each row times the matrix of its expert; `rows` are ordered by expert, `counts` rows for each."""
+        """Return each row times its expert's matrix; rows are sorted by expert, `counts` are the rows of each."""
         return self.ops.grouped_linear(rows, self.weight, counts)
 
 
 class Router(nn.Module):
-    """The matrix that rates each expert for each token; every rank has the whole of it."""
+    """The matrix that scores each expert for each token; every rank has the whole matrix."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.experts, config.hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (tokens, experts)."""
+        """Return logits of shape (tokens, experts)."""
         return products.linear(x, self.weight)
 
 
 class Experts(nn.Module):
-    """The feed-forward part of a block with experts, and optionally one more that every token passes through."""
+    """The feed-forward part of a block with experts, and optionally with a shared expert for all tokens."""
 
     def __init__(self, config: ModelConfig, ops: native.Choice, parallel: Parallel) -> None:
         super().__init__()
@@ -64,10 +64,10 @@ class Experts(nn.Module):
         self.activation = Activation(config, ops)
         self.shared = FeedForward(config, ops, parallel, config.shared_ffn) if config.shared_ffn else None
         self.own = len(self.up.weight)
-        """Experts of this rank."""
+        """The number of experts on this rank."""
 
     def forward(self, x: Tensor, aux_weight: float = 0.0) -> Tensor:
-        """Return (batch, sequence, hidden). `aux_weight`: what the auxiliary loss counts in the loss of the step."""
+        """Return (batch, sequence, hidden). `aux_weight`: the weight of the auxiliary loss in the loss of the step."""
         tokens = x.flatten(0, 1)
         chances, weights, chosen = self.ops.route(
             self.router(tokens), self.config.top_k, self.config.renormalize
@@ -84,7 +84,7 @@ class Experts(nn.Module):
         return mixed
 
     def _within_capacity(self, chosen: Tensor, batch: int) -> Tensor | float:
-        """Return 1 for each (token, choice) that its expert has room for, else 0; earlier tokens come first."""
+        """Return 1 for each (token, choice) that fits the expert's capacity, else 0; earlier tokens come first."""
         if not self.config.capacity:
             return 1.0
         parallel, size = self.parallel, self.parallel.size
@@ -100,7 +100,7 @@ class Experts(nn.Module):
         return fits.reshape(chosen.shape)
 
     def _own_experts(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Return the sum over the ranks of their experts' results for all tokens."""
+        """Return the results of all ranks' experts for all tokens."""
         tokens, weights = self.parallel.enter(tokens), self.parallel.enter(weights)
         first = self.own * self.parallel.rank
         mine = (chosen >= first) & (chosen < first + self.own) & (weights > 0)
@@ -113,7 +113,7 @@ class Experts(nn.Module):
         return self.parallel.leave(mixed)
 
     def _across_ranks(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Return the results for this rank's tokens, which travel to the ranks of their experts and back."""
+        """Return the results for this rank's tokens, which are sent to the ranks of their experts and back."""
         size, rank = self.parallel.size, self.parallel.rank
         index, choice = (weights > 0).nonzero(as_tuple=True)
         experts = chosen[index, choice]
@@ -133,18 +133,18 @@ class Experts(nn.Module):
         return torch.zeros_like(tokens).index_add(0, index, returned * weights[index, choice].unsqueeze(-1))
 
     def _run(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Return this rank's experts' results; `rows` are ordered by expert, `counts` rows for each."""
+        """Return the results of this rank's experts; rows are sorted by expert, `counts` are the rows of each."""
         result: Tensor = self.down(self.activation(self.up(rows, counts)), counts)
         return result
 
     def _imbalance(self, chances: Tensor, chosen: Tensor) -> Tensor:
-        """Return experts x sum of (part of the choices x mean chance) of each expert: 1 where all are used alike."""
+        """Return experts x sum over experts of (fraction of choices x mean probability): 1 if all are used equally."""
         parallel, divided = self.parallel, self.parallel.divides_sequence
         counts = torch.bincount(chosen.flatten(), minlength=self.config.experts).float()
         total = float(chances.shape[0] * (parallel.size if divided else 1))
         means = chances.sum(0) / total
         if divided:
-            # The gradient is of this rank's tokens; those of the ranks are summed with the router's.
+            # The gradient is for this rank's tokens; it is summed over the ranks together with the router's.
             counts = parallel.sum(counts)
         parts = counts / (total * self.config.top_k)
         return self.config.experts * (parts * means).sum()
@@ -158,7 +158,7 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
 class _Attached(torch.autograd.Function):
     """Returns its input; the backward pass adds the gradient of an auxiliary loss times its weight.
 
-    So each stage of a pipeline computes the auxiliary loss of its own layers.
+    In this way each pipeline stage computes the auxiliary loss of its own layers.
     """
 
     @staticmethod

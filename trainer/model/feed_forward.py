@@ -12,7 +12,7 @@ from trainer.parallel.tensor import Parallel
 
 
 class Activation:
-    """GELU, or with SwiGLU silu(gate) x up of a tensor whose halves are gate and up."""
+    """GELU; or with SwiGLU, silu(gate) x up, where gate and up are the halves of the input."""
 
     def __init__(self, config: ModelConfig, ops: native.Choice) -> None:
         self.gated, self.ops = config.swiglu, ops
@@ -25,7 +25,7 @@ class Activation:
 
 
 class FeedForward(nn.Module):
-    """Two matrices and an activation; `inner` is its width, by default the config's."""
+    """Two matrices with an activation between them; `inner` is the width between them, by default the config's."""
 
     def __init__(self, config: ModelConfig, ops: native.Choice, parallel: Parallel, inner: int = 0) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class FeedForward(nn.Module):
         self.activation = Activation(config, ops)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is added to the residual stream before its dropout."""
+        """Return what is added to the residual stream, before dropout."""
         inner = self.up(x)
         graph = torch.is_grad_enabled()
         widened: Tensor = self.down(inner, self.activation) if graph else self.down(self.activation(inner))

@@ -1,8 +1,8 @@
-"""GLM, a model that fills in blanks: two rows of positions, and a source that every token attends to.
+"""GLM, a model that fills in blanks. Each token has two positions, and all tokens attend to the whole source.
 
-A row is a source with masks in the places of its blanks, and behind it the blanks' contents, which the model learns
-to write (glm_blocks makes them). A token's first position is its place in the source, or its blank's; the second
-counts within the blank, and is 0 in the source.
+A row is a source with masks for its blanks, followed by the contents of the blanks, which the model learns to generate
+(see glm_blocks). The first position of a token is its index in the source, or that of its blank; the second counts
+within the blank, and is 0 in the source.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GLM(Transformer):
         """Return logits (batch, length, vocab); with targets, the mean loss instead.
 
         tokens: (batch, length); positions: (batch, 2, length); separators: (batch,), the lengths of the sources.
-        In a pipeline: run this piece; `x` is the result of the piece before, and the result is the next one's `x`.
+        In a pipeline: run this piece; `x` is the result of the previous piece, and the result is the next piece's `x`.
         """
         own = self.pieces[piece]
         x = self._embedded(tokens, positions) if x is None else x  # (batch, length, hidden)
@@ -57,7 +57,7 @@ class GLM(Transformer):
         return loss_over_counted(self._loss_of(x), targets)
 
     def hidden(self, tokens: Tensor, positions: Tensor, separators: Tensor) -> Tensor:
-        """Return what the output layer reads (batch, length, hidden): the logits of chosen positions cost less."""
+        """Return the output layer's input (batch, length, hidden), to compute logits only where they are needed."""
         x = self._through(self._embedded(tokens, positions), separators, self.pieces[0])
         states: Tensor = self.norm(x)
         return states
@@ -72,16 +72,16 @@ class GLM(Transformer):
         return F.dropout(x, self.config.dropout, self.training)
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
-        """Raise DataError if a token or a counted target of a micro-batch is outside the vocabulary."""
+        """Raise DataError if a token, or a target that the loss counts, is outside the vocabulary."""
         tokens, targets, loss_mask, *_ = micro
         check_token_ids(tokens, self.config.vocab)
         check_token_ids(targets[loss_mask != 0], self.config.vocab)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the arguments of `forward` for the loss; only tokens behind the source are predicted."""
+        """Return the arguments of `forward` for the loss; only tokens after the source are predicted."""
         tokens, targets, loss_mask, positions, separators = micro
         targets = targets.masked_fill(loss_mask == 0, UNCOUNTED)
-        # Rows are as long as their blanks make them.
+        # The length of rows depends on their blanks.
         if self.parallel.divides_sequence:
             more = -tokens.shape[SEQUENCE] % self.parallel.size
             tokens, positions = F.pad(tokens, (0, more)), F.pad(positions, (0, more))

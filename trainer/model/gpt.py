@@ -1,4 +1,4 @@
-"""The GPT decoder: a norm before each part; its config chooses positions, norms, biases and the output matrix."""
+"""The GPT decoder with pre-norm blocks; its config chooses positions, norms, biases and the output matrix."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GPT(Transformer):
         pieces: Sequence[Piece] = (),
         context: Parallel = ALONE,
     ) -> None:
-        """`ends`: what an end of document does to the rest of its sample; None: nothing.
+        """`ends`: how an end of document affects the rest of its sample; None: not at all.
 
         `context`: the ranks that have other stretches of the same samples; `arguments` takes this rank's.
         """
@@ -52,9 +52,9 @@ class GPT(Transformer):
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, x: Tensor | None = None, piece: int = 0
     ) -> Tensor:
-        """Return logits of every position (batch, sequence, vocab); with targets, the mean loss instead.
+        """Return the logits of every position (batch, sequence, vocab); with targets, the mean loss instead.
 
-        In a pipeline: run this piece; `x` is the result of the piece before, and the result is the next one's `x`.
+        In a pipeline: run this piece; `x` is the result of the previous piece, and the result is the next piece's `x`.
         """
         ends, own = self.ends, self.pieces[piece]
         x = self._through(tokens, x, own)
@@ -69,7 +69,7 @@ class GPT(Transformer):
         return self._loss_of(x)(targets)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Return what the output layer reads (batch, sequence, hidden): the logits of chosen positions cost less."""
+        """Return the output layer's input (batch, sequence, hidden), to compute logits only where they are needed."""
         states: Tensor = self.norm(self._through(tokens, None, self.pieces[0]))
         return states
 
@@ -100,7 +100,7 @@ class GPT(Transformer):
         check_token_ids(micro[0], self.config.vocab)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the arguments of `forward` for the loss; each token is predicted from those before it."""
+        """Return the arguments of `forward` for the loss; each token is predicted from the tokens before it."""
         (tokens,) = micro
         pair: tuple[Tensor, ...] = tokens[:, :-1], tokens[:, 1:]
         if self.context.size > 1:

@@ -1,6 +1,6 @@
 """The layers of both models. Fused ops come from `native`, exchanges between ranks from `parallel`.
 
-A rank's part of a layer has some of its heads and some of its inner width; with one rank, all of them.
+A rank has some of a layer's heads and some of its inner width; a single rank has all of them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ INTO_RESIDUAL = ("attention.out.weight", "feed_forward.down.weight")
 
 
 class TokenTable(nn.Module):
-    """The token embedding, the output matrix, or both in one; divided by rows among the ranks.
+    """The token embedding, the output matrix, or both in one; its rows are divided among the ranks.
 
-    Its padding (to a multiple of `vocab_multiple` rows a rank) starts at zero and never enters the loss, so it gets no
-    gradient and stays zero: the padded model computes exactly what the logical one does.
+    The padding (to a multiple of `vocab_multiple` rows per rank) starts at zero and never enters the loss. It gets no
+    gradient and stays zero: the padded model computes exactly the same as the unpadded one.
     """
 
     def __init__(self, config: ModelConfig, ops: native.Choice, parallel: Parallel) -> None:
@@ -44,12 +44,12 @@ class TokenTable(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, config.hidden))
         self.cuts = {"weight": Cut(0, rows=config.vocab)}
         self.first = rows * parallel.rank
-        # rows of this rank that are no padding.
+        # The rows of this rank without padding.
         self.real = min(rows, max(0, config.vocab - self.first))
         self.vocab, self.ops, self.parallel = config.vocab, ops, parallel
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return (batch, sequence or this rank's part of it, hidden)."""
+        """Return embeddings (batch, sequence, hidden); with sequence parallel, of this rank's part of the sequence."""
         if self.parallel.size == 1:
             return self.ops.embedding(tokens, self.weight)
         own = tokens - self.first
@@ -63,13 +63,13 @@ class TokenTable(nn.Module):
         return self.parallel.gather(own, -1)[..., : self.vocab]
 
     def whole_logits(self, x: Tensor) -> Tensor:
-        """Return the logits of rows that every rank has whole, with sequence parallel too; without gradient."""
+        """Return the logits of rows that are whole on every rank, even with sequence parallel; without gradient."""
         return self.parallel.gather(products.linear(x, self.weight), -1)[..., : self.vocab]
 
     def loss(self, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the mean cross-entropy over the targets that are not -100.
 
-        With `smoothing`, this part of each target's probability is spread evenly over the vocabulary.
+        `smoothing`: this fraction of each target's probability is spread evenly over the vocabulary.
         """
         x, targets = x.flatten(0, 1) if self.parallel.size == 1 else x, targets.flatten()
         if self.parallel.size == 1:
@@ -80,9 +80,9 @@ class TokenTable(nn.Module):
         return self.ops.vocabulary_cross_entropy(own.flatten(0, 1), targets, part, smoothing)
 
     def above_mean(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return how far the logits of the targets are above the mean logit, on average.
+        """Return the mean difference between the logits of the targets and the mean logit.
 
-        Smoothed cross-entropy is the plain one plus `smoothing` times this; it needs no logits of the vocabulary.
+        Smoothed cross-entropy is the plain one plus `smoothing` times this; it needs no logits of the whole vocabulary.
         """
         counts = targets != UNCOUNTED
         with torch.autocast(x.device.type, enabled=False):
@@ -93,7 +93,7 @@ class TokenTable(nn.Module):
 
 
 class PositionTable(nn.Module):
-    """Learned positions; every rank has all of them."""
+    """Learned position embeddings; every rank has all of them."""
 
     def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class PositionTable(nn.Module):
         self.parallel = parallel
 
     def forward(self, at: Tensor) -> Tensor:
-        """Return embeddings of positions `at`; with sequence parallel, of this rank's part of them."""
+        """Return embeddings of the positions `at`; with sequence parallel, of this rank's part of them."""
         if self.parallel.divides_sequence:
             at = at.chunk(self.parallel.size, -1)[self.parallel.rank]
         return F.embedding(at, self.weight)
@@ -132,9 +132,9 @@ class Block(nn.Module):
         self.dropout, self.ops = config.dropout, ops
 
     def forward(self, x: Tensor, sight: Sight = PLAIN, wanted: Tensor | None = None) -> Tensor:
-        """Return the block's result; `wanted`: of these rows alone, as one sample. They are numbered over all samples.
+        """Return the block's result; `wanted`: only for these rows, as one sample (indices over all samples).
 
-        The last block of a model so computes only what its loss reads. Experts still see all rows.
+        The last block of a model thus computes only what its loss reads. Experts still see all rows.
         """
         if wanted is not None and isinstance(self.feed_forward, Experts):
             return picked(self(x, sight), wanted)
@@ -144,7 +144,7 @@ class Block(nn.Module):
         return self.rest(picked(x, wanted), mixed, sight.aux_weight)
 
     def rest(self, x: Tensor, mixed: Tensor, aux_weight: float = 0.0) -> Tensor:
-        """Return the block's result from its input and the result of attention; `aux_weight` as in Sight."""
+        """Return the block's result from its input and the attention result; `aux_weight` is as in Sight."""
         drops = self.training and self.dropout > 0
         if drops or self.post_norm_1 is not None or self.parallel_residual:
             added = self._added(x, mixed, self.post_norm_1)
@@ -155,7 +155,7 @@ class Block(nn.Module):
         return self._added(added, self.feed_forward(normal, *more), self.post_norm_2)
 
     def _added(self, x: Tensor, part: Tensor, post_norm: Norm | None) -> Tensor:
-        """Return the residual stream with the result of attention or of the feed-forward part."""
+        """Return the residual stream plus the result `part` of attention or of the feed-forward part."""
         if post_norm is not None:
             normal: Tensor = post_norm(F.dropout(part, self.dropout, self.training))
             return x + normal
@@ -164,15 +164,15 @@ class Block(nn.Module):
 
 
 def residual_deviation(config: ModelConfig) -> float:
-    """Return GPT-2's initial deviation of matrices that write into the residual stream."""
+    """Return GPT-2's initial standard deviation for matrices that write into the residual stream."""
     return config.init_std / math.sqrt(2 * config.layers)
 
 
 @torch.no_grad()
 def initialize(model: nn.Module, std: float, into_residual: float, seed: int, parallel: Parallel) -> None:
-    """Draw matrices from normal(0, std), those that write into the residual from normal(0, into_residual).
+    """Draw matrices from normal(0, std); those that write into the residual stream from normal(0, into_residual).
 
-    Each is drawn whole by a generator of its own name and then cut: every layout begins with the same model.
+    Each is drawn whole, by a generator seeded with its name, and then cut: every layout starts with the same model.
     """
     cuts = cuts_of(model)
     for name, parameter in model.named_parameters():
@@ -184,7 +184,7 @@ def initialize(model: nn.Module, std: float, into_residual: float, seed: int, pa
 
 
 def drawn_matrix(name: str, shape: Sequence[int], std: float, into_residual: float, seed: int) -> Tensor:
-    """Return the numbers that a whole matrix begins with, which depend on its name and the seed alone."""
+    """Return the initial values of a whole matrix; they depend only on its name and the seed."""
     deviation = into_residual if name.endswith(INTO_RESIDUAL) else std
     return torch.empty(tuple(shape)).normal_(0.0, deviation, generator=generator_of(seed, name))
 

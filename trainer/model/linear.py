@@ -13,12 +13,12 @@ from native import products
 from trainer.model.cuts import Cut
 from trainer.parallel.tensor import Parallel, column_linear
 
-# A function that is applied before a matrix: to each number, or to pairs of numbers.
+# A function of a matrix's input: of each number, or of pairs of numbers.
 Activate = Callable[[Tensor], Tensor]
 
 
 class ColumnLinear(nn.Module):
-    """A matrix divided by outputs (columns): each rank has its part of every section of the result."""
+    """A matrix divided by outputs (columns): each rank has its part of each section of the result."""
 
     def __init__(self, inputs: int, sections: tuple[int, ...], parallel: Parallel, bias: bool = True) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """A matrix divided by inputs (rows): the ranks' results are summed, and a bias is added once."""
+    """A matrix divided by inputs (rows): the ranks' results are summed, and the bias is added once."""
 
     def __init__(self, inputs: int, outputs: int, parallel: Parallel, bias: bool = True) -> None:
         super().__init__()
@@ -43,15 +43,15 @@ class RowLinear(nn.Module):
         self.parallel = parallel
 
     def forward(self, x: Tensor, activation: Activate | None = None) -> Tensor:
-        """Return the product with `x`, or with `activation(x)`, which the backward pass computes again."""
+        """Return the product with `x`, or with `activation(x)`, which the backward pass recomputes."""
         bias = self.bias if self.parallel.size == 1 else None
         if activation is None:
             own = products.linear(x, self.weight, bias)
         elif self.weight.requires_grad and x.dtype == self.weight.dtype:
             own = _ActivatedLinear.apply(x, self.weight, bias, activation)  # type: ignore[no-untyped-call]
         else:
-            # Autocast makes a copy of the weight, which the graph keeps. A weight that does not change needs no
-            # activations in the backward pass, so that none are kept or computed again.
+            # Autocast copies the weight, and the graph keeps the copy. With a frozen weight the backward pass needs no
+            # activations, so none are stored or recomputed.
             own = products.linear(activation(x), self.weight, bias)
         if self.parallel.size == 1:
             return own
@@ -60,7 +60,7 @@ class RowLinear(nn.Module):
 
 
 class _ActivatedLinear(torch.autograd.Function):
-    """A linear layer of activations, which are not kept: their input is kept for their own gradient anyway."""
+    """A linear layer whose input is an activation: it stores the activation's input, which is needed anyway."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activate) -> Tensor:

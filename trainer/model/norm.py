@@ -1,4 +1,4 @@
-"""Norms: of the residual stream, and of each head's queries and keys."""
+"""Norms of the residual stream, and of each head's queries and keys."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainer.parallel.tensor import ALONE, Parallel
 
 
 class Norm(nn.Module):
-    """Layer norm or root mean square norm by the chosen backend; its weights stay fp32 in every precision.
+    """Layer norm or root mean square norm by the chosen backend; its weights are fp32 in every precision.
 
-    torch's bf16 backward of layer norm sums their gradients in bf16 and was seen to be off by 4.0 in 118.
+    torch's bf16 backward pass of layer norm sums their gradients in bf16; an error of 4.0 in 118 was measured.
     """
 
     def __init__(
         self, config: ModelConfig, ops: native.Choice, width: int = 0, heads_of: Parallel = ALONE
     ) -> None:
-        """`width`: of a head, whose norm is by root mean square; `heads_of`: the ranks that have other heads."""
+        """`width`: the size of a head, for a root mean square norm; `heads_of`: the ranks that divide the heads."""
         super().__init__()
-        # A norm of heads sees the whole sequence, and `enter` sums its gradient over the ranks.
+        # The norm of heads sees the whole sequence, and `enter` sums its gradient over the ranks.
         partial = not width
         self.cuts = {"weight": Cut(partial=partial), "bias": Cut(partial=partial)}
         self.weight = nn.Parameter(torch.ones(width or config.hidden))
@@ -31,13 +31,13 @@ class Norm(nn.Module):
         self.eps, self.ops, self.heads_of = config.eps, ops, heads_of
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the norm of `x`; with a residual stream x + residual, and the norm of this sum."""
+        """Return the norm of `x`; with a residual stream, return x + residual and the norm of this sum."""
         weight = self.heads_of.enter(self.weight)
         if residual is not None and x.dtype == residual.dtype:
             if self.bias is None:
                 return self.ops.add_rms_norm(x, residual, weight, self.eps)
             return self.ops.add_layer_norm(x, residual, weight, self.bias, self.eps)
-        # Under autocast the residual stream stays fp32.
+        # Keep the residual stream in fp32 under autocast.
         added = x if residual is None else x + residual
         if self.bias is None:
             normal = self.ops.rms_norm(added, weight, self.eps)

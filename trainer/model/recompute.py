@@ -1,4 +1,4 @@
-"""Recompute activations in the backward pass instead of keeping them, with bit-identical results."""
+"""Recompute activations in the backward pass instead of storing them, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.parallel.tensor import ALONE, Parallel
 
-# The dimension that kept inputs are split along: it divides wherever the heads do.
+# Stored inputs are split along this dimension: it is divisible wherever the heads are.
 HIDDEN = -1
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """What is kept: with `full` the input of every `every` blocks, with `selective` all except attention's scores."""
+    """What is stored: with `full` the input of every `every` blocks, with `selective` all except attention scores."""
 
     mode: str = "none"
     every: int = 1
     split: bool = False
-    """Whether each tensor parallel rank keeps its part of an input, which the backward pass gathers."""
+    """Whether each tensor parallel rank stores only its part of an input; the backward pass gathers the parts."""
     parallel: Parallel = ALONE
 
     def through(self, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *shared: object) -> Tensor:
@@ -36,9 +36,9 @@ class Recompute:
         return x
 
     def scores(self, run: Callable[..., Tensor], *arguments: Tensor | None, draws: bool = False) -> Tensor:
-        """Run attention's core, whose inside grows with the square of the sequence.
+        """Run the core of attention, whose activations grow with the square of the sequence.
 
-        `draws`: it draws random numbers, the same ones when it is computed again.
+        `draws`: it draws random numbers, which must be the same when it is recomputed.
         """
         if self.mode != "selective" or not torch.is_grad_enabled():
             return run(*arguments)
@@ -46,15 +46,15 @@ class Recompute:
         return result
 
     def _again(self, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *shared: object) -> Tensor:
-        # With sequence parallel the input is divided already.
+        # With sequence parallel the input is already divided.
         if not self.split or self.parallel.sequence:
             result: Tensor = checkpoint(_through, blocks, x, *shared, use_reentrant=False)
             return result
-        # So that the first pass needs no exchange.
-        at_hand = [x.detach()]
+        # Keep the whole input for the first pass, which then needs no exchange.
+        unsplit = [x.detach()]
 
         def run(part: Tensor) -> Tensor:
-            return _through(blocks, _whole(part, self.parallel, at_hand), *shared)
+            return _through(blocks, _whole(part, self.parallel, unsplit), *shared)
 
         result = checkpoint(run, self.parallel.own(x, HIDDEN), use_reentrant=False)
         return result
@@ -69,16 +69,16 @@ def _through(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *shared: object
     return x
 
 
-def _whole(part: Tensor, parallel: Parallel, at_hand: list[Tensor]) -> Tensor:
-    result: Tensor = _Whole.apply(part, parallel, at_hand)  # type: ignore[no-untyped-call]
+def _whole(part: Tensor, parallel: Parallel, unsplit: list[Tensor]) -> Tensor:
+    result: Tensor = _Whole.apply(part, parallel, unsplit)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Whole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, parallel: Parallel, at_hand: list[Tensor]) -> Tensor:
+    def forward(ctx: Any, part: Tensor, parallel: Parallel, unsplit: list[Tensor]) -> Tensor:
         ctx.parallel = parallel
-        return at_hand.pop() if at_hand else parallel.gather(part, HIDDEN)
+        return unsplit.pop() if unsplit else parallel.gather(part, HIDDEN)
 
     @staticmethod
     @once_differentiable

@@ -1,4 +1,4 @@
-"""Rotary positions: the angles of a model's family and scaling, and the rotation of queries and keys."""
+"""Rotary positions: the angles of each model family and scaling, and the rotation of queries and keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Turns = tuple[Tensor, Tensor]
 def turns(at: Tensor, config: ModelConfig, length: int = 0) -> Turns:
     """Return cosines and sines for the positions `at`, (sequence,) or (batch, sequence).
 
-    `length`: the tokens that the sequences will have in all, which dynamic scaling depends on; 0: the largest position.
+    `length`: the final length of the sequences, which dynamic scaling depends on; 0: the largest position.
     """
     rope = config.rope
     if rope.scaling == "dynamic" and not length:
@@ -34,7 +34,7 @@ def turns(at: Tensor, config: ModelConfig, length: int = 0) -> Turns:
 
 
 def frequencies(rope: RopeConfig, size: int, context: int, length: int, device: torch.device) -> Tensor:
-    """Return the angle per position of each pair, (size / 2,)."""
+    """Return the rotation angle per position of each pair, (size / 2,)."""
     original = rope.original or context
     base = rope.base
     if rope.scaling == "dynamic" and length > original:
@@ -44,7 +44,7 @@ def frequencies(rope: RopeConfig, size: int, context: int, length: int, device: 
     if rope.scaling == "linear":
         return plain / rope.factor
     if rope.scaling == "llama3":
-        # How often a pair turns over the original positions.
+        # How many full turns a pair makes over the original positions.
         often = plain * (original / (2 * math.pi))
         fast = ((often - rope.low_freq) / (rope.high_freq - rope.low_freq)).clamp(0.0, 1.0)
         return plain * (fast + (1.0 - fast) / rope.factor)
@@ -55,7 +55,7 @@ def frequencies(rope: RopeConfig, size: int, context: int, length: int, device: 
 
 
 def _unscaled_part(rope: RopeConfig, size: int, original: int, device: torch.device) -> Tensor:
-    """Return for each pair 1 where yarn leaves it as it is, 0 where it divides it by the factor, and between."""
+    """Return for each pair 1 if yarn keeps its frequency, 0 if yarn divides it by the factor, or a value between."""
 
     def pair_of(often: float) -> float:
         return size * math.log(original / (often * 2 * math.pi)) / (2 * math.log(rope.base))

@@ -189,7 +189,7 @@ def test_a_glms_checkpoint_without_a_tokenizer_wants_one(
     tmp_path: Path, raw: Make, train_here: TrainHere
 ) -> None:
     train_here(tmp_path, **raw(steps=3, eval={"batches": 0}))
-    with pytest.raises(InputError, match="holds no tokenizer"):
+    with pytest.raises(InputError, match="contains no tokenizer"):
         open_decoder(tmp_path / "checkpoints" / "step-00000003")
 
 

@@ -53,7 +53,7 @@ def test_an_id_beyond_the_vocabulary_ends_the_training_with_one_message(
     data = {"prefix": str(lying_corpus), "split": "80,20,0"}
     done = run_ranks(ranks, raw_config(data=data, engine=engine, **changes), tmp_path / "run")
     assert all(rank.returncode != 0 for rank in done)
-    message = "a batch has token id 75, and the model has the ids 0 to 59"
+    message = "a batch has token id 75, but the model's ids are 0 to 59"
     assert any(message in rank.stderr for rank in done) and "Traceback" not in done[0].stderr
 
 
