@@ -1,1 +1,1 @@
-"""What a config costs: memory, time, `auto`, warnings; imports no torch."""
+"""What a config costs: memory and time; `parallel: auto`; warnings. Imports no torch."""

@@ -1,6 +1,6 @@
-"""Bytes of activations that the models keep for the backward pass, counted tensor by tensor as the layers make them.
+"""Count the bytes of activations that the models keep for the backward pass, tensor by tensor.
 
-Not a published formula: those are of other kernels. A test holds every count to what torch really keeps.
+Published formulas do not apply, because they are for other kernels. A test compares each count with what torch keeps.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class AttentionCore(enum.Enum):
     """How attention is computed, which decides what it keeps for the backward pass."""
 
     KERNEL = "kernel"
-    """A kernel that makes the scores again in the backward pass and keeps none."""
+    """A kernel that recomputes the scores in the backward pass and keeps none."""
     PRODUCTS = "products"
-    """Two products over all queries: all probabilities are kept."""
+    """Two products over all queries, which keep all probabilities."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ class MicroBatch:
     model: ModelConfig
     samples: int
     width: int
-    """Bytes of a number that matrices compute with: 2 in bf16 and fp16."""
+    """Bytes per number in matrix products: 2 with bf16 and fp16."""
     kind: str = "cpu"
-    """The device, which chooses the kernels."""
+    """The kind of device, which decides the kernels."""
     core: AttentionCore = AttentionCore.KERNEL
     tensor: int = 1
     sequence: bool = False
     cast: bool = False
-    """Whether autocast makes copies of fp32 weights; else weights and the residual stream are as wide as matrices."""
+    """Whether autocast copies fp32 weights; if not, weights and the residual stream have the type of the products."""
     context: int = 1
-    """Ranks that share each sample; the model's sequence is this rank's stretch, and keys are of all."""
+    """Context parallel ranks: `model.sequence` is this rank's part of the samples, but keys are of the whole."""
     adapted: bool = False
-    """Whether matrices have adapters."""
+    """Whether the matrices have adapters."""
 
     @property
     def tokens(self) -> int:
@@ -49,7 +49,7 @@ class MicroBatch:
 
     @property
     def own_tokens(self) -> int:
-        """Return how many tokens of the residual stream this rank holds."""
+        """Return for how many tokens this rank holds the residual stream."""
         return self.tokens // self.tensor if self.sequence else self.tokens
 
     @property
@@ -59,12 +59,12 @@ class MicroBatch:
 
     @property
     def wide_share(self) -> int:
-        """Return the bytes of this rank's part of a (tokens, hidden) tensor in the type of the matrices."""
+        """Return the bytes of this rank's part of a (tokens, hidden) tensor in the type of the products."""
         return self.width * self.tokens * self.model.hidden // self.tensor
 
     @property
     def heads_share(self) -> int:
-        """Return the bytes of this rank's queries, and of its result of attention."""
+        """Return the bytes of this rank's queries, which are also those of its attention result."""
         return self.width * self.tokens * self.model.attention_width // self.tensor
 
     @property
@@ -74,36 +74,36 @@ class MicroBatch:
 
 
 def layer(micro: MicroBatch, selective: bool = False) -> int:
-    """Return the bytes of one block; with `selective`, without the inside of attention."""
+    """Return the bytes of one block; with `selective`, without the scores of attention."""
     model = micro.model
     norms = block_norms(micro)
-    # Only the rank's own part of a gathered input is kept.
+    # Of a gathered input only the rank's own part is kept.
     into_matrices = 2 * micro.width * micro.own_tokens * model.hidden
     feed_forward = experts(micro) if model.experts else feed_forward_inner(micro, model.inner)
     saved = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
-    # The kernel, which adds to a residual stream of its type, keeps no mask; Ascend has none.
+    # The kernel that adds to a residual stream of its own type keeps no mask; Ascend has no such kernel.
     fused = micro.kind != "npu" and not micro.cast and not model.sandwich_norms
     masks = 0 if fused else 2 * dropout(micro)
     return saved + masks
 
 
 def inner(micro: MicroBatch, width: int) -> int:
-    """Return the bytes inside of a feed-forward part: with a gate gate, up and product; else two."""
+    """Return the bytes between the two matrices of a feed-forward part: gate, up and product; without a gate two."""
     return (3 if micro.model.swiglu else 2) * micro.width * micro.tokens * width // micro.tensor
 
 
 def feed_forward_inner(micro: MicroBatch, width: int) -> int:
-    """Return the same of a part whose activation is computed again: where its weight has the type of the matrices."""
+    """Return the bytes of `inner` without the activation, if the backward pass recomputes it."""
     again = 0 if micro.cast or micro.adapted else micro.width * micro.tokens * width // micro.tensor
     return inner(micro, width) - again
 
 
 def experts(micro: MicroBatch) -> int:
-    """Return the bytes inside of experts that are used alike: rows, what is inside, results, the router's choice."""
+    """Return the bytes of equally used experts: their rows, inner activations and results, and the router's choices."""
     model = micro.model
     chosen = model.top_k * micro.width * micro.tokens * model.hidden // micro.tensor
     router = micro.own_tokens * (WIDE * model.experts + model.top_k * 34)
-    # Under autocast the rows are wide, and each has a narrow copy.
+    # Under autocast the rows are in fp32, and each has a 16-bit copy.
     wide = chosen * (WIDE - micro.width) // micro.width if micro.cast else 0
     return (
         3 * chosen
@@ -115,7 +115,7 @@ def experts(micro: MicroBatch) -> int:
 
 
 def block_norms(micro: MicroBatch) -> int:
-    """Return the bytes of a block's norms; norms of the same input keep it once, unless each makes a copy."""
+    """Return the bytes of a block's norms; norms of the same input share it, unless each makes a copy."""
     model = micro.model
     shared = micro.residual if model.parallel_residual and not copies_input(micro) else 0
     after = 2 * norm(micro, micro.width) if model.sandwich_norms else 0
@@ -123,12 +123,12 @@ def block_norms(micro: MicroBatch) -> int:
 
 
 def copies_input(micro: MicroBatch) -> bool:
-    """Return whether a norm keeps a copy of its input in fp32: layer norm of 16 bits, except for a CPU's kernel."""
+    """Return whether a norm keeps an fp32 copy of its input: a layer norm of 16-bit input, except the CPU's kernel."""
     return micro.model.norm == "layer" and micro.kind != "cpu" and not micro.cast and micro.width < WIDE
 
 
 def norm(micro: MicroBatch, width: int = 0) -> int:
-    """Return the bytes of a norm of the residual stream, or of a result of `width`: its input and facts of each row."""
+    """Return the bytes that a norm keeps of the residual stream or of a result of `width`: input, row statistics."""
     if micro.model.norm == "rms":
         own = micro.own_tokens
         return (width * own * micro.model.hidden if width else micro.residual) + WIDE * own
@@ -139,18 +139,18 @@ def norm(micro: MicroBatch, width: int = 0) -> int:
 
 
 def dropout(micro: MicroBatch) -> int:
-    """Return the bytes of the mask of one dropout: one per number on a GPU, elsewhere a factor."""
+    """Return the bytes of the mask of one dropout: on a GPU one byte per number, elsewhere a factor."""
     if not micro.model.dropout:
         return 0
     return micro.own_tokens * micro.model.hidden * (1 if micro.kind == "cuda" else micro.width)
 
 
 def attention(micro: MicroBatch, selective: bool = False) -> int:
-    """Return the bytes that attention keeps, from the projection to its result, which is not counted."""
+    """Return the bytes that attention keeps between its projection and its result; the result is not counted."""
     model = micro.model
     rows = WIDE * micro.tokens * (model.heads + model.groups) // micro.tensor if model.qk_norm else 0
     own = micro.width * micro.tokens * model.groups * model.head_size // micro.tensor
-    # Keys and values of the other ranks, at most those of all.
+    # The gathered keys and values of the other ranks.
     gathered = 2 * own * micro.context if micro.context > 1 else 0
     return rows + gathered + _core(micro, selective)
 
@@ -168,15 +168,15 @@ def _core(micro: MicroBatch, selective: bool) -> int:
         )
     if micro.core is AttentionCore.KERNEL:
         sums = WIDE * micro.samples * model.heads // micro.tensor * model.sequence
-        # Other kernels than a CPU's need a mask of all scores.
+        # Kernels other than the CPU's need a dense mask.
         dense = micro.width * _masks(micro) if micro.is_masked and not own_kernel else 0
         return _handed(micro, qkv, keys) + sums + dense
-    # Scaled queries, keys and values, mask.
+    # Scaled queries, keys and values, and the mask.
     return micro.heads_share + _handed_to_products(micro, qkv, keys) + scores(micro) + _masks(micro)
 
 
 def _handed_to_products(micro: MicroBatch, qkv: int, keys: int) -> int:
-    """Return the bytes of keys and values: a product of many samples' views copies them."""
+    """Return the bytes of the inputs of the attention products; with several samples the inputs are copied."""
     copied = micro.model.groups != micro.model.heads or micro.samples > 1
     if copied:
         return 2 * micro.heads_share + (qkv if micro.model.qk_norm else 0)
@@ -184,34 +184,34 @@ def _handed_to_products(micro: MicroBatch, qkv: int, keys: int) -> int:
 
 
 def _masks(micro: MicroBatch) -> int:
-    """Return the bytes of the mask of unseen keys: one for all samples, or in GLM one for each."""
+    """Return the bytes of the attention mask: one for all samples, or with GLM one for each."""
     return micro.model.sequence**2 * (micro.samples if micro.model.kind == "glm" else 1)
 
 
 def dropped_scores(micro: MicroBatch) -> int:
-    """Return the bytes of attention's probabilities before and after their dropout, and of the factors."""
+    """Return the bytes of attention's probabilities before and after dropout, and of the dropout factors."""
     return 3 * scores(micro)
 
 
 def _handed(micro: MicroBatch, qkv: int, keys: int, queries: bool = True) -> int:
-    """Return the bytes of the core's inputs: views of the projection, or copies with rotary positions or norms."""
+    """Return the bytes of attention's inputs: views of the projection, or copies after rotary positions or norms."""
     own = micro.heads_share if queries else 0
     return qkv + keys + own if micro.model.rotary or micro.model.qk_norm else qkv
 
 
 def scores(micro: MicroBatch) -> int:
-    """Return the bytes of all of attention's probabilities."""
+    """Return the bytes of all attention probabilities."""
     of_a_head = micro.context * micro.model.sequence**2
     return micro.width * micro.samples * (micro.model.heads // micro.tensor) * of_a_head
 
 
 def embedding(micro: MicroBatch) -> int:
-    """Return the bytes that the embedding keeps: ids, and the mask of its dropout."""
+    """Return the bytes that the embedding keeps: ids, and its dropout mask."""
     return dropout(micro) * (WIDE if micro.kind != "cuda" else micro.width) // micro.width + 16 * micro.tokens
 
 
 def head(micro: MicroBatch) -> int:
-    """Return the bytes of the last norm and of the input of the output matrix."""
+    """Return the bytes of the last norm and of the output matrix's input."""
     into_matrix = micro.width * micro.own_tokens * micro.model.hidden
     return norm(micro) + into_matrix
 
@@ -224,7 +224,7 @@ def cast_layer(micro: MicroBatch) -> int:
 
 
 def cast_table(micro: MicroBatch) -> int:
-    """Return the same of the output matrix."""
+    """Return the bytes of autocast's copy of the output matrix."""
     if not micro.cast or micro.width == WIDE:
         return 0
     return micro.width * micro.model.padded(micro.tensor) * micro.model.hidden // micro.tensor

@@ -1,7 +1,6 @@
-"""`parallel: auto`: every legal layout of so many ranks, by the plan's own memory and time, and why others lose.
+"""`parallel: auto`: compare all legal layouts by planned memory and time, and report why the others are worse.
 
-What costs nothing is never traded: a layout that recomputes or cuts more wins only where it is faster by more than
-the model of time can be trusted.
+A layout that recomputes more, or cuts the model into more parts, must be faster by more than the model's error to win.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from trainer.plan.time import Cost, cost
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
-# Times that differ by less count as equal.
+# Times that differ by less than this fraction count as equal.
 TRUSTED = 0.03
 SHOWN = 5
 
@@ -32,12 +31,12 @@ class Candidate:
     config: TrainConfig
     layout: Layout
     memory: int
-    """Bytes of the device that needs most memory."""
+    """Bytes on the device that needs most memory."""
     cost: Cost
 
     @property
     def cuts(self) -> tuple[int, int]:
-        """Return how the model is cut: tensor, pipeline."""
+        """Return how the model is cut: (tensor, pipeline)."""
         return self.layout.tensor, self.layout.pipeline
 
     @property
@@ -64,7 +63,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The result: layouts that fit, best first, and the others with why they lose."""
+    """The result: the layouts that fit, best first, and why each other layout was not chosen."""
 
     fitting: tuple[Candidate, ...]
     others: tuple[tuple[Candidate, str], ...]
@@ -81,9 +80,9 @@ class Choice:
 
 
 def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[TrainConfig, Choice]:
-    """Return the config with its best layout.
+    """Return the config with the best layout, and the comparison.
 
-    `fixed`: keys of the train part that the job says itself, which stay as they are.
+    `fixed`: the keys of the train part that the job sets itself; they are not changed.
     """
     config = (
         config
@@ -91,7 +90,7 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
         else replace(config, global_batch=config.micro_batch * world // config.parallel.context)
     )
     given = config.hardware
-    # Each rank chooses for itself, and all must agree although their processors may differ.
+    # All ranks must make the same choice, although their processors may differ.
     if (given.kind or "cpu") == "cpu" and not given.chip:
         config = replace(config, hardware=replace(given, chip="cpu"))
     hardware = hardware_of(config, world)
@@ -105,7 +104,7 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
                 continue
             legal.append(_candidate(candidate, layout, hardware))
             if legal[-1].memory <= room:
-                # The variants that follow only save memory.
+                # The later variants of a layout only save memory.
                 break
     fitting = sorted(
         (candidate for candidate in legal if candidate.memory <= room),
@@ -121,7 +120,7 @@ def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[Trai
 def _all(
     config: TrainConfig, world: int, fixed: frozenset[str]
 ) -> Iterator[tuple[Layout, list[TrainConfig]]]:
-    """Yield each layout with its variants; each variant saves more memory than the one before, and costs more time."""
+    """Yield each layout with its variants; each variant needs less memory and more time than the one before."""
     zeros = (config.zero,) if "zero" in fixed else (0, 1, 2, 3)
     modes = [config.recompute]
     if "recompute" not in fixed:
@@ -170,7 +169,7 @@ def _memory(candidate: Candidate) -> int:
 
 
 def _simplest_first(ordered: list[Candidate]) -> list[Candidate]:
-    """Return the layouts sorted: among equally fast ones the simplest first."""
+    """Return the layouts sorted by time; among equally fast ones, the simplest comes first."""
     result, left = [], list(ordered)
     while left:
         bound = left[0].cost.seconds * (1 + TRUSTED)
@@ -181,7 +180,7 @@ def _simplest_first(ordered: list[Candidate]) -> list[Candidate]:
 
 
 def _best_of_each(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """Return the first layout of each way to cut the model."""
+    """Return the first layout for each way to cut the model."""
     found: dict[tuple[int, int], Candidate] = {}
     for candidate in ordered:
         found.setdefault(candidate.cuts, candidate)
@@ -189,7 +188,7 @@ def _best_of_each(ordered: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _losing(fitting: list[Candidate], legal: list[Candidate], room: float) -> Iterator[tuple[Candidate, str]]:
-    """Yield the chosen cut with other ZeRO levels, then each cut that is not among the best, with why it loses."""
+    """Yield the chosen cut with other ZeRO levels, then the cuts that are not among the best, each with the reason."""
     best = fitting[0] if fitting else None
     groups: dict[tuple[int, ...], list[Candidate]] = {}
     shown: set[tuple[int, ...]] = {candidate.cuts for candidate in _best_of_each(fitting)[:SHOWN]}
@@ -209,26 +208,26 @@ def _losing(fitting: list[Candidate], legal: list[Candidate], room: float) -> It
 
 
 def _why(group: list[Candidate], best: Candidate | None, room: float) -> tuple[Candidate, str]:
-    """Return the best layout of a group and why it loses."""
+    """Return the best layout of a group, and why it was not chosen."""
     usable = sorted(
         (candidate for candidate in group if candidate.memory <= room),
         key=_seconds,
     )
     if best is None or not usable:
         least = min(group, key=_memory)
-        return least, f"needs {least.memory / 1e9:.1f} GB of {room / 1e9:.1f}, at the least"
+        return least, f"needs at least {least.memory / 1e9:.1f} GB of {room / 1e9:.1f}"
     candidate = _simplest_first(usable)[0]
     if candidate.cost.seconds <= best.cost.seconds * (1 + TRUSTED):
-        return candidate, "no faster, and less simple"
+        return candidate, "not faster, and less simple"
     return candidate, _slower_by(best, candidate)
 
 
 def _slower_by(best: Candidate, other: Candidate) -> str:
-    """Return in words the part of a step in which `other` loses most."""
+    """Describe how much slower `other` is, and the part of the step in which it loses most."""
     names = {
         "compute": "computation",
         "tensor": "tensor parallel",
-        "pipeline": "what stages send",
+        "pipeline": "messages between stages",
         "bubble": "the pipeline's bubble",
         "data": "data parallel",
         "update": "the optimizer",
@@ -240,5 +239,5 @@ def _slower_by(best: Candidate, other: Candidate) -> str:
     if worst == names["compute"] and mode not in ("none", best.config.recompute.mode):
         worst = f"recompute {mode}"
     if worst == names["update"] and other.config.offload and not best.config.offload:
-        worst = "the optimizer in the node's memory"
+        worst = "the optimizer in CPU memory"
     return f"{slower}: {seconds:.2g} s more for {worst}"

@@ -1,4 +1,4 @@
-"""Check that the corpora and the tokenizer of a job fit its training. Loads NumPy, no torch."""
+"""Check that the corpora and the tokenizer of a job fit its training. Imports NumPy, but no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_corpora(
 ) -> tuple[list[CorpusUse], list[Fault]]:
     """Return how the training uses its corpora (paths relative to `base`), and all faults.
 
-    `ids`: compare their token ids with the model's, which needs a sound model and tokenizer.
+    `ids`: also compare their token ids with the model's, which needs a valid model and tokenizer.
     """
     indices, faults = {}, []
     for key, prefix in config.data.prefixes().items():
@@ -43,7 +43,7 @@ def check_corpora(
 
 
 def count_samples(config: TrainConfig, base: Path) -> int:
-    """Return the samples in one epoch of the training's corpora together; 0 if one of them cannot be read."""
+    """Return the number of samples in one epoch of all corpora; 0 if one of them cannot be read."""
     data, samples = config.data, 0
     split = WHOLE if data.parted else data.split
     for source in data.sources("train"):
@@ -57,7 +57,7 @@ def count_samples(config: TrainConfig, base: Path) -> int:
 
 
 def _part_faults(config: TrainConfig, indices: dict[str, Index], which: str) -> Iterator[Fault]:
-    """Yield the faults of the corpora for the samples of `which` (train or valid)."""
+    """Yield the faults of the corpora for the samples of `which` ("train" or "valid")."""
     data, keys = config.data, {prefix: key for key, prefix in config.data.prefixes().items()}
     split, part = (WHOLE, "train") if data.parted else (data.split, which)
     sources = [source for source in data.sources(which) if source.prefix in indices]
@@ -78,12 +78,12 @@ def _part_faults(config: TrainConfig, indices: dict[str, Index], which: str) -> 
         yield Fault(key, *blend_fault(which, counts, drawn[which]))
 
 
-# Bytes of a corpus without a manifest in which the largest token id is searched here; the ranks search larger ones.
+# A corpus without a manifest is searched here for its largest token id up to this size; the ranks search larger ones.
 SEARCHED = 256 << 20
 
 
 def _id_faults(config: TrainConfig, base: Path, indices: dict[str, Index]) -> Iterator[Fault]:
-    """Yield a fault for each corpus with a token id that the model does not have."""
+    """Yield a fault for each corpus with a token id outside the model's vocabulary."""
     known = text_ids(config, base)
     for key, prefix in config.data.prefixes().items():
         largest = _largest_id(base / prefix, indices[prefix]) if prefix in indices else None
@@ -92,7 +92,7 @@ def _id_faults(config: TrainConfig, base: Path, indices: dict[str, Index]) -> It
 
 
 def _largest_id(prefix: Path, index: Index) -> int | None:
-    """Return the largest token id of a pair; None if no manifest records it and the file is large."""
+    """Return the largest token id of a corpus; None if no manifest records it and the file is large."""
     size = index.tokens * index.dtype.itemsize
     recorded = recorded_largest_id(prefix, size)
     if recorded is not None or size > SEARCHED:
@@ -118,12 +118,12 @@ def _tokens(indices: dict[str, Index], source: Source, split: str, part: str) ->
     return tokens_of(lengths, split_bounds(split, len(lengths))[SPLITS.index(part)])
 
 
-# Of the model's ids: a tokenizer with fewer leaves most of the table untrained.
+# If the tokenizer has less than this fraction of the model's ids, most of the table stays untrained.
 FEW = 0.5
 
 
 def check_tokenizer(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:
-    """Return the faults of the tokenizer that the job names, and the notes about it."""
+    """Return the faults of the job's tokenizer, and notes about it."""
     if not config.data.tokenizer:
         return [], []
     file = base / config.data.tokenizer
@@ -137,7 +137,7 @@ def check_tokenizer(config: TrainConfig, base: Path) -> tuple[list[Fault], list[
 
 
 def _ids(config: TrainConfig, tokenizer: Tokenizer) -> int:
-    """Return how many ids the model must have for the tokenizer, including GLM's own."""
+    """Return how many ids the model needs for the tokenizer, including GLM's special tokens."""
     laid_on = config.model.kind != "glm" or tokenizer.glm_ids() is not None
     return tokenizer.vocab if laid_on else tokenizer.vocab + SPECIAL_TOKENS
 
@@ -145,7 +145,7 @@ def _ids(config: TrainConfig, tokenizer: Tokenizer) -> int:
 def _faults(config: TrainConfig, tokenizer: Tokenizer) -> Iterator[Fault]:
     needed, vocab = _ids(config, tokenizer), config.model.vocab
     if needed > vocab:
-        own = " with GLM's own" if config.model.kind == "glm" else ""
+        own = " with GLM's special tokens" if config.model.kind == "glm" else ""
         yield Fault(
             "train.model.vocab", f"is {vocab}, but the tokenizer has {needed} ids{own}", f"use {needed}"
         )
@@ -154,10 +154,10 @@ def _faults(config: TrainConfig, tokenizer: Tokenizer) -> Iterator[Fault]:
 def _notes(config: TrainConfig, tokenizer: Tokenizer) -> Iterator[str]:
     needed, vocab = _ids(config, tokenizer), config.model.vocab
     if needed < FEW * vocab:
-        yield f"the tokenizer has {needed} ids and the model {vocab}: most of its table is never trained (model.vocab)"
+        yield f"the tokenizer has {needed} ids, the model {vocab}: most of its table is never trained (model.vocab)"
     if config.data.eod is not None and config.data.eod != tokenizer.eod:
         token = tokenizer.token_of(config.data.eod)
         yield (
-            f"data.eod is {config.data.eod}, which the tokenizer has as {token!r}; "
+            f"data.eod is {config.data.eod}, which is {token!r} in the tokenizer; "
             f"its own end of a document is {tokenizer.eod}"
         )

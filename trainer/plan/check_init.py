@@ -1,4 +1,4 @@
-"""Check that the weights which a job begins with fit its model and its tokenizer, where they are on this machine."""
+"""Check that the initial weights of a job fit its model and its tokenizer, if they are on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = "train.init.source"
 
 
 def check_init(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:
-    """Return the faults of the source (relative to `base`), and notes; a source on the nodes alone is noted."""
+    """Return the faults of the source (relative to `base`), and notes; one note says if it is not on this machine."""
     if not config.init.source:
         return [], []
     path = base / config.init.source
@@ -38,10 +38,10 @@ def check_init(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]
 
 
 def tokenizer_faults(own: Path, theirs: Path) -> Iterator[Fault]:
-    """Yield a fault if the job's tokenizer gives a token of the source's another id, or none."""
+    """Yield a fault if the job's tokenizer lacks a token of the source's tokenizer or gives it another id."""
     known, needed = (_ids(file) for file in (own, theirs))
     if known is None or needed is None:
-        # The tokenizer's own check names what is wrong with it.
+        # The check of the tokenizer itself reports its errors.
         return
     wrong = next((token for token, number in needed.items() if known.get(token) != number), None)
     if wrong is not None:
@@ -52,7 +52,7 @@ def tokenizer_faults(own: Path, theirs: Path) -> Iterator[Fault]:
 
 
 def _ids(file: Path) -> Mapping[str, int] | None:
-    """Return the id of each token of a tokenizer.json; None for another kind of file."""
+    """Return the id of each token in a tokenizer.json; None for another kind of file."""
     if file.is_dir():
         file = file / "tokenizer.json"
     try:

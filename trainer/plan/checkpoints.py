@@ -1,4 +1,4 @@
-"""What checkpoints cost: bytes on disk, memory for the copies of background saves, seconds."""
+"""What checkpoints cost: bytes on disk, memory for the copies of background saves, and time."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from trainer.errors import Fault
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import learned_parameters, learned_sizes, sizes_of
 
-# GB/s that a node's disk and hashing are taken to reach together, and a copy within a node's memory.
+# Assumed GB/s: of a node's disk and hashing together, and of a copy within a node's memory.
 DISK_GBYTES = 0.4
 COPY_GBYTES = 2.0
-# Bytes of a number: fp32, and the two moments.
+# Bytes per parameter: the fp32 weight; the weight and two moments.
 WEIGHT, STATE = 4, 12
-# Bytes of one rank above which a save goes to the background, as trainer.checkpoint.checkpointer has it.
+# A rank with more bytes saves in the background; the same limit as in trainer.checkpoint.checkpointer.
 SMALL = 64 << 20
 
 
 @dataclass(frozen=True)
 class CheckpointCost:
-    """One checkpoint, and all that are kept."""
+    """The cost of one checkpoint, and of all checkpoints that are kept."""
 
     bytes: int
-    """Over all files."""
+    """The size of all files of a checkpoint."""
     kept: int
-    """Checkpoints on disk at most, the one that is being written included."""
+    """The most checkpoints on disk at a time, including the one that is being written."""
     node_bytes: int
-    """Of one checkpoint, on the node that writes most."""
+    """The bytes of one checkpoint on the node that writes most."""
     staging_bytes: int
-    """Memory of a node for copies, where saves go to the background; else 0."""
+    """The memory of a node for the copies of background saves; 0 without background saves."""
     seconds: float
-    """From the copy to the last rename."""
+    """Seconds from the copy to the last rename."""
     stall_seconds: float
-    """Of these, without training."""
+    """The part of these seconds in which training waits."""
     stall_share: float
-    """Part of the training's time; 0 where checkpoints are saved only at the end."""
+    """Fraction of the training's time; 0 if checkpoints are saved only at the end."""
     copies: int
-    """Nodes that have each file."""
+    """How many nodes have a copy of each file."""
     shared: bool
     """Whether all nodes write to one disk."""
     disk_bytes: int
-    """What all kept checkpoints and one in progress take: on the node with most, or on the shared disk."""
+    """The size of all kept checkpoints and one in progress: on the node with most, or on the shared disk."""
 
     def as_json(self) -> dict[str, object]:
         return {**asdict(self), "disk_gbytes": DISK_GBYTES}
@@ -51,7 +51,7 @@ class CheckpointCost:
 def checkpoint_cost(
     config: TrainConfig, layout: Layout, hardware: Hardware, step_seconds: float = 0.0
 ) -> CheckpointCost:
-    """Return what a checkpoint of this training costs; `step_seconds`: the time of a step, 0 if it is not known."""
+    """Return the cost of a checkpoint of this training; `step_seconds`: the time of a step, 0 if unknown."""
     width = STATE if config.save.state == "all" else WEIGHT
     rank = width * max(_numbers_of_a_rank(config, layout, stage) for stage in range(layout.pipeline))
     whole = width * learned_parameters(config)
@@ -77,7 +77,7 @@ def checkpoint_cost(
 
 
 def disk_faults(config: TrainConfig, cost: CheckpointCost) -> list[Fault]:
-    """Return a fault if the checkpoints do not fit the disk that the config or the inventory names."""
+    """Return a fault if the checkpoints do not fit the disk that the config or the inventory describes."""
     room = int(config.hardware.disk * 1e9)
     if not room or cost.disk_bytes <= room:
         return []
@@ -98,12 +98,12 @@ def size_text(number: int) -> str:
 
 
 def _numbers_of_a_rank(config: TrainConfig, layout: Layout, stage: int) -> int:
-    """Return how many parameters the rank of a stage saves that saves most."""
+    """Return how many parameters are saved by the rank of a stage that saves most."""
     sizes = learned_sizes(config, layout, sizes_of(config, layout, stage))
     share = -(-sizes.all // layout.data)
     if config.zero >= 2 or (config.engine == "deepspeed" and config.zero):
         return share
-    # Each parameter is saved whole by one of the ranks.
+    # Each parameter is saved whole, by one of the ranks.
     return max(share, sizes.table)
 
 

@@ -1,4 +1,4 @@
-"""What the plan takes a device to be: the job's own figures, else those of its chip, each with its source."""
+"""The figures of a device for the plan: those of the job, else those of its chip, each with its source."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
-# Of a device's memory; libraries, and what an allocator cannot use, take the rest.
+# The usable fraction of a device's memory; libraries and fragmentation take the rest.
 ROOM = 0.94
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device and its links; times of a plan are no better than these."""
+    """A device and its links; a plan's times are no better than these figures."""
 
     kind: str
     chip: str
     devices_per_node: int
     memory: float
-    """GB; 0 where nothing is known, and nothing is compared then."""
+    """GB; 0 if unknown: nothing is compared then."""
     tflops: float
     efficiency: float
-    """The part of `tflops` that a training's matrices reach."""
+    """The fraction of `tflops` that the matrix products of a training reach."""
     node_gbytes: float
     net_gbytes: float
     memory_gbytes: float
-    """GB/s between a device and its memory: the optimizer's step is bound by it."""
+    """GB/s between a device and its memory, which limit the optimizer's step."""
     host_gbytes: float
     """GB/s between a device and the node's memory."""
     latency: float
-    """Seconds that the smallest exchange takes."""
+    """Seconds of the smallest exchange."""
     sources: dict[str, str]
-    """Where each figure is from."""
+    """The source of each figure."""
 
     @property
     def room(self) -> float:
-        """Bytes that a training can use; 0 where the memory is not known."""
+        """Return the bytes that a training can use; 0 if the memory is unknown."""
         return self.memory * 1e9 * ROOM
 
     def as_json(self) -> dict[str, object]:
         return dict(self.__dict__)
 
 
-# GB/s that the processors of a node have for one device's optimizer: eight channels of memory for eight devices.
+# GB/s of CPU memory for one device's offloaded optimizer: eight memory channels for eight devices.
 UPDATED_GBYTES = 20.0
-# Names of the CPU chips, by what the compiled attention kernels can compute on them.
+# The CPU chip for each capability of the compiled attention kernels.
 CPU_LEVELS = ("cpu", "cpu-avx512", "cpu-avx512-bf16", "cpu-avx512-bf16")
 
 
 def chip_of(config: TrainConfig) -> Chip:
-    """Return the chip that the job names, else one assumed: of CPUs this machine's, of others a kind's default."""
+    """Return the chip that the job names; without one, this machine's CPU, or the default of another kind of device."""
     kind = config.hardware.kind or "cpu"
     named = NAMED.get(config.hardware.chip)
     if named is not None and named.kind == kind:
@@ -64,7 +64,7 @@ def chip_of(config: TrainConfig) -> Chip:
 
 
 def hardware_of(config: TrainConfig, world: int) -> Hardware:
-    """Return the device: the job's figures, else its chip's."""
+    """Return the device with the job's figures, and its chip's figures for the rest."""
     given, chip = config.hardware, chip_of(config)
     figures = {
         "memory": (given.memory, chip.memory),

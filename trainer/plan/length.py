@@ -1,4 +1,4 @@
-"""The steps of a training whose length is given in tokens, samples or epochs. Loads NumPy only to count an epoch."""
+"""Compute the steps of a training whose length is in tokens, samples or epochs. Uses NumPy only to count an epoch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ KEY = "train.length"
 def with_steps(
     config: TrainConfig, world: int, given: Mapping[str, object], base: Path | None, faults: list[Fault]
 ) -> TrainConfig:
-    """Return the config with the steps that its length makes, rounded up; `given`: the keys that the job has.
+    """Return the config with `steps` computed from its length, rounded up; `given`: the keys that the job sets.
 
-    `base` is the folder of relative paths; None where the corpora cannot be counted here.
+    `base`: the folder that paths are relative to; None if the corpora are not on this machine.
     """
     if not given.get("length"):
         return config
     faults[:] = [fault for fault in faults if fault.key != "train.steps" or "steps" in given]
     if "steps" in given:
-        faults.append(Fault(KEY, "is given beside `steps`", "keep one of them"))
+        faults.append(Fault(KEY, "is given in addition to `steps`", "keep one of them"))
     if config.tune.task:
-        faults.append(Fault(KEY, "is that of a corpus, and the job learns a task", "use tune: {epochs: ...}"))
+        faults.append(
+            Fault(KEY, "is for a training on a corpus, but the job learns a task", "use tune: {epochs: ...}")
+        )
     if not config.length or faults:
         return config
     value, unit = length_of(config.length)
@@ -42,20 +44,18 @@ def with_steps(
             readers = world // config.parallel.context
         config = replace(config, global_batch=config.micro_batch * readers)
     steps = value if unit == "steps" else config.batches.in_steps(samples)
-    # Division leaves 3.0000000000000004 of 3.
+    # Avoid that a rounding error, such as 3.0000000000000004, adds a step.
     return replace(config, steps=max(1, math.ceil(steps - 1e-9 * steps)), length="")
 
 
 def _epoch(config: TrainConfig, base: Path | None, faults: list[Fault]) -> int:
-    """Return the samples of one epoch of the training's corpora; 1 if they cannot be counted, which is a fault."""
+    """Return the samples in one epoch of the corpora; 1 and a fault if they cannot be counted."""
     if config.model.kind == "glm":
-        problem = (
-            "GLM cuts other samples from the documents in every epoch, so that an epoch has no fixed length"
-        )
+        problem = "a GLM's epoch has no fixed length, because each epoch cuts different samples"
         faults.append(Fault(KEY, problem, "give tokens or samples"))
         return 1
     if base is None:
-        problem = "the corpora are not on this machine, so that an epoch cannot be counted"
+        problem = "an epoch cannot be counted, because the corpora are not on this machine"
         faults.append(Fault(KEY, problem, "give tokens or samples, or a local folder as the job's `data`"))
         return 1
     from trainer.plan.check_data import count_samples

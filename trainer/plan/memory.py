@@ -1,6 +1,6 @@
-"""Memory of every stage of a layout at its highest: what is kept between steps, and the worst moment of a step.
+"""Peak memory of each stage of a layout: what is kept between steps, and the worst moment of a step.
 
-Bytes that a rank holds of weights, gradients and the optimizer: by engine, ZeRO level, precision, as they do it.
+The bytes of weights, gradients and optimizer state depend on the engine, ZeRO level and precision.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 
-# Bytes of a CPU's libraries once they compute: code, packed matrices.
+# Bytes that a CPU's libraries use once they compute: code and packed matrices.
 LIBRARIES = 90_000_000
 # Bytes that fully_shard loads in addition.
 SHARDING = 76_000_000
-# Results that a stage may have sent before one of them is taken, as pipeline_passes has it.
+# How many results a stage may send before one of them is received, as in pipeline_passes.
 UNTAKEN = 2
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes per device at the highest moment of a step."""
+    """Bytes per device at the peak of a step."""
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
-    """Activations kept for the backward pass, of all micro-batches in flight."""
+    """Activations kept for the backward pass, for all micro-batches in flight."""
     logits: int
-    """Logits, and what the loss makes of them."""
+    """Logits, and the tensors that the loss computes from them."""
     buffers: int
-    """Copies of weights in 16 bit, the working set of one layer, and messages."""
+    """16-bit copies of weights, the working set of one layer, and messages."""
 
     @property
     def total(self) -> int:
@@ -63,26 +63,26 @@ class Stage:
 
     stage: int
     layers: tuple[tuple[int, int], ...]
-    """Half-open ranges of the model's layers."""
+    """The model's layers on this stage, as half-open ranges."""
     parameters: int
-    """Parameters of one rank: its tensor parallel part, with padding."""
+    """Parameters of one rank: its tensor parallel part, padding included."""
     memory: Memory
-    """At the highest moment."""
+    """The memory at the peak."""
     moment: str
-    """Name of the highest moment."""
+    """The name of the moment at the peak."""
     activations: int
-    """Most bytes of activations at any moment, which need not be the highest one."""
+    """The largest number of bytes of activations at any moment, not necessarily at the peak."""
     node: int = 0
-    """Bytes of the node's memory that one device's optimizer takes."""
+    """Bytes of CPU memory for one device's offloaded optimizer."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment that may be the highest of a step, with the bytes that exist only then."""
+    """A moment of a step that may be the peak, with the bytes that exist only then."""
 
     name: str
     coming: int
-    """Gradients without a permanent buffer that exist at this moment."""
+    """The gradients at this moment that have no permanent buffer."""
     activations: int
     logits: int
     buffers: int
@@ -93,13 +93,13 @@ class Moment:
 
 
 def stages(config: TrainConfig, layout: Layout, ends: bool = False) -> list[Stage]:
-    """Return every stage of a layout; with `ends` only the first and the last, one of which needs most."""
+    """Return all stages of a layout; with `ends` only the first and the last, one of which needs most memory."""
     numbers = sorted({0, layout.pipeline - 1}) if ends else range(layout.pipeline)
     return [_stage(config, layout, at) for at in numbers]
 
 
 def layer_ranges(config: TrainConfig, layout: Layout, stage: int) -> tuple[tuple[int, int], ...]:
-    """Return the layers of a stage, one half-open range per piece."""
+    """Return the layers of a stage: one half-open range per piece."""
     parallel = config.parallel
     return _ranges(config.model.layers, layout.pipeline, parallel.interleave, tuple(parallel.layers), stage)
 
@@ -115,7 +115,7 @@ def _ranges(
 
 
 def parameters_of(config: TrainConfig, layout: Layout, stage: int) -> int:
-    """Return the parameters of one rank of a stage; the last stage has its own copy of a tied token table."""
+    """Return the parameters of one rank of a stage; with a tied token table the last stage has its own copy."""
     return sizes_of(config, layout, stage).all
 
 
@@ -134,7 +134,7 @@ def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
 
 
 def learned_sizes(config: TrainConfig, layout: Layout, sizes: Sizes) -> Sizes:
-    """Return the parameters of one rank that are learned: with adapters, these alone."""
+    """Return the parameters of one rank that are learned; with adapters, only theirs."""
     lora = config.tune.lora
     if not lora.rank:
         return sizes
@@ -143,13 +143,13 @@ def learned_sizes(config: TrainConfig, layout: Layout, sizes: Sizes) -> Sizes:
 
 
 def learned_parameters(config: TrainConfig) -> int:
-    """Return the parameters that are learned over all ranks."""
+    """Return how many parameters of the whole model are learned."""
     lora, model = config.tune.lora, config.model
     return model.layers * adapter_parameters(model, lora) if lora.rank else model.parameters()
 
 
 def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
-    """Return how many micro-batches a stage keeps at the same time (1F1B), in units of all its layers."""
+    """Return for how many micro-batches a stage keeps all its activations at the same time (1F1B)."""
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
     stages_, pieces = layout.pipeline, config.parallel.interleave
     if stages_ == 1:
@@ -186,7 +186,7 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
 
 
 def micro_batch_of(config: TrainConfig, layout: Layout) -> MicroBatch:
-    """Return one micro-batch on one rank."""
+    """Return the description of one micro-batch on one rank."""
     width = WIDE if config.precision == "fp32" else 2
     kind, parallel = config.hardware.kind or "cpu", config.parallel
     cast = kept_width(config) > width
@@ -198,17 +198,17 @@ def micro_batch_of(config: TrainConfig, layout: Layout) -> MicroBatch:
 
 
 def attention_core(chip: Chip, precision: str) -> AttentionCore:
-    """Return what computes attention on a chip."""
+    """Return how attention is computed on a chip."""
     return AttentionCore.KERNEL if precision in chip.kernels else AttentionCore.PRODUCTS
 
 
 def _messages(micro: MicroBatch) -> int:
-    """Return the bytes of messages between stages: two unread results and one arriving, in both directions."""
+    """Return the bytes of messages between stages: two unread results and an arriving one, in both directions."""
     return 2 * (UNTAKEN + 1) * micro.residual
 
 
 def _activations(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
-    """Return the bytes of activations of one micro-batch through so many layers, without copies of weights."""
+    """Return the bytes of activations of one micro-batch in `layers` layers, without copies of weights."""
     recompute = config.recompute
     if recompute.mode == "full":
         inputs = -(-layers // recompute.every)
@@ -219,14 +219,14 @@ def _activations(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
 def _moments(
     config: TrainConfig, micro: MicroBatch, sizes: Sizes, state: Held, last: bool, through: int
 ) -> Iterator[Moment]:
-    """Yield each moment that may be the highest; `through`: bytes of all kept activations."""
+    """Yield each moment that may be the peak; `through`: the bytes of all kept activations."""
     casts, width = sizes.layers * kept.cast_layer(micro), kept_width(config)
-    # A table that is not learned has no gradient.
+    # A frozen table has no gradient.
     sizes = replace(sizes, table=0) if config.tune.lora.rank else sizes
     # Bytes per number of a gradient before it is added to the buffer.
     added = width if state.gradients else 0
     table = width * sizes.table
-    # This loss computes the gradients of the output matrix too.
+    # This loss also computes the gradients of the output matrix.
     fused = micro.kind == "cpu" and micro.tensor == 1
     if last:
         everything = casts + kept.cast_table(micro) + state.gathered
@@ -247,10 +247,10 @@ def _moments(
                 everything + gradient + micro.wide_share,
             )
     if config.recompute.mode == "full":
-        # Made again with each block.
+        # Recomputed with each block.
         casts = 0
     working = casts + _again(config, micro, sizes.layers) + _working(micro) + state.gathered
-    # Waits for the embedding's part, which comes last.
+    # With a tied table, the output matrix's gradient waits for the embedding's, which comes last.
     waiting = table if last and state.gradients and config.model.tied else 0
     begun = state.coming * (sizes.layer + sizes.table * last) // sizes.all
     yield Moment("layer", begun, through, 0, working + waiting)
@@ -261,7 +261,7 @@ def _moments(
 
 
 def _at_once(micro: MicroBatch, sizes: Sizes) -> tuple[int, int]:
-    """Return the bytes of a CPU's loss (native.cpu.linear_cross_entropy): logits of some tokens, and both gradients."""
+    """Return the bytes of a CPU's loss (native.cpu.linear_cross_entropy): logits of a few tokens; both gradients."""
     columns, hidden = micro.model.padded_vocab, micro.model.hidden
     rows = tokens_at_a_time(micro.tokens, columns, hidden, micro.width, True)
     several = micro.width < WIDE and rows < micro.tokens
@@ -273,7 +273,7 @@ def _at_once(micro: MicroBatch, sizes: Sizes) -> tuple[int, int]:
 
 
 def _again(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
-    """Return the bytes that recomputation makes again at one time."""
+    """Return the bytes of activations that are recomputed at the same time."""
     if config.recompute.mode == "full":
         return min(config.recompute.every, layers) * (kept.layer(micro) + kept.cast_layer(micro))
     if config.recompute.mode == "selective":
@@ -282,7 +282,7 @@ def _again(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
 
 
 def _working(micro: MicroBatch) -> int:
-    """Return the bytes of gradients within a layer; the feed-forward part is the widest."""
+    """Return the bytes of the gradients within a layer at its widest point, the feed-forward part."""
     inner = micro.width * micro.tokens * micro.model.up_width // micro.tensor
     matrix = micro.model.hidden * max(micro.model.up_width, micro.model.qkv_width) // micro.tensor
     gathered = micro.width * micro.tokens * micro.model.hidden if micro.sequence else 0
@@ -297,13 +297,13 @@ MOMENTS = 2 * WIDE
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters of one rank, by part."""
+    """How many parameters one rank has, by part."""
 
     all: int
     layers: int
     layer: int
     table: int
-    """The token table, the largest parameter; 0 where this stage has none."""
+    """The token table, the largest parameter; 0 on stages without it."""
     ends: int
     """All embedding tables."""
 
@@ -314,27 +314,27 @@ class Held:
 
     weights: int
     optimizer: int
-    """Moments, and fp32 copies of 16-bit weights or what these lack of fp32."""
+    """The moments, and fp32 copies of 16-bit weights (or the remainders that extend them to fp32)."""
     gradients: int
-    """A permanent buffer in which they are added up."""
+    """A permanent buffer in which gradients are summed."""
     coming: int = 0
-    """Gradients without such a buffer: they exist from the backward pass to the update."""
+    """Gradients without such a buffer; they exist from the backward pass to the update."""
     gathered: int = 0
-    """Weights of other ranks that a pass holds at one time."""
+    """Weights of other ranks that a pass holds at the same time."""
     update: int = 0
-    """Temporary memory of the update."""
+    """Temporary memory of the optimizer update."""
     joined: int = 0
-    """What whole masters take more than remainders; they exist while a checkpoint is saved."""
+    """Whole fp32 weights instead of remainders: the additional bytes while a checkpoint is saved."""
     node: int = 0
-    """The node's memory, with `offload`."""
+    """CPU memory, with `offload`."""
 
 
 def held(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
-    """Return what a rank holds between and during steps."""
+    """Return the bytes that a rank holds between and during steps."""
     own = learned_sizes(config, layout, sizes)
     divided = config.zero >= 2 and layout.data > 1
     if config.engine == "deepspeed":
-        # Its ZeRO 2 divides no weights.
+        # In DeepSpeed ZeRO 2 does not divide weights.
         divided = config.zero == 3 and layout.data > 1
         state = _deepspeed(config, layout, own)
     else:
@@ -351,24 +351,24 @@ def held(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
 
 
 def moves_optimizer(config: TrainConfig) -> bool:
-    """Return whether the optimizer's state leaves the device; a CPU's memory is the node's already."""
+    """Return whether the optimizer's state moves to CPU memory; on a CPU it is there already."""
     return config.offload and (config.hardware.kind or "cpu") != "cpu"
 
 
 def kept_width(config: TrainConfig) -> int:
-    """Return the bytes per number of the weights in a pass, and so of the residual stream."""
+    """Return the bytes per number of the weights in a pass, and therefore of the residual stream."""
     return WIDE if config.precision == "fp32" or config.engine == "deepspeed" else 2
 
 
 def micros_of(config: TrainConfig, layout: Layout) -> int:
-    """Return the micro-batches per step."""
+    """Return how many micro-batches a step has."""
     return accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
 
 
 def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     """Return the bytes of trainer.engine.rank_state.ReplicatedState."""
     width, divided = kept_width(config), config.zero >= 1 and layout.data > 1
-    # ZeRO 1 divides by whole parameters.
+    # ZeRO 1 assigns whole parameters to ranks.
     own = max(sizes.all // layout.data, sizes.table) if divided else sizes.all
     master = WIDE - width if config.stores_remainders(config.hardware.kind or "cpu") else WIDE
     state = MOMENTS + (master if width < WIDE else 0)
@@ -376,7 +376,7 @@ def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     sent = width * own if divided else 0
     if micros_of(config, layout) > 1 or layout.data > 1 or (config.parallel.sequence and layout.tensor > 1):
         return Held(width * sizes.all, state * own, WIDE * sizes.all, update=sent, joined=joined)
-    # A CPU's AdamW takes gradients in bf16.
+    # A CPU's AdamW accepts bf16 gradients.
     fused = (config.hardware.kind or "cpu") == "cpu"
     widened = WIDE * own if width < WIDE and not fused else 0
     coming = width * sizes.all
@@ -387,9 +387,9 @@ def _sharded(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     """Return the bytes of trainer.engine.sharded.ShardedState."""
     width, own = kept_width(config), WIDE * sizes.all // layout.data
     layer_bytes = width * sizes.layer
-    # ZeRO 3: the layer in use, the next one and its message; the tables stay.
+    # With ZeRO 3: the layer in use, the next layer and its message; the tables are not divided.
     gathered = width * sizes.all + layer_bytes if config.zero == 2 else width * sizes.ends + 3 * layer_bytes
-    # Gloo copies what it gathers and scatters.
+    # Gloo copies the tensors that it gathers and scatters.
     if (config.hardware.kind or "cpu") == "cpu":
         gathered += layer_bytes + WIDE * sizes.layer
     added = own if micros_of(config, layout) > 1 else 0
@@ -400,7 +400,7 @@ def _deepspeed(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     whole, own = WIDE * sizes.all, WIDE * sizes.all // layout.data
     if not config.zero:
         return Held(whole, 2 * whole, whole)
-    # Masters and two moments.
+    # Master weights and two moments.
     masters = 3 * own
     bucket = WIDE * min(DEEPSPEED_BUCKET, sizes.all)
     if config.zero == 1:
@@ -411,5 +411,5 @@ def _deepspeed(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     return Held(own, masters, own + bucket, gathered=gathered, update=own)
 
 
-# Numbers, as trainer.engine.deepspeed_engine sets it.
+# Bucket size in numbers, as in trainer.engine.deepspeed_engine.
 DEEPSPEED_BUCKET = 1 << 25

@@ -1,4 +1,4 @@
-"""Compare the chip that a job names with the one that its nodes report."""
+"""Compare the chip that a job names with the chip that its nodes report."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainer.errors import Fault
 
 
 def with_reported(train: object, name: object) -> tuple[object, list[Fault]]:
-    """Return the train part with the chip that nodes report as `name` (`Ascend910B3`), unless the job names one.
+    """Return the train part with the chip that the nodes report as `name` (`Ascend910B3`), unless the job names a chip.
 
-    A chip in the job that contradicts the nodes is a fault. A name that no chip of the table has changes nothing.
+    If the job's chip contradicts the nodes, it is a fault. An unknown name changes nothing.
     """
     chip = reported_chip(name) if isinstance(name, str) else None
     hardware: Any = (train.get("hardware") or {}) if isinstance(train, Mapping) else None
@@ -24,4 +24,4 @@ def with_reported(train: object, name: object) -> tuple[object, list[Fault]]:
     if given == chip.name:
         return train, []
     problem = f"is {given}, but the nodes report {name}, which is {chip.title}"
-    return train, [Fault("train.hardware.chip", problem, f"hardware.chip: {chip.name}, or leave it out")]
+    return train, [Fault("train.hardware.chip", problem, f"hardware.chip: {chip.name}, or remove this key")]

@@ -18,7 +18,7 @@ from trainer.plan.tune import tune_faults, with_amounts
 
 
 def read_config(raw: object, world_size: int = 1) -> TrainConfig:
-    """Return the checked config for so many ranks, with defaults; raise ConfigFaults with all that is wrong."""
+    """Return the checked config for `world_size` ranks, with defaults; raise ConfigFaults with all faults."""
     config, faults = try_config(raw, world_size)
     if faults:
         raise ConfigFaults(faults)
@@ -26,14 +26,14 @@ def read_config(raw: object, world_size: int = 1) -> TrainConfig:
 
 
 def try_config(raw: object, world_size: int) -> tuple[TrainConfig, list[Fault]]:
-    """Return the config and its faults; a config with faults is only good for finding more of them."""
+    """Return the config and its faults; use a config with faults only to find more faults."""
     planned = plan_config(raw, world_size)
     return planned.config, planned.faults
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A config as it was read, its faults, and how `auto` chose."""
+    """A config, its faults, and the choice for `auto`."""
 
     config: TrainConfig
     faults: list[Fault]
@@ -41,16 +41,16 @@ class Planned:
 
 
 def plan_config(raw: object, world_size: int, base: Path | None = Path()) -> Planned:
-    """Return the config, its faults, and how `auto` chose.
+    """Return the config, its faults, and the choice for `auto`.
 
-    `base`: the folder that relative paths of corpora begin at; None where the corpora are not on this machine.
+    `base`: the folder that paths of corpora are relative to; None if the corpora are not on this machine.
     """
     faults: list[Fault] = []
     if not isinstance(raw, Mapping):
         return Planned(TrainConfig(), [Fault("train", f"is {type(raw).__name__}; a mapping is needed")])
     config, rest = read_train(raw, faults)
     if config.tune.task:
-        # They follow from the examples, and there is no corpus.
+        # Without a corpus, these keys follow from the examples.
         faults[:] = [fault for fault in faults if fault.key not in ("train.steps", "train.data")]
     config = with_steps(config, world_size, rest, base, faults)
     choice = None

@@ -1,4 +1,4 @@
-"""Summarize what a config would train and cost. The launcher calls it to plan, so it loads no torch."""
+"""Summarize what a config would train and what it costs. The launcher runs this to plan, so it imports no torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def check(document: object) -> JsonObject:
-    """Answer `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`: all faults together.
+    """Return the summary of `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`, or its faults.
 
-    `reported` is the name of the devices that a driver's tool shows on the nodes.
+    `reported`: the name of the nodes' devices according to the driver's tool.
     """
     if not isinstance(document, Mapping):
         return _answer([Fault("", "the document is not a mapping", 'give {"train": {...}, "world_size": 4}')])
@@ -41,7 +41,7 @@ def check(document: object) -> JsonObject:
     uses: list[CorpusUse] = []
     data_notes: list[str] = []
     if document.get("check_data") and config.data.prefixes():
-        # With NumPy, which a plan without data does not need.
+        # Import NumPy only for a plan with data.
         from trainer.plan.check_data import check_corpora, check_tokenizer
 
         word_faults, data_notes = check_tokenizer(config, base)
@@ -84,7 +84,7 @@ def _answer(faults: list[Fault]) -> JsonObject:
 def summary(
     config: TrainConfig, world: int, uses: Sequence[CorpusUse] = (), choice: Choice | None = None
 ) -> JsonObject:
-    """Return the figures of a checked config; `epochs` is None where the data is not known."""
+    """Return the figures of a checked config; `epochs` is None if the data is unknown."""
     assert config.global_batch is not None
     layout = config.layout(world)
     a_step = config.global_batch * config.model.sequence

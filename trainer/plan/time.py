@@ -1,9 +1,9 @@
-"""Seconds of a step: the slowest stage's matrices and exchanges, the pipeline's bubble, and what data parallel adds.
+"""Seconds of a step: the slowest stage's matrices and exchanges, the pipeline's bubble, and data parallel exchanges.
 
-A model to put layouts in order and to see what a job costs, not a promise: kernels other than matrix products are in
-`efficiency`, and links are taken to be free of others.
+This model is for comparing layouts and for a rough estimate: `efficiency` includes all kernels that are not matrix
+products, and links are assumed to carry no other traffic.
 
-Floating point operations per token, by each convention in which rates are reported. They differ by up to a half.
+It also counts floating point operations per token, by each usual convention; the conventions differ by up to a half.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 UPDATE = (
-    # Bytes that AdamW reads and writes per parameter: weight, gradient and two moments, three of them twice.
+    # Bytes per parameter that AdamW reads (weight, gradient, two moments) and writes (all but the gradient).
     28
 )
-# Exchanges of a block among tensor parallel ranks: two in each direction.
+# Exchanges per block among tensor parallel ranks: two in each pass.
 EXCHANGES = 4
 
 
@@ -39,9 +39,9 @@ class Cost:
     pipeline: float
     """Messages between stages."""
     bubble: float
-    """Waiting for the pipeline to fill and to empty."""
+    """Waiting while the pipeline fills and empties."""
     data: float
-    """Exchanges among data parallel ranks that no computation hides."""
+    """Data parallel exchanges that do not overlap with computation."""
     update: float
     tokens: int
     """Tokens per step."""
@@ -56,10 +56,10 @@ class Cost:
 
 
 def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
-    """Return what one step costs in a layout."""
+    """Return the cost of one step in a layout."""
     micro = micro_batch_of(config, layout)
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
-    # With an uneven division the middle stage may be the slowest.
+    # With an uneven division a middle stage may be the slowest.
     looked_at = sorted({0, layout.pipeline // 2, layout.pipeline - 1})
     computes = {stage: _compute(config, layout, micro, hardware, stage) for stage in looked_at}
     slowest = max(looked_at, key=lambda stage: computes[stage])
@@ -69,7 +69,7 @@ def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
     part = (layout.pipeline - 1) / config.parallel.interleave
     ends = {0, layout.pipeline - 1}
     numbers = max(learned_sizes(config, layout, sizes_of(config, layout, stage)).all for stage in ends)
-    # On a CPU the same cores compute and exchange.
+    # On a CPU the same cores compute and exchange, so nothing overlaps.
     hidden = 0.0 if hardware.kind == "cpu" else compute * 2 / 3
     return Cost(
         micros * compute,
@@ -83,10 +83,10 @@ def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
 
 
 def _compute(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: Hardware, stage: int) -> float:
-    """Return the seconds of one micro-batch forward and backward through a stage."""
+    """Return the seconds of one micro-batch's forward and backward passes through a stage."""
     model = config.model
     layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
-    # Forward, the gradient of the input, and unless only adapters are learned that of the weights.
+    # Forward, the input's gradient, and the weights' gradient unless only adapters are learned.
     passes = 2 if config.tune.lora.rank else 3
     work = layers * (passes * layer_forward(model) + recomputed(model, config.recompute.mode))
     if stage == layout.pipeline - 1:
@@ -103,7 +103,7 @@ def _tensor(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: Ha
 
 
 def _pipeline(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: Hardware) -> float:
-    """Return the seconds in which each piece sends activations to the next stage and gradients back."""
+    """Return the seconds in which a stage's pieces send activations to the next stage and gradients back."""
     if layout.pipeline == 1:
         return 0.0
     size = WIDE * micro.own_tokens * config.model.hidden
@@ -120,7 +120,7 @@ def _data(
     size, link = WIDE * numbers, _link(hardware, layout.tensor * layout.data)
     around = _around(size, layout.data, link, hardware.latency)
     if config.zero == 3:
-        # Weights for both passes, gradients divided, each micro-batch.
+        # Per micro-batch: gather the weights for both passes, and divide the gradients.
         whole = 3 * micros * around
         return max(whole - micros * hidden, around)
     summing = _summed(size, layout.data, link, hardware.latency)
@@ -128,7 +128,7 @@ def _data(
 
 
 def _update(config: TrainConfig, layout: Layout, hardware: Hardware, numbers: int) -> float:
-    """Return the seconds of AdamW at the speed of memory; with `offload` on the node, with both transfers."""
+    """Return the seconds of AdamW, limited by memory speed; with `offload`, on the CPU and with both transfers."""
     own = numbers / (layout.data if config.zero else 1)
     if not moves_optimizer(config):
         return UPDATE * own / (hardware.memory_gbytes * 1e9)
@@ -136,7 +136,7 @@ def _update(config: TrainConfig, layout: Layout, hardware: Hardware, numbers: in
 
 
 def _link(hardware: Hardware, reach: int) -> float:
-    """Return GB/s within a group of `reach` consecutive ranks."""
+    """Return the GB/s within a group of `reach` consecutive ranks."""
     return hardware.node_gbytes if reach <= hardware.devices_per_node else hardware.net_gbytes
 
 
@@ -149,31 +149,31 @@ def _summed(size: float, ranks: int, gbytes: float, latency: float) -> float:
     return 2 * _around(size, ranks, gbytes, latency)
 
 
-# What each convention counts; a figure means nothing without its convention.
+# What each convention counts; a figure without its convention means nothing.
 CONVENTIONS = {
-    "model": "as Megatron-LM counts: three passes, causal attention half, no recomputation",
-    "hardware": "the same, and what recomputation does again",
-    "palm": "as nanoGPT and PaLM count: 6 x parameters + 12 x layers x hidden x sequence, attention whole",
+    "model": "as Megatron-LM: three passes, half of attention (causal), no recomputation",
+    "hardware": "the same, with recomputation",
+    "palm": "as nanoGPT and PaLM: 6 x parameters + 12 x layers x hidden x sequence, all of attention",
 }
 
 
 def layer_forward(model: ModelConfig) -> int:
-    """Return the operations of one token through one block."""
+    """Return the operations per token in one block, forward."""
     return 2 * model.used_matrix_parameters() + attention_forward(model)
 
 
 def attention_forward(model: ModelConfig) -> int:
-    """Return the operations of attention for one token; a causal model sees half of the sequence on average."""
+    """Return the operations of attention per token; a causal token sees half of the sequence on average."""
     if model.kind == "glm":
         return 4 * model.sequence * model.attention_width
     sequence, window = model.sequence, min(model.window or model.sequence, model.sequence)
-    # Twice the mean number of keys of a token, of which the first ones have fewer than the window.
+    # Twice the mean number of keys per token; the first tokens have fewer than the window.
     keys = (2 * window * sequence - window * window) // sequence
     return 2 * keys * model.attention_width
 
 
 def head_forward(model: ModelConfig, tensor: int = 1) -> int:
-    """Return the operations of the output matrix for one token, over all tensor parallel ranks."""
+    """Return the operations of the output matrix per token, over all tensor parallel ranks."""
     return 2 * model.padded(tensor) * model.hidden
 
 
@@ -185,7 +185,7 @@ def recomputed(model: ModelConfig, mode: str) -> int:
 def per_token(model: ModelConfig, recompute: str = "none") -> dict[str, int]:
     """Return the operations of training per token, by convention."""
     passes = 3 * (model.layers * layer_forward(model) + head_forward(model))
-    # An embedding apart from the output matrix multiplies nothing.
+    # A token embedding that is not the output matrix multiplies nothing.
     numbers = model.active_parameters() - (0 if model.tied else model.vocab * model.hidden)
     return {
         "model": passes,

@@ -1,4 +1,4 @@
-"""What follows from the examples of a fine-tuning task: its steps and evaluations, and its faults. Loads no NumPy."""
+"""What the examples of a fine-tuning task determine: its steps, its evaluations, and its faults. Imports no NumPy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trainer.errors import Fault, TrainerError
 
 
 def with_amounts(config: TrainConfig, given: frozenset[str], faults: list[Fault]) -> TrainConfig:
-    """Return the config with the steps and evaluations that follow from the examples; `given` keys stay.
+    """Return the config with steps and evaluations computed from the number of examples; `given` keys are not changed.
 
-    A file that is not here cannot be counted: then `steps` is needed.
+    The examples of a file on another machine cannot be counted: then `steps` is required.
     """
     tune = config.tune
     batch = config.global_batch or 1
@@ -23,7 +23,9 @@ def with_amounts(config: TrainConfig, given: frozenset[str], faults: list[Fault]
     if train is None:
         if "steps" not in given:
             problem = f"{tune.train or 'missing'}: cannot be read here, so its examples cannot be counted"
-            faults.append(Fault("train.tune.train", problem, "name a file that is here, or give train.steps"))
+            faults.append(
+                Fault("train.tune.train", problem, "name a file on this machine, or give train.steps")
+            )
         return config
     each = train * (2 if tune.task == "copa" and tune.mirror else 1)
     epoch = -(-each // batch)
@@ -39,10 +41,10 @@ def with_amounts(config: TrainConfig, given: frozenset[str], faults: list[Fault]
 
 
 def _samples(config: TrainConfig, file: str) -> int | None:
-    """Return the number of a file's samples; None if it cannot be read."""
+    """Return the number of samples in a file; None if it cannot be read."""
     tune = config.tune
     if file and Path(file).is_file() and (tune.packing or tune.too_long == "leave_out"):
-        # They follow from the lengths of the examples in tokens.
+        # The number depends on the lengths of the examples in tokens.
         try:
             from trainer.tune.files import data_of
 
@@ -53,7 +55,7 @@ def _samples(config: TrainConfig, file: str) -> int | None:
 
 
 def _rows(file: str) -> int | None:
-    """Return the number of lines with content; None if the file cannot be read."""
+    """Return the number of lines that are not empty; None if the file cannot be read."""
     try:
         with Path(file).open("rb") as stream:
             return sum(1 for line in stream if line.strip())
@@ -62,27 +64,27 @@ def _rows(file: str) -> int | None:
 
 
 def tune_faults(config: TrainConfig) -> Iterator[Fault]:
-    """Yield the faults of a fine-tuning."""
+    """Yield the faults of a fine-tuning config."""
     tune = config.tune
     if not tune.train:
         yield Fault("train.tune.train", "missing", "name a file with examples")
     if tune.task in CLOZE and config.model.kind != "glm":
-        problem = f"{tune.task} fills in a mask, and the model is a {config.model.kind}"
+        problem = f"{tune.task} fills in a mask, but the model is a {config.model.kind}"
         yield Fault("train.tune.task", problem, "use a GLM")
     if tune.task in ("chat", "dpo") and config.model.kind == "glm":
         yield Fault(
-            "train.tune.task", f"a GLM fills in blanks, and {tune.task} continues a text", "use a GPT"
+            "train.tune.task", f"a GLM fills in blanks, but {tune.task} continues a text", "use a GPT"
         )
     if tune.task == "classify" and len(set(tune.labels)) < max(2, len(tune.labels)):
-        yield Fault("train.tune.labels", f"is {list(tune.labels)}", "name two labels or more, each once")
+        yield Fault("train.tune.labels", f"is {list(tune.labels)}", "give two labels or more, each once")
     if tune.task == "dpo" and tune.too_long == "leave_out":
-        yield Fault("train.tune.too_long", "is leave_out, and a pair is never divided", "use refuse or cut")
+        yield Fault("train.tune.too_long", "is leave_out, but a pair cannot be divided", "use refuse or cut")
     if tune.task == "classify" and config.engine == "deepspeed":
-        yield Fault("train.engine", "deepspeed does not learn classify here", "use engine: torch")
+        yield Fault("train.engine", "engine deepspeed does not support classify", "use engine: torch")
     if not config.data.tokenizer:
         yield Fault("train.data.tokenizer", "missing: the examples are texts", "name the model's tokenizer")
     if config.parallel.sequence and tune.task != "chat":
-        problem = "is set, and the rows of a task are too short to divide"
+        problem = "is set, but the rows of a task are too short to divide"
         yield Fault("train.parallel.sequence", problem, "leave it out")
     if tune.pattern > 1:
         yield Fault("train.tune.pattern", f"is {tune.pattern}", "use 0 or 1")
@@ -90,18 +92,18 @@ def tune_faults(config: TrainConfig) -> Iterator[Fault]:
         yield Fault("train.tune.patience", "needs evaluations", "add train.tune.valid")
     yield from lora_faults(config.model, tune.lora)
     if tune.lora.rank and not config.init.source:
-        yield Fault("train.init.source", "missing: adapters are added to weights", "name them")
+        yield Fault("train.init.source", "missing: adapters need base weights", "name the base weights")
     if tune.lora.rank and config.init.extend_vocabulary:
-        problem = "adapters leave the token table as it is, and its new rows would never be learned"
+        problem = "adapters do not train the token table, so its new rows would never be learned"
         yield Fault("train.init.extend_vocabulary", problem, "leave it out")
     for key, tasks in OF_TASKS.items():
         if tune.task not in tasks and getattr(tune, key) != getattr(TuneConfig(), key):
             yield Fault(
-                f"train.tune.{key}", f"goes with {' and '.join(tasks)}, not with {tune.task}", "leave it out"
+                f"train.tune.{key}", f"is for {' and '.join(tasks)}, not for {tune.task}", "leave it out"
             )
 
 
-# The keys that only some tasks have.
+# Keys that only some tasks have.
 OF_TASKS = {
     "template": ("chat", "dpo"),
     "packing": ("chat",),
@@ -115,7 +117,7 @@ OF_TASKS = {
 
 
 def check_examples(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:
-    """Return the faults of the examples where their files are here (relative to `base`), and notes."""
+    """Return the faults of the examples (paths relative to `base`), and notes about files on other machines."""
     tune = config.tune
     absent = [
         name

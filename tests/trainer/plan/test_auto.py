@@ -77,11 +77,7 @@ def test_a_model_too_large_for_a_device_is_cut_until_it_fits() -> None:
     # The chosen cut with less of ZeRO.
     near = summary["chosen"]["losing"][0]
     assert (near["tensor"], near["pipeline"]) == (summary["layout"]["tensor"], summary["layout"]["pipeline"])
-    assert (
-        near["zero"] < summary["zero"]
-        and near["offload"]
-        and "the optimizer in the node's memory" in near["why"]
-    )
+    assert near["zero"] < summary["zero"] and near["offload"] and "the optimizer in CPU memory" in near["why"]
 
 
 def test_the_optimizer_leaves_the_device_where_nothing_else_fits() -> None:
@@ -119,10 +115,10 @@ def test_a_1536_rank_job_is_planned_whole() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "says"),
     [
-        ("gpt2-52b", "gpt2-13B", "gpt2-52B is of that size"),
+        ("gpt2-52b", "gpt2-13B", "gpt2-52B has that size"),
         ("gpt2-13b", "gpt2-13B", ""),
         ("run-124m-2", "gpt2-124M", ""),
-        ("glm-10B", "gpt2-1.3B", "glm-10B is of that size"),
+        ("glm-10B", "gpt2-1.3B", "glm-10B has that size"),
         ("nightly", "gpt2-13B", ""),
         ("4n8d", "gpt2-345M", ""),
     ],
@@ -137,7 +133,7 @@ def test_contradictions_are_told_without_stopping_anything() -> None:
         4, model="gpt2-345M", resume="never", save={"every": 5}, global_batch=32, parallel={"tensor": 4}
     )["summary"]["notes"]
     told = "\n".join(notes)
-    assert "resumes never" in told and "50688 rows" in told
+    assert "does not resume" in told and "50688 rows" in told
     big = answer(1, model="gpt2-13B", micro_batch=1, zero=1, steps=6000)["summary"]["notes"]
     told = "\n".join(big)
     assert "divides nothing" in told and "nothing is saved" in told

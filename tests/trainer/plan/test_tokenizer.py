@@ -49,5 +49,5 @@ def test_what_is_surely_not_meant_is_noted(asked: Callable[..., Any], tmp_path: 
     there = Tokenizer.load(tmp_path / "tokenizer.json").vocab
     notes = "\n".join(asked("gpt-bf16", eod=7, vocab=4 * there)["summary"]["notes"])
     assert "most of its table is never trained" in notes and "its own end of a document is" in notes
-    assert "is called gpt-bf16, and trains in fp32" in notes
+    assert "is called gpt-bf16, but it trains in fp32" in notes
     assert asked("run-fp32", vocab=there)["summary"]["notes"] == []
