@@ -1,4 +1,4 @@
-"""Multiple choice: the answer with the largest log likelihood counts, with and without its length."""
+"""Multiple choice: choose the answer with the largest log likelihood, with and without normalization by length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Choice:
 
 
 class Choices:
-    """The questions of one file. A GPT continues the context; a GLM fills in the mask of it."""
+    """The questions of one file. A GPT continues the context; a GLM fills in its mask."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.convention = inputs.pick("choice", ("glm-cloze",) if inputs.reader.glm else CONVENTIONS)
@@ -60,7 +60,7 @@ class Choices:
 
 
 def largest(values: Sequence[float]) -> int:
-    """Return the index of the largest value; the first one of equals."""
+    """Return the index of the largest value; of equal values, the first index."""
     return max(range(len(values)), key=lambda index: values[index])
 
 
@@ -75,7 +75,7 @@ def read_choices(file: Path) -> list[Choice]:
 
 
 def around_mask(file: Path, question: Choice) -> tuple[str, str]:
-    """Return the texts before and behind the mask of a context; the space before it belongs to the answer."""
+    """Return the texts before and after the mask of a context; the space before the mask belongs to the answer."""
     parts = question.context.split(MASK)
     if len(parts) != 2:
         problem = f"{file}:{question.line}: field 'context' contains {MASK} {len(parts) - 1} times"
@@ -98,7 +98,7 @@ def _label(record: Record) -> int:
 def _fault(record: Record) -> str:
     choices, label = _texts(record), _label(record)
     if len(choices) < 2 or not all(choices):
-        return "field 'choices' needs at least two texts, none of them empty"
+        return "field 'choices' needs at least two texts that are not empty"
     if not 0 <= label < len(choices):
         return f"field 'label' is {label}; the choices are numbered from 0 to {len(choices) - 1}"
     return ""

@@ -1,4 +1,4 @@
-"""`python -m trainer evaluate`: results of one or several tasks on stdout."""
+"""`python -m trainer evaluate`: write the results of one or several tasks to stdout."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trainer.env import Env
 from trainer.errors import InputError
 from trainer.generate.command import KINDS
 
-# Seconds between two lines of progress: on a terminal, and elsewhere.
+# Seconds between two lines of progress: on a terminal, and otherwise.
 EVERY = (0.5, 30.0)
 
 
 def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the command to the trainer's parser."""
+    """Add the command to the trainer's argument parser."""
     parser = add("evaluate", run, "evaluate a checkpoint on local files")
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
-    parser.add_argument("--base", type=Path, metavar="DIR", help="the weights that the adapters belong to")
+    parser.add_argument("--base", type=Path, metavar="DIR", help="the base weights of adapters")
     parser.add_argument("--task", action="append", required=True, metavar="TASK[=FILE]")
     parser.add_argument("--data", type=Path, metavar="FILE")
     parser.add_argument("--output", type=Path, default=Path("evaluations"), metavar="DIR")
@@ -33,14 +33,12 @@ def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--device", default="", choices=("", *KINDS), help="default: the best available")
-    parser.add_argument(
-        "--weights", default="fp32", help="on a device: the type of matrices; fp32, bf16 or fp16"
-    )
+    parser.add_argument("--weights", default="fp32", help="type of matrices on a device: fp32, bf16 or fp16")
     parser.add_argument("--json", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate, show the results and return 0."""
+    """Evaluate, print the results and return 0."""
     from trainer.device import open_device
     from trainer.evaluate.evaluate import Options, Order, Subject, check_task, evaluate
     from trainer.parallel.group import Group, leave
@@ -91,7 +89,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 
 class _Report:
-    """Lines of progress on stderr: one line that changes on a terminal, a new one every 30 s elsewhere."""
+    """Writes progress to stderr: one changing line on a terminal, a new line every 30 s otherwise."""
 
     def __init__(self, task: str, rank: int) -> None:
         self._task, self._rank = task, rank
@@ -123,6 +121,6 @@ def _show(result: dict[str, object]) -> None:
         lines.append(f"  {name:20} {metric['value']:.6g}{more}")
     if result["truncated"]:
         lines.append(
-            f"  {result['truncated']:,} contexts are longer than the model's window; the left part was cut"
+            f"  {result['truncated']:,} contexts are longer than the model's window; their beginnings were cut off"
         )
     sys.stdout.write("\n".join(lines) + "\n")

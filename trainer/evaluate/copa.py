@@ -1,7 +1,7 @@
-"""COPA: which of two sentences is the cause or the effect of a premise.
+"""COPA: choose which of two sentences is the cause or the effect of a premise.
 
-A GPT continues the premise (lm-eval's zero-shot convention). A GLM fills in the mask of a question that names both
-choices (GLM's cloze, patterns 0 and 1); the choice with the larger sum of log probabilities counts.
+A GPT continues the premise (lm-eval's zero-shot convention). A GLM fills in the mask of a question that contains both
+choices (GLM's cloze, patterns 0 and 1). The choice with the larger sum of log probabilities is the answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Question:
     label: int
 
     def mirrored(self) -> Question:
-        """Return the question with its choices exchanged."""
+        """Return the question with its choices swapped."""
         return replace(self, choices=self.choices[::-1], label=1 - self.label)
 
 
@@ -101,7 +101,7 @@ def _cloze(question: Question, inputs: Inputs) -> Example:
 
 
 def cloze_texts(question: Question, pattern: int) -> tuple[str, tuple[str, str]]:
-    """Return the text before the mask, which a full stop follows, and the two answers."""
+    """Return the text before the mask (a full stop follows the mask), and the two answers."""
     first, second = (_sentence_part(choice) for choice in question.choices)
     listed = f'"{first}" or "{second}"?' if pattern == 0 else f"{first} or {second}?"
     premise = question.premise.strip().rstrip(".!?")
@@ -109,6 +109,6 @@ def cloze_texts(question: Question, pattern: int) -> tuple[str, tuple[str, str]]
 
 
 def _sentence_part(choice: str) -> str:
-    """Return a choice as part of a sentence: first letter in lower case, without the final punctuation."""
+    """Return a choice as part of a sentence: first letter in lower case, no final punctuation."""
     text = choice.strip().rstrip(".!?")
     return text[:1].lower() + text[1:]

@@ -1,4 +1,4 @@
-"""Perplexity of a corpus: texts, or the tokens of .bin/.idx files, whole or one part of the training's split."""
+"""Perplexity of a corpus: of texts, or of the tokens of .bin/.idx files, whole or one part of the training's split."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EXAMPLE = '{"text": "one document"}'
 
 
 class Perplexity:
-    """Documents scored one by one from the end of another (`documents`), or their tokens as one stream (`stream`).
+    """Documents scored one by one, each after an end-of-document token (`documents`), or as one stream (`stream`).
 
-    A stream is what training sees: documents follow each other, and windows do not begin with a document.
+    A stream is what training reads: documents follow each other, and windows start anywhere in a document.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -48,7 +48,7 @@ class Perplexity:
 
 
 def prefix_of(data: Path) -> Path | None:
-    """Return the prefix of .bin/.idx files that `data` names, itself or by one of them; None for other files."""
+    """Return the prefix of .bin/.idx files if `data` is the prefix or one of the files; None for other files."""
     prefix = data.with_suffix("") if data.suffix in (".bin", ".idx") else data
     return prefix if idx_path(prefix).is_file() else None
 
@@ -69,7 +69,7 @@ def _indexed(prefix: Path, inputs: Inputs) -> list[Sequence[int]]:
 
 def _texts(inputs: Inputs) -> list[Sequence[int]]:
     if inputs.split != "all":
-        raise InputError("--split needs a corpus in .bin/.idx form", "leave --split away")
+        raise InputError("--split needs a corpus in .bin/.idx form", "remove --split")
     if inputs.data.suffix in (".jsonl", ".json"):
         records = read_records(inputs.data, {"text": str}, EXAMPLE)
         texts = [str(record.value["text"]) for record in records]

@@ -1,11 +1,11 @@
-"""Undo the tokenisation of WikiText, as Megatron and lm-eval both do before they score it."""
+"""Undo the tokenisation of WikiText, as Megatron and lm-eval do before scoring."""
 
 from __future__ import annotations
 
 import re
 
-# In this order. The second pattern is theirs: its slashes keep it from matching anything in WikiText, and a repaired
-# one would give other numbers.
+# Apply in this order. The second pattern is the same as theirs: because of its slashes it matches nothing in WikiText,
+# and a corrected pattern would give other results.
 _REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"s '", "s'"),
     (r"/' [0-9]/", "/'[0-9]/"),
@@ -36,7 +36,7 @@ _COMPILED = tuple((re.compile(pattern), text) for pattern, text in _REPLACEMENTS
 
 
 def wikitext(text: str) -> str:
-    """Return running text for text of the WikiText corpora."""
+    """Return a text of the WikiText corpora as normal running text."""
     for pattern, replacement in _COMPILED:
         text = pattern.sub(replacement, text)
     return text

@@ -35,7 +35,7 @@ from trainer.parallel.group import Group
 
 @dataclass(frozen=True)
 class Options:
-    """How to read and score the data; part of an evaluation's identity."""
+    """How the data is read and scored; these options identify an evaluation."""
 
     convention: str = ""
     stride: int = 32
@@ -46,11 +46,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Order:
-    """What the user asks for."""
+    """The user's request."""
 
     task: str
     data: Path | None
-    """None for the corpus of the training."""
+    """The data file; None for the corpus of the training."""
     output: Path = Path("evaluations")
     options: Options = field(default_factory=Options)
     batch_tokens: int = BATCH_TOKENS
@@ -58,7 +58,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Subject:
-    """A loaded checkpoint with what reads texts for it."""
+    """A loaded checkpoint with its tokenizer."""
 
     checkpoint: Checkpoint
     model: Model
@@ -77,7 +77,7 @@ class Subject:
     ) -> Subject:
         """Load a checkpoint and its tokenizer; refuse a tokenizer with more ids than the model.
 
-        base: the weights that adapters belong to, if they have moved. weights: the type of matrices on a device.
+        base: the base weights of adapters, if they were moved. weights: the type of matrices on a device.
         """
         if weights != "fp32" and device.kind == "cpu":
             raise InputError(f"--weights {weights}: a CPU evaluates in fp32", "leave out --weights")
@@ -88,7 +88,7 @@ class Subject:
         loaded = Tokenizer.load(tokenizer or folder / TOKENIZER)
         model = load_model(checkpoint, base, device, weights)
         if loaded.vocab > model.config.vocab:
-            problem = f"the tokenizer has {loaded.vocab:,} ids, and the model {model.config.vocab:,}"
+            problem = f"the tokenizer has {loaded.vocab:,} ids, but the model only {model.config.vocab:,}"
             raise InputError(problem, "use the tokenizer that made the training data")
         glm = None
         if isinstance(model, GLM):
@@ -97,14 +97,14 @@ class Subject:
 
 
 Report = Callable[[int, int, int], None]
-"""Called after each batch with the requests that are done, all requests, and the tokens read by this process."""
+"""Called after each batch with the number of finished requests, of all requests, and of tokens read here."""
 
 
 def evaluate(subject: Subject, order: Order, group: Group, report: Report) -> Result:
-    """Run one task over the ranks of a group; rank 0 writes the result into the order's folder."""
+    """Run one task on the ranks of a group and return its result; rank 0 also writes it into the order's folder."""
     if order.task in CONTINUING and subject.reader.glm is not None:
         raise InputError(
-            f"task {order.task} continues a text, and this model is a GLM", "use --task copa or choice"
+            f"task {order.task} continues a text, but this model is a GLM", "use --task copa or choice"
         )
     inputs = _inputs(subject, order)
     task = TASKS[order.task](inputs)
@@ -176,7 +176,7 @@ def _score(
     group: Group,
     report: Report,
 ) -> list[Score]:
-    """Return the score of every request; each rank computes every so-many-th batch of those that are missing."""
+    """Return the score of every request; the ranks divide the batches of requests without a score."""
     scorer: Scorer | PackedScorer = Scorer(subject.model, subject.reader.glm, order.batch_tokens)
     if not packed_scorer.why_not(subject.model):
         scorer = PackedScorer(subject.model, order.batch_tokens)
@@ -197,7 +197,7 @@ def _score(
 
 
 def check_task(name: str) -> str:
-    """Return the name of a task; refuse an unknown one."""
+    """Return the name of a task; raise an InputError if it is unknown."""
     if name not in TASKS:
         raise InputError(f"there is no task {name!r}", f"use one of: {', '.join(TASKS)}")
     return name

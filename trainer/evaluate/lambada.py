@@ -1,7 +1,7 @@
 """LAMBADA: predict the last word of a passage.
 
-Conventions: `lm-eval` and `megatron-strict` ask for the last word, all of whose tokens must be the most likely ones;
-`megatron` asks only for the last token. Figures of different data files differ by several points.
+With the conventions `lm-eval` and `megatron-strict`, all tokens of the last word must be the most likely ones; with
+`megatron`, only the last token. Results on different versions of the data differ by several points.
 """
 
 from __future__ import annotations

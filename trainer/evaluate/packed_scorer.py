@@ -1,4 +1,4 @@
-"""Score requests with packed matrices over a paged cache: no padding, and a context that texts share is read once."""
+"""Score requests with packed matrices over a paged cache: no padding, and a shared context is computed only once."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from trainer.generate.modules import Step, page_bytes
 from trainer.generate.network import of_model, spans_of
 from trainer.model.gpt import GPT
 
-# New tokens of a step: their logits take 100 MB with 50,257 columns of fp32.
+# New tokens per step: with 50,257 columns in fp32 their logits take 100 MB.
 STEP_TOKENS = 512
-# The cache has pages for at least so many tokens, so that short texts fill a step.
+# The cache has pages for at least this many tokens, so that short texts fill a step.
 CACHED_TOKENS = 1024
 
 
 def why_not(model: Model) -> str:
-    """Return why a model cannot be scored this way; "" if it can."""
+    """Return why a model cannot be scored with packed matrices; "" if it can."""
     parameters = list(model.parameters())
     if parameters[0].device.type != "cpu":
         return "it is not on the CPU"
     if not isinstance(model, GPT) or model.config.experts:
         return "it is a GLM, or has experts"
     if model.config.rope.scaling == "dynamic":
-        return "its angles depend on the length of the text"
+        return "its rotary angles depend on the length of the text"
     size = sum(parameter.numel() * 4 for parameter in parameters) + _pages(model) * page_bytes(model.config)
     if size > free_memory() // 2:
         return "there is no memory for a packed copy"
@@ -45,7 +45,7 @@ def _pages(model: GPT) -> int:
 
 @dataclass(frozen=True)
 class _Part:
-    """Tokens [begin, end) of a request of a batch, and the pages of the request."""
+    """Tokens [begin, end) of a request in a batch, and the pages of the request."""
 
     index: int
     request: Request
@@ -64,7 +64,7 @@ class PackedScorer:
         self._network = of_model(model, self._pages)
 
     def batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
-        """Yield indices of requests in batches that the cache has pages for; equal contexts are neighbours."""
+        """Yield batches of request indices that fit the cache's pages; requests with the same context are adjacent."""
         order = sorted(
             range(len(requests)),
             key=lambda index: (-len(requests[index].context), requests[index].context, index),
@@ -92,8 +92,10 @@ class PackedScorer:
         return [Score(total, best) for total, best in zip(totals, greedy, strict=True)]
 
     def _computed(self, parts: Sequence[_Part]) -> Iterator[tuple[int, float, bool]]:
-        """Compute a step; yield for each token of a target the index of its request, its log probability, and whether
-        it is the most likely one."""
+        """Compute a step.
+
+        Yield for each token of a target its request's index, its log probability, and whether it is the most likely.
+        """
         ids, positions = list[int](), list[int]()
         wanted, targets, owners = list[int](), list[int](), list[int]()
         for part in parts:
@@ -120,12 +122,12 @@ class PackedScorer:
 
 
 def _placed(requests: Sequence[Request]) -> Iterator[_Part]:
-    """Yield each request with its pages; full pages of a context that it shares with the one before are used again."""
+    """Yield each request with its pages; it reuses the full pages of a context that the previous request has too."""
     table, taken = list[int](), 0
     for index, request in enumerate(requests):
         shared = 0
         if index and request.context == requests[index - 1].context:
-            # The last token of the context is computed again, for its logits.
+            # The last token of the context is recomputed, because its logits are needed.
             shared = (len(request.context) - 1) // PAGE
         new = -(-request.length // PAGE) - shared
         table = table[:shared] + list(range(taken, taken + new))
@@ -134,7 +136,7 @@ def _placed(requests: Sequence[Request]) -> Iterator[_Part]:
 
 
 def _steps(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
-    """Yield the parts of each step; a part that does not fit into a step is continued in the next."""
+    """Yield the parts of each step; a part that does not fit into a step is continued in the next step."""
     step, room = list[_Part](), STEP_TOKENS
     for part in parts:
         begin = part.begin

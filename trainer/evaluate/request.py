@@ -1,4 +1,4 @@
-"""What a task asks of the model, and what the model answers."""
+"""The requests of a task to the model, and the model's scores."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Score:
-    """The model's answer to a request."""
+    """The result of a request."""
 
     log_likelihood: float
-    """Sum over the target's tokens, in nats."""
+    """The sum of log probabilities over the target's tokens, in nats."""
     greedy: bool
-    """Whether each token of the target is the most likely one."""
+    """Whether every token of the target is the most likely one."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One document of a task, as requests."""
+    """One document of a task as a list of requests."""
 
     requests: tuple[Request, ...]
     truncated: bool = False
-    """Whether the context lost tokens on the left because the model's window is shorter."""
+    """Whether the context was cut on the left to fit the model's window."""

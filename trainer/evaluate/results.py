@@ -1,4 +1,4 @@
-"""The result of an evaluation as a file, and the scores that an unfinished one leaves."""
+"""The result of an evaluation as a file, and the saved scores of an unfinished evaluation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Source:
-    """What was evaluated on what: everything that a figure depends on."""
+    """The checkpoint, the data and all settings that determine a result."""
 
     task: str
     convention: str
     checkpoint: str
     step: int
     checkpoint_sha256: str
-    """Of the manifest, which contains the hashes of all files."""
+    """The hash of the manifest, which contains the hashes of all files."""
     data: str
     data_sha256: str
     tokenizer_sha256: str
@@ -35,19 +35,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one task."""
+    """The result of one task."""
 
     source: Source
     metrics: Mapping[str, Metric]
     documents: int
     truncated: int
-    """Documents whose context lost tokens on the left."""
+    """The number of documents whose context was cut on the left."""
     tokens: int
-    """Tokens that the model read."""
+    """The number of tokens that the model read."""
     seconds: float
 
     def as_json(self) -> dict[str, object]:
-        """Return the result as it is written and shown."""
+        """Return the result as a JSON object."""
         return {
             "format": FORMAT,
             **asdict(self.source),
@@ -64,27 +64,27 @@ class Result:
 
 
 def write_result(folder: Path, key: str, result: Result) -> Path:
-    """Write a result into a folder and return its file; the same evaluation replaces its older result."""
+    """Write a result into a folder and return its file; a repeated evaluation overwrites its older result."""
     file = folder / f"{result.source.task}-step-{result.source.step:08d}-{key[:12]}.json"
     replace_file(file, (json.dumps(result.as_json(), indent=1) + "\n").encode())
     return file
 
 
 class Progress:
-    """Scores of finished requests in a file, so that an evaluation continues after it was killed."""
+    """Scores of finished requests in a file, so that a killed evaluation can continue."""
 
     def __init__(self, folder: Path, key: str, rank: int) -> None:
-        """`key` identifies the evaluation; every rank writes its own file and reads those of all."""
+        """`key` identifies the evaluation; each rank writes its own file and reads the files of all ranks."""
         self._folder, self._key = folder, key
         self._file = folder / f".unfinished-{key}-{rank}.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._stream = self._file.open("a", encoding="ascii")
         except OSError as error:
-            raise InputError(f"{folder}: {error.strerror}", "name a folder with --output") from None
+            raise InputError(f"{folder}: {error.strerror}", "give a folder to --output") from None
 
     def read(self, requests: int) -> dict[int, Score]:
-        """Return the scores that are there, by the request's index; ignore a line that was cut off."""
+        """Return the saved scores by request index; a truncated line is ignored."""
         scores = {}
         for file in sorted(self._folder.glob(f".unfinished-{self._key}-*.jsonl")):
             for line in file.read_text(encoding="ascii", errors="replace").splitlines():
@@ -97,14 +97,14 @@ class Progress:
         return scores
 
     def add(self, scores: Mapping[int, Score]) -> None:
-        """Record the scores of one batch."""
+        """Append the scores of one batch."""
         lines = (json.dumps([index, score.log_likelihood, score.greedy]) for index, score in scores.items())
-        # A line that a kill cut off must not swallow the first of these.
+        # After a truncated line, start on a new line.
         self._stream.write("\n" + "\n".join(lines) + "\n")
         self._stream.flush()
 
     def remove(self) -> None:
-        """Delete this rank's file: the result is complete."""
+        """Delete this rank's file, because the result is complete."""
         self._file.unlink(missing_ok=True)
 
     def __enter__(self) -> Progress:

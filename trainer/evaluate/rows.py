@@ -1,4 +1,4 @@
-"""Read the records of a task's data file and report all faults together."""
+"""Read the records of a task's data file; all faults are reported together."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def read_records(
     example: str,
     fault_of: Callable[[Record], str] = lambda record: "",
 ) -> list[Record]:
-    """Return the records of a JSON-lines file; refuse one that lacks a field or has a wrong type or value in it.
+    """Return the records of a JSON-lines file; refuse records with a missing field, a wrong type or a wrong value.
 
-    `fault_of` returns what is wrong with the values of a record whose types are right, or "".
+    `fault_of` returns the fault in the values of a record whose types are right, or "".
     """
     records, faults = [], list[str]()
     for number, line in enumerate(_lines(path), 1):
@@ -51,7 +51,7 @@ def read_records(
 
 
 def check_faults(faults: list[str], remedy: str) -> None:
-    """Raise an error with the first faults and the number of the others."""
+    """Raise an error with the first faults and the number of further faults."""
     if not faults:
         return
     more = [f"... and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
@@ -59,7 +59,7 @@ def check_faults(faults: list[str], remedy: str) -> None:
 
 
 def read_text(path: Path, remedy: str = "name a local file with --data") -> str:
-    """Return the text of a file; refuse one that is not UTF-8."""
+    """Return the text of a file; raise an InputError if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

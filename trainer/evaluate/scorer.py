@@ -13,7 +13,7 @@ from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.samples.glm_windows import GlmTokens
 
-# A batch has at most this many tokens, padding included: enough to keep two cores busy with matrix products.
+# A batch has at most this many tokens, padding included: enough to keep two cores busy.
 BATCH_TOKENS = 4096
 # Logits are computed for this many positions at a time: 50,257 columns of fp32 make 51 MB.
 LOGIT_ROWS = 256
@@ -30,7 +30,7 @@ class Scorer:
         self.device = next(model.parameters()).device
 
     def batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
-        """Yield indices of requests in batches, long requests first, so that too little memory shows early."""
+        """Yield indices of requests in batches, longest requests first, so that a lack of memory shows early."""
         order = sorted(range(len(requests)), key=lambda index: (-requests[index].length, index))
         batch: list[int] = []
         for index in order:
@@ -62,7 +62,7 @@ class Scorer:
         return scores
 
     def _of_gpt(self, model: GPT, requests: Sequence[Request]) -> Tensor:
-        """Return hidden states of rows of a context and its target without the last token."""
+        """Return the hidden states of rows that consist of a context and its target without the last token."""
         ids = torch.zeros(len(requests), max(request.length for request in requests), dtype=torch.long)
         for row, request in enumerate(requests):
             inputs = (*request.context, *request.target[:-1])
@@ -70,7 +70,7 @@ class Scorer:
         return model.hidden(ids.to(self.device))
 
     def _of_glm(self, model: GLM, requests: Sequence[Request]) -> Tensor:
-        """Return hidden states of rows of a source, the start of a piece and the target without its last token."""
+        """Return the hidden states of rows: the source, the start of a piece, and the target without its last token."""
         assert self.tokens is not None
         length = max(request.length for request in requests)
         ids, positions = (
@@ -88,7 +88,7 @@ class Scorer:
         return model.hidden(ids.to(self.device), positions.to(self.device), separators.to(self.device))
 
     def _log_likelihoods(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each row the log probability of its target, and whether no other token is more likely."""
+        """Return for each row the log probability of its target, and whether the target is the most likely token."""
         likelihoods, best = [], []
         for rows, wanted in zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
             logits = self.model.head.logits(rows).float()

@@ -1,4 +1,4 @@
-"""Means and their standard errors."""
+"""Means, perplexities and their standard errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure and its standard error; None where the convention defines none."""
+    """A value and its standard error; the error is None if the convention defines none."""
 
     value: float
     error: float | None = None
 
 
 def mean(values: Sequence[float]) -> Metric:
-    """Return the mean, and the sample's standard deviation over the square root of its size."""
+    """Return the mean and its standard error."""
     count = len(values)
     average = math.fsum(values) / count
     if count < 2:
@@ -26,14 +26,14 @@ def mean(values: Sequence[float]) -> Metric:
 
 
 def perplexity(log_likelihoods: Sequence[float]) -> Metric:
-    """Return exp(-mean); its standard error by the delta method."""
+    """Return exp(-mean), with a standard error by the delta method."""
     average = mean([-value for value in log_likelihoods])
     value = exp(average.value)
     return Metric(value, None if average.error is None else value * average.error)
 
 
 def ratio_perplexity(log_likelihoods: Sequence[float], weights: Sequence[float]) -> Metric:
-    """Return exp(-sum / sum of weights), as for perplexity per word; its standard error by the delta method."""
+    """Return exp(-sum / sum of weights), such as perplexity per word, with a standard error by the delta method."""
     total = math.fsum(weights)
     value, count = exp(-math.fsum(log_likelihoods) / total), len(weights)
     if count < 2:
@@ -45,5 +45,5 @@ def ratio_perplexity(log_likelihoods: Sequence[float], weights: Sequence[float])
 
 
 def exp(value: float) -> float:
-    """Return e to the power of `value`, or infinity where that is too large."""
+    """Return e to the power of `value`; infinity if that is too large."""
     return math.exp(value) if value < 700 else math.inf

@@ -1,4 +1,4 @@
-"""What every task provides, and what it is built from."""
+"""The interface of a task, and its inputs."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from trainer.evaluate.text import Reader
 
 
 class Task(Protocol):
-    """Examples with requests, and the metrics that follow from their scores."""
+    """Examples with requests, and metrics that are computed from their scores."""
 
     convention: str
 
     @property
     def examples(self) -> Sequence[Example]:
-        """Return the documents of the task as requests."""
+        """Return the documents of the task, each with its requests."""
 
     def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
-        """Return the figures of the task from the scores of each example's requests."""
+        """Return the metrics of the task, given the scores of each example's requests."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the user asks: the data, and how to read and score it."""
+    """The data that the user chose, and how to read and score it."""
 
     data: Path
     reader: Reader
     convention: str = ""
-    """One of the task's conventions; "" for its first."""
+    """One of the task's conventions; "" means its first."""
     stride: int = 32
     """Tokens between the starts of overlapping windows (Megatron's convention for WikiText)."""
     pattern: int = 0
-    """Which wording of a GLM cloze question."""
+    """Which wording of a GLM cloze question is used."""
     split: str = "all"
-    """Which part of a corpus in .bin/.idx form: train, valid, test or all."""
+    """The part of a .bin/.idx corpus: train, valid, test or all."""
     fractions: str = ""
-    """How the training divided its corpora, as in train.data.split."""
+    """How the training split its corpora, as in train.data.split."""
     limit: int = 0
-    """Use only the first N documents; 0 for all."""
+    """Use only the first N documents; 0: use all."""
 
     def pick(self, task: str, conventions: Sequence[str]) -> str:
-        """Return the convention to use; refuse one that the task does not have."""
+        """Return the convention to use; raise an InputError if the task does not have it."""
         if self.convention and self.convention not in conventions:
             problem = f"task {task} has no convention {self.convention!r}"
             raise InputError(problem, f"use one of: {', '.join(conventions)}")

@@ -1,4 +1,4 @@
-"""The tasks of an evaluation by their names."""
+"""The tasks of an evaluation by name."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TASKS: Mapping[str, Callable[[Inputs], Task]] = {
     "copa": Copa,
     "choice": Choices,
 }
-# Tasks that continue a text, which a GLM does not do.
+# Tasks that continue a text, which a GLM can't do.
 CONTINUING = ("ppl", "lambada", "wikitext")
 
 
 def by_example(task: Task, scores: Sequence[Score]) -> list[list[Score]]:
-    """Return the scores of each example's requests."""
+    """Return the scores grouped by example."""
     taken, grouped = iter(scores), []
     for example in task.examples:
         grouped.append([next(taken) for _ in example.requests])

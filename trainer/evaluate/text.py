@@ -13,19 +13,19 @@ from trainer.samples.glm_windows import GlmTokens
 
 @dataclass(frozen=True)
 class Reader:
-    """The tokenizer and the window of the model that is evaluated."""
+    """The tokenizer and the window of the evaluated model."""
 
     tokenizer: Tokenizer
     window: int
-    """The most tokens that the model reads."""
+    """The most tokens that the model reads at a time."""
     glm: GlmTokens | None = None
     """GLM's special tokens, if the model is a GLM."""
 
     def continuation(self, context: str, target: str) -> tuple[Request, bool]:
         """Return the request for a target that continues a context, and whether the context was cut.
 
-        As lm-eval does: spaces at the end of the context belong to the target, context and target are encoded together,
-        and an empty context becomes the end of a document.
+        As in lm-eval: spaces at the end of the context are moved to the target, context and target are encoded
+        together, and an empty context becomes an end-of-document token.
         """
         stripped = context.rstrip()
         context, target = stripped, context[len(stripped) :] + target
@@ -35,17 +35,17 @@ class Reader:
         return self.cut(*ids)
 
     def cut(self, context: Sequence[int], target: Sequence[int]) -> tuple[Request, bool]:
-        """Return a request whose context keeps the last tokens that fit the window, and whether it lost any."""
+        """Return a request whose context keeps the last tokens that fit the window, and whether the context was cut."""
         room = self.window + 1 - len(target)
         if not target or room < 1:
-            problem = f"a text to score has {len(target)} tokens, and the model reads {self.window}"
+            problem = f"a text to score has {len(target)} tokens, but the model reads {self.window} at most"
             raise InputError(problem, "score texts of at least one token that fit the window")
         return Request(tuple(context[-room:]), tuple(target)), len(context) > room
 
     def rolling(self, ids: Sequence[int]) -> Example:
-        """Return requests that score every token of a document once, in disjoint windows, as lm-eval does.
+        """Return requests that score each token of a document once, in disjoint windows, as lm-eval does.
 
-        The first window begins with the end of a document; the last one is filled up with context.
+        The first window begins with an end-of-document token; the last is filled up with earlier tokens as context.
         """
         known, requests = [self.tokenizer.eod, *ids], []
         for start in range(0, len(ids), self.window):
@@ -56,9 +56,9 @@ class Reader:
         return Example(tuple(requests))
 
     def overlapping(self, ids: Sequence[int], stride: int) -> Iterator[Request]:
-        """Yield requests that score every token but the first, in windows that start every `stride` tokens.
+        """Yield requests that score each token but the first, in windows that start every `stride` tokens.
 
-        As Megatron does: the first window counts whole, every later one counts its last `stride` tokens.
+        As in Megatron: the first window is scored whole, each later window only in its last `stride` tokens.
         """
         for start in range(0, max(1, len(ids) - 1), stride):
             scored = 1 if start == 0 else start + self.window + 1 - stride
@@ -67,15 +67,15 @@ class Reader:
                 yield Request(tuple(ids[start:scored]), tuple(ids[scored:end]))
 
     def cloze_source(self, before: str, after: str) -> tuple[tuple[int, ...], int]:
-        """Return the source of a cloze question, a text with one [MASK] in it, and the index of its mask."""
+        """Return the source of a cloze question (a text with one [MASK]) and the index of its mask."""
         assert self.glm is not None
         head = [self.glm.enc, *self.tokenizer.encode(before)]
         return (*head, self.glm.mask, *self.tokenizer.encode(after), self.glm.eos), len(head)
 
     def cloze(self, source: tuple[int, ...], mask: int, answers: Sequence[Sequence[int]]) -> Example:
-        """Return the requests for the answers to a cloze question; refuse one that does not fit the window."""
+        """Return the requests for the answers to a cloze question; refuse a question that does not fit the window."""
         length = len(source) + max(map(len, answers))
         if length > self.window:
-            problem = f"a question makes {length} tokens, and the model reads {self.window}"
+            problem = f"a question has {length} tokens, but the model reads {self.window} at most"
             raise InputError(problem, "shorten it, or use a model with a longer window")
         return Example(tuple(Request(source, tuple(answer), mask) for answer in answers))

@@ -1,8 +1,8 @@
-"""WikiText: perplexity per word of articles.
+"""WikiText: perplexity of articles per word.
 
-`lm-eval`: a file of JSON lines with one article each; disjoint windows per article; words and bytes are counted before
-the tokenisation of the corpus is undone. `megatron`: the corpus as one text; overlapping windows over the whole stream;
-perplexity per token, and the same adjusted to the words of the original.
+`lm-eval`: a JSON-lines file with one article per line; disjoint windows in each article; words and bytes are counted
+before detokenization. `megatron`: the corpus as one text; overlapping windows over the whole stream; perplexity per
+token, and the same adjusted to the words of the original text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.evaluate.task import Inputs, Task, sums
 
 CONVENTIONS = ("lm-eval", "megatron")
 EXAMPLE = '{"page": "the text of one article"}'
-# Megatron limits the exponent, so that a diverged model still has a finite perplexity.
+# Megatron limits the exponent, so that the perplexity of a diverged model is finite.
 MOST_LOSS = 20.0
 
 
@@ -56,7 +56,7 @@ class Articles:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Tokens of a corpus: words of the original, and ids of the tokenizer."""
+    """The numbers of words in the original text and of the tokenizer's ids."""
 
     original: int
     encoded: int

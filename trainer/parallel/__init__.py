@@ -1,1 +1,1 @@
-"""Ranks as groups: the exchanges of tensor, sequence and pipeline parallelism."""
+"""Groups of ranks, and the exchanges of tensor, sequence and pipeline parallelism."""

@@ -1,4 +1,4 @@
-"""Process groups of ranks and their collectives, which do nothing for a rank alone."""
+"""Process groups of ranks and their collectives, which do nothing on a single rank."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from trainer.parallel.tensor import ALONE, Parallel
 
 T = TypeVar("T")
 
-# A rank waits this long for the others: longer than the slowest step or save, shorter than a night.
+# The timeout of a collective: longer than the slowest step or save, shorter than a night.
 PATIENCE = timedelta(minutes=10)
-# A rank waits this long for the others to start: before, each node builds its index of samples at its own speed. The
-# launcher reports ranks that died before.
+# How long a rank waits for the others to start; before that, each node builds its index of samples at its own speed.
+# The launcher reports ranks that die earlier.
 ARRIVAL = timedelta(hours=12)
 
 
 class Group:
-    """All ranks of a run, or some of them. Every method is a collective."""
+    """All ranks of a run, or some of them. All methods are collectives."""
 
     def __init__(
         self,
@@ -41,21 +41,21 @@ class Group:
         handle: Any = None,
         store: Any = None,
     ) -> None:
-        """`rank` and `world` count within the group; `members`: its ranks as the run counts them.
+        """`rank` and `world` count within the group; `members`: the numbers of its ranks within the run.
 
-        `store`: where the ranks met; None for a rank alone.
+        `store`: the store through which the ranks connected; None for a single rank.
         """
         self.rank = rank
         self.world = world
         self.device = device
         self.members = tuple(members) or tuple(range(world))
-        # Torch's process group; None is the one of all ranks.
+        # Torch's process group; None means the group of all ranks.
         self.handle = handle
         self.store = store
 
     @classmethod
     def join(cls, environment: Env, device: Device, always: bool = False) -> Group:
-        """Join the other ranks and return their group; with `always`, a rank alone has a process group too."""
+        """Connect to the other ranks and return their group; with `always`, a single rank gets a process group too."""
         rank, world, store = environment.rank, environment.world_size, None
         if world > 1:
             store = _open_store(environment)
@@ -80,13 +80,13 @@ class Group:
         return float(tensor.item())
 
     def broadcast(self, tensors: Iterable[Tensor], source: int = 0) -> None:
-        """Overwrite the tensors with those of the rank `source`."""
+        """Overwrite the tensors with those of rank `source`."""
         if self.world > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, self.members[source], group=self.handle)
 
     def share(self, value: T) -> T:
-        """Return rank 0's value (numbers, text, lists of them) on every rank."""
+        """Return rank 0's value (numbers, text or lists of them) on every rank."""
         if self.world == 1:
             return value
         box: list[Any] = [value]
@@ -94,7 +94,7 @@ class Group:
         return cast("T", box[0])
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in their order, on every rank."""
+        """Return the values of all ranks, in rank order, on every rank."""
         if self.world == 1:
             return [value]
         box: list[Any] = [None] * self.world
@@ -112,13 +112,13 @@ class Groups:
 
     everyone: Group
     data: Group
-    """Ranks with the same part of the model and other samples."""
+    """Data parallel: ranks with the same part of the model and different samples."""
     tensor: Parallel
-    """Ranks that share every layer and see the same samples."""
+    """Tensor parallel: ranks that share every layer and process the same samples."""
     pipeline: Pipeline = UNDIVIDED
-    """Stages of the same pipeline, which see the same samples."""
+    """Pipeline: the stages of one model, which process the same samples."""
     context: Parallel = ALONE
-    """Data parallel ranks that see the same samples, each its own stretch of the tokens."""
+    """Context parallel: ranks that process the same samples, each its own part of the tokens."""
 
     @classmethod
     def of(
@@ -145,16 +145,16 @@ class Groups:
 
     @property
     def dropout_place(self) -> int:
-        """Return a number that seeds dropout; ranks with the same activations have the same number."""
+        """Return a number to seed dropout with; it is equal on ranks with the same activations."""
         if self.tensor.divides_sequence:
             return self.everyone.rank
         return self.data.rank + self.data.world * self.pipeline.stage
 
 
 def _new_group(members: Sequence[int], everyone: Group) -> Group:
-    """Return the group of `members`, which include this rank; all of them create their groups in the same order.
+    """Return the group of `members`, which include this rank; all members create their groups in the same order.
 
-    Only its members synchronize: with all ranks for every group, the groups of a thousand ranks take minutes.
+    Only the members synchronize: if all ranks took part in each group, a thousand ranks would need minutes.
     """
     if len(members) == everyone.world:
         return everyone
@@ -163,9 +163,9 @@ def _new_group(members: Sequence[int], everyone: Group) -> Group:
 
 
 def _new_pipeline(members: Sequence[int], everyone: Group, interleave: int, tied: bool) -> Pipeline:
-    """Return the pipeline of `members`, with the groups for messages between stages."""
+    """Return the pipeline of `members`, including the groups for messages between stages."""
     pipeline = _new_group(members, everyone)
-    # Then two neighbours send in both directions.
+    # With two stages, the same two neighbours send in both directions.
     two_ways = 2 if len(members) == 2 and interleave > 1 else 1
     backward, forward = (
         tuple(
@@ -175,7 +175,7 @@ def _new_pipeline(members: Sequence[int], everyone: Group, interleave: int, tied
         for _ in range(2)
     )
     ends = pipeline.handle
-    # The last group, since not all make it.
+    # Create this group last, because not all ranks create it.
     if len(members) > 2 and pipeline.rank in (0, pipeline.world - 1):
         both = [members[0], members[-1]]
         ends = dist.new_group(both, timeout=PATIENCE, use_local_synchronization=True)
@@ -185,10 +185,10 @@ def _new_pipeline(members: Sequence[int], everyone: Group, interleave: int, tied
 
 
 def _open_store(environment: Env) -> Any:
-    """Return the store once all ranks have joined, so that no timeout of a collective runs before."""
+    """Return the store after all ranks have joined, so that no collective times out during the start."""
     host, port, world = environment.master_addr, environment.master_port, environment.world_size
     make: Any = dist.TCPStore  # type: ignore[attr-defined]
-    # rank 0 waits for all.
+    # Rank 0 waits for all ranks.
     store = make(host, port, world, environment.rank == 0, timeout=ARRIVAL)
     if environment.rank == 0:
         store.set("everyone", "is here")
@@ -199,10 +199,10 @@ def _open_store(environment: Env) -> Any:
 
 
 def leave(group: Group, code: int) -> None:
-    """End this process after a good run, without the usual teardown of the interpreter.
+    """End this process after success, without the usual teardown of the interpreter.
 
-    A gloo rank that is torn down in the usual way aborts now and then on a loaded machine
-    (`terminate called without an active exception`): 7 of 30 runs; with a barrier and _exit 0 of 10.
+    With the usual teardown, a gloo rank on a loaded machine sometimes aborts (`terminate called without an active
+    exception`): in 7 of 30 runs. With a barrier and _exit it was 0 of 10.
     """
     group.barrier()
     sys.stdout.flush()

@@ -2,9 +2,9 @@
 
 The order is one forward, one backward (1F1B), plain or interleaved.
 
-The orders are torch's own (tests compare them). Its schedules themselves are not used: they take 1.8 s of every rank's
-start to load, keep a receiving buffer for every micro-batch of a step, and want all micro-batches in one shape, which
-GLM's rows have not.
+The orders are the same as torch's (tests compare them). Torch's schedules are not used, because they take 1.8 s to load
+on every rank, keep a receive buffer for each micro-batch of a step, and need micro-batches of equal shape, while GLM's
+rows vary in length.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from torch import Tensor
 
 from trainer.device import Device
 
-# The first stage embeds with it; the last one has a copy for the output.
+# The first stage uses it for embeddings; the last stage has a copy for the output.
 TIED = "tokens.weight"
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages that together hold a model; the default is a rank that holds it alone."""
+    """The stages that together hold a model; by default one rank holds the whole model."""
 
     stage: int = 0
     ranks: tuple[int, ...] = (0,)
-    """The rank of every stage."""
+    """The ranks of all stages."""
     interleave: int = 1
-    """Pieces of the model per stage."""
+    """How many pieces of the model each stage has."""
     tied: bool = True
     """Whether the first and the last stage share the token table."""
     group: Any = None
-    """torch's process group of these ranks."""
+    """Torch's process group of these ranks."""
     ends: Any = None
-    """Group of the first and the last stage; None on other stages."""
+    """The group of the first and the last stage; None on other stages."""
     ways: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
-    """Groups for what the passes send backward and forward, by the sender's stage in turn.
+    """Groups for the messages of the backward and forward passes, which alternate by the sender's stage.
 
-    Each carries one kind of message in one direction between two ranks. NCCL queues all between two ranks of a group,
-    so that two of them that send first and receive then would wait for each other.
+    Each group carries one kind of message in one direction between two ranks. NCCL runs the operations between two
+    ranks of a group in order, so two ranks that both send before they receive would wait for each other forever.
     """
 
     @property
@@ -60,25 +60,25 @@ class Pipeline:
         return self.ways[forward][sender % len(self.ways[forward])]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over the stages in place and return the result."""
+        """Sum `x` over the stages in place and return it."""
         if self.stages > 1:
             dist.all_reduce(x, group=self.group)
         return x
 
     def total(self, value: float, device: Device) -> float:
-        """Return the sum of a number over the stages."""
+        """Return the sum of a number over all stages."""
         if self.stages == 1:
             return value
         kind = torch.float64 if device.kind == "cpu" else torch.float32
         return float(self.sum(torch.tensor(value, dtype=kind, device=device.name)).item())
 
     def sum_ends(self, x: Tensor) -> None:
-        """Sum in place over the first and the last stage, if they share the token table."""
+        """Sum `x` in place over the first and the last stage, if they share the token table."""
         if self.tied and self.stages > 1 and (self.is_first or self.is_last):
             dist.all_reduce(x, group=self.ends)
 
     def counts(self, name: str) -> bool:
-        """Return whether a norm counts this stage's copy of a parameter."""
+        """Return whether this stage's copy of a parameter counts in a norm over all stages."""
         return name != TIED or self.is_first
 
 
@@ -86,16 +86,16 @@ UNDIVIDED = Pipeline()
 
 
 class Action(NamedTuple):
-    """One pass of one micro-batch through one of the stage's pieces."""
+    """A forward or backward pass of one micro-batch through one of the stage's pieces."""
 
     forward: bool
     piece: int
-    """Index among the stage's pieces."""
+    """The index of the piece within the stage."""
     micro: int
 
 
 def one_forward_one_backward(stage: int, stages: int, pieces: int, micros: int) -> list[Action]:
-    """Return a stage's actions of a step (1F1B); several pieces are interleaved in groups of `stages`."""
+    """Return the actions of a stage in one step (1F1B); with several pieces, interleaved in groups of `stages`."""
     forwards = forward_only(stages, pieces, micros)
     backwards = [Action(False, pieces - 1 - action.piece, action.micro) for action in forwards]
     ahead = stages - 1 - stage
@@ -107,7 +107,7 @@ def one_forward_one_backward(stage: int, stages: int, pieces: int, micros: int) 
 
 
 def forward_only(stages: int, pieces: int, micros: int) -> list[Action]:
-    """Return every stage's actions of an evaluation."""
+    """Return the actions of every stage in an evaluation."""
     if pieces == 1:
         return [Action(True, 0, micro) for micro in range(micros)]
     return [
@@ -119,12 +119,12 @@ def forward_only(stages: int, pieces: int, micros: int) -> list[Action]:
 
 
 def source_of(action: Action, stage: int, stages: int, pieces: int) -> int | None:
-    """Return the stage whose result an action needs, or None."""
+    """Return the stage whose result an action needs, or None if it needs none."""
     if action.forward:
         return None if stage == 0 and action.piece == 0 else (stage - 1) % stages
     return None if stage == stages - 1 and action.piece == pieces - 1 else (stage + 1) % stages
 
 
 def target_of(action: Action, stage: int, stages: int, pieces: int) -> int | None:
-    """Return the stage that needs an action's result, or None."""
+    """Return the stage that needs an action's result, or None if no stage does."""
     return source_of(action._replace(forward=not action.forward), stage, stages, pieces)

@@ -1,9 +1,8 @@
 """Tensor and sequence parallel: the exchanges within a pass between ranks that share every layer.
 
-A pair of matrices needs two exchanges: the first is cut by its outputs (columns), the second by its inputs (rows),
-so that only what enters the pair in the backward pass and what leaves it in the forward pass is summed. Sequence
-parallel keeps the same bytes but divides a sum's result along the sequence, so that layer norms and dropout between
-the pairs are divided too.
+A pair of matrices needs two exchanges: the first matrix is cut by outputs (columns), the second by inputs (rows), so
+only the gradient of the pair's input and the pair's result must be summed. Sequence parallel moves the same number of
+bytes but divides the sum along the sequence, so that norms and dropout between the pairs are divided too.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ SEQUENCE = 1
 
 @dataclass(frozen=True)
 class Parallel:
-    """This rank's place in its tensor parallel group; the default is a rank alone."""
+    """This rank's place in its tensor parallel group; by default a single rank."""
 
     rank: int = 0
     size: int = 1
     group: Any = None
-    """torch's process group of these ranks."""
+    """Torch's process group of these ranks."""
     sequence: bool = False
     """Whether activations between the matrices are divided along the sequence."""
 
@@ -38,20 +37,20 @@ class Parallel:
         return self.sequence and self.size > 1
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return `x` for matrices cut by columns, of which every rank has all; the backward pass sums its gradient.
+        """Return `x`, which all ranks have, as input for matrices cut by columns; the backward pass sums its gradient.
 
-        With sequence parallel see `column_linear`.
+        With sequence parallel use `column_linear`.
         """
         return x if self.size == 1 else _apply(_Copied, x, self)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks after a matrix divided by rows; with sequence parallel its own part."""
+        """Return the sum over the ranks after a matrix cut by rows; with sequence parallel, this rank's part of it."""
         if self.size == 1:
             return x
         return _apply(_Scattered if self.sequence else _Summed, x, self)
 
     def own(self, x: Tensor, dim: int = SEQUENCE) -> Tensor:
-        """Return this rank's part of `x`, which every rank has; the backward pass gathers the gradient."""
+        """Return this rank's part of `x`, which all ranks have; the backward pass gathers the gradient."""
         return x if self.size == 1 else _apply(_Own, x, self, dim)
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
@@ -59,13 +58,13 @@ class Parallel:
         return x if self.size == 1 else _apply(_Whole, x, self, dim)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over the ranks in place and return the result; no gradient."""
+        """Sum `x` over the ranks in place and return it; no gradient."""
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
 
     def largest(self, x: Tensor) -> Tensor:
-        """Take the maximum over the ranks in place and return it; no gradient."""
+        """Replace `x` by the maximum over the ranks and return it; no gradient."""
         if self.size > 1:
             dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
         return x
@@ -79,7 +78,7 @@ class Parallel:
         return torch.cat(parts, dim)
 
     def stacked(self, x: Tensor) -> Tensor:
-        """Return the ranks' tensors of one shape, (ranks, ...); no gradient."""
+        """Return the ranks' tensors, all of one shape, as (ranks, ...); no gradient."""
         return self.gather(x.unsqueeze(0), 0)
 
     def scatter_sum(self, x: Tensor, dim: int = SEQUENCE) -> Tensor:
@@ -103,10 +102,10 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
 
 
 def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None, parallel: Parallel) -> Tensor:
-    """Return this rank's columns of a linear layer of the whole `x`.
+    """Return this rank's columns of a linear layer applied to the whole `x`.
 
-    With sequence parallel `x` is this rank's part of the sequence. Only this part is kept for the backward pass, which
-    gathers the whole again: the graph keeps a `size`-th of what `F.linear` of the gathered input would.
+    With sequence parallel, `x` is this rank's part of the sequence. Only this part is stored for the backward pass; it
+    gathers the whole input again. The graph stores 1/size of what `F.linear` of the gathered input would store.
     """
     if not parallel.divides_sequence:
         return products.linear(parallel.enter(x), weight, bias)
@@ -135,7 +134,7 @@ class _GatheredLinear(torch.autograd.Function):
         if needs_weight:
             of_weight = products.mm(rows.t(), ctx.parallel.gather(part).flatten(0, -2))
         if needs_input:
-            # Summed in the type of the input, as the exchange of the gathered input's gradient would be.
+            # Sum in the type of the input, as in an exchange of the gathered input's gradient.
             own = products.mm(rows, weight).view(*upstream.shape[:-1], -1)
             of_input = ctx.parallel.scatter_sum(own.to(ctx.dtype))
         return of_input, of_weight, rows.sum(0) if ctx.has_bias else None, None
