@@ -1,1 +1,1 @@
-"""One optimizer step over any layout, by torch or by DeepSpeed."""
+"""One optimizer step in any layout, with torch or with DeepSpeed."""

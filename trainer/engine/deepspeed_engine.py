@@ -1,7 +1,7 @@
-"""The DeepSpeed engine: ZeRO 0 to 3, pipelines, offload, and tensor and sequence parallel groups of the trainer.
+"""The DeepSpeed engine: ZeRO 0 to 3, pipelines, offload, and the trainer's tensor and sequence parallel groups.
 
-Three defaults of DeepSpeed are turned off: it compiles a communication op on every CPU node at the start (which needs
-ninja and a compiler there), compiles its own AdamW for 41 s, and logs dozens of lines per rank.
+It avoids three defaults of DeepSpeed: compiling a communication op at the start on every CPU node (which needs ninja
+and a compiler on the node), compiling its own AdamW for 41 s, and logging dozens of lines per rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainer.parallel.group import Groups
 
 
 class DeepSpeedEngine:
-    """Runs DeepSpeed in fp32; with bf16 and fp16 the model casts its fp32 weights by autocast."""
+    """Trains with DeepSpeed in fp32; with bf16 and fp16 the model casts its fp32 weights by autocast."""
 
     def __init__(
         self,
@@ -47,8 +47,10 @@ class DeepSpeedEngine:
         shapes: Mapping[str, tuple[int, ...]] | None = None,
         run: str = "",
     ) -> None:
-        """`shapes` are those of the whole model's parameters; needed where this rank has one stage of a pipeline. `run`
-        names the folder of what DeepSpeed keeps in files."""
+        """`shapes`: the shapes of the whole model's parameters; needed on a rank with one stage of a pipeline.
+
+        `run`: the name of the folder in which DeepSpeed keeps files.
+        """
         self.config, self.groups, self.device = config, groups, device
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
         self.model, self.cuts, self.shapes = model, cuts_of(model), shapes or shapes_of(model, model.parallel)
@@ -60,7 +62,7 @@ class DeepSpeedEngine:
         for name, parameter in everything.items():
             parameter.model_parallel = self.cuts[name].dim is not None  # type: ignore[attr-defined]
             if name in self.parameters and self.cuts[name].partial and self.parallel.divides_sequence:
-                # Runs before DeepSpeed uses the gradient.
+                # This hook runs before DeepSpeed uses the gradient.
                 parameter.register_hook(self._sum_of_parts)
         self.deepspeed = import_deepspeed(device)
         if config.zero == 3:
@@ -79,9 +81,9 @@ class DeepSpeedEngine:
         self.norm = 0.0
 
     def _register_external(self) -> None:
-        """Name the parameters that a module uses without being their owner, so that they are gathered for it."""
+        """Register the parameters that a module uses without owning them, so that DeepSpeed gathers them for it."""
         register = self.deepspeed.zero.register_external_parameter
-        # The loss uses the table too, outside of the table's own forward pass.
+        # The loss also uses the table, outside of the table's own forward pass.
         register(self.model, self.model.head.weight)
         for module in self.model.modules():
             if isinstance(module, (AdaptedColumns, AdaptedRows)):
@@ -89,7 +91,7 @@ class DeepSpeedEngine:
                     register(module, parameter)
 
     def _initialize(self) -> tuple[Any, Any, torch.optim.Optimizer]:
-        """Return DeepSpeed's engine, its optimizer, and the torch optimizer inside."""
+        """Return DeepSpeed's engine, its optimizer, and the torch optimizer that it wraps."""
         config = self.config
         micros = accumulation(config.global_batch or 0, config.micro_batch, self.data.world)
         numbers = sum(each.numel() for each in (*self.parameters.values(), *self.fixed.values()))
@@ -105,7 +107,7 @@ class DeepSpeedEngine:
                 "mpu": groups,
                 "config_dict_or_path": options,
             }
-            # Without a type, this one is fp32; with fp32 as the type, files of weights are bf16 on a CPU.
+            # Without a type this becomes fp32; if the type were fp32, saved weights would be bf16 on a CPU.
             self.deepspeed.zero.Init(self.runner.module, **how_divided)
         engine, zero, _, _ = self.deepspeed.initialize(
             model=self.runner.module,
@@ -123,9 +125,9 @@ class DeepSpeedEngine:
         return self.parallel.sum(gradient.clone(memory_format=torch.contiguous_format))
 
     def _before_update(self, *_: object) -> None:
-        """Compute the norm, unscale and clip the gradients, or drop them where they are not finite.
+        """Compute the norm; unscale and clip the gradients, or drop them if they are not finite.
 
-        Without ZeRO, DeepSpeed has no norm over all parts of the model and applies gradients that are not finite.
+        Without ZeRO, DeepSpeed computes no norm over all parts of the model, and applies gradients that are not finite.
         """
         scale = self.loss_scale.value
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
@@ -133,7 +135,7 @@ class DeepSpeedEngine:
         self.norm = float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item()) / scale
         if not self.norm < float("inf"):
             for parameter in self.parameters.values():
-                # An update without gradients changes nothing.
+                # Without gradients the update changes nothing.
                 parameter.grad = None
         elif (factor := clip_factor(self.norm, self.config.optimizer.clip) / scale) != 1:
             for gradient in gradients.values():
@@ -145,13 +147,13 @@ class DeepSpeedEngine:
             group["lr"] = rate
         scale, weights = self.loss_scale.value, loss_weights(self.model, batch, self.data)
         if self.config.zero:
-            # DeepSpeed's optimizers multiply the loss by this and divide norm and gradients by it.
+            # DeepSpeed's optimizers multiply the loss by this factor, and divide the norm and the gradients by it.
             self.zero.loss_scale = scale
         own = self.device.stopwatch()
         loss = self.runner.step(self.engine, batch, weights, own, 1.0 if self.config.zero else scale)
         if self.config.zero:
             self.norm = float(self.engine.get_global_grad_norm())
-        # False for NaN too.
+        # This is also False for NaN.
         finite = self.norm < float("inf")
         calibrating = not finite and self.loss_scale.can_fall
         self.loss_scale.update(overflow=not finite)
@@ -169,8 +171,7 @@ class DeepSpeedEngine:
         return self.runner.evaluate(self.engine, batches)
 
     def finish(self) -> None:
-        """Write the communication log, if the settings ask for it: count, time and rate of each exchange. Remove what
-        this rank keeps in files."""
+        """Log the count, time and rate of each exchange if the settings ask for it; remove this rank's files."""
         if settings_of(self.config.deepspeed).get("comms_logger", {}).get("enabled"):
             self.deepspeed.comm.log_summary()
         if self.disk is not None:
@@ -187,7 +188,7 @@ class DeepSpeedEngine:
         return self._parts(*self._weights_and_moments())
 
     def _weights_and_moments(self) -> tuple[Sequence[Tensor], Mapping[str, Sequence[Tensor]]]:
-        """Return this rank's rows of weights and of each moment; copies of those that are on a disk."""
+        """Return this rank's rows of weights and of each moment; rows on disk are copied to memory."""
         if self.disk is not None:
             return self.disk.read()
         return self.shares.rows, {moment: self.moments.of(moment) for moment in MOMENTS}
@@ -243,15 +244,15 @@ class DeepSpeedEngine:
                 parameter.ds_tensor.data.view(-1)[: own.numel()].copy_(own)  # type: ignore[attr-defined]
 
 
-# Gradients (with ZeRO 3 also weights) are exchanged in pieces of at most this many numbers. DeepSpeed's default of 5e8
-# takes a buffer of 2 GB on every device, even for a small model.
+# Gradients (with ZeRO 3 also weights) are exchanged in pieces of at most this many numbers. With DeepSpeed's default of
+# 5e8 every device needs a buffer of 2 GB, even for a small model.
 BUCKET = 1 << 25
-# With ZeRO 3, parameters with fewer numbers are not divided: gathering them costs more than the memory that it saves.
+# With ZeRO 3, smaller parameters are not divided: gathering them costs more than the saved memory is worth.
 SMALL = 100_000
 
 
 def import_deepspeed(device: Device) -> Any:
-    """Import DeepSpeed without log lines and compilation, on torch's process group; return the module."""
+    """Import DeepSpeed without log lines or compilation, on torch's process group; return the module."""
     env.preset("DS_ACCELERATOR", device.kind)
     if device.kind == "cpu":
         # A process without a launcher has no local rank, and DeepSpeed requires one.
@@ -273,18 +274,18 @@ def import_deepspeed(device: Device) -> Any:
     # DeepSpeed calls collectives by names that torch 2.13 deprecated, which would warn at many calls.
     warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # Uses the existing process group.
+    # Use the existing process group.
     deepspeed.init_distributed(device.collectives, dist_init_required=False)
     return deepspeed
 
 
 def require_libaio() -> None:
-    """Raise an InputError if DeepSpeed cannot compile what reads and writes its files."""
+    """Raise an InputError if DeepSpeed cannot compile its library for reading and writing files."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     if not AsyncIOBuilder().is_compatible(verbose=False):
         raise InputError(
-            "offload to nvme: DeepSpeed finds no libaio to compile its asynchronous input and output with",
+            "offload to nvme: DeepSpeed needs libaio to compile its asynchronous file access, and it is missing",
             "apt-get install libaio-dev on each node, or offload to device: cpu",
         )
 
@@ -305,20 +306,20 @@ def settings(
     given = settings_of(config.deepspeed)
     zero |= {**given.get("zero_optimization", {}), **folders(given, run), "stage": config.zero}
     if "offload_param" in parts_on_disk(given):
-        # Where a forward pass turns into a backward pass, DeepSpeed 0.19.8 reads a weight ahead twice, and fails.
+        # DeepSpeed 0.19.8 prefetches a weight twice where a forward pass turns into a backward pass, and fails.
         zero["stage3_prefetch_bucket_size"] = 0
     return {
         **given,
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": accumulation,
-        # Without ZeRO, this module clips.
+        # Without ZeRO this module clips the gradients itself.
         "gradient_clipping": config.optimizer.clip if config.zero else 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**12,
-        # Messages between stages are not divided further: the sequence may be divided already.
+        # Do not divide messages between stages further: the sequence may already be divided.
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
     }
 

@@ -1,7 +1,7 @@
-"""Run a step's micro-batches through DeepSpeed, on a rank with every layer or on one stage of its pipeline.
+"""Run a step's micro-batches through DeepSpeed, on a rank with all layers or on one stage of its pipeline.
 
-Both call the model inside an autocast of their own, because DeepSpeed silently turns off an autocast around its call.
-Its own bf16 and fp16 modes would cast layer norms too, and torch then sums their gradients in 16 bits.
+Both runners call the model inside their own autocast, because DeepSpeed silently turns off an autocast around its call.
+DeepSpeed's bf16 and fp16 modes would also cast layer norms, and torch would sum their gradients in 16 bits.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class DeepSpeedRunner(Protocol):
     def step(
         self, engine: Any, batch: Batch, weights: Sequence[float], own: Stopwatch, scale: float
     ) -> float:
-        """Run forward, backward and update; return the sum of all ranks' losses times their weights.
+        """Run forward, backward and update; return the sum over all ranks of their losses times their weights.
 
-        `scale` multiplies the loss before its backward pass. `own` is stopped while this rank waits for others.
+        `scale` multiplies the loss before its backward pass. `own` stops while this rank waits for other ranks.
         """
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> float:
@@ -48,7 +48,7 @@ class DeepSpeedRunner(Protocol):
 
 
 class SingleStageRunner:
-    """Runs each micro-batch forward and backward in turn, on a rank that has every layer."""
+    """Runs each micro-batch forward and backward, one by one, on a rank with all layers."""
 
     def __init__(self, model: Model, device: Device, precision: str, data: Group) -> None:
         self.module: nn.Module = _Loss(model, device, precision)
@@ -60,7 +60,7 @@ class SingleStageRunner:
         total = torch.zeros((), device=self.device.name)
         for micro, weight in zip(batch, weights, strict=True):
             last = micro is batch[-1]
-            # DeepSpeed counts micro-batches by its config, but batches may grow.
+            # DeepSpeed takes the number of micro-batches from its config, but our batches may grow.
             engine.set_gradient_accumulation_boundary(last)
             # DeepSpeed divides the gradients by the number of ranks.
             loss = engine(*micro) / (1.0 / (weight * self.data.world) if weight else math.inf)
@@ -95,8 +95,8 @@ class _Loss(nn.Module):
 class PipelineRunner:
     """Runs micro-batches through the stages by DeepSpeed's 1F1B schedule.
 
-    To DeepSpeed every stage is one layer. Each stage reads the micro-batches itself and so has masks and targets; only
-    the hidden state is sent.
+    For DeepSpeed each stage is one layer. Each stage reads the micro-batches itself and so has masks and targets; only
+    hidden states are sent.
     """
 
     def __init__(self, deepspeed: Any, model: Model, device: Device, precision: str, groups: Groups) -> None:
@@ -104,7 +104,7 @@ class PipelineRunner:
         self.data = groups.data
         own = (model, device, precision, line.is_first)
         middle = [pipe.LayerSpec(_Stage, *own) for _ in range(line.stages - 2)]
-        # Both ends sum the gradient of a table that they share, unless it is not learned.
+        # The first and the last stage sum the gradient of a shared table, unless the table is frozen.
         shares = model.config.tied and any(
             name == TIED and parameter.requires_grad for name, parameter in model.named_parameters()
         )
@@ -115,7 +115,7 @@ class PipelineRunner:
             for _ in range(2)
         )
         topology = deepspeed.runtime.pipe.topology.PipeModelDataParallelTopology
-        # It prints how it divides the layers, and broadcasts the tied table, which must not be differentiated.
+        # DeepSpeed prints how it divides the layers, and broadcasts the tied table, which must happen without autograd.
         with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             self.module: nn.Module = pipe.PipelineModule(
                 [first, *middle, last],
@@ -125,14 +125,14 @@ class PipelineRunner:
                 dynamic_shape=model.config.kind == "glm" or model.joins_samples,
             )
         for name, parameter in model.named_parameters():
-            # Parameters that the norm leaves out on this stage.
+            # Parameters that the norm must not count on this stage.
             parameter.ds_pipe_replicated = not line.counts(name)  # type: ignore[attr-defined]
         self.stage: _Stage = next(module for module in self.module.modules() if isinstance(module, _Stage))
 
     def step(
         self, engine: Any, batch: Batch, weights: Sequence[float], own: Stopwatch, scale: float
     ) -> float:
-        # Excludes waiting for other stages; only forward passes are seen here.
+        # Waiting for other stages does not count; only forward passes can be measured here.
         own.stop()
         self.stage.clock = own
         engine.set_train_batch_size(len(batch) * engine.train_micro_batch_size_per_gpu() * self.data.world)
@@ -151,9 +151,9 @@ class PipelineRunner:
     def _reads(
         self, micros: Sequence[Micro], weights: Sequence[float], scale: float = 1.0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give the stage its micro-batches; return an iterator that DeepSpeed requires and whose values nobody uses."""
+        """Give the stage its micro-batches; return an iterator that DeepSpeed requires, whose values are not used."""
         self.stage.micros = deque(micros)
-        # DeepSpeed takes the mean of the losses over micro-batches and ranks.
+        # DeepSpeed computes the mean of the losses over micro-batches and ranks.
         losses = len(micros) * self.data.world
         self.stage.factors = deque(weight * losses * scale for weight in weights)
         return iter([(torch.zeros(1), torch.zeros(1))] * len(micros))
@@ -165,7 +165,7 @@ class _Stage(nn.Module):
         self.model, self.device, self.precision, self.first = model, device, precision, first
         self.micros: deque[Micro] = deque()
         self.clock: Stopwatch | None = None
-        # What each micro-batch's loss is multiplied by.
+        # The factor for each micro-batch's loss.
         self.factors: deque[float] = deque()
 
     def forward(self, x: Tensor) -> Tensor:

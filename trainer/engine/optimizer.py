@@ -1,4 +1,4 @@
-"""AdamW whose state may be divided among ranks, the learning rate of each step, and the loss scale of fp16."""
+"""AdamW with state that may be divided among ranks, the learning rate of each step, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.config.parts import LossScaleConfig, OptimizerConfig
 from trainer.parallel.group import Group
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-# Bytes of a parameter that is broadcast from its place to its place.
+# Parameters of at least this many bytes are broadcast in place, without a copy.
 LARGE = 1 << 20
 
 
@@ -27,7 +27,7 @@ def decay_of(parameter: nn.Parameter, config: OptimizerConfig) -> float:
 def adamw(
     parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, fused: bool = True
 ) -> torch.optim.AdamW:
-    """Return torch's AdamW, for engines that need a torch optimizer; `fused` where the device has that kernel."""
+    """Return torch's AdamW, for engines that need a torch optimizer; `fused`: use the fused kernel if there is one."""
     decays = dict.fromkeys(decay_of(parameter, config) for parameter in parameters.values())
     groups = [
         {"params": [p for p in parameters.values() if decay_of(p, config) == decay], "weight_decay": decay}
@@ -39,8 +39,8 @@ def adamw(
 def owners(parameters: Mapping[str, nn.Parameter], world: int) -> dict[str, int]:
     """Return the rank that updates each parameter: largest first, each to the rank with the fewest numbers so far.
 
-    A parameter is not divided, so that states keep names and shapes and a checkpoint loads on any number of ranks.
-    The cost: one rank holds the state of the whole token table.
+    Parameters are not divided, so states keep their names and shapes, and a checkpoint loads on any number of ranks.
+    The cost is that one rank holds the state of the whole token table.
     """
     load = [0] * world
     owner = {}
@@ -66,12 +66,12 @@ class ShardedAdamW:
         host: bool = False,
         remainders: bool = False,
     ) -> None:
-        """Make zero moments. `ops` chooses the AdamW kernel; by default the best for the device.
+        """Start with zero moments. `ops` chooses the AdamW kernel; by default the best one for the device.
 
-        With `host`, moments and masters stay in the node's memory and its processors update them. Once per step,
-        gradients are copied to the node and new weights to the device.
+        `host`: moments and masters stay in CPU memory and the CPU updates them. Once per step, gradients are copied to
+        the CPU and new weights to the device.
 
-        With `remainders`, the masters of bf16 weights are these weights and 16 more bits between steps; see
+        `remainders`: between steps, the masters of bf16 weights consist of these weights and 16 more bits; see
         native.masters. The results are the same.
         """
         self.host = host
@@ -94,14 +94,14 @@ class ShardedAdamW:
             }
         self.divides = remainders
         self.remainders: dict[str, Tensor] = {}
-        """For bf16 weights that have no entry in `masters`: what is missing of their fp32 values."""
+        """For bf16 weights without an entry in `masters`: the bits that extend them to their fp32 values."""
         self.taken = 0
 
     def _is_mine(self, name: str) -> bool:
         return self.owner is None or self.owner[name] == self.group.rank
 
     def lower(self, names: Collection[str], dtype: torch.dtype) -> None:
-        """Convert these parameters to `dtype`; keep their fp32 values as masters, which are updated from now on."""
+        """Convert these parameters to `dtype`; keep their fp32 values as masters, which updates use from now on."""
         for name in names:
             parameter = self.parameters[name]
             if name in self.mine:
@@ -109,13 +109,13 @@ class ShardedAdamW:
             parameter.data = parameter.data.to(dtype)
 
     def join(self) -> None:
-        """Make all masters fp32 tensors, which `masters` has, until the next step: to save or load them."""
+        """Store all masters as fp32 tensors in `masters`, to save or load them, until the next step."""
         for name in list(self.remainders):
             square, parameter = self.moments[f"exp_avg_sq.{name}"], self.mine[name]
             self.masters[name] = join(parameter.data, self.remainders.pop(name), square)
 
     def divide(self) -> None:
-        """Store the masters of bf16 weights as remainders, if this optimizer does so."""
+        """Store the masters of bf16 weights as remainders, if this optimizer uses remainders."""
         if not self.divides:
             return
         for name in [name for name in self.masters if self.mine[name].dtype == torch.bfloat16]:
@@ -125,10 +125,10 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def step(self, rate: float, gradients: Mapping[str, Tensor] | None = None, factor: float = 1.0) -> None:
-        """Update from the gradients times `factor`; afterwards every rank has all new values.
+        """Update the parameters by the gradients times `factor`; then every rank has all new values.
 
-        `gradients` are those of all parameters, in any type; by default the `grad` of each parameter. Their values
-        are undefined afterwards.
+        `gradients` are those of all parameters, in any type; by default the `grad` of each parameter. Afterwards their
+        values are undefined.
         """
         if gradients is None:
             grads = {name: parameter.grad for name, parameter in self.mine.items()}
@@ -158,11 +158,11 @@ class ShardedAdamW:
             self._exchange(self.owner)
 
     def _exchange(self, owner: Mapping[str, int]) -> None:
-        """Broadcast each rank's parameters; the small ones together, in one message for each type."""
+        """Broadcast each rank's parameters; small ones are sent together, in one message per type."""
         for rank in range(self.group.world):
             owned = [parameter.detach() for name, parameter in self.parameters.items() if owner[name] == rank]
             large = [tensor for tensor in owned if _is_large(tensor)]
-            # A copy of them would cost a pass over memory on either side, and that memory.
+            # A copy would cost time and memory on both sides.
             self.group.broadcast(large, rank)
             small = [tensor for tensor in owned if not _is_large(tensor)]
             for dtype in dict.fromkeys(tensor.dtype for tensor in small):
@@ -178,7 +178,7 @@ class ShardedAdamW:
 
 
 def _is_large(tensor: Tensor) -> bool:
-    """Return whether a message of its own costs less than copies: one takes 0.3 ms on gloo."""
+    """Return whether sending a tensor alone is cheaper than copying it; a message takes 0.3 ms on gloo."""
     return tensor.is_contiguous() and tensor.numel() * tensor.element_size() >= LARGE
 
 
@@ -188,7 +188,7 @@ ONE = BatchSizes(1)
 def bounds(
     config: OptimizerConfig, steps: int, batches: BatchSizes = ONE, sequence: int = 1
 ) -> tuple[float, float]:
-    """Return the samples of the warm-up and of the whole schedule; a sample has `sequence` tokens."""
+    """Return how many samples the warm-up and the whole schedule have; a sample has `sequence` tokens."""
     whole = float(batches.consumed(steps))
     length = in_samples(config.decay, batches, sequence, whole) if config.decay else whole
     if config.warmup:
@@ -199,11 +199,11 @@ def bounds(
 def learning_rate(
     config: OptimizerConfig, step: int, steps: int, batches: BatchSizes = ONE, sequence: int = 1
 ) -> float:
-    """Return the rate of a step, counted from 1: a linear rise over the warm-up, then down to min_lr, where it stays.
+    """Return the rate of a step, counted from 1: it rises linearly during the warm-up, then falls to min_lr and stays.
 
-    It follows the samples consumed, so that it moves more slowly while batches are small. The step's own samples
-    count: this is the rate that Megatron gives the next step. Megatron counts the samples before the step alone, so
-    its first step of a warm-up has rate 0, and no step has min_lr until the schedule is over.
+    It depends on the samples consumed, so it changes more slowly while batches are small. The step's own samples count:
+    Megatron uses this rate for the next step, because it counts only the samples before a step. Megatron's first
+    warm-up step therefore has rate 0, and none of its steps has min_lr before the schedule ends.
     """
     warmup, length = bounds(config, steps, batches, sequence)
     done = batches.consumed(step)
@@ -230,22 +230,22 @@ GROWTH = 2.0
 class LossScale:
     """The factor that fp16 multiplies the loss by, so that small gradients do not become 0.
 
-    It follows Megatron's rules. The first `hysteresis - 1` overflows leave it as it is, and each further one halves
-    it. After `window` steps in a row without an overflow it doubles, and the count of overflows begins again.
+    It follows Megatron's rules: the first `hysteresis - 1` overflows do not change it, and each further one halves it.
+    After `window` steps in a row without an overflow it doubles, and the count of overflows starts again.
     """
 
     def __init__(self, config: LossScaleConfig | None) -> None:
-        """Without a config the scale is always 1: other precisions need none."""
+        """Without a config the scale is always 1, for precisions other than fp16."""
         self.config = config
         self.value = config.initial if config else 1.0
-        # Steps without an overflow since the last overflow or doubling.
+        # Steps without an overflow since the last overflow or the last doubling.
         self.clean = 0
-        # Overflows that may still happen before the scale halves, plus one.
+        # The scale halves at this many further overflows.
         self.patience = config.hysteresis if config else 0
 
     @property
     def can_fall(self) -> bool:
-        """Whether the scale can be lowered: then an overflow is no failure of the training."""
+        """Return whether the scale can be lowered; if so, an overflow is not a failure."""
         return self.config is not None and self.config.dynamic and self.value > self.config.least
 
     def update(self, overflow: bool) -> None:
@@ -264,13 +264,13 @@ class LossScale:
             self.value = max(self.value / GROWTH, self.config.least)
 
     def state(self) -> dict[str, float]:
-        """Return the values for a checkpoint; empty without a loss scale."""
+        """Return the values to save in a checkpoint; {} without a loss scale."""
         if self.config is None:
             return {}
         return {"value": self.value, "clean": self.clean, "patience": self.patience}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Restore a checkpoint's values; a fixed scale stays as configured."""
+        """Restore the values of a checkpoint; a fixed scale is not changed."""
         if self.config is not None and self.config.dynamic and state:
             self.value = float(state["value"])
             self.clean, self.patience = int(state["clean"]), int(state["patience"])

@@ -1,4 +1,4 @@
-"""From what a rank holds of a parameter to its place in the logical tensor: undo tensor parallel cuts and padding."""
+"""Map a rank's part of a parameter to its place in the logical tensor, without tensor parallel cuts and padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.parallel.tensor import Parallel
 def optimizer_parts(
     optimizer: ShardedAdamW, name: str, put: Callable[[str, Tensor, bool], Iterator[Part]], owned: bool
 ) -> Iterator[Part]:
-    """Yield the parts of one parameter: its weight, its master in fp32 if there is one, its moments."""
+    """Yield the parts of one parameter: its weight, its fp32 master if there is one, and its moments."""
     master = optimizer.masters.get(name)
     weight = optimizer.parameters[name].detach()
     yield from put(name, weight, owned and master is None)
@@ -27,24 +27,24 @@ def optimizer_parts(
 
 
 class Place:
-    """How this rank's tensor of the shape `own` lies in the logical tensor."""
+    """The place of this rank's tensor, of shape `own`, in the logical tensor."""
 
     def __init__(self, own: Sequence[int], cut: Cut, parallel: Parallel) -> None:
         self.own, self.cut, self.parallel = tuple(own), cut, parallel
         self.shape = cut.whole_shape(self.own, parallel.size)
 
     def part(self, key: str, tensor: Tensor, owned: bool) -> Iterator[Part]:
-        """Yield the parts of a tensor that is all of what this rank has."""
+        """Yield the parts of `tensor`, which is this rank's whole tensor."""
         yield from self._cut(key, whole_box(self.own), tensor, owned)
 
     def rows(self, first: int, key: str, tensor: Tensor, owned: bool) -> Iterator[Part]:
-        """Yield the parts of some rows of it, from row `first` on."""
+        """Yield the parts of `tensor`, which contains the rows of this rank's tensor from row `first` on."""
         if tensor.numel():
             box = ((first, first + len(tensor)), *whole_box(self.own[1:]))
             yield from self._cut(key, box, tensor, owned)
 
     def flat(self, key: str, start: int, flat: Tensor, owned: bool) -> Iterator[Part]:
-        """Yield the parts of neighbouring numbers of it, from number `start` of the flattened tensor on."""
+        """Yield the parts of `flat`, which contains this rank's flattened tensor from number `start` on."""
         done = 0
         for box in flat_boxes(self.own, start, start + flat.numel()):
             numbers = volume(box)
@@ -73,7 +73,7 @@ class Place:
         return 0 if self.cut.rows is not None else None
 
     def _segments(self, dim: int) -> Iterator[tuple[int, int, int]]:
-        """Yield neighbouring ranges of this rank's tensor along `dim`, and where each begins in the logical one."""
+        """Yield contiguous ranges of this rank's tensor along `dim`, and where each begins in the logical tensor."""
         size, rank = self.parallel.size, self.parallel.rank
         own = whole = 0
         for section in self.cut.sections or (self.own[dim] * size,):

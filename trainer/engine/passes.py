@@ -1,4 +1,4 @@
-"""Run a step's micro-batches forward and backward, one after another on a rank that has every layer."""
+"""Run a step's micro-batches forward and backward, one by one, on a rank with all layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.parallel.group import Group
 
-# The tensors that the model's `arguments` takes: (micro_batch, ...) each.
+# The tensors that the model's `arguments` takes, each of shape (micro_batch, ...).
 Micro = Sequence[Tensor]
 # The micro-batches of one rank.
 Batch = Sequence[Micro]
@@ -21,15 +21,15 @@ Model = GPT | GLM
 
 
 class MicroBatchRunner(Protocol):
-    """Runs the micro-batches of a step through the layers; independent of how weights are divided among ranks."""
+    """Runs the micro-batches of a step through the layers, independent of how weights are divided among ranks."""
 
     def step(
         self, batch: Batch, weights: Sequence[float], own: Stopwatch, before_last: Callable[..., None]
     ) -> Tensor:
-        """Leave the gradients of the sum of each micro-batch's loss times its weight; return this rank's sum.
+        """Compute the gradients of the sum of each micro-batch's loss times its weight; return this rank's sum.
 
-        `before_last` is called before the backward pass that completes the gradients, with the names of the
-        parameters that it completes where these are not all. `own` is stopped when this rank's own work is done.
+        `before_last` is called before a backward pass that completes gradients, with the names of their parameters if
+        these are not all. `own` stops when this rank's own work is done.
         """
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
@@ -37,7 +37,7 @@ class MicroBatchRunner(Protocol):
 
 
 class SingleStageRunner:
-    """Runs each micro-batch forward and backward in turn, on a rank that has every layer."""
+    """Runs each micro-batch forward and backward, one by one, on a rank with all layers."""
 
     def __init__(self, model: Model, device: Device, precision: str, data: Group) -> None:
         self.model, self.device, self.precision, self.data = model, device, precision, data
@@ -71,7 +71,7 @@ class SingleStageRunner:
 def model_loss(
     run: Callable[..., Tensor], model: Model, micro: Micro, device: Device, precision: str
 ) -> Tensor:
-    """Return the mean loss of one micro-batch; `run` is the model itself, or an engine's wrapper of it."""
+    """Return the mean loss of one micro-batch; `run` is the model, or an engine's wrapper of it."""
     model.check_ids(micro)
     moved = [part.to(device.name, non_blocking=True) for part in micro]
     with device.autocast(precision):
@@ -79,23 +79,23 @@ def model_loss(
 
 
 def tokens_of(batch: Batch, ranks: int, sequence: int, joined: bool = False) -> int:
-    """Return the tokens of a step's samples over `ranks` data parallel ranks; GLM's own tokens do not count.
+    """Return how many tokens a step's samples have on all `ranks` data parallel ranks, without GLM's special tokens.
 
-    `joined` samples have lengths of their own: the other ranks count as many as this one.
+    `joined`: samples vary in length, and each other rank is assumed to have as many tokens as this one.
     """
     if joined:
         return sum(micro[0].numel() for micro in batch) * ranks
     if len(batch[0]) == 1:
-        # A GPT's samples may be shorter; each has one token more, which is predicted alone.
+        # A GPT's samples may be shorter. Each has one more token, which is only a target.
         return sum(micro[0].numel() - len(micro[0]) for micro in batch) * ranks
     return sum(len(micro[0]) for micro in batch) * ranks * sequence
 
 
 def loss_weights(model: Model, micros: Batch, data: Group) -> list[float]:
-    """Return each micro-batch's part of the tokens that the loss counts, over all data parallel ranks.
+    """Return each micro-batch's fraction of the tokens that the loss counts, over all data parallel ranks.
 
-    The sum of mean losses times these is the mean over all counted tokens, however they are divided into
-    micro-batches. It is 0 where no token counts.
+    The sum of mean losses times these fractions is the mean over all counted tokens, for any division into
+    micro-batches. The fractions are 0 if no token counts.
     """
     counts = [model.counted(micro) for micro in micros]
     total = data.total(float(sum(counts))) if model.counts_vary else sum(counts) * data.world
@@ -103,9 +103,9 @@ def loss_weights(model: Model, micros: Batch, data: Group) -> list[float]:
 
 
 def mean_loss(losses: Sequence[Tensor], counts: Sequence[int], counts_vary: bool, data: Group) -> float:
-    """Return the mean over the counted tokens of all data parallel ranks, from the mean and count of each micro-batch.
+    """Return the mean loss over the counted tokens of all data parallel ranks, from each micro-batch's mean and count.
 
-    `losses` may be empty where another stage computes them. NaN without micro-batches.
+    `losses` may be empty if another stage computes them. The result is NaN without micro-batches.
     """
     if not counts:
         return float("nan")

@@ -1,7 +1,7 @@
 """Run a step's micro-batches on one stage of a pipeline, in the order of 1F1B or interleaved 1F1B.
 
-Hidden states come from the previous stage and gradients from the next one. Nothing else is sent: every stage reads the
-same micro-batches, and with them masks and targets.
+A stage receives hidden states from the previous stage and gradients from the next one. Nothing else is sent: every
+stage reads the same micro-batches, so it has masks and targets.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from trainer.parallel.pipeline import (
     target_of,
 )
 
-# How many messages of one direction a stage may send before the receiver has taken the first of them. With 1, stages
-# with several pieces would wait for each other in a circle.
+# How many messages a stage may send in one direction before the receiver has taken the first one. With 1, stages with
+# several pieces would deadlock.
 UNTAKEN = 2
 
 
 class PipelineRunner:
-    """Runs micro-batches through the stages, one forward and one backward pass in turn."""
+    """Runs micro-batches through the stages, alternating one forward and one backward pass."""
 
     def __init__(self, model: Model, device: Device, precision: str, data: Group, pipeline: Pipeline) -> None:
         self.model, self.device, self.precision = model, device, precision
         self.data, self.pipeline = data, pipeline
         self.names = [_names_of(model, piece) for piece in range(len(model.pieces))]
-        # The type of hidden states: that of the weights that produce them.
+        # The type of hidden states, which is the type of the weights that compute them.
         self.type = COMPUTED_IN[precision]
 
     def step(
         self, batch: Batch, weights: Sequence[float], own: Stopwatch, before_last: Callable[..., None]
     ) -> Tensor:
-        # Waiting for other stages is not measured.
+        # The stopwatch does not count waiting for other stages.
         own.stop()
         total = torch.zeros((), device=self.device.name)
         line, pieces = self.pipeline, len(self.names)
@@ -123,7 +123,7 @@ class PipelineRunner:
 
 
 class _PendingBackward:
-    """One micro-batch in one piece between its forward and backward pass; the result itself is not kept."""
+    """A micro-batch in a piece between its forward and backward passes; the result itself is not stored."""
 
     def __init__(self, x: Tensor | None, output: Tensor, closes: bool) -> None:
         self.x = x
@@ -131,17 +131,17 @@ class _PendingBackward:
         self.end = output if closes else _result_stub(output, self.gradient)
 
     def backward(self, gradient: Tensor | None) -> Tensor | None:
-        """Return the gradient of the input, from that of the result; from the loss on the last piece."""
+        """Return the gradient of the input, given the gradient of the result; the last piece starts from the loss."""
         if gradient is not None:
             self.gradient.append(gradient)
-        # A stage that learns nothing, and takes tokens, has no gradient.
+        # A stage without learned parameters whose input is tokens has no gradient.
         if self.end.requires_grad:
             self.end.backward()
         return None if self.x is None else self.x.grad
 
 
 class _Exchange:
-    """Exchanges a stage's messages with its neighbours during one run through its actions.
+    """Exchanges a stage's messages with its neighbours while its actions run.
 
     The message for the next action is received while the current action computes.
     """
@@ -186,7 +186,7 @@ class _Exchange:
             self.coming = buffer, dist.irecv(buffer, line.ranks[source], line.way(action.forward, source))
 
     def send(self, action: Action, result: Tensor | None) -> None:
-        """Send an action's result; wait where too many earlier messages have not been received yet."""
+        """Send an action's result; wait if too many earlier messages have not been received yet."""
         line = self.pipeline
         target = target_of(action, line.stage, line.stages, self.pieces)
         if target is None:
@@ -219,13 +219,13 @@ def _names_of(model: Model, piece: int) -> set[str]:
 
 
 def _result_stub(output: Tensor, gradient: list[Tensor]) -> Tensor:
-    """Return a scalar whose backward pass starts with the gradient that `gradient` then holds."""
+    """Return a scalar whose backward pass starts from the gradient in `gradient`."""
     end: Tensor = _ResultStub.apply(output, gradient)  # type: ignore[no-untyped-call]
     return end
 
 
 class _ResultStub(torch.autograd.Function):
-    """Stands for a result without referencing it, so that its memory is freed once it is sent."""
+    """Replaces a result without a reference to it, so that its memory is freed after it is sent."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, gradient: list[Tensor]) -> Tensor:

@@ -40,39 +40,39 @@ class RankState(Protocol):
     def last_backward(self, names: Collection[str] = ()) -> None:
         """Announce that the next backward pass completes the gradients of `names`, or of all parameters.
 
-        These may then be exchanged during that pass.
+        These gradients may be exchanged during that pass.
         """
 
     def wait(self) -> None:
         """Wait until every gradient is the sum over data parallel ranks, parts of the sequence and tied copies."""
 
     def clip(self, limit: float, scale: float = 1.0) -> float:
-        """Return the gradients' norm over all parts of the model; have `update` scale them down to `limit`, if not 0.
+        """Return the gradients' norm over the whole model; `update` will scale them down to `limit` if it is not 0.
 
-        `scale` is what the loss was multiplied by; norm and update are divided by it.
+        `scale`: the factor of the loss; norm and update are divided by it.
         """
 
     def update(self, rate: float) -> None:
-        """Take one optimizer step; afterwards every rank has the new weights."""
+        """Take one optimizer step; then every rank has the new weights."""
 
     def parts(self) -> list[Part]:
-        """Return the parts of all learned weights and moments that this rank holds. No collective."""
+        """Return this rank's parts of all learned weights and moments. Not a collective."""
 
     def fixed_parts(self) -> list[Part]:
-        """Return the parts of the weights that are not learned, which are never saved. No collective."""
+        """Return this rank's parts of the frozen weights, which are never saved. Not a collective."""
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
-        """Have `fill` write all parts, then continue after so many updates. No collective."""
+        """Let `fill` write all parts, then continue after `optimizer_steps` updates. Not a collective."""
 
     def replicate(self, names: Collection[str]) -> None:
-        """Give the ranks that have the same weights those of the first of them, of the named parameters."""
+        """Copy the named parameters from the first rank with the same weights to the others."""
 
 
 class ReplicatedState:
-    """ZeRO 0 and 1: every rank has all weights and gradients; with ZeRO 1 the optimizer's state is divided.
+    """ZeRO 0 and 1: every rank has all weights and gradients; with ZeRO 1 the optimizer state is divided.
 
-    In bf16 and fp16 the weights have that type, except those of layer norms, and the optimizer keeps fp32 masters:
-    whole, or for bf16 as 16 more bits. A forward pass then casts no weights.
+    In bf16 and fp16 the weights have that type, except those of norms, and the optimizer keeps fp32 masters: whole, or
+    for bf16 as 16 more bits. So a forward pass casts no weights.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ReplicatedState:
 
     def clear(self) -> None:
         self.gradients.clear()
-        # Before the passes: whole masters next to activations would be the highest memory of the first step.
+        # Do this before the passes: whole masters together with activations would be the memory peak of the first step.
         self.optimizer.divide()
 
     def last_backward(self, names: Collection[str] = ()) -> None:
@@ -121,7 +121,7 @@ class ReplicatedState:
     def parts(self) -> list[Part]:
         data, parallel, pipeline = self.optimizer.group, self.parallel, self.gradients.pipeline
         self.optimizer.join()
-        # With ZeRO 0 every rank could save all; each saves the parameters that it would own.
+        # With ZeRO 0 every rank could save everything; each saves the parameters that it would own with ZeRO 1.
         owner = self.optimizer.owner or owners(self.parameters, data.world)
         found = list[Part]()
         for name, parameter in self.parameters.items():
@@ -148,17 +148,17 @@ class ReplicatedState:
 
 
 def saves_copy(name: str, cut: Cut, parallel: Parallel, pipeline: Pipeline) -> bool:
-    """Return whether this rank's copy of a parameter is the one of several that is counted and saved."""
+    """Return whether this rank's copy of a parameter is the one that is counted and saved."""
     return pipeline.counts(name) and (parallel.rank == 0 or cut.dim is not None)
 
 
 def moves_optimizer(config: TrainConfig, data: Group) -> bool:
-    """Return whether the optimizer's state moves to the node's memory; on a CPU it is there already."""
+    """Return whether the optimizer state moves to CPU memory; on a CPU it is there already."""
     return config.offload and data.device.kind != "cpu"
 
 
 def lowered(model: nn.Module) -> list[str]:
-    """Return the names of parameters that may have a 16-bit type: all but those of layer norms."""
+    """Return the names of the parameters that may have a 16-bit type: all except those of norms."""
     norms = (module for module in model.modules() if isinstance(module, Norm))
     norm_parameters = {parameter for norm in norms for parameter in norm.parameters()}
     return [name for name, parameter in model.named_parameters() if parameter not in norm_parameters]
@@ -166,13 +166,13 @@ def lowered(model: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def load_parameters(model: Model, arriving: Arriving) -> None:
-    """Load complete parameters; this rank keeps its parts."""
+    """Load whole parameters; this rank keeps its parts."""
     cuts, parameters = cuts_of(model), dict(model.named_parameters())
     for name, whole in arriving:
         parameters[name].copy_(own_of(name, whole, parameters[name], cuts, model.parallel))
 
 
-# Gradients are exchanged in pieces of this size during the backward pass (the default of DDP).
+# The size of the pieces in which gradients are exchanged during the backward pass (DDP's default).
 BUCKET_BYTES = 25 << 20
 
 
@@ -181,9 +181,9 @@ class GradientBuffer:
 
     A single rank with one micro-batch uses autograd's gradients without a buffer.
 
-    Why not DDP: it regroups its buckets after the first step, and gloo adds the ranks' values of an element in an
-    order that depends on its place in a bucket. With three ranks or more, a resumed run would differ from an
-    uninterrupted one in the last bits. Here the places never change.
+    DDP is not used because it regroups its buckets after the first step, and gloo adds the ranks' values of an element
+    in an order that depends on the element's index in its bucket. With three or more ranks, a resumed run would differ
+    from an uninterrupted one in the last bits. Here the indices never change.
     """
 
     def __init__(
@@ -202,11 +202,11 @@ class GradientBuffer:
         self.last: Collection[str] = ()
         # Parameters whose gradients are in the buffer.
         self.added: set[str] = set()
-        # Roughly the order in which the backward pass completes the gradients.
+        # Approximately the order in which the backward pass completes the gradients.
         ordered = list(parameters)[::-1]
         self.pieces = _pieces(ordered, parameters)
         self.piece_of = {name: i for i, piece in enumerate(self.pieces) for name in piece}
-        # The number of gradients that each piece still lacks.
+        # How many gradients of each piece are not complete yet.
         self.waiting: list[int] = []
         self.next_piece = 0
         self.work: list[Any] = []
@@ -230,11 +230,11 @@ class GradientBuffer:
         return views
 
     def gradient(self, name: str) -> Tensor:
-        """Return one parameter's gradient, after `wait`; changes to it change the gradient."""
+        """Return one parameter's gradient, after `wait`; it is a view, so changes apply to the gradient itself."""
         if name in self.added:
             return self.views[name]
         gradient = self.parameters[name].grad
-        # `wait` has filled in zeros where autograd gave none.
+        # `wait` has set missing gradients to zero.
         assert gradient is not None
         return gradient
 
@@ -250,7 +250,7 @@ class GradientBuffer:
             and not self.parallel.divides_sequence
             and name not in self.added
         ):
-            # No other gradient is added to this one.
+            # No other gradient will be added to this one.
             return
         if name in self.added:
             self.views[name].add_(parameter.grad)
@@ -263,13 +263,13 @@ class GradientBuffer:
             self._send_ready()
 
     def _send_ready(self) -> None:
-        """Start to sum complete pieces, in an order that is the same on every rank."""
+        """Start summing complete pieces, in an order that is the same on every rank."""
         while self.next_piece < len(self.pieces) and self.waiting[self.next_piece] == 0:
             self.work.append(dist.all_reduce(self._piece(), group=self.group.handle, async_op=True))
             self.next_piece += 1
 
     def _piece(self) -> Tensor:
-        """Return the next piece to be summed, as a part of the buffer."""
+        """Return the next piece to sum, as a view of the buffer."""
         first, last = (self.views[self.pieces[self.next_piece][at]] for at in (0, -1))
         return self.flat[first.storage_offset() : last.storage_offset() + last.numel()]
 
@@ -282,7 +282,7 @@ class GradientBuffer:
         self.waiting, self.next_piece = [len(piece) for piece in self.pieces], 0
 
     def sum_on_next_backward(self, names: Collection[str] = ()) -> None:
-        """Sum each piece as soon as the next backward pass completes it: the last one of `names`, or of all."""
+        """Sum each piece as soon as the next backward pass completes it: the last pass for `names`, or for all."""
         self.last = {*self.last, *names} if names else self.parameters.keys()
 
     @torch.no_grad()
@@ -309,9 +309,9 @@ class GradientBuffer:
                 self.parameters[name].grad = self.views[name]
 
     def _add_parts(self) -> None:
-        """Sum, over the tensor parallel ranks, the gradients that each computed from its part of the sequence."""
+        """Sum, over the tensor parallel ranks, the gradients that each rank computed from its part of the sequence."""
         parts = [self.gradient(name) for name in self.parameters if self.cuts[name].partial]
-        # For example a first stage that has the embedding alone.
+        # This can be empty, for example on a first stage with only the embedding.
         if not parts:
             return
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
@@ -326,7 +326,7 @@ class GradientBuffer:
 
 
 def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
-    """Return the parameters of each piece: neighbours in the buffer that are summed together."""
+    """Return the parameters of each piece: those that are adjacent in the buffer and summed together."""
     pieces: list[list[str]] = [[]]
     size = 0
     for name in ordered:
@@ -345,17 +345,17 @@ def norm_of(
     pipeline: Pipeline = UNDIVIDED,
     square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum,
 ) -> Tensor:
-    """Return the norm over all parts of the model; one tensor parallel rank counts what each of them has whole."""
+    """Return the norm over all parts of the model; parameters that all tensor parallel ranks have are counted once."""
     counted = [
         gradient for name, gradient in gradients.items() if parallel.rank == 0 or cuts[name].dim is not None
     ]
     if not counted and not gradients:
-        # A stage that learns nothing.
+        # A stage without learned parameters.
         return pipeline.sum(parallel.sum(torch.zeros(()))).sqrt()
     nothing = next(iter(gradients.values())).new_zeros((), dtype=torch.float32)
     return pipeline.sum(parallel.sum(square_sum(counted) if counted else nothing)).sqrt()
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return the factor that brings gradients of this norm down to `limit`; 1 if `limit` is 0."""
+    """Return the factor that scales gradients of this norm down to `limit`; 1 if `limit` is 0."""
     return limit / (norm + 1e-6) if 0 < limit < norm < float("inf") else 1.0

@@ -1,7 +1,7 @@
 """ZeRO 2 and 3 by torch's fully_shard: each data parallel rank has some rows of every matrix, gradient and moment.
 
-With ZeRO 2, weights are gathered once per step and gradients are divided as soon as they are computed. With ZeRO 3,
-each block's weights are gathered before its forward and again before its backward pass. Layer norms are not divided:
+With ZeRO 2, weights are gathered once per step, and gradients are divided as soon as they are computed. With ZeRO 3,
+each block's weights are gathered before its forward pass and again before its backward pass. Norms are not divided:
 they are about 0.02 % of a model, and their type differs from that of the matrices.
 """
 
@@ -33,7 +33,7 @@ from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 
 
 class ShardedState:
-    """This rank's rows of each matrix and bias in fp32, with gradients and moments; layer norms complete."""
+    """This rank's rows of each matrix and bias in fp32, with gradients and moments; norms are whole."""
 
     def __init__(
         self, model: Model, config: TrainConfig, data: Group, pipeline: Pipeline = UNDIVIDED
@@ -73,7 +73,7 @@ class ShardedState:
         self._keep_gathered(False)
 
     def _keep_gathered(self, keep: bool) -> None:
-        """Keep gathered weights after a backward pass: ZeRO 2 uses them again in the step's next micro-batch."""
+        """Keep gathered weights after a backward pass, because ZeRO 2 uses them in the step's next micro-batch."""
         for module in self.modules:
             module.set_reshard_after_backward(not keep, recurse=False)
 
@@ -87,9 +87,9 @@ class ShardedState:
             self.pipeline.sum_ends(self._gradient(TIED))
 
     def _add_parts(self) -> None:
-        """Sum, over the tensor parallel ranks, the gradients that each computed from its part of the sequence."""
+        """Sum, over the tensor parallel ranks, the gradients that each rank computed from its part of the sequence."""
         parts = [self._gradient(name) for name in self.rows if self.cuts[name].partial]
-        # For example a last stage without a layer.
+        # This can be empty, for example on a last stage without a layer.
         if not parts:
             return
         whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
@@ -102,7 +102,7 @@ class ShardedState:
         return norm
 
     def _square(self) -> float:
-        """Return the norm's square: each rank adds its rows, and the first rank what every rank has whole."""
+        """Return the norm's square: each rank adds its rows, and the first rank adds what every rank has whole."""
         counted = [self._gradient(name) for name in self.rows if self._is_counted(name)]
         if self.data.rank == 0 and self.parallel.rank == 0:
             counted.append(self.gradients.flat)
@@ -116,7 +116,7 @@ class ShardedState:
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self.rows[name].grad
-        # `wait` has set it.
+        # `wait` has set this gradient.
         assert gradient is not None
         return gradient
 
@@ -125,7 +125,7 @@ class ShardedState:
         self.optimizer.step(rate, factor=self.factor)
 
     def _reshard(self) -> None:
-        """Drop gathered weights, which an evaluation keeps and which the update would make stale."""
+        """Free gathered weights, which an evaluation keeps and which the update would make stale."""
         for module in self.modules:
             module.reshard()
 
@@ -162,7 +162,7 @@ class ShardedState:
         self.optimizer.taken = optimizer_steps
 
     def replicate(self, names: Collection[str]) -> None:
-        """Do nothing: each rank has rows of its own, and norms, which are whole, are not drawn."""
+        """Do nothing: each rank has different rows, and norms, which are whole, have constant initial values."""
 
 
 def _norms_of(model: nn.Module) -> set[nn.Parameter]:
@@ -171,10 +171,10 @@ def _norms_of(model: nn.Module) -> set[nn.Parameter]:
 
 
 def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter]) -> list[FSDPModule]:
-    """Shard each block, then the rest (the tables); return the modules, each of which is gathered as one.
+    """Shard each block, then the rest (the tables); return the modules that are gathered as a unit.
 
-    Modules move to the device one after another and keep their rows there, so that no device needs memory for the
-    whole model.
+    Modules move to the device one by one and keep only their rows there, so that no device needs memory for the whole
+    model.
     """
     handle: Any = data.handle or dist.group.WORLD
     mesh = DeviceMesh.from_group(handle, data.device.kind)
@@ -182,11 +182,11 @@ def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Paramet
     policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
     modules = list[FSDPModule]()
     for module in (*model.blocks.values(), model):
-        # The tables are used at the beginning and at the end of a pass, so freeing them between saves little.
+        # The tables are used at the start and at the end of a pass, so freeing them in between saves little.
         again = config.zero >= 3 and module is not model
         fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy, ignored_params=norms)
         assert isinstance(module, FSDPModule)
-        # The losses are weighted for a sum already.
+        # The losses are already weighted for a sum.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         modules.append(module)
@@ -194,6 +194,6 @@ def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Paramet
 
 
 def _own_rows(sharded: Any) -> Tensor:
-    """Return this rank's rows of a divided tensor; they share its memory."""
+    """Return this rank's rows of a divided tensor, as a view of it."""
     rows: Tensor = sharded.detach().to_local()
     return rows

@@ -1,4 +1,4 @@
-"""The interface of an engine, and the engine that uses torch alone: it joins a micro-batch runner and a rank state."""
+"""The interface of an engine, and the engine that only needs torch: a micro-batch runner and a rank state."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from trainer.parallel.group import Groups
 class StepResult:
     """The result of one optimizer step: `loss` is the mean over the global batch, `tokens` counts all ranks.
 
-    `skipped` is True where the gradient was not finite and nothing was updated. `own_seconds` is the time of this
-    rank's own work without waiting for others. All ranks take a step in the same time, so it alone shows a slow one.
+    `skipped`: the gradient was not finite, so nothing was updated. `own_seconds`: the time of this rank's own work,
+    without waiting for other ranks. All ranks take equally long for a step, so only `own_seconds` shows a slow rank.
     """
 
     loss: float
@@ -40,21 +40,21 @@ class StepResult:
     skipped: bool = False
     own_seconds: float = 0.0
     loss_scale: float | None = None
-    """The factor that fp16 multiplied the loss by; None in other precisions."""
+    """The factor of the loss in fp16; None in other precisions."""
     calibrating: bool = False
-    """True where the step was skipped and the loss scale can be lowered: this is no failure."""
+    """Whether the step was skipped because of an overflow and the loss scale can be lowered: this is not a failure."""
 
 
 class Engine(Protocol):
-    """Trains a model. Every method is a collective over all ranks, unless it says otherwise."""
+    """Trains a model. All methods are collectives over all ranks, unless their docstring says otherwise."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """The shape of each parameter in a checkpoint, by its logical name."""
+    """The shape of each parameter in a checkpoint, by logical name."""
     loss_scale: LossScale
     """The loss scale of fp16; always 1 in other precisions."""
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
-        """Take one optimizer step with this rank's part of a global batch; `seed` fixes dropout."""
+        """Take one optimizer step with this rank's part of a global batch; `seed` is for dropout."""
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         """Return the mean loss over the parts of all ranks, without dropout; NaN without batches."""
@@ -67,23 +67,23 @@ class Engine(Protocol):
         """Return how many updates the optimizer has made."""
 
     def parts(self) -> list[Part]:
-        """Return the parts of all weights and moments that this rank holds. No collective."""
+        """Return this rank's parts of all weights and moments. Not a collective."""
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
-        """Have `fill` write all parts, then continue after so many updates. No collective."""
+        """Let `fill` write all parts, then continue after `optimizer_steps` updates. Not a collective."""
 
     def fixed_parts(self) -> list[Part]:
-        """Return the parts of the weights that are not learned, which are never saved. No collective."""
+        """Return this rank's parts of the frozen weights, which are never saved. Not a collective."""
 
     def replicate(self, names: Collection[str]) -> None:
-        """Give the ranks that have the same weights those of the first of them, of the named parameters."""
+        """Copy the named parameters from the first rank with the same weights to the others."""
 
     def finish(self) -> None:
-        """Write what the engine recorded of the training to the log. No collective."""
+        """Log what the engine recorded during training. Not a collective."""
 
 
 class TorchEngine:
-    """The engine that needs torch alone; it runs wherever torch has collectives."""
+    """The engine that only needs torch; it runs wherever torch has collectives."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class TorchEngine:
         device: Device,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """`shapes` are those of the whole model's parameters; needed where this rank has one stage of a pipeline."""
+        """`shapes`: the shapes of the whole model's parameters; needed on a rank with one stage of a pipeline."""
         self.config, self.groups, self.device = config, groups, device
         self.model, self.cuts, self.parallel = model, cuts_of(model), model.parallel
         self.shapes = shapes or shapes_of(model, model.parallel)
@@ -113,7 +113,7 @@ class TorchEngine:
         total = self.runner.step(batch, weights, own, self.rank_state.last_backward)
         self.rank_state.wait()
         norm = self.rank_state.clip(self.config.optimizer.clip, scale)
-        # False for NaN too.
+        # This is also False for NaN.
         finite = norm < float("inf")
         if finite:
             self.rank_state.update(rate)
@@ -121,7 +121,7 @@ class TorchEngine:
         self.loss_scale.update(overflow=not finite)
         self._steps += 1
         if self._steps == 1 and self.device.kind == "cpu":
-            # The start and the first step leave holes between the buffers that later steps use.
+            # Free the gaps that the start and the first step left between the buffers of later steps.
             return_unused_memory()
         readers = data.world // self.groups.context.size
         tokens = tokens_of(batch, readers, self.config.model.sequence, self.model.joins_samples)
@@ -133,7 +133,7 @@ class TorchEngine:
         return self.runner.evaluate(batches)
 
     def finish(self) -> None:
-        """Nothing is recorded."""
+        """Do nothing: this engine records nothing."""
 
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)
@@ -156,10 +156,10 @@ class TorchEngine:
 
 
 def _rank_state(model: Model, config: TrainConfig, groups: Groups) -> RankState:
-    """Return the state of this rank by its ZeRO stage; a single data parallel rank divides nothing."""
+    """Return this rank's state for its ZeRO stage; a single data parallel rank divides nothing."""
     if config.zero < 2 or groups.data.world == 1:
         return ReplicatedState(model, config, groups.data, groups.pipeline)
-    # The import loads 600 modules of torch in 0.6 s.
+    # Import it only here: it loads 600 modules of torch in 0.6 s.
     from trainer.engine.sharded import ShardedState
 
     return ShardedState(model, config, groups.data, groups.pipeline)
