@@ -1,4 +1,4 @@
-"""What measurements on nodes share: sandbox nodes for the time of a measurement, a user's environment, and waiting."""
+"""Shared by measurements on nodes: sandbox nodes, a user's environment, and waiting."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Answer = TypeVar("Answer")
 def sandbox(
     prefix: str, nodes: int, devices: int = 1, *, mode: str = "auto", with_slurm: bool = False
 ) -> Iterator[tuple[Sandbox, Path]]:
-    """Yield running nodes and a folder that has theirs below it; both are gone when the block ends."""
-    # Measured programs import this module too.
+    """Yield running nodes and a folder that contains theirs; both are removed when the block ends."""
+    # Import it only here, because measured programs import this module too.
     from clusterctl.sandbox import cluster
 
     folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-"))
@@ -42,8 +42,8 @@ def sandbox(
 def user_environment(*without: str, **own: str) -> dict[str, str]:
     """Return this process's environment without the launcher's variables, for the launcher of this checkout.
 
-    Variables that begin with one of `without` are left out too; `own` are added. Modules are compiled once, as those
-    of an installed program are.
+    Variables that begin with one of `without` are removed too; `own` are added. Modules are compiled once, as in an
+    installed program.
     """
     left_out = ("CLUSTERCTL_", "PYTHONDONTWRITEBYTECODE", *without)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
@@ -51,8 +51,10 @@ def user_environment(*without: str, **own: str) -> dict[str, str]:
 
 
 def take_signals() -> None:
-    """Let the programs that are started from here take a terminal's signals, even if the caller of this one ignores
-    them: `command &` in a script ignores SIGINT and SIGQUIT, `nohup` SIGHUP, and every child inherits that."""
+    """Let programs that are started from here receive a terminal's signals even if our caller ignores them.
+
+    `command &` in a script ignores SIGINT and SIGQUIT, `nohup` ignores SIGHUP, and every child inherits that.
+    """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             default = number == signal.SIGINT
@@ -60,7 +62,7 @@ def take_signals() -> None:
 
 
 def wait_for(truth: Callable[[], Answer], seconds: float, pause: float = 0.01) -> Answer:
-    """Return the first true value of `truth()` within `seconds`, or its last false value."""
+    """Return the first true value of `truth()` within `seconds`, else its last false value."""
     deadline = time.monotonic() + seconds
     while not (answer := truth()) and time.monotonic() < deadline:
         time.sleep(pause)

@@ -1,11 +1,10 @@
-"""Compare node sets with ClusterShell's `nodeset`: expand and fold the same names, as processes and in
-process.
+"""Compare node sets with ClusterShell's `nodeset`: expand and fold the same names.
 
     python -m bench.cli.nodeset
 
-The process rows show what a user waits for; the in-process rows run each library in its own Python without
-the start. A ratio below 1 means that clusterctl is faster. Medians of alternating runs; the answers are
-compared first.
+The rows `process` time whole commands, as a user runs them; the rows `inside` time only the work of each library in a
+Python process. A ratio below 1 means that clusterctl is faster. Medians of alternating runs; the answers are compared
+first.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ def timed(argv: list[str], sent: str) -> tuple[float, str]:
 
 
 def side_by_side(ours: list[str], theirs: list[str], sent: str) -> tuple[float, float]:
-    """Return the seconds of each side, after checking that the answers are equal."""
+    """Return the seconds of each side; exit if their answers differ."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(RUNS):
         (mine, output), (peer, answer) = timed(ours, sent), timed(theirs, sent)
-        assert output == answer, f"{' '.join(ours)[:80]} says something else than {theirs[0]}"
+        assert output == answer, f"{' '.join(ours)[:80]} gives another answer than {theirs[0]}"
         times[0].append(mine)
         times[1].append(peer)
     return statistics.median(times[0]), statistics.median(times[1])
@@ -79,7 +78,7 @@ def main() -> int:
     print(f"{'':<44} {'clusterctl':>11} {'nodeset':>11}   ratio")
     for label, make in SETS.items():
         for size in SIZES:
-            # `nodeset` drops the last character if there is no line end.
+            # Without a final line break `nodeset` drops the last character.
             expression = make(size) + "\n"
             names = subprocess.run(
                 [peer, "-e", "-"], input=expression, capture_output=True, text=True, check=True

@@ -1,11 +1,9 @@
-"""Measure building, merging, checking, reading and writing rank tables, and how the time grows with the
-size.
+"""Measure building, merging, checking, reading and writing rank tables, and how the time grows with the size.
 
     python -m bench.cli.ranktable [--servers 500 2000 10000] [--repeat 3] [--json]
 
-Eight devices per server. Each row is the best of the repeats in a process of its own, which also reports
-its peak memory. `merge` reads one file per server from disk, as `ranktable merge` does, and renders the
-whole table.
+Each server has eight devices. A row is the best of the repeats, in a process of its own that also reports its peak
+memory. `merge` reads one file per server from disk, as `ranktable merge` does, and renders the whole table.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from clusterctl.ranktable import api
 from clusterctl.ranktable.table import DeviceAddress
 
 DEVICES = 8
-# Seconds, for build, merge and check.
+# The limit in seconds for build, merge and check.
 LIMITS = {2000: 0.5, 10_000: 2.0}
 LIMIT_MB = 500
 WORK = ("build", "merge", "check", "load", "render", "halves")
 
 
 def entries(servers: int) -> list[tuple[Node, list[DeviceAddress]]]:
-    """Return nodes and the answers of their devices."""
+    """Return nodes, each with the addresses of its devices."""
     made = []
     for number in range(servers):
         address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
@@ -51,7 +49,7 @@ def entries(servers: int) -> list[tuple[Node, list[DeviceAddress]]]:
 
 
 def task(kind: str, servers: int, folder: Path) -> Callable[[], object]:
-    """Return the work to be timed, with its inputs prepared."""
+    """Prepare the inputs of one kind of work and return the function to time."""
     nodes = entries(servers)
     if kind == "build":
         return lambda: api.build(nodes).render()
@@ -100,12 +98,14 @@ def main() -> int:
     else:
         show(rows)
         load, cores = os.getloadavg()[0], os.cpu_count()
-        print(f"load {load:.1f} on {cores} cores" + (": too busy to judge by" if load > (cores or 1) else ""))
+        print(
+            f"load {load:.1f} on {cores} cores" + (": too busy for a verdict" if load > (cores or 1) else "")
+        )
     return int(any(row["over"] for row in rows))
 
 
 def grown(kind: str, sizes: list[int], repeat: int) -> list[dict[str, object]]:
-    """Measure one kind of work at each size; `over` is set where a limit is exceeded."""
+    """Measure one kind of work at each size; `over` marks rows that exceed a limit."""
     rows = []
     for servers in sizes:
         argv = [

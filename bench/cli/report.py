@@ -1,7 +1,9 @@
-"""The time and size of `report` for a run of 100,000 steps: python -m bench.cli.report [--steps N].
+"""Measure the time of `report` and the size of its page, for a run of 100,000 steps.
 
-The run has a restart, 200 evaluations and checkpoints, steps of random length, and 2,000 lines of log. The report is
-written by whole processes; the least of 5 is printed.
+    python -m bench.cli.report [--steps N]
+
+The run has a restart, 200 evaluations and checkpoints, steps of random length, and 2,000 log lines. Each report is
+written by a process of its own; the shortest time of 5 is printed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ TIMES = 5
 
 
 def lines(steps: int) -> Iterator[Mapping[str, object]]:
-    """Yield the metrics: a twentieth of the steps is repeated after a restart at 60 % of them."""
+    """Yield the metrics; after 60 % of the steps there is a restart that repeats a twentieth of them."""
     chance = random.Random(1)
     at, restart, back = BEGAN, steps * 6 // 10, steps * 55 // 100
     yield start_line(0, at, 1)

@@ -1,6 +1,8 @@
-"""The processor time of `top` with 8 x 8 ranks: run it in a terminal, `python -m bench.cli.top [--plain] [--every S]`.
+"""Measure the processor time of `top` with 8 x 8 ranks. Run it in a terminal.
 
-A thread gives the board new steps of all ranks every S seconds (default 2, as the nodes are asked), for 20 seconds.
+    python -m bench.cli.top [--plain] [--every S]
+
+For 20 seconds a thread gives the board new steps of all ranks every S seconds (default 2, as in real use).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ SECONDS = 20.0
 
 
 def states(step: int) -> RunState:
-    """Return a state of all ranks at a step."""
+    """Return the state of a run whose ranks are all at `step`."""
     ranks = tuple(
         RankState(
             number,
@@ -46,7 +48,7 @@ def states(step: int) -> RunState:
 
 
 def feed(board: Board, every: float, closed: threading.Event) -> None:
-    """Give the board new values until it is closed; they are made before, so that only the screen is measured."""
+    """Give the board new values until it is closed; they are computed before, so that only the screen is measured."""
     values = [(states(step), usage(step)) for step in range(1, 100)]
     for live, usages in itertools.cycle(values):
         if closed.wait(every):
@@ -63,7 +65,7 @@ def usage(step: int) -> dict[int, DeviceUsage]:
 
 
 def main() -> None:
-    """Show the screen for some seconds and print the share of a core that it took."""
+    """Show the screen for some seconds, then print the share of a core that it used."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--every", type=float, default=2.0)
@@ -74,7 +76,7 @@ def main() -> None:
         live: LiveBoard = LiveBoard(board)
         plain = LiveScreen(board)
         shown = plain.live if arguments.plain else live
-        # No node is asked here.
+        # Do not contact nodes.
         shown.start = lambda: None  # type: ignore[method-assign]
         threading.Thread(target=feed, args=(board, arguments.every, shown.closed), daemon=True).start()
         used: list[float] = []

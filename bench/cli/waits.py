@@ -1,7 +1,8 @@
-"""What a user waits for on a terminal with 8 nodes of this machine: python -m bench.cli.waits [-n NODES].
+"""Measure how long a user waits at a terminal, with 8 nodes on this machine: python -m bench.cli.waits [-n NODES].
 
-For `doctor`, and for launches of a program that prints a line a second: the time to the first output, the longest time
-without any output, and the whole time; and what a setup adds to the first and to a further launch.
+For `doctor`, and for launches of a program that prints a line per second, it measures the time to the first output, the
+longest time without output, and the total time. It also measures how much time a setup adds to the first and to a
+later launch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ devices: [0]
 
 @dataclass(frozen=True)
 class Watched:
-    """The output of a command, as a person at a terminal saw it."""
+    """The output of a command, with the times at which a user sees it."""
 
     first: float
     longest: float
@@ -37,7 +38,7 @@ class Watched:
 
 
 def watched(folder: Path, *words: str) -> Watched:
-    """Run a command on a terminal of its own and note when it writes."""
+    """Run a command on a terminal of its own and record when it writes."""
     ours, theirs = pty.openpty()
     began = time.monotonic()
     process = subprocess.Popen(
@@ -67,7 +68,7 @@ def watched(folder: Path, *words: str) -> Watched:
 
 
 def main() -> None:
-    """Print a line for each command."""
+    """Print one line per command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-n", type=int, default=8)
     nodes = parser.parse_args().n
@@ -87,7 +88,7 @@ def _measure(folder: Path, cluster_file: Path) -> None:
         figures = f"first output {seen.first:5.2f} s  longest silence {seen.longest:5.2f} s"
         print(f"{title:<28} {figures}  whole {seen.whole:6.2f} s", flush=True)
         for line in seen.text.splitlines():
-            # The line that shows what is waited for is erased first.
+            # Skip the code that erases the progress line.
             text = line.rpartition("\x1b[2K")[2].strip()
             if text.startswith(("setup ", "start ")):
                 print(f"    {text}")

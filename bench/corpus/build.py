@@ -1,15 +1,13 @@
-"""Compare `data build` with the loop of Megatron's preprocess_data.py: JSON lines to `.bin/.idx`, same
-corpus.
+"""Compare `data build` with the loop of Megatron's preprocess_data.py: JSON lines to `.bin/.idx`, same corpus.
 
     python -m bench.corpus.build [--megabytes 200] [--tokenizer gpt2/tokenizer.json] [--workers 2] [--times 10] [--json]
                          [--peer-python VENV/bin/python]
 
-The peer repeats that loop: worker processes under `imap` with 32 lines per task, `tokenizers` on one
-document after another, and megatron-core's own IndexedDatasetBuilder, which --peer-python must be able to
-import (pip install --no-deps megatron-core==0.16.1; it needs torch and numpy). Both must write the same
-bytes. Processor time is the sum over all processes; memory is the highest sum of proportional set sizes,
-sampled 10 times per second. --times 10 also builds a corpus ten times as large, to show that memory does
-not grow with it.
+The peer repeats that loop: worker processes under `imap` with 32 lines per task, `tokenizers` on one document after
+another, and megatron-core's IndexedDatasetBuilder, which --peer-python must be able to import (pip install --no-deps
+megatron-core==0.16.1; it needs torch and numpy). Both must write the same bytes. Processor time is the sum over all
+processes; memory is the highest sum of proportional set sizes, sampled 10 times per second. --times 10 also builds a
+corpus ten times as large, to show that memory does not grow with it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from typing import Any
 
 from bench.field import ROOT
 
-# As in that loop.
+# Lines per task, as in that loop.
 LINES_A_TASK = 32
 # Seconds between two samples of the memory.
 LOOK = 0.1
@@ -36,7 +34,7 @@ LOOK = 0.1
 
 @dataclass(frozen=True)
 class Row:
-    """One build; `digest` covers both files."""
+    """One build; `digest` is the hash of both files."""
 
     name: str
     megabytes: float
@@ -48,7 +46,7 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Documents per second of wall time."""
+        """Return documents per second of wall time."""
         return self.documents / self.clock_s
 
 
@@ -56,7 +54,7 @@ class Row:
 
 
 class Encode:
-    """Encodes a line in a worker, which loads the tokenizer once."""
+    """Encodes lines in a worker, which loads the tokenizer once."""
 
     def __init__(self, tokenizer: str, end: int) -> None:
         self._path, self._end = tokenizer, end
@@ -77,7 +75,7 @@ class Encode:
 
 
 def peer(source: str, tokenizer: str, output: str, workers: int) -> None:
-    """Run the loop: lines through a pool, documents into the builder in the order of the input."""
+    """Run Megatron's loop: encode lines in a pool, then add the documents in the order of the input."""
     import multiprocessing
 
     import tokenizers
@@ -101,8 +99,7 @@ def peer(source: str, tokenizer: str, output: str, workers: int) -> None:
 
 
 def corpus(path: Path, megabytes: float) -> int:
-    """Write JSON lines of made-up documents, from a few to several thousand words each; return their
-    number."""
+    """Write JSON lines of generated documents with a few to several thousand words; return how many."""
     sys.path[0] = str(ROOT)
     from bench.corpus.texts import prose
 
@@ -117,7 +114,7 @@ def corpus(path: Path, megabytes: float) -> int:
 
 
 def measured(name: str, argv: list[str], source: Path, documents: int, output: Path) -> Row:
-    """Run a build and sample all its processes while it runs."""
+    """Run a build, sampling all its processes; return its row."""
     before = os.times()
     began = time.monotonic()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}

@@ -1,11 +1,10 @@
-"""Compare the encoding speed of our encoder, `tokenizers` and, if installed, tiktoken, in megabytes of text
-per second.
+"""Compare the encoding speed of our encoder, `tokenizers` and, if installed, tiktoken, in megabytes per second.
 
     python -m bench.corpus.encode [--tokenizer gpt2/tokenizer.json] [--megabytes 20] [--threads 1 2] [--json]
 
-All encoders get the same documents and tokenizer, 1,000 documents per call, and must return the same ids. A
-row shows processor time and wall time; processor time is valid on a busy machine too. Without --tokenizer,
-a tokenizer of 32,000 tokens is trained on the texts; tiktoken gets its merges as bytes.
+All encoders get the same documents and tokenizer, 1,000 documents per call, and must return the same ids. A row shows
+wall time and processor time, which is also valid on a busy machine. Without --tokenizer, a tokenizer of 32,000 tokens
+is trained on the texts; tiktoken gets its merges as bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# `tokenizers` reads its number of threads from the environment when it is loaded, so each row is a process.
+# `tokenizers` reads its number of threads from the environment when it is loaded, so each row needs a process.
 
 AT_ONCE = 1000
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -31,8 +30,7 @@ GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 
 @dataclass(frozen=True)
 class Row:
-    """One encoder on one corpus: `megabytes` of UTF-8, `digest` of all ids, `peak_mb` of the process's
-    memory."""
+    """One encoder on one corpus: `megabytes` of UTF-8, `digest` of all ids, `peak_mb` of the process."""
 
     encoder: str
     corpus: str
@@ -46,12 +44,12 @@ class Row:
 
     @property
     def speed(self) -> float:
-        """Megabytes per second of wall time."""
+        """Return megabytes per second of wall time."""
         return self.megabytes / self.clock_s
 
 
 def encoders(path: Path, threads: int) -> dict[str, Callable[[list[str]], Any]]:
-    """Return the encoders by name; each takes documents and is loaded at its first call."""
+    """Return the encoders by name; each takes documents and loads itself at the first call."""
     from trainer.corpus.encoder import Encoder
     from trainer.corpus.tokenizer import Tokenizer
 
@@ -124,7 +122,7 @@ def _chunks(texts: list[str]) -> Iterator[list[str]]:
 
 
 def in_process(options: argparse.Namespace, path: Path, name: str, corpus: str, threads: int) -> Row | None:
-    """Return a row measured in its own process; None if this encoder is not installed."""
+    """Return a row measured in a process of its own; None if this encoder is not installed."""
     import subprocess
 
     argv = [
@@ -165,8 +163,7 @@ def train(folder: Path) -> Path:
 
 
 def show(rows: list[Row]) -> str:
-    """Return one line per row; `ratio` compares processor time with `tokenizers` on the same corpus and
-    threads."""
+    """Return one line per row; `ratio` compares processor time with `tokenizers` on the same corpus and threads."""
     lines = [
         f"{'corpus':<9}{'threads':>7}  {'encoder':<11}{'MB/s':>7}{'MB/cpu-s':>10}{'ratio':>7}{'peak MB':>9}  ids"
     ]

@@ -2,9 +2,8 @@
 
     python -m bench.corpus.encode_fuzz --texts 1000000 [--tokenizer gpt2/tokenizer.json] [--start N] [--processes 2]
 
-Text N is always the same, so that a difference is identified by its number and a campaign can continue with
---start. Without --tokenizer, three are trained here, one of them with a space before each text and more
-added tokens.
+Text N is always the same, so its number identifies a difference, and a campaign can continue with --start. Without
+--tokenizer, three tokenizers are trained first, one of them with a space before each text and more added tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from trainer.corpus.encoder import Encoder
 from trainer.corpus.tokenizer import END_OF_DOCUMENT, Tokenizer, train_tokenizer
 
 AT_ONCE = 2000
-# One inside another, one that is the start of another, one of two-byte characters, and one for the second
-# pass.
+# One contains another, one is the start of another, one has two-byte characters, and one is for the second pass.
 ADDED = (END_OF_DOCUMENT, "<|end", "<|", "<pad>", "中文", "|>", "\n\n<mask>")
 LATE = ("<|", "<mask>")
 
@@ -74,14 +72,12 @@ def _share(task: tuple[Path, range]) -> list[int]:
 
 
 def main() -> int:
-    """Return 0 if every text was encoded alike, else 1."""
+    """Return 0 if both encoders agree on every text, else 1."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--texts", type=int, default=100_000, help="how many, for each tokenizer")
+    parser.add_argument("--texts", type=int, default=100_000, help="number of texts per tokenizer")
     parser.add_argument("--start", type=int, default=0, help="number of the first text")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument(
-        "--tokenizer", type=Path, action="append", help="a tokenizer.json (may be given again)"
-    )
+    parser.add_argument("--tokenizer", type=Path, action="append", help="a tokenizer.json; may be repeated")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, multiprocessing.Pool(options.processes) as pool:
@@ -94,7 +90,7 @@ def main() -> int:
             found = [number for some in pool.imap(_share, tasks) for number in some]
             wrong += len(found)
             print(
-                f"{path.name}: {options.texts} texts, {len(found)} encoded otherwise {found[:5] or ''}",
+                f"{path.name}: {options.texts} texts, {len(found)} encoded differently {found[:5] or ''}",
                 flush=True,
             )
     print(f"{time.monotonic() - began:.0f} s")

@@ -1,12 +1,11 @@
-"""Compare sample indices with megatron-core: finding samples, mixing corpora, reading. Same corpus, same
-order.
+"""Compare sample indices with megatron-core: finding samples, blending corpora, reading. Same corpus, same order.
 
     python -m bench.corpus.samples [--megatron SITE_PACKAGES] [--repeat 7] [--json]
 
-Needs megatron-core 0.16.1 (`pip install --no-deps megatron-core==0.16.1`, here or in a folder of its own
-that --megatron names); without it only our side is measured. Both sides run in turn in one process on one
-thread, and a row shows medians of processor time, which are valid on a busy machine; one row, marked as
-such, uses two threads and wall time. The results are compared first, to the last index.
+It needs megatron-core 0.16.1 (`pip install --no-deps megatron-core==0.16.1`, here or in a separate folder for
+--megatron); without it only our side is measured. Both sides take turns in one process on one thread. A row shows
+medians of processor time, which are valid on a busy machine; the one row with two threads shows wall time. The results
+are compared first, to the last index.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from trainer.samples.blend import blend_order
 from trainer.samples.dataset import Data, Share
 from trainer.samples.gpt import Recipe, follow
 
-# 1e9 tokens.
+# Together 1e9 tokens.
 DOCUMENTS, MEAN, SEQUENCE = 1_000_000, 1000, 1024
 READ, MICRO = 100_000, 8
 # A corpus of 240 MB, read from memory: the disk is not compared.
@@ -60,7 +59,7 @@ def timed(work: Work, clock: Callable[[], float]) -> tuple[float, Any]:
 
 
 def row(name: str, ours: Work, theirs: Work | None, repeat: int, wall: bool = False) -> Row:
-    """Measure both sides in turn; the first round is not timed, its results are compared."""
+    """Measure both sides in turn; the first round compares the results and is not timed."""
     clock = time.perf_counter if wall else time.process_time
     if theirs is not None:
         same(name, ours(), theirs())
@@ -113,8 +112,7 @@ def index_rows(helpers: Any, repeat: int) -> Iterator[Row]:
 
 
 def _whole_order(helpers: Any, lengths: Any) -> tuple[Work, Work | None]:
-    """Return the work of making all three indices of 1.46 million samples over two epochs, the second
-    shuffled separately."""
+    """Return the work of making all three indices of 1.46 million samples, over two separately shuffled epochs."""
     recipe = Recipe.of(lengths, (0, DOCUMENTS), 1_460_000, SEQUENCE, 1234)
     tokens, apart = int(lengths.sum(dtype=np.int64)), recipe.before is not None
 
@@ -225,7 +223,7 @@ def _their_dataset(prefix: str) -> Any:
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
-        # The faster setting: the kernel makes the masks, and the rest is cached.
+        # This setting is the faster one: the kernel makes the masks, and the rest is cached.
         create_attention_mask=False,
     )
     return BlendedMegatronDatasetBuilder(GPTDataset, [1, 0, 0], lambda: True, config).build()[0]

@@ -1,4 +1,4 @@
-"""Texts for encoders: hostile ones, each generated from its number only, and corpora for measurements."""
+"""Texts for encoders: hostile ones, each generated from its number alone, and corpora for measurements."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ CONTRACTIONS = (
     "''s",
     "'\u017f",
 )
-# Each with its own kind of ending: letters of many scripts, marks, numbers that are not digits, joined
-# emoji.
+# For endings of every kind: letters of many scripts, marks, numbers that are not digits, joined emoji.
 SCRIPTS = (
     (0x41, 0x5B), (0x61, 0x7B), (0xC0, 0x250), (0x300, 0x370), (0x370, 0x400), (0x400, 0x530), (0x590, 0x700),
     (0x900, 0x980), (0xE00, 0xE80), (0x1100, 0x1200), (0x2070, 0x20A0), (0x2150, 0x2190), (0x2460, 0x2500),
@@ -40,7 +39,7 @@ SCRIPTS = (
 
 
 def hostile(number: int, added: tuple[str, ...] = ("<|endoftext|>",)) -> str:
-    """Return text `number`: up to a dozen pieces of kinds that a splitter or a merger could get wrong."""
+    """Return text `number`: up to a dozen pieces of kinds that are difficult to split or to merge."""
     random = Random(number)
     pieces: list[str] = []
     for _ in range(random.choice((1, 2, 3, 5, 8, 12))):
@@ -111,8 +110,7 @@ KINDS: tuple[Callable[[Random, tuple[str, ...]], str], ...] = (
 
 
 def prose(seed: int = 1) -> Iterator[str]:
-    """Yield made-up Latin prose: 200,000 words by Zipf's law, so that new words keep appearing as in real
-    texts."""
+    """Yield generated Latin prose: 200,000 words by Zipf's law, so that new words keep appearing as in real texts."""
     random = np.random.default_rng(seed)
     vocabulary = _vocabulary(random, 200_000)
     weight = 1 / np.arange(3, len(vocabulary) + 3) ** 1.05
@@ -154,7 +152,7 @@ def _sentences(vocabulary: list[str], random: np.random.Generator) -> str:
 
 
 def code(seed: int = 1) -> Iterator[str]:
-    """Yield the sources of Python's own library, repeatedly and each time in another order."""
+    """Yield the sources of Python's standard library again and again, each time in another order."""
     paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/*.py"))
     random = Random(seed)
     while True:
@@ -165,7 +163,7 @@ def code(seed: int = 1) -> Iterator[str]:
 
 
 def chinese(seed: int = 1) -> Iterator[str]:
-    """Yield clauses of 3,000 characters by Zipf's law: long words that never repeat."""
+    """Yield clauses of 3,000 different characters by Zipf's law: long words that never repeat."""
     random = np.random.default_rng(seed)
     weight = 1 / np.arange(5, 3005)
     ends = np.cumsum(weight / weight.sum())

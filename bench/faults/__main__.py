@@ -1,15 +1,15 @@
-"""A seeded nemesis: runs on real SSH nodes, a fault in each, and whether all came through. Needs root.
+"""Inject faults into runs on real SSH nodes and check that every run ends well. Needs root.
 
     python -m bench.faults --seed 1 --count 200          the campaign: under half an hour on two cores
     python -m bench.faults --interrupts 100              Ctrl-C at random moments of `launch`
-    python -m bench.faults --kinds 'node|link' --count 8 some kinds
-    python -m bench.faults --seed 1 --only 17            one fault of a campaign again
-    python -m bench.faults --seed 2 --runs 1-20 --results FILE   a piece of a campaign; what FILE holds is not repeated
-    python -m bench.faults --list --count 40             what would be played
+    python -m bench.faults --kinds 'node|link' --count 8 only some kinds
+    python -m bench.faults --seed 1 --only 17            repeat one fault of a campaign
+    python -m bench.faults --seed 2 --runs 1-20 --results FILE   part of a campaign; skips faults with a verdict in FILE
+    python -m bench.faults --list --count 40             list the faults and do not inject them
 
-Most faults meet a stand-in (bench/faults/fake_trainer.py) that keeps the trainer's contract without torch; some meet
-the embedded trainer. Lanes play in parallel, each with a cluster of its own; a fault with an unexpected outcome leaves
-its folder. bench/faults/draw.py lists what each kind must lead to, bench/faults/judge.py what holds for any run.
+Most faults hit a stand-in (bench/faults/fake_trainer.py) that follows the trainer's contract without torch; some hit
+the embedded trainer. Lanes work in parallel, each on a cluster of its own; the folder of a fault with an unexpected
+outcome is kept. bench/faults/draw.py lists the expected end of each kind, bench/faults/judge.py the rules for any run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from native.compiled import build, library
 
 
 class Campaign:
-    """Faults, handed to lanes as these become free."""
+    """Faults that are given to lanes as these become free."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Campaign:
                     thread.join(0.2)
         except KeyboardInterrupt:
             self.closed.set()
-            say("ending: what is under way is put away first")
+            say("ending: running faults are cleaned up first")
             for thread in threads:
                 thread.join()
         self.scanner.close()
@@ -107,11 +107,11 @@ class Campaign:
         try:
             story = Play(lane, self.scanner, fault, folder, self.data).play()
         except Exception as error:
-            # A fault that could not be played is reported, and the others continue.
+            # Report a fault that could not be injected, and continue with the others.
             reason = str(error) if isinstance(error, NotPlayed) else traceback.format_exc()
             with self.telling:
-                self.problems.append(f"fault {fault.number}, {fault}: could not be played")
-                say(f"{fault.number:>4}  {fault}: could not be played: {reason}\nsee {folder}")
+                self.problems.append(f"fault {fault.number}, {fault}: could not be injected")
+                say(f"{fault.number:>4}  {fault}: could not be injected: {reason}\nsee {folder}")
             lane.renew()
             return
         if fault.kind == "disk full" and lane.is_up(fault.node):
@@ -131,16 +131,16 @@ class Campaign:
 
     def _wrong(self, story: Story, folder: Path) -> list[str]:
         verdict = judge(story)
-        cause = [f"cause: {', '.join(story.reasons) or 'see what it said'}"] if verdict.cause is False else []
+        cause = [f"cause: {', '.join(story.reasons) or 'see its output'}"] if verdict.cause is False else []
         return [*verdict.broken, *cause, *(f"left: {path}" for path in story.left), f"see {folder}"]
 
 
 def line_of(story: Story, number: int, count: int) -> str:
-    """Return one fault as one line."""
+    """Describe the result of one fault in one line."""
     verdict = judge(story)
     cause = {True: "cause right", False: "CAUSE WRONG", None: ""}[verdict.cause]
     parts = [
-        "well" if verdict.well else "NOT WELL",
+        "well" if verdict.well else "BAD END",
         cause,
         "" if not story.left else f"LEFT {len(story.left)}",
     ]
@@ -159,7 +159,7 @@ def make_data(folder: Path) -> Path:
 
 
 def build_library() -> None:
-    """Compile the trainer's library if none fits: a rank that compiles it takes longer than any wait for a step."""
+    """Compile the trainer's library if it is missing or old: a rank that compiles takes longer than any timeout."""
     reason = library.why_not()
     if reason:
         say(f"compiling the library of the embedded trainer: {reason}")
@@ -171,9 +171,9 @@ def say(text: str) -> None:
 
 
 def positive(text: str) -> int:
-    """Return a number of at least one."""
+    """Return the number in `text`, which must be at least one."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least one")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least one")
     return int(text)
 
 
@@ -183,32 +183,31 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=positive, default=200, help="how many faults")
-    parser.add_argument(
-        "--interrupts", type=positive, metavar="N", help="Ctrl-C at N random moments, and nothing else"
-    )
+    parser.add_argument("--count", type=positive, default=200, help="number of faults")
+    parser.add_argument("--interrupts", type=positive, metavar="N", help="only Ctrl-C, at N random moments")
     parser.add_argument("--kinds", metavar="PATTERN", help="only kinds with this in their name")
     parser.add_argument(
         "--only", type=int, action="append", metavar="NUMBER", help="only this fault of the campaign"
     )
     parser.add_argument("--runs", type=span, metavar="A-B", help="only these faults of the campaign")
     parser.add_argument(
-        "--results", type=Path, metavar="FILE", help="append each verdict there, and skip what it holds"
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="append each verdict to this file; skip faults that have one",
     )
     parser.add_argument(
-        "--share", type=float, default=0.1, help="roughly how many against the embedded trainer"
+        "--share", type=float, default=0.1, help="approximate share of faults against the embedded trainer"
     )
     parser.add_argument("--lanes", type=positive, default=4, help="runs side by side")
-    parser.add_argument("--list", action="store_true", help="say what would be played")
-    parser.add_argument(
-        "--keep", action="store_true", help="keep the folders of those that came out well too"
-    )
-    parser.add_argument("--folder", type=Path, help="where; kept then, whatever comes of it")
+    parser.add_argument("--list", action="store_true", help="list the faults and do not inject them")
+    parser.add_argument("--keep", action="store_true", help="also keep the folders of faults with a good end")
+    parser.add_argument("--folder", type=Path, help="the folder to work in; it is never deleted")
     return parser.parse_args(argv)
 
 
 def chosen(options: argparse.Namespace) -> list[Fault]:
-    """Return the faults that a command line asks for."""
+    """Return the faults that the command line selects."""
     if options.interrupts:
         found = draw_interrupts(options.seed, options.interrupts)
     else:
@@ -220,20 +219,20 @@ def chosen(options: argparse.Namespace) -> list[Fault]:
 
 
 def span(text: str) -> range:
-    """Return the numbers of `A-B`."""
+    """Return the range of numbers of `A-B`."""
     first, _, last = text.partition("-")
     return range(positive(first), positive(last or first) + 1)
 
 
 def results_of(path: Path | None) -> list[dict[str, Any]]:
-    """Return the verdicts of earlier pieces of a campaign."""
+    """Return the verdicts of earlier parts of a campaign."""
     if path is None or not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def note_result(path: Path, story: Story) -> None:
-    """Append the verdict of one fault."""
+    """Append the verdict of one fault to a file."""
     verdict = judge(story)
     entry = {
         "number": story.fault.number,
@@ -247,11 +246,11 @@ def note_result(path: Path, story: Story) -> None:
 
 
 def totals(path: Path) -> str:
-    """Return the sums over all pieces of a campaign."""
+    """Return the totals over all parts of a campaign."""
     entries = results_of(path)
     causes = [entry["cause"] for entry in entries if entry["cause"] is not None]
     return (
-        f"all pieces: {len(entries)} faults, {sum(entry['well'] for entry in entries)} ended well, cause right in "
+        f"all parts: {len(entries)} faults, {sum(entry['well'] for entry in entries)} ended well, cause right in "
         f"{sum(causes)} of {len(causes)}, {sum(bool(entry['left']) for entry in entries)} left something behind"
     )
 
@@ -260,17 +259,17 @@ def main() -> int:
     options = arguments()
     faults = chosen(options)
     if options.list or not faults:
-        say("\n".join(f"{fault.number:>4}  {fault}" for fault in faults) or "nothing to play")
+        say("\n".join(f"{fault.number:>4}  {fault}" for fault in faults) or "no fault to inject")
         return 0
     missing = namespaces.why_not()
     if missing:
-        say(f"no nodes of namespaces here: {missing}")
+        say(f"nodes in namespaces are not possible here: {missing}")
         return 2
     if any(fault.real for fault in faults):
         try:
             build_library()
         except build.BuildFailed as reason:
-            say(f"the embedded trainer has no library, so that no fault of it can be judged: {reason}")
+            say(f"the embedded trainer has no library, so its faults cannot be judged: {reason}")
             return 2
     take_signals()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="faults-", dir="/var/tmp"))
@@ -288,7 +287,7 @@ def main() -> int:
     if fine and not campaign.problems and options.folder is None:
         shutil.rmtree(folder)
     else:
-        say(f"what did not come out as it must is in {folder}")
+        say(f"the folders of faults with an unexpected outcome are in {folder}")
     return int(not fine or bool(campaign.problems))
 
 

@@ -1,4 +1,4 @@
-"""The kinds of faults that bench/faults injects, when they may strike, and what each must lead to."""
+"""The kinds of faults that bench/faults injects, when they strike, and the expected end of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 STEPS, SAVE_EVERY = 30, 5
-# Nodes of a run; node3 is the spare.
+# The nodes of a run; node3 is the spare.
 NODES = ("node1", "node2")
 
 BEFORE, PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP, ANY = (
@@ -23,7 +23,7 @@ BEFORE, PUSH, STARTING, FIRST_STEP, RUNNING, CHECKPOINT, STOP, ANY = (
 )
 AT_WORK = (STARTING, FIRST_STEP, RUNNING, CHECKPOINT)
 LOST = ("node killed", "node frozen", "link cut for long")
-# Faults outside our reach for a while, or for good.
+# Faults that make nodes unreachable, for a while or forever.
 AWAY = (
     *LOST,
     "link cut briefly",
@@ -37,13 +37,13 @@ class Kind:
 
     phases: tuple[str, ...]
     real: bool = False
-    """Whether it is also played against the embedded trainer."""
+    """Whether it is also injected into the embedded trainer."""
     often: int = 1
-    """How often it occurs in one round of all kinds."""
+    """How many times it occurs in one round of all kinds."""
     only_real: bool = False
-    """Whether it is played against the embedded trainer alone."""
+    """Whether it is only injected into the embedded trainer."""
     details: tuple[str, ...] = ()
-    """Variants, of which each fault has one."""
+    """The variants, one of which is drawn for each fault."""
 
 
 KINDS = {
@@ -89,14 +89,14 @@ class Fault:
     phase: str
     rank: int
     step: int
-    """For the phase `running`: after which step it strikes."""
+    """In the phase `running`: the step after which it strikes."""
     delay: float
-    """Seconds after the phase was reached."""
+    """Seconds from the start of the phase."""
     spare: bool
-    """Whether there is a spare, if a node is lost."""
+    """Whether there is a spare node, if a node is lost."""
     detail: str = ""
     real: bool = False
-    """Against the embedded trainer, one rank per node; else against the stand-in, two ranks per node."""
+    """Whether it hits the embedded trainer, with one rank per node; otherwise the stand-in, with two ranks per node."""
 
     @property
     def node(self) -> str:
@@ -142,7 +142,7 @@ def _one(chance: random.Random, number: int, kind: str, phase: str, share: float
 
 
 def draw_interrupts(seed: int, count: int) -> list[Fault]:
-    """Return `count` Ctrl-C at moments independent of phases: evenly over a launch and its first steps."""
+    """Return `count` Ctrl-C at random moments during a launch and its first steps, independent of phases."""
     chance = random.Random(seed)
     return [
         Fault(number, "Ctrl-C", ANY, 0, 0, chance.uniform(0.0, 5.0), False, chance.choice(("once", "twice")))
@@ -158,10 +158,10 @@ class ExpectedEnd:
     """How a run may end after a fault to count as a good end."""
 
     phases: tuple[str, ...]
-    """Phases of the run; "" means that none was ever recorded: the launch was refused, or ended earlier."""
+    """The allowed phases of the run; "" means that none was recorded: the launch was refused, or ended earlier."""
     attempts: tuple[int, int]
     cause: str = ""
-    """A pattern that the reason of the restart, or the root cause, must match; "" if there is no failure."""
+    """A pattern for the reason of the restart, or for the root cause; "" if no failure is expected."""
 
 
 def expected_end(fault: Fault) -> ExpectedEnd:
@@ -169,7 +169,7 @@ def expected_end(fault: Fault) -> ExpectedEnd:
     where, kind = rf"rank {fault.rank} on {fault.node}\b.*", fault.kind
     if kind == "Ctrl-C":
         return ExpectedEnd(("stopped", ""), (1, 1))
-    # Whichever fault strikes then, the user asked for the end.
+    # Whichever fault comes later, the user asked for the end.
     if fault.phase == STOP:
         return ExpectedEnd(("stopped",), (1, 1))
     if kind == "crash at the same step":
@@ -193,10 +193,10 @@ def expected_end(fault: Fault) -> ExpectedEnd:
         return ExpectedEnd(("finished",), (2, 2), causes[kind])
     if kind == "login without end":
         return ExpectedEnd(("",), (1, 1), rf"\b{fault.node}\b.*login scripts")
-    # If no rank needed to write, it may remain unnoticed.
+    # If no rank has to write, the full disk may remain unnoticed.
     if kind == "disk full":
         return ExpectedEnd(("finished",), (1, 4), rf"\b{fault.node}\b.*No space left on device")
-    # Perhaps before it was recorded.
+    # The command may be killed before the run is recorded.
     if kind == "command killed" and fault.phase in (PUSH, STARTING):
         return ExpectedEnd(("finished", ""), (1, 2))
     if kind == "launcher killed" and fault.phase == STARTING:
@@ -205,7 +205,7 @@ def expected_end(fault: Fault) -> ExpectedEnd:
 
 
 def _lost(fault: Fault) -> ExpectedEnd:
-    # A launch that cannot be carried out reports that and starts nothing.
+    # A launch that is not possible reports that and starts nothing.
     if fault.phase in (PUSH, STARTING):
         return ExpectedEnd(("finished", "failed", ""), (1, 3), rf"\b{fault.node}\b")
     return ExpectedEnd(("finished",), (2, 2 if fault.spare else 8), rf"lost {fault.node}\b")

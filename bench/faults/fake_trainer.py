@@ -1,10 +1,9 @@
 """A stand-in for the trainer in bench/faults: a step takes a tenth of a second and needs no torch.
 
-It follows the launcher's contract like the trainer: all ranks step together (over TCP, so that the others
-notice a lost rank), each writes a heartbeat, rank 0 writes metrics and complete checkpoints and resumes
-from the newest valid one, and SIGTERM leads to a last checkpoint. The steps compute a chain of numbers, so
-that a run that resumed from anything but a correct checkpoint ends with another number. It uses only the
-standard library.
+It follows the launcher's contract like the trainer: all ranks step together (over TCP, so that they notice a lost
+rank), each writes a heartbeat, rank 0 writes metrics and complete checkpoints and resumes from the newest valid one,
+and SIGTERM leads to a last checkpoint. The steps compute a chain of numbers, so a run that resumes from an incorrect
+checkpoint ends with a different number. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any
 MANIFEST = "manifest.json"
 # In seconds, until rank 0 listens.
 CONNECT_WITHIN = 60.0
-# The number of checkpoints kept.
+# How many checkpoints are kept.
 KEPT = 3
 
 
@@ -36,7 +35,7 @@ def after(state: int, step: int) -> int:
 
 
 def state_at(step: int) -> int:
-    """Return the state after `step` steps of any training, however often it was interrupted."""
+    """Return the state after `step` steps; it is the same however often the training was interrupted."""
     state = 0
     for number in range(1, step + 1):
         state = after(state, number)
@@ -49,11 +48,10 @@ def state_at(step: int) -> int:
 def save(folder: Path, step: int, state: int, seconds: float) -> Path:
     """Write a checkpoint atomically and return its path.
 
-    It is written under another name, synced and renamed; between the state and the manifest it sleeps
-    `seconds`.
+    It is written under another name, synced and renamed; it sleeps `seconds` between the state and the manifest.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Rank 0 of the living attempt is the only writer.
+    # Rank 0 of the current attempt is the only writer.
     for left in folder.glob(".tmp-*"):
         shutil.rmtree(left, ignore_errors=True)
     target = folder / f"step-{step:08d}"
@@ -135,7 +133,7 @@ class Group:
                 time.sleep(0.05)
 
     def add(self, word: int) -> int:
-        """Return the sum of every rank's number; raise if a rank is gone."""
+        """Return the sum of all ranks' numbers; raise if a rank is gone."""
         if self.rank:
             self._say(self.peers[0], word)
             return self._receive(self.peers[0])
@@ -175,7 +173,7 @@ class Rank:
         self.heartbeat = os.open(heartbeat, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         metrics = self.run_dir / "metrics.jsonl"
         self.metrics = os.open(metrics, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        # Like the embedded trainer: a line that a full disk cut off ends before this attempt's first one.
+        # Like the embedded trainer: end a line that a full disk cut off before writing the first new line.
         if self.rank == 0 and metrics.read_bytes()[-1:] not in (b"", b"\n"):
             os.write(self.metrics, b"\n")
         self.group = Group(self.rank, int(env["WORLD_SIZE"]), env["MASTER_ADDR"], int(env["MASTER_PORT"]))
@@ -222,7 +220,7 @@ class Rank:
             os.write(self.metrics, json.dumps(line).encode() + b"\n")
 
     def _strike(self, step: int) -> None:
-        """Inject the fault `RANK:STEP:HOW` in the first attempt, or with `:always` in each."""
+        """Inject the fault `RANK:STEP:HOW` in the first attempt, or in each attempt with `:always`."""
         rank, at, how, *always = (*self.fault.split(":"), "", "", "")[:4]
         if rank != str(self.rank) or at != str(step) or not (self.attempt == 1 or always == ["always"]):
             return
@@ -251,7 +249,7 @@ def scatter() -> None:
 
 
 def detach() -> None:
-    """Start a daemon as programs of other people do: forked twice, in a session of its own, without any environment."""
+    """Start a daemon as other programs do: forked twice, in a session of its own, with an empty environment."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:

@@ -1,5 +1,4 @@
-"""The environment of bench/faults: a cluster of namespaces per lane, and functions that inject faults into
-it."""
+"""The environment of bench/faults: a cluster of namespaces per lane, and functions that inject faults into it."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ from clusterctl.sandbox import process as sandbox_process
 PROGRAM = Path(__file__).with_name("fake_trainer.py")
 # Below a node's home folder.
 WORKDIR = ".clusterctl"
-# The size in MB of the disk that is filled.
+# The size in MB of the disk that gets full.
 DISK = 8
-# Files and folders that it holds; a run makes about a hundred.
+# How many files and folders fit on it; a run makes about a hundred.
 INODES = 1000
 # The seconds by which a skewed node's clocks are ahead.
 WALL_AHEAD, STEADY_AHEAD = 600, 86400
@@ -54,9 +53,9 @@ time_t time(time_t *out) {
 
 
 class Scanner:
-    """A thread that records five times a second which processes carry a run's marker.
+    """A thread that records five times a second which processes have a run's marker.
 
-    `seen` holds for each run its (attempt, node) pairs, with the time of every change.
+    `seen` contains for each run its (attempt, node) pairs, with the time of every change.
     """
 
     EVERY = 0.2
@@ -82,7 +81,7 @@ class Scanner:
 
 
 def marked() -> dict[str, list[tuple[int, str, int]]]:
-    """Return (attempt, node, pid) of every living process that carries a run's marker, by run."""
+    """Return by run the (attempt, node, pid) of every living process with a run's marker."""
     found: dict[str, list[tuple[int, str, int]]] = {}
     for pid in processes():
         env = environment_of(pid)
@@ -123,12 +122,12 @@ class Lane:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.box = sandbox_cluster.up(folder / "s", nodes=3, devices=2, mode="namespaces")
-        # The disk that all nodes share.
+        # The disk that all nodes of the lane share.
         self.shared = folder / "s" / "shared"
         self.shared.mkdir()
 
     def renew(self) -> None:
-        """Replace the nodes, because one of them is dead."""
+        """Replace the nodes, because one of them has died."""
         self.close()
         self.box = sandbox_cluster.up(self.folder / "s", nodes=3, devices=2, mode="namespaces")
         self.shared.mkdir()
@@ -187,7 +186,7 @@ class Lane:
         return found
 
     def temporary(self, node: str, run: str) -> list[str]:
-        """Return what is left in a node's temporary folders, and unfinished files that a run never renamed."""
+        """Return the files left in a node's temporary folders, and unfinished files that a run never renamed."""
         machine, layout, root = self.box.node(node), self.box.layout, Path(f"/proc/{self.init(node)}/root")
         passing = [root / "dev/shm", layout.temporary(machine) or root / "tmp"]
         # A checkout below /tmp is mounted into the nodes and does not count.
@@ -221,7 +220,7 @@ class Lane:
                 os.kill(pid, signal.SIGCONT)
 
     def drop_connections(self, node: str) -> int:
-        """Kill the SSH sessions of a node; return their number."""
+        """Kill the SSH sessions of a node; return how many."""
         sessions = [
             pid for inner, pid in self.pids(node).items() if inner != 1 and words_of(pid).startswith("sshd")
         ]
@@ -258,7 +257,7 @@ class Lane:
         subprocess.run(["nsenter", *spaces, *arguments], check=True)
 
     def prolong_login(self, node: str, how: str) -> Path:
-        """Let a node's login scripts print, or sleep, without end; return the script to remove."""
+        """Make a node's login scripts print, or sleep, forever; return the script, which must be removed later."""
         text = "while :; do echo out of order; done" if how == "prints" else "sleep 600"
         script = Path(f"/proc/{self.init(node)}/root{self.box.layout.home(self.box.node(node))}/.bashrc")
         script.write_text(text + "\n")
@@ -267,11 +266,11 @@ class Lane:
     # -- clocks
 
     def skewed(self, node: str) -> Path | None:
-        """Return an inventory in which one node's clocks are ahead for all processes that clusterctl starts there.
+        """Return an inventory in which all processes that clusterctl starts on one node see clocks that are ahead.
 
-        Returns None if this machine cannot do that. The monotonic clock is shifted by a time namespace. The
-        wall clock has no namespace and is shifted by a preloaded library: the times that programs read are
-        shifted, file times are not.
+        Return None if this machine cannot do that. The monotonic clock is shifted by a time namespace. The wall clock
+        has no namespace and is shifted by a preloaded library: the times that programs read are shifted, but file times
+        are not.
         """
         library = self._clock_library()
         if library is None:
@@ -314,7 +313,7 @@ class Lane:
 
 
 def aside_in(folder: Path) -> list[str]:
-    """Return the temporary files and folders below a folder, which are renamed when they are complete."""
+    """Return the temporary files and folders below a folder; they are renamed when they are complete."""
     found = []
     for here, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -355,7 +354,7 @@ class Desk:
             return 124
 
     def said(self) -> str:
-        """Return all that commands wrote to stderr, oldest file first."""
+        """Return everything that commands wrote to stderr, oldest file first."""
         files = sorted(self.folder.glob("*.err"), key=lambda path: path.stat().st_mtime)
         return "\n".join(path.read_text(errors="replace") for path in files)
 
@@ -365,7 +364,7 @@ class Desk:
         return RunDir(records[0].parent) if records else None
 
     def processes(self) -> list[str]:
-        """Return the processes that belong to this folder (commands, controllers), by environment or working folder."""
+        """Return the processes of this folder (commands, controllers), by environment or working directory."""
         wanted, found = os.fsencode(str(self.folder)), []
         for pid in processes():
             with contextlib.suppress(OSError):
@@ -377,7 +376,7 @@ class Desk:
         return found
 
     def temporary(self) -> list[str]:
-        """Return what is left in the folder for temporary files, and hidden files in the runs' folders."""
+        """Return the files left in the folder for temporary files, and hidden files in the folders of runs."""
         runs = self.folder / "runs"
         hidden = [str(path) for path in runs.rglob(".*") if path.is_file()] if runs.is_dir() else []
         return [str(path) for path in (self.folder / "tmp").iterdir()] + hidden

@@ -1,7 +1,6 @@
-"""Press Ctrl-C at random moments of `clusterctl demo` and look for what is left behind; about 25 s per
-round.
+"""Press Ctrl-C at random moments of `clusterctl demo` and look for leftovers; a round takes about 25 s.
 
-    python -m bench.faults.interrupts [ROUNDS] [SEED]
+python -m bench.faults.interrupts [ROUNDS] [SEED]
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from pathlib import Path
 from bench.field import ROOT, take_signals
 from tests.support.leftovers import listening, processes_of
 
-# Seconds: sandbox, data, push, start, the first checkpoints.
+# The moments are within this many seconds: sandbox, data, push, start, first checkpoints.
 LONGEST = 35.0
 
 
 def round_of(moment: float) -> tuple[str, float, int, int, int, int]:
-    """Interrupt one demo; return the phase it was in, the seconds until it ended, and what it left."""
+    """Interrupt one demo; return its phase at that moment, the seconds until it ended, and counts of leftovers."""
     with tempfile.TemporaryDirectory(prefix="interrupts-") as name:
         here, temporary = Path(name) / "here", Path(name) / "tmp"
         here.mkdir()
@@ -67,7 +66,7 @@ def main() -> None:
     for _ in range(rounds):
         moment = chance.uniform(0.05, LONGEST)
         phase, took, code, processes, ports, folders = round_of(moment)
-        # Python reports the latter before the first line of our code runs.
+        # The latter means that Python was interrupted before the first line of our code.
         left += processes + ports + folders + (code not in (130, -signal.SIGINT))
         print(
             f"{moment:6.2f}s {took:5.2f}s {code:>4} {processes:>9} {ports:>5} {folders:>7}  {phase}",

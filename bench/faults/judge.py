@@ -1,4 +1,4 @@
-"""Decide whether a run handled a fault correctly, from what was observed; summarize many runs in one table."""
+"""Decide from observations whether a run handled a fault correctly; summarize many runs in one table."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from bench.faults.draw import (
 )
 from bench.faults.fake_trainer import state_at
 
-# Seconds that a node that is reachable again may still run what was abandoned there.
+# Within this many seconds a node that is reachable again must stop its abandoned ranks.
 COMES_BACK = 30.0
 UNBORN = (
-    # Python's own last output if it is interrupted in its first moments.
+    # Python's last output if it is interrupted while it starts.
     "Failed to import the site module"
 )
-# Checkpoints that may be lost with a node: the one that was being copied.
+# How many checkpoints may be lost with a node: the one that was being copied.
 SAVES_BEHIND = 1
 
 
 @dataclass(frozen=True)
 class Story:
-    """One run and one fault, as far as the judge needs them."""
+    """The observations of one run with one fault."""
 
     fault: Fault
     phase: str = ""
-    """The run's last phase; "" if none was ever recorded."""
+    """The run's last phase; "" if no phase was recorded."""
     attempt: int = 1
     steps: int = 0
     reasons: tuple[str, ...] = ()
-    """Why it was restarted, each time."""
+    """The reason of each restart."""
     said: str = ""
     """What the user's commands wrote to stderr."""
     codes: Mapping[str, int] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class Story:
     noticed: float | None = None
     """Seconds from the fault until the rank's node noticed it."""
     known: float | None = None
-    """Seconds from the fault until it was in the run's history."""
+    """Seconds from the fault until it was recorded in the run's history."""
     stopped: float | None = None
-    """Seconds from then until the last rank of that attempt had ended."""
+    """Seconds from that record until the last rank of the attempt had ended."""
     scans: Sequence[tuple[float, frozenset[tuple[int, str]]]] = ()
-    """The living (attempt, node) pairs, each change with its time."""
+    """The living (attempt, node) pairs at the time of each change."""
     lost_lines: tuple[str, ...] = ()
-    """Logs here that differ from the nodes', and lines that were shown twice or never."""
+    """Copied logs that differ from the nodes' logs, and lines that were shown twice or never."""
     left: tuple[str, ...] = ()
     """Processes, ports and files that were left behind."""
     seconds: float = 0.0
@@ -70,13 +70,13 @@ class Verdict:
 
     well: bool
     cause: bool | None
-    """Whether the reported reason was right; None if there was none to report."""
+    """Whether the reported reason was right; None if no reason was expected."""
     broken: tuple[str, ...]
-    """Invariants that did not hold, and what prevented a good end."""
+    """Broken invariants, and what prevented a good end."""
 
 
 def judge(story: Story) -> Verdict:
-    """Judge the end, the cause, and what must hold for any run."""
+    """Return the judgement of the end, the cause, and the invariants of all runs."""
     broken = [
         *([story.missed] if story.missed else ()),
         *_end(story),
@@ -91,10 +91,10 @@ def judge(story: Story) -> Verdict:
 def _end(story: Story) -> Iterator[str]:
     want = expected_end(story.fault)
     if story.fault.kind == "Ctrl-C" and UNBORN in story.said and not story.phase:
-        # Python itself had not started yet.
+        # Python had not started yet.
         return
     if story.phase not in want.phases:
-        yield f"the run is {story.phase or 'not written down'}, not {' or '.join(want.phases) or 'refused'}"
+        yield f"the run is {story.phase or 'not recorded'}, not {' or '.join(want.phases) or 'refused'}"
     least, most = want.attempts
     if story.phase and not least <= story.attempt <= most:
         yield f"{story.attempt} attempts, not {least} to {most}"
@@ -103,7 +103,7 @@ def _end(story: Story) -> Iterator[str]:
             yield f"`{name}` ended with {code}"
     if "Traceback (most recent call last)" in _ours(story.said):
         yield "a traceback on the user's screen"
-    # Python reports the latter before the first line of our code.
+    # The latter means that Python was interrupted before the first line of our code.
     if story.fault.kind == "Ctrl-C" and story.codes.get("launch") not in (
         130,
         -2,
@@ -112,7 +112,7 @@ def _end(story: Story) -> Iterator[str]:
 
 
 def _ours(output: str) -> str:
-    """Return the output of clusterctl itself; quoted lines of ranks follow a bar or a prefix."""
+    """Return the output of clusterctl itself, without quoted lines of ranks, which follow a bar or a prefix."""
     return "\n".join(line for line in output.splitlines() if not re.match(r"\s|node\d+:\d+|[│|]", line))
 
 
@@ -133,12 +133,12 @@ def one_attempt(
         away = fault.kind in AWAY and struck <= at <= (healed or at) + COMES_BACK
         attempts = {attempt for attempt, node in living if not (away and node == fault.node)}
         if len(attempts) > 1:
-            yield f"attempts {', '.join(map(str, sorted(attempts)))} lived at once"
+            yield f"attempts {', '.join(map(str, sorted(attempts)))} lived at the same time"
             return
 
 
 def steps_grow(story: Story) -> Iterator[str]:
-    """Yield violations of: steps increase within an attempt, and an attempt starts at a sound checkpoint."""
+    """Yield violations of: steps increase within an attempt, and an attempt starts at a valid checkpoint."""
     saved, step, ended = 0, 0, False
     for record in story.metrics:
         kind, at = record.get("event"), int(record.get("step") or 0)
@@ -149,7 +149,7 @@ def steps_grow(story: Story) -> Iterator[str]:
         if kind in ("start", "step"):
             step = at
         if "state" in record and record["state"] != state_at(at):
-            yield f"{kind} at step {at} has a state that no true checkpoint leads to"
+            yield f"{kind} at step {at} has a state that does not follow from a correct checkpoint"
         saved = max(saved, at) if kind == "checkpoint" else saved
         ended = kind == "end"
     if story.phase == "finished" and not (ended and step == story.steps):
@@ -159,14 +159,14 @@ def steps_grow(story: Story) -> Iterator[str]:
 def _begins(story: Story, start: Mapping[str, Any], saved: int) -> Iterator[str]:
     at, fault = int(start.get("step") or 0), story.fault
     every = int(((start.get("config") or {}).get("save") or {}).get("every") or story.steps)
-    # Its node was lost with the newest one.
+    # The newest checkpoint was lost with its node.
     may_lag = fault.real and (fault.kind in AWAY or story.damaged > 0)
     if at < saved - (SAVES_BEHIND * every if may_lag else 0):
-        yield f"began again at step {at}, though step {saved} was saved"
+        yield f"resumed at step {at}, although step {saved} was saved"
     if story.damaged and at == story.damaged and int(start.get("attempt") or 2) == 2:
         yield f"began at step {at}, whose manifest was damaged"
     if at and not start.get("resumed_from"):
-        yield f"began at step {at} from nowhere"
+        yield f"began at step {at} without a checkpoint"
 
 
 # -- many of them -------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _row(name: str, stories: Sequence[Story]) -> tuple[str, ...]:
 
 
 def figures(stories: Sequence[Story]) -> list[str]:
-    """Return the targets next to the measured values."""
+    """Return the measured values with their targets."""
     verdicts = [judge(story) for story in stories]
     well = sum(verdict.well for verdict in verdicts)
     right = sum(verdict.well or bool(verdict.cause) for verdict in verdicts)
@@ -223,10 +223,10 @@ def figures(stories: Sequence[Story]) -> list[str]:
     return [
         f"ended well or with the right cause: {right} of {len(stories)}; ended well: {well}",
         f"left behind: {sum(len(story.left) for story in stories)}",
-        f"a rank's death known on its node: {_worst(noticed, 1.0)}; here: {_worst(deaths, 1.0)}",
+        f"a rank's death noticed on its node: {_worst(noticed, 1.0)}; here: {_worst(deaths, 1.0)}",
         f"the others stopped after that: {_worst(stops, 10.0)}",
         f"a node lost or frozen known: {_worst(gone, 15.0)}",
-        f"logs with lines lost or doubled: {lines} (of {len(stories)} runs, {cuts} of them cut off)",
+        f"logs with lost or repeated lines: {lines} (of {len(stories)} runs, {cuts} of them cut off)",
     ]
 
 

@@ -1,5 +1,4 @@
-"""Play one fault of bench/faults: start a run, wait for the moment, strike, act as the user would, check
-what is left."""
+"""Inject one fault: start a run, wait for the moment, strike, act as the user would, and check what is left."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ FREED = 3.0
 # Relative to the stand-in's steps: a step of a tiny model takes 20 ms.
 REAL = 3
 RANK, SUPERVISOR = "ranks/{rank}.json", "supervisor.json"
-# The kinds that send a signal to a process of the node: the record that has its pid, and the signal.
+# Kinds that send a signal to a process of the node: the record with its pid, and the signal.
 TARGETS = {
     "rank killed": (RANK, signal.SIGKILL),
     "rank frozen": (RANK, signal.SIGSTOP),
@@ -82,7 +81,7 @@ FROM_WITHIN = ("rank crashed", "crash at the same step", "user's mistake", "slow
 
 
 class NotPlayed(Exception):
-    """The fault could not strike: what it needed did not come in time, so that there is nothing to judge."""
+    """The fault could not strike, because a condition was not met in time; there is nothing to judge."""
 
 
 class Play:
@@ -96,7 +95,7 @@ class Play:
         self.ballast = lane.small_disk(fault.node) if fault.kind == "disk full" else None
         skewed = lane.skewed(fault.node) if fault.kind == "clock skewed" else None
         self.desk = Desk(folder, skewed or lane.box.cluster_file)
-        # It would end normally before it is stopped.
+        # It would end normally before it can be stopped.
         ends_early = fault.phase == STOP or fault.kind == "Ctrl-C"
         self.steps = STEPS * (REAL if fault.real else 1) * (10 if ends_early else 1)
         self.codes: dict[str, int] = {}
@@ -109,13 +108,13 @@ class Play:
         )
         self._write_job(data)
 
-    # -- what is run
+    # -- the job
 
     def _write_job(self, data: Path | None) -> None:
         job: dict[str, Any] = {"name": "drill", "nodes": "node[1-2]", "grace": 5.0}
         if self.fault.kind == "rank frozen":
             job["hang_after"] = "9s"
-        # Which takes longer to push than a start.
+        # The code then takes longer to push than a run takes to start.
         backoff = 2.0 if self.fault.kind == "disk full" else 0.2
         job["restart"] = {"max": 6, "backoff": backoff}
         if self.fault.spare:
@@ -127,7 +126,7 @@ class Play:
         code = self.desk.folder / "code"
         code.mkdir()
         shutil.copy(PROGRAM, code / "program.py")
-        # It takes time then.
+        # Writing a checkpoint then takes time.
         if self.fault.phase == PUSH or (self.fault.phase == ANY and self.fault.number % 2):
             (code / "ballast").write_bytes(os.urandom(24 << 20))
         env = {"STEPS": self.steps, "STEP_SECONDS": 0.1, "SAVE_EVERY": SAVE_EVERY, "SAVE_SECONDS": 0.25}
@@ -138,7 +137,7 @@ class Play:
                 "env": {f"DRILL_{name}": str(value) for name, value in env.items()}}  # fmt: skip
 
     def _arranged(self) -> dict[str, Any]:
-        """Return the environment for faults that come from within the program."""
+        """Return the environment for faults that the program itself causes."""
         fault = self.fault
         where = f"{fault.rank}:{fault.step}"
         arranged = {
@@ -152,7 +151,7 @@ class Play:
         return arranged.get(fault.kind, {})
 
     def _training(self, data: Path) -> dict[str, Any]:
-        """Return a GPT so small that two processes start and train it in seconds."""
+        """Return the config of a GPT so small that two processes start and train it in seconds."""
         train = {
             "model": {"layers": 1, "hidden": 32, "heads": 2, "sequence": 32, "vocab": 512},
             "data": {"prefix": "{data}/text_document", "tokenizer": "{data}/tokenizer.json", "split": "90,10,0"},
@@ -165,7 +164,7 @@ class Play:
     # -- from the start to the end
 
     def play(self) -> Story:
-        """Play everything; look for leftovers before anything is cleaned up."""
+        """Inject the fault and return the story; look for leftovers before anything is cleaned up."""
         began = time.monotonic()
         launch = self.desk.start("launch", "launch", "job.yaml")
         try:
@@ -190,7 +189,7 @@ class Play:
     # -- the moment
 
     def _moment(self, launch: subprocess.Popen[bytes]) -> bool:
-        """Wait until the run is where the fault should strike; return False if it ended before."""
+        """Wait until the run is where the fault must strike; return False if it ended earlier."""
         fault = self.fault
         if fault.phase in (ANY, BEFORE):
             return True
@@ -212,7 +211,7 @@ class Play:
         return True
 
     def _aim(self, launch: subprocess.Popen[bytes]) -> bool:
-        """Find the process to strike before the moment: to look for it takes seconds on a busy machine."""
+        """Find the process to strike in advance, because finding it takes seconds on a busy machine."""
         name = TARGETS[self.fault.kind][0].format(rank=self.fault.rank)
         pid = self._wait(launch, lambda: self._record(name).get("pid"), f"the pid in {name}")
         self.target = self.lane.pids(self.fault.node).get(pid, 0) if pid else 0
@@ -221,7 +220,7 @@ class Play:
     def _wait(
         self, command: subprocess.Popen[bytes], is_reached: Callable[[], Answer], event: str
     ) -> Answer | None:
-        """Return the first true value of `is_reached()`, or None if the command ended before."""
+        """Return the first true value of `is_reached()`, or None if the command ended first."""
         deadline = time.monotonic() + COMES
         while command.poll() is None:
             if answer := is_reached():
@@ -234,7 +233,7 @@ class Play:
 
     def _found(self) -> RunDir:
         run = self.run = self.run or self.desk.found()
-        assert run is not None, "no run was written down"
+        assert run is not None, "no run was recorded"
         return run
 
     def _record(self, name: str, attempt: int = 1) -> dict[str, Any]:
@@ -265,15 +264,15 @@ class Play:
     def _signal(self, launch: subprocess.Popen[bytes]) -> None:
         """Send the signal of this kind to its process."""
         number = TARGETS[self.fault.kind][1]
-        # During a stop it may already have ended.
+        # During a stop the process may have ended already.
         if not is_dead(self.target):
             self.struck = time.time()
             os.kill(self.target, number)
         elif self.fault.phase != STOP:
-            raise NotPlayed("the process had ended before this machine, which is busy, could strike it")
+            raise NotPlayed("the process ended before this busy machine could strike it")
 
     def _damage_manifest(self, launch: subprocess.Popen[bytes]) -> None:
-        """Flip one bit in the newest of at least two manifests on the fault's node, then kill the rank."""
+        """Flip a bit in the newest of at least two manifests on the fault's node, then kill the rank."""
         folder = self.lane.run_dir(self.fault.node, self._found().run_id) / "checkpoints"
 
         def manifests() -> list[Path]:
@@ -289,7 +288,7 @@ class Play:
         self._signal(launch)
 
     def _kill_launcher(self, launch: subprocess.Popen[bytes]) -> None:
-        """Kill the launcher's processes, as the end of its machine would; `attach` starts a new controller."""
+        """Kill the launcher's processes, as if its machine died; `attach` starts a new controller."""
         controller = self._found().controller()
         launch.kill()
         if controller is not None:
@@ -338,7 +337,7 @@ class Play:
         self.healed = time.time()
 
     def _away(self, launch: subprocess.Popen[bytes], seconds: float) -> None:
-        """Wait this long, or until the run has ended without what is away."""
+        """Wait this long, or until the run has ended without the unreachable part."""
         wait_for(lambda: launch.poll() is not None, seconds)
 
     def _fill_disk(self, launch: subprocess.Popen[bytes]) -> None:
@@ -367,8 +366,7 @@ class Play:
     # -- what the user does
 
     def _see_through(self, launch: subprocess.Popen[bytes]) -> None:
-        """Follow the run to its end; a run without a controller gets a new one, as the messages and the
-        README advise."""
+        """Follow the run to its end; if it has no controller, start one as the messages and the README advise."""
         self.codes["launch"] = self._ended(launch)
         self._end_logins()
         if self.fault.phase == STOP and self.fault.kind != "Ctrl-C" and hasattr(self, "stopper"):
@@ -385,7 +383,7 @@ class Play:
             wait_for(lambda: run.controller() is None, 20.0)
 
     def _end_logins(self) -> None:
-        """Let the logins go on that a node's scripts hold up: they belong to the node, and nobody can reach them."""
+        """Let logins that a node's scripts delay continue: they belong to the node, and nobody can reach them."""
         if self.script is not None:
             self.script.unlink(missing_ok=True)
             for pid in self.lane.pids(self.fault.node).values():
@@ -401,7 +399,7 @@ class Play:
             return 124
 
     def _put_right(self, launch: subprocess.Popen[bytes]) -> None:
-        """Clean up in any case: nothing of this run may affect the next one."""
+        """Always clean up: nothing of this run may affect the next one."""
         if launch.poll() is None:
             launch.kill()
             launch.wait()
@@ -420,10 +418,10 @@ class Play:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    # -- what was left, and what was seen
+    # -- leftovers and observations
 
     def _left(self) -> list[str]:
-        """Return processes, open ports and files that are still there after the time to clean up."""
+        """Return the processes, open ports and files that remain after the time to clean up."""
         nodes = [node.name for node in self.lane.box.nodes if self.lane.is_up(node.name)]
 
         def living() -> list[str]:
@@ -432,7 +430,7 @@ class Play:
 
         wait_for(lambda: not living(), SETTLES)
         whole = self.run is not None and self.run.phase() == "finished"
-        # Its owner clears it.
+        # The lane removes these files.
         found = [
             *living(),
             *self.desk.temporary(),

@@ -1,4 +1,4 @@
-"""What was seen of a played fault: logs that differ, lines that were shown wrongly, when the failure was known."""
+"""Observations of an injected fault: logs that differ, lines shown wrongly, when the failure was known."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from clusterctl.jobs.run_folder import RunDir
 
 
 def differing(lane: Lane, fault: Fault, run: RunDir, attempts: int) -> list[str]:
-    """Return logs that were not copied byte for byte; of an abandoned node, only what was received
-    counts."""
+    """Return logs that were not copied byte for byte; of an abandoned node only the received part counts."""
     found = []
     for attempt in range(1, attempts + 1):
         for node in (member.name for member in lane.box.nodes if lane.is_up(member.name)):
@@ -31,7 +30,7 @@ def differing(lane: Lane, fault: Fault, run: RunDir, attempts: int) -> list[str]
 
 
 def shown(desk: Desk, fault: Fault, run: RunDir, *, whole: bool) -> list[str]:
-    """Return lines of rank 0 that the launch showed twice, or never although it followed to the end (`whole`)."""
+    """Return lines of rank 0 that the launch showed twice, or never, if it followed to the end (`whole`)."""
     if fault.real:
         return []
     shown = re.findall(
@@ -45,7 +44,7 @@ def shown(desk: Desk, fault: Fault, run: RunDir, *, whole: bool) -> list[str]:
 
 
 def last_lines(lane: Lane, desk: Desk, run: RunDir | None) -> list[str]:
-    """Return the last line of the user's command, and of each rank's output on its node."""
+    """Return the last line of the user's command and of each rank's output on its node, for an error message."""
     logs = sorted(desk.folder.glob("*.err"))
     if run is not None:
         for node in NODES:
@@ -55,7 +54,7 @@ def last_lines(lane: Lane, desk: Desk, run: RunDir | None) -> list[str]:
 
 
 def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
-    """Return the seconds from a fault until the run's history has the failure; None if it has none."""
+    """Return the seconds from a fault until the run's history has the failure; None if it is not there."""
     for event in events:
         bad = event["event"] == "failed" or (
             event["event"] == "node_ended" and event["state"] in ("failed", "lost")
@@ -66,7 +65,7 @@ def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
 
 
 def struck_from_within(fault: Fault, run: RunDir) -> float:
-    """Return when a fault struck that the program caused itself, from its own output; 0 if it says nothing."""
+    """Return when a fault caused by the program itself struck, according to its output; 0 if it is not there."""
     log = run.log(fault.node, fault.rank, "err")
     found = re.search(r"drill: \S+ at ([\d.]+)", log.read_text(errors="replace")) if log.exists() else None
     return float(found[1]) if found else 0.0
@@ -81,7 +80,7 @@ def noticed_after(lane: Lane, fault: Fault, run: RunDir, struck: float) -> float
 
 
 def stopped_after(lane: Lane, fault: Fault, run: RunDir, known: float) -> float | None:
-    """Return the seconds from the moment a failure was known until the attempt's last rank had ended."""
+    """Return the seconds from a known failure until the attempt's last rank had ended."""
     ends = []
     for node in NODES:
         for rank in range(4):
@@ -91,7 +90,7 @@ def stopped_after(lane: Lane, fault: Fault, run: RunDir, known: float) -> float 
 
 
 def ahead(fault: Fault, node: str) -> float:
-    """Return the seconds by which a node's wall clock is ahead."""
+    """Return by how many seconds a node's wall clock is ahead."""
     return WALL_AHEAD if fault.kind == "clock skewed" and node == fault.node else 0.0
 
 

@@ -1,14 +1,13 @@
 """Fuzz everything that reads a user's files or arguments, or a file that a run or a node wrote.
 
-python -m bench.fuzz --inputs 10000000 --processes 2 --out /tmp/finds
-python -m bench.fuzz --only files --inputs 170000
+    python -m bench.fuzz --inputs 10000000 --processes 2 --out /tmp/finds
+    python -m bench.fuzz --only files --inputs 170000
 
-Rules for every input: it is read, or refused with a ClusterctlError that has a message; no other exception
-is raised; it takes less than a second of processor time; the memory stays under a limit; a node set never
-gives more names than its limit; and a value that was read can be written and read back unchanged. Input
-number N of a seed is always the same, so a run can continue where another stopped (`--start`), and the
-number identifies an input that breaks a rule (a find). A find is made smaller and written as a case file
-for tests/cases/fuzz.
+The rules for every input: it is read, or refused with a ClusterctlError that has a message; no other exception is
+raised; it takes less than a second of processor time; the memory stays under a limit; a node set never expands to more
+names than its limit; and a value that was read can be written and read back unchanged. An input that breaks a rule is a
+find. Input N of a seed is always the same, so N identifies a find, and a run can continue where another stopped
+(`--start`). A find is made smaller and written as a case file for tests/cases/fuzz.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from bench.fuzz.inputs import (
 from bench.fuzz.readers import any_file, cluster_yaml, host_file, node_set, rank_table, table_plan
 from clusterctl.inventory import nodeset
 
-# In seconds of processor time.
+# The limit for an input, in seconds of processor time.
 SLOW = 1.0
-# In seconds of wall time; then the input is interrupted.
+# An input is interrupted after this many seconds of wall time.
 HANG = 20
-# In bytes of address space, in addition to what the process has at its start.
+# The limit of address space in bytes, on top of what the process has at its start.
 MEMORY = 1 << 30
-# The largest number of names of a node set here; a set as large as the real limit takes seconds.
+# The limit of names of a node set here; expanding the real limit would take seconds.
 NAMES = 2_000
 
 
@@ -65,11 +64,11 @@ class Hang(BaseException):
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader under test: a function that makes inputs for it, and one that checks the rules for an input."""
+    """A reader under test, with a function that makes inputs and one that checks the rules for an input."""
 
     name: str
     share: int
-    """The number of inputs in one round."""
+    """How many inputs it gets in one round."""
     make: Callable[[Random], bytes]
     hold: Callable[[bytes], str]
 
@@ -116,7 +115,7 @@ def chosen_readers(only: str) -> dict[str, Reader]:
 
 
 def order_of(all_readers: dict[str, Reader]) -> list[Reader]:
-    """Return the turns of one round, in which each reader has its share, in a mixed order."""
+    """Return the order of one round, in which each reader has its share of the inputs."""
     turns = [reader for reader in all_readers.values() for _ in range(reader.share)]
     Random(0).shuffle(turns)
     return turns
@@ -126,13 +125,13 @@ def order_of(all_readers: dict[str, Reader]) -> list[Reader]:
 
 
 def answer(reader: Reader, data: bytes) -> tuple[str, str]:
-    """Return "read", "refused" or "find", and for a find what was wrong."""
+    """Return "read", "refused" or "find", and the broken rule of a find."""
     began = time.process_time()
     signal.setitimer(signal.ITIMER_REAL, HANG)
     try:
         result = reader.hold(data)
     except Hang:
-        return "find", f"still at work after {HANG} s"
+        return "find", f"not finished after {HANG} s"
     except Exception as error:
         # Every exception is a find.
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -167,7 +166,7 @@ def limited() -> None:
 
 
 def smaller(reader: Reader, data: bytes, problem: str) -> bytes:
-    """Return a shorter input with the same problem, found by leaving out pieces in at most 300 tries."""
+    """Return a shorter input with the same problem; it tries at most 300 times to remove pieces."""
     kind = problem.split(":")[0].split(" after")[0]
     tries, piece = 300, max(1, len(data) // 2)
     while piece and tries and not problem.startswith("still"):
@@ -186,7 +185,7 @@ def smaller(reader: Reader, data: bytes, problem: str) -> bytes:
 def work(
     seed: int, start: int, stop: int, step: int, only: str, out: Path | None, report: Callable[[Any], None]
 ) -> None:
-    """Run every step-th input of `[start,stop)`; report counts every two seconds, and each find when it occurs."""
+    """Run every step-th input of `[start,stop)`; report counts every two seconds, and each find at once."""
     turns = order_of(chosen_readers(only))
     counts: Counter[tuple[str, str]] = Counter()
     seconds: Counter[str] = Counter()
@@ -263,7 +262,7 @@ class Total:
 
     def table(self, wall: float) -> str:
         done = sum(self.counts.values())
-        lines = [f"{done:,} inputs in {wall:.0f} s: {done / max(wall, 0.001):,.0f} a second"]
+        lines = [f"{done:,} inputs in {wall:.0f} s: {done / max(wall, 0.001):,.0f} per second"]
         for name in sorted(self.seconds):
             counts = {result: self.counts[name, result] for result in ("read", "refused", "find")}
             each = self.seconds[name] / max(1, sum(counts.values())) * 1e6
@@ -275,25 +274,27 @@ class Total:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=100_000)
-    parser.add_argument("--start", type=int, default=0, help="go on from this input")
+    parser.add_argument("--start", type=int, default=0, help="start at this input")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--out", type=Path, help="a folder for finds")
     parser.add_argument(
-        "--only", default="", help="these readers alone, with commas; `files` is all that read files"
+        "--only",
+        default="",
+        help="only these readers, separated by commas; `files` means all readers of files",
     )
     options = parser.parse_args()
     shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shared, prefix="clusterctl-fuzz-") as held:
-        # In memory where possible, and deleted together with the files of processes that were terminated.
+        # Use memory if possible; the folder is deleted together with the files of terminated processes.
         tempfile.tempdir = held
         total = run(options)
     return 1 if total.finds else 0
 
 
 def run(options: argparse.Namespace) -> Total:
-    """Run all processes until the inputs or the seconds are used up; return the total."""
+    """Run all processes until the inputs or the time are used up; return the total."""
     began = time.monotonic()
     total = Total(Counter(), Counter())
     queue: Any = multiprocessing.Queue()
@@ -331,7 +332,7 @@ def run(options: argparse.Namespace) -> Total:
     for child in children:
         child.terminate()
     print(total.table(time.monotonic() - began))
-    print(f"  seed {options.seed}; go on with --start {min(reached)}")
+    print(f"  seed {options.seed}; continue with --start {min(reached)}")
     return total
 
 

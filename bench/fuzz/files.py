@@ -97,7 +97,7 @@ METRICS = [
 
 
 def damage(random: Random, seeds: list[bytes]) -> bytes:
-    """Return one of the seeds with flipped bits, cut, overwritten, of other types, or nested deeply."""
+    """Return one of the seeds after damage: flipped bits, cuts, overwritten bytes, other types, or deep nesting."""
     data = random.choice(seeds)
     roll = random.randrange(10)
     if roll < 4 and data[:1] in (b"{", b"["):
@@ -137,7 +137,7 @@ def a_folder() -> Iterator[Path]:
 
 def in_words(error: Exception) -> str:
     text = error.message if isinstance(error, ClusterctlError) else str(error)
-    assert text.strip(), "a refusal without words"
+    assert text.strip(), "a refusal without a message"
     return "refused"
 
 
@@ -220,7 +220,7 @@ def controller_lock(data: bytes) -> str:
     with a_folder() as folder:
         run = RunDir(folder)
         run.lock.write_bytes(data)
-        assert run.controller() is None, "a process that does not exist is in charge"
+        assert run.controller() is None, "the controller is a process that does not exist"
         with run.hold(0.0) as ours:
             assert ours
     return "read"
@@ -308,7 +308,7 @@ def caches(data: bytes) -> str:
         path.write_bytes(data)
         rows = tree_cache.load(str(path))
         record = transfer.read_record(str(path))
-        # A wrong row only makes the file be checked again; it must not have another type.
+        # A wrong row only causes another check of the file; but its types must be right.
         assert all(isinstance(name, str) for name in rows)
         assert record is None or isinstance(record.tree, str)
     return "read" if rows or record else "refused"
@@ -334,7 +334,7 @@ def agent_file(data: bytes) -> str:
         (folder / "clusterctl").mkdir()
         (folder / "clusterctl" / "x.py").write_bytes(data)
         whole = bootstrap.is_whole(str(folder), bootstrap.sums({"x.py": AGENT_FILE}))
-        assert whole == (data == AGENT_FILE.encode()), "a damaged file was taken"
+        assert whole == (data == AGENT_FILE.encode()), "a damaged file was accepted"
     return "read" if whole else "refused"
 
 
@@ -350,7 +350,7 @@ def built_data(data: bytes) -> str:
         outputs = {"bin": {"bytes": len(BUILT), "sha256": hashlib.sha256(BUILT).hexdigest()}}
         (folder / "d.manifest.json").write_text(json.dumps({"outputs": outputs}))
         faults = _faults_of(folder)
-        assert bool(faults) == (data != BUILT), "a damaged file was taken"
+        assert bool(faults) == (data != BUILT), "a damaged file was accepted"
     return "refused" if faults else "read"
 
 
@@ -388,7 +388,7 @@ CGROUPS = (
 OLD_RECORD = {key: value for key, value in to_json(RECORD).items() if key not in ("format", "size", "spares")}
 MANIFEST = {"outputs": {"bin": {"bytes": len(BUILT), "sha256": "0" * 64}}}
 
-# By name: the function that makes inputs, and the function that checks the rules for an input.
+# For each reader the function that makes inputs, and the function that checks the rules for an input.
 READERS: dict[str, tuple[Callable[[Random], bytes], Callable[[bytes], str]]] = {
     "record": (maker(as_json(to_json(RECORD), OLD_RECORD)), run_record),
     "state": (maker(as_json(STATE.as_json())), run_state),

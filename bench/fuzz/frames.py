@@ -21,7 +21,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.text import escape_controls
 from clusterctl.transport.link import Link
 
-# In seconds, for an answer.
+# The time limit for an answer, in seconds.
 WITHIN = 5.0
 GREETING = b'\nCLUSTERCTL-AGENT have ""\n'
 VALUES = (
@@ -72,7 +72,7 @@ TREES = (
 def mutate(random: Random, seeds: Sequence[bytes]) -> bytes:
     """Return a seed with a few changed bytes, pieces or JSON values; lengths of frames are often corrected."""
     data = bytearray(random.choice(seeds))
-    # Usually leaves the greeting unchanged.
+    # Usually leave the greeting unchanged.
     spared = max(0, data.find(b"C\x01")) if random.random() < 0.9 else 0
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         at = random.randrange(min(spared, len(data)), len(data) + 1)
@@ -112,7 +112,7 @@ def _replace_value(random: Random, data: bytearray, spared: int) -> None:
 
 
 class _Played:
-    """A pipe to a node whose answers are prepared; after the greeting it waits for a request."""
+    """A pipe to a node with prepared answers; after the greeting it waits for a request."""
 
     def __init__(self, data: bytes) -> None:
         self._parts = list(data.partition(b"C\x01"))
@@ -122,7 +122,7 @@ class _Played:
         if self._parts[0]:
             greeting, self._parts[0] = self._parts[0], b""
             return greeting
-        # After an invalid greeting no request comes, so the wait is short.
+        # After an invalid greeting no request will come, so wait only briefly.
         self._asked.wait(0.01)
         rest, self._parts = b"".join(self._parts), [b""]
         return rest
@@ -148,8 +148,7 @@ class _Played:
 
 
 def answers(data: bytes) -> str:
-    """Pass bytes as a node's answer to a link: it must return a result or a ClusterctlError, and lose no
-    thread."""
+    """Pass bytes to a link as a node's answer: it must return a result or a ClusterctlError, and lose no thread."""
     lost: list[object] = []
     before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     try:
@@ -170,7 +169,7 @@ def _answered(data: bytes) -> str:
         assert time.monotonic() - began < WITHIN, "the answer came late"
         return "read"
     except ClusterctlError as error:
-        assert error.message.strip(), "a refusal without words"
+        assert error.message.strip(), "a refusal without a message"
         escape_controls(error.message).encode("utf-8", "backslashreplace")
         return "refused"
     finally:
@@ -179,7 +178,7 @@ def _answered(data: bytes) -> str:
 
 
 def requests(data: bytes) -> str:
-    """Pass bytes as requests to an agent: it must answer or end the link, and keep no request and lose no thread."""
+    """Pass bytes to an agent as requests: it must answer or close the link, without lost requests or threads."""
     lost: list[object] = []
     before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     sink, errors = os.open(os.devnull, os.O_WRONLY), io.StringIO()
@@ -190,7 +189,7 @@ def requests(data: bytes) -> str:
             agent._listen(stream.read)
             agent._end_all()
         assert not lost, f"a thread of the agent ended by {lost[0]!r}"
-        assert not agent._requests, "a request stayed behind"
+        assert not agent._requests, "a request was never finished"
     finally:
         threading.excepthook = before
         os.close(sink)
@@ -210,11 +209,11 @@ def _once(data: bytes) -> Any:
 
 
 def trees(data: bytes) -> str:
-    """Parse a manifest: it must be refused, or have only names that are valid and inside the tree."""
+    """Parse a manifest: it must be refused, or contain only valid names inside the tree."""
     try:
         entries = tree.parse(data)
     except tree.BadTree as refusal:
-        assert str(refusal).strip(), "a refusal without words"
+        assert str(refusal).strip(), "a refusal without a message"
         return "refused"
     for entry in entries:
         entry.path.encode("utf-8", "surrogateescape")

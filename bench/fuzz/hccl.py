@@ -1,9 +1,9 @@
 """Compare the rank table check with an independent reader on random tables of every version.
 
-python -m bench.fuzz.hccl --tables 20000 --seed 1
+    python -m bench.fuzz.hccl --tables 20000 --seed 1
 
-Each table is a good one with up to three random changes. The run fails on a table that HCCL refuses and the
-check accepts, and on one that HCCL reads and the check reports as refused.
+Each table is a valid one with up to three random changes. The run fails on a table that HCCL refuses and the check
+accepts, and on a table that HCCL reads and the check refuses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HARDWARE = {"1.0": ("a2", "910a"), "1.2": ("a3",), "lab": ("910a",), "cloud": ("
 
 
 def good(random: Random, version: str) -> dict[str, object]:
-    """Return a table that HCCL reads."""
+    """Return a valid table, which HCCL reads."""
     if version == "2.0":
         return _good_ranks(random)
     return _good_groups(random, version) if version in ("lab", "cloud") else _good_servers(random, version)
@@ -194,7 +194,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def change(random: Random, table: dict[str, object]) -> None:
-    """Change one random place of a table."""
+    """Change a random place of a table."""
     container, key = random.choice(list(places(table)))
     kind = random.random()
     if kind < 0.15 and isinstance(container, dict):
@@ -206,7 +206,7 @@ def change(random: Random, table: dict[str, object]) -> None:
     elif kind < 0.55 and isinstance(container, dict):
         container[random.choice(ADDED)] = random.choice((*TEXTS, *OTHERS))
     elif kind < 0.7:
-        # A value from another place: a duplicate, or a number that belongs to another key.
+        # Take the value from another place: a duplicate, or a number that belongs to another key.
         other, spot = random.choice(list(places(table)))
         if not isinstance(other[spot], (dict, list)):
             container[key] = other[spot]
@@ -215,7 +215,7 @@ def change(random: Random, table: dict[str, object]) -> None:
 
 
 def mutant(seed: int, version: str, number: int) -> dict[str, object]:
-    """Return table `number` of a seed: a good one with up to three changes."""
+    """Return table `number` of a seed: a valid one with up to three changes."""
     random = Random(f"{seed} {version} {number}")
     table = good(random, version)
     for _ in range(random.choice((0, 1, 1, 1, 2, 3))):
@@ -225,7 +225,7 @@ def mutant(seed: int, version: str, number: int) -> dict[str, object]:
 
 
 def compare(table: dict[str, object], hardware: str) -> str:
-    """Return how the check and the independent reader differ about a table, or ""."""
+    """Return the difference between the check and the independent reader for a table; "" if they agree."""
     reason = reads(table, hardware)
     findings = inspect(json.dumps(table), hardware).findings
     refused = [finding for finding in findings if finding.severity is Severity.REFUSED]
@@ -247,7 +247,7 @@ def run(tables: int, seed: int) -> tuple[Counter[str], list[tuple[str, int, str]
             if "version" in table and table["version"] not in ("1.0", "1.2", "2.0"):
                 hardware = "a2"
             elif version in ("1.0", "1.2", "2.0") and table.get("version") != version:
-                # The change turned it into a table of another version, which belongs to other hardware.
+                # The change made it a table of another version, which is for other hardware.
                 counts[f"{version} of another version"] += 1
                 continue
             counts[f"{version} {'refused' if reads(table, hardware) else 'read'}"] += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.field import ROOT
 
-# The largest input, in bytes.
+# The size of the largest input, in bytes.
 LONGEST = 4_000
 
 
@@ -130,7 +130,7 @@ KEYS = (
 
 
 def _odd(random: Random) -> Any:
-    """Return a value that is invalid in most places, or only just valid."""
+    """Return a value that is invalid, or barely valid, in most places."""
     deep: Any = random.choice([0, "x"])
     for _ in range(random.choice([1, 8, 31, 33])):
         deep = [deep] if random.random() < 0.5 else {"a": deep}
@@ -163,7 +163,7 @@ def mutate_json(random: Random, seeds: list[str]) -> bytes:
 
 
 def _changed(random: Random, value: Any) -> Any:
-    """Return the tree with one part changed, at a place found by walking down at random."""
+    """Return the tree with one part changed; the place is found by a random walk from the root."""
     holder, step = None, None
     here = value
     while isinstance(here, (dict, list)) and here and random.random() < 0.85:

@@ -1,4 +1,4 @@
-"""The rules for what a user writes: rank tables, host files, node sets, inventories and plans.
+"""The rules for input written by users: rank tables, hostfiles, node sets, inventories and plans.
 
 Each function reads one input and returns "read" or "refused"; it raises AssertionError if a rule is broken.
 """
@@ -28,17 +28,17 @@ from clusterctl.ranktable import api, check, plan
 
 
 def check_wording(error: ClusterctlError) -> None:
-    assert error.message.strip(), "a refusal without words"
+    assert error.message.strip(), "a refusal without a message"
     safe(f"{error.message}\n{error.hint}").plain.encode()
     for fault in error.faults if isinstance(error, InputFaults) else ():
-        assert fault.where and fault.what, f"a fault without a place or words: {fault}"
+        assert fault.where and fault.what, f"a fault without a place or a message: {fault}"
 
 
 def rank_table(data: bytes) -> str:
-    """Check and parse a rank table: both must agree, and a valid table must survive being written and read again."""
+    """Check and parse a rank table: both must agree, and a valid table must be unchanged after writing and reading."""
     findings = api.check(data)
     for entry in findings:
-        assert entry.code and entry.what and entry.remedy, f"a finding without words: {entry}"
+        assert entry.code and entry.what and entry.remedy, f"a finding without a message: {entry}"
     try:
         table = api.parse(data)
     except ClusterctlError as error:
@@ -46,22 +46,22 @@ def rank_table(data: bytes) -> str:
         assert findings or not isinstance(error, InputFaults), f"parse refused what check passed: {error}"
         return "refused"
     codes = {finding.code for finding in findings}
-    assert codes <= {"dialect"}, "parse took what check refused"
+    assert codes <= {"dialect"}, "parse accepted what check refused"
     text = table.render()
-    assert not api.check(text), "what was written is not taken"
-    assert api.parse(text) == table, "what was written reads back as another table"
+    assert not api.check(text), "the written table is refused"
+    assert api.parse(text) == table, "the written table reads back as another table"
     return "read"
 
 
 def host_file(data: bytes) -> str:
-    """Read a hostfile with every reader: entries must have valid names and survive being written and read again."""
+    """Read a hostfile with every reader: entries must have valid names and be unchanged after writing and reading."""
     text = data.decode("utf-8", "surrogateescape")
     results = []
     for read in (formats.inspect_text, slurm.inspect_text):
         entries, faults = read(text, "hosts")
         assert entries or faults, "neither nodes nor faults"
         for fault in faults:
-            assert fault.where and fault.what, f"a fault without a place or words: {fault}"
+            assert fault.where and fault.what, f"a fault without a place or a message: {fault}"
         results.append("refused" if faults else "read")
         for entry in [] if faults else entries:
             assert not nodeset.name_fault(entry.address), entry
@@ -74,7 +74,7 @@ def host_file(data: bytes) -> str:
 def _host_round_trip(entries: list[formats.Entry], text: str) -> None:
     for form in formats.FORMATS:
         if form == "mpich" and any(":" in entry.address for entry in entries):
-            # This format refuses such addresses; another test covers that.
+            # This format refuses such addresses; another test checks that.
             continue
         again = formats.parse(formats.render_entries(entries, form))
         assert [(entry.address, entry.slots) for entry in again] == [
@@ -149,20 +149,20 @@ def cluster_yaml(data: bytes) -> str:
 
 
 def table_plan(data: bytes) -> str:
-    """Make a table from a plan: it must pass the check, and its own plan must give the same table again."""
+    """Make a table from a plan: the check must accept it, and the table's own plan must give the same table."""
     try:
         table = plan.plan_table(parse_document(data.decode("utf-8", "surrogateescape"), "plan"))
     except ClusterctlError as error:
         check_wording(error)
         return "refused"
-    assert not api.check(table.render()), "what was made of a plan is not taken"
+    assert not api.check(table.render()), "the table made from a plan is refused"
     if not plan.losses(table):
         assert plan.plan_table(parse_document(plan.render_plan(table), "plan")) == table
     return "read"
 
 
 def any_file(data: bytes) -> str:
-    """Read a file whose kind is detected from its content, as `-c FILE` and `check` do."""
+    """Read a file whose kind is detected from its content, as in `-c FILE` and `check`."""
     with _a_file(data, "nodes.json" if len(data) % 2 else "nodes") as path:
         check.check_file(path)
         try:

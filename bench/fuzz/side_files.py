@@ -1,4 +1,4 @@
-"""Fuzz the readers of files next to a run: sweeps, Slurm's job, stores, environments, setups, checkpoints and more."""
+"""Fuzz the readers of other files around a run: sweeps, Slurm jobs, stores, environments, setups, checkpoints."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def platform_table(data: bytes) -> str:
 
 
 def stored_list(data: bytes) -> str:
-    """Read the list of a folder in a store: no name may leave the folder, and no file lacks a hash."""
+    """Read the list of a folder in a store: no name may point outside the folder, and every file must have a hash."""
     try:
         found = read_list(data.decode("utf-8", "surrogateescape"), "s3://b/f")
     except ClusterctlError as error:
@@ -83,7 +83,7 @@ def stored_list(data: bytes) -> str:
 
 
 def store_answers(data: bytes) -> str:
-    """Read what the program that moves files on a node writes."""
+    """Read the answers of the program that moves files on a node."""
     reported: list[int] = []
     lines = AnswerLines(reported.append)
     piece = len(data) // 7 + 1
@@ -100,7 +100,7 @@ def environment_mark(data: bytes) -> str:
 
 
 def bundle_list(data: bytes) -> str:
-    """Read the list at the head of a bundle, the first member of a tar file."""
+    """Read the list in a bundle, which is the first member of the tar file."""
     with a_folder() as folder:
         with tarfile.open(folder / "b.tar", "w") as archive:
             header = tarfile.TarInfo(LIST)
@@ -126,7 +126,7 @@ def _bundle(path: Path) -> str:
 
 
 def setup_cache(data: bytes) -> str:
-    """Read the kept result of a setup: it must not be used unless every value is a text."""
+    """Read the cached result of a setup: it may only be used if every value is a text."""
     with a_folder() as folder:
         (folder / "kept.json").write_bytes(data)
         kept = read_json(str(folder / "kept.json"))
@@ -150,7 +150,7 @@ IDENTITY = {"source": "s"}
 
 
 def conversion(data: bytes) -> str:
-    """Continue a conversion whose journal is damaged: a file without a sound entry is written again."""
+    """Continue a conversion with a damaged journal: a file without a valid entry must be written again."""
     with a_folder() as folder:
         aside = folder / f"{UNFINISHED}out"
         aside.mkdir()
@@ -178,9 +178,9 @@ SAVED = Manifest(
 
 
 def checkpoint_manifest(data: bytes) -> str:
-    """Read a checkpoint's manifest; the hash of its content is right, so that it hides no fault."""
+    """Read a checkpoint's manifest with a correct hash, so that other faults must be found."""
     whole = encode_manifest({})
-    # What `encode_manifest` writes between the last entry and the hash, and behind the hash.
+    # The text that `encode_manifest` writes between the last entry and the hash, and after the hash.
     key, end = whole[2 : whole.rindex(b'": "') + 4], whole[-4:]
     content = data.rstrip().removesuffix(b"}") + key
     hashed = content + hashlib.sha256(content).hexdigest().encode() + end
@@ -216,7 +216,7 @@ KEPT = {"set": {"A": "1"}, "unset": ["B"], "before": {"A": None, "B": None}, "se
 ANSWERS = [{"bytes": 5}, {"result": ["a"]}, {"refused": "no", "hint": "x"}]
 JOURNALED = [{"name": "a.bin", "bytes": 3, "sha256": HASH}, {"name": "b", "bytes": 1, "sha256": HASH}]
 
-# By name: the function that makes inputs, and the function that checks the rules for an input.
+# For each reader the function that makes inputs, and the function that checks the rules for an input.
 READERS: dict[str, tuple[Callable[[Random], bytes], Callable[[bytes], str]]] = {
     "sweep": (maker(as_json(encode(SWEPT))), sweep),
     "slurmjob": (maker(as_json(encode(Submission(7, 1.7e9)))), slurm_job),

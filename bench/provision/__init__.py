@@ -1,1 +1,1 @@
-"""What it costs to install nodes, and to move files to an object store, next to the usual tools."""
+"""The cost of installing nodes and of moving files to an object store, compared with the usual tools."""

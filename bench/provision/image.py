@@ -1,8 +1,8 @@
-"""Measure `push --image` next to copying the archive: `python -m bench.provision.image [--nodes 16] [--megabytes 200]`.
+"""Compare `push --image` with copying the archive: `python -m bench.provision.image [--nodes 16] [--megabytes 200]`.
 
-The nodes are OpenSSH daemons on loopback addresses. The other way is a loop of a shell, 8 nodes at a time: `scp` of the
-archive to each node, then the runtime's `load` there. The runtime is the stand-in of the tests, which unpacks nothing:
-what is measured is the way of the archive to the nodes. Both ways take turns.
+The nodes are OpenSSH daemons on loopback addresses. The alternative is a shell loop over 8 nodes at a time: `scp` of
+the archive to each node, then the runtime's `load` on the node. The runtime is the tests' stand-in, which unpacks
+nothing, so only the transport of the archive is measured. Both alternatives take turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def measure(nodes: Cluster, file: Path, archive: Path, program: Path, runs: int) -> None:
-    """Print the seconds of both ways."""
+    """Print the seconds of both alternatives."""
     ours = [sys.executable, "-m", "clusterctl", "push", "-c", str(file), "--image", str(archive)]
     words = [*ours, "--runtime", str(program), "-n", "all"]
     rows: dict[str, list[float]] = {"push --image": [], "scp and load on each node": []}
@@ -63,7 +63,7 @@ def measure(nodes: Cluster, file: Path, archive: Path, program: Path, runs: int)
 
 
 def write_archive(path: Path, megabytes: int) -> Path:
-    """Write an archive in docker's form, whose layer is random bytes."""
+    """Write an archive in docker's format with one layer of random bytes."""
     machine = os.uname().machine
     architecture = next((name for name, found in MACHINES.items() if found == machine), machine)
     entry = [{"Config": "abc.json", "RepoTags": ["team/fresh:3"], "Layers": ["layer.tar"]}]

@@ -1,8 +1,8 @@
-"""Measure `nodes setup` next to pip on each node: `python -m bench.provision.setup [--nodes 32] [--megabytes 30]`.
+"""Compare `nodes setup` with pip on each node: `python -m bench.provision.setup [--nodes 32] [--megabytes 30]`.
 
-The nodes are OpenSSH daemons on loopback addresses. The other way is a loop of a shell, 8 nodes at a time: `scp` of
-the wheels to each node, then `ssh NODE python3 -m venv ENV`, and pip there with the same options. The wheels are made
-on the spot: one of the given size, eight small ones, and the pip that this Python brings.
+The nodes are OpenSSH daemons on loopback addresses. The alternative is a shell loop over 8 nodes at a time: `scp` of
+the wheels to each node, then `ssh NODE python3 -m venv ENV`, and there pip with the same options. The wheels are made
+by this program: one of the given size, eight small ones, and the pip that comes with this Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=32, help="32")
     parser.add_argument("--megabytes", type=int, default=30, help="of the large wheel; 30")
-    parser.add_argument("--runs", type=int, default=5, help="of what changes nothing; 5")
+    parser.add_argument("--runs", type=int, default=5, help="of setups that change nothing; 5")
     options = parser.parse_args()
     with sandbox("setup", options.nodes) as (made, folder):
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def measure(nodes: Cluster, file: Path, wheels: Path, runs: int) -> None:
-    """Print a row for each step of both ways."""
+    """Print a row for each step of both alternatives."""
     ours = [sys.executable, "-m", "clusterctl", "nodes", "setup", "-c", str(file), "--env", "~/own"]
     setup = [*ours, "--wheelhouse", str(wheels)]
     first, text = timed(lambda: run(setup))
@@ -67,7 +67,7 @@ def measure(nodes: Cluster, file: Path, wheels: Path, runs: int) -> None:
 
 
 def make_wheels(folder: Path, megabytes: int) -> Path:
-    """Write wheels, pip's own, and their lock file."""
+    """Write generated wheels, pip's wheel, and their lock file; return the folder."""
     import ensurepip
 
     folder.mkdir()

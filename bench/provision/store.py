@@ -1,7 +1,8 @@
-"""Measure uploads and downloads next to boto3's own: `python -m bench.provision.store [--megabytes 400] [--runs 3]`.
+"""Compare uploads and downloads with boto3's own: `python -m bench.provision.store [--megabytes 400] [--runs 3]`.
 
-The store is a small server of the tests, in a process of its own, on loopback; both ways use parts of 16 MiB and eight
-threads. Ours also hashes each part twice (MD5 for the store, SHA-256 for the list), and a download verifies each part.
+The store is a small server from the tests, in a process of its own on loopback; both sides use parts of 16 MiB and
+eight threads. Ours also hashes each part twice (MD5 for the store, SHA-256 for the list), and verifies each part of a
+download.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def measure(folder: Path, url: str, megabytes: int, runs: int) -> None:
-    """Print the rates of both ways, which take turns."""
+    """Print the rates of both sides, which take turns."""
     import boto3
     from boto3.s3.transfer import TransferConfig
     from botocore.config import Config

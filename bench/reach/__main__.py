@@ -2,13 +2,13 @@
 
     python -m bench.reach                                  every row: over an hour on two cores; needs root
     python -m bench.reach exec lines --nodes 64            some rows
-    python -m bench.reach --quick                          every row, only to see that it works: small sizes
+    python -m bench.reach --quick                          every row in small sizes, to see that it works
     python -m bench.reach exec --json reach.json           also writes every sample
 
-Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, launch, storm, model. The tools run in
-turn. A figure is the median of the runs; `x ours` is the wall time divided by clusterctl's. Missing tools
-are listed. The nodes are namespaces of this machine and share its cores with the launcher: compare ratios,
-not seconds, and measure on a machine that does nothing else.
+Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, launch, storm, model. The tools take turns.
+A figure is the median of the runs; `x ours` is the wall time divided by clusterctl's. Missing tools are listed. The
+nodes are namespaces on this machine and share its cores with the launcher: compare ratios, not seconds, and measure on
+an idle machine.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ QUICK = {
 def targets(nodes: int) -> list[tuple[str, int, str, str, float]]:
     """Return the targets for exec on this number of nodes.
 
-    A target is (row, number of nodes or 0 for any, clusterctl's variant, start of the peers' names, largest
-    ratio of clusterctl's time to the best peer's).
+    A target is (row, number of nodes or 0 for any number, clusterctl's variant, start of the peers' names, largest
+    allowed ratio of clusterctl's time to the best peer's).
     """
     cold = 0.75 if nodes <= 64 else 0.65
     return [
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="+", help="for exec, memory and launch; 64 256")
     parser.add_argument("--runs", type=int, help="of each tool; 5")
     parser.add_argument("--storm-runs", type=int, help="20")
-    parser.add_argument("--uplink-runs", type=int, help="of the peers behind a slow uplink; 1")
+    parser.add_argument("--uplink-runs", type=int, help="of the peers with a slow uplink; 1")
     parser.add_argument("--megabytes", type=int, help="of the one large file; 200")
     parser.add_argument("--push-nodes", type=int, help="32")
     parser.add_argument("--quick", action="store_true", help="small sizes, one run")
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
-    """Measure every row on one field and print each row when it is complete."""
+    """Measure every row on the same nodes and print each row when it is complete."""
     found: list[Measured] = []
     say(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start")
     with field(most(rows, sizes)) as site:
@@ -155,7 +155,7 @@ def same(ours: Measured, peer: Measured) -> bool:
 
 def judged(found: list[Measured], sizes: Sizes) -> str:
     """Return each target with the ratio reached, compared with the best peer that worked on all nodes."""
-    lines = ["ours / the best peer at it:"]
+    lines = ["ours / the best peer:"]
     wanted = [target for nodes in sizes.nodes for target in targets(nodes)] + TARGETS
     for row, nodes, tool, peers, limit in wanted:
         for ours in found:

@@ -1,7 +1,7 @@
-"""The environment of bench/reach: real sshd nodes in namespaces, and ssh settings with which every tool reaches them.
+"""The environment of bench/reach: real sshd nodes in namespaces, and ssh settings that let every tool connect to them.
 
-The bench moves into the network namespace of the sandbox's switch, so that no relay of the sandbox is
-between a tool and a node. The nodes' /tmp is in memory, so that no disk is measured.
+The benchmark enters the network namespace of the sandbox's switch, so that no relay of the sandbox is between a tool
+and a node. The nodes' /tmp is in memory, so that no disk is measured.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from clusterctl.sandbox.cluster import Sandbox
 
 # From linux/sched.h.
 CLONE_NEWNET = 0x40000000
-# Set in the environment of all processes started here, to end those that stay in the background.
+# An environment variable of all processes started here; it finds those that stay in the background.
 MARK = "REACH_BENCH"
 # The folder on the nodes that pushes write to.
 DEST = "/tmp/reach"
 # The agent's folder on the nodes.
 WORKDIR = "/tmp/clusterctl"
-# In seconds, for one command.
+# The time limit of one command, in seconds.
 LIMIT = 900.0
 CURVE = ("-o", "KexAlgorithms=curve25519-sha256")
 SETTINGS = {
@@ -59,15 +59,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Place:
-    """One node, as the bench addresses it."""
+    """A node, with what the benchmark needs to connect to it."""
 
     name: str
     address: str
     pid: int
-    """The node's first process, by its pid outside the node."""
+    """The pid of the node's first process, as seen outside the node."""
 
     def path(self, path: str) -> Path:
-        """Return a path of the node as a path on this machine."""
+        """Return a path on the node as a path on this machine."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def cpu(self) -> float:
@@ -120,7 +120,7 @@ class Field:
         path.write_text("\n".join(lines) + "\n")
 
     def ssh_options(self, setting: str, masters: bool = False) -> list[str]:
-        """Return the `ssh` options that reach a node by its address and ignore the machine's own configuration."""
+        """Return the `ssh` options to connect to a node by its address without the machine's own configuration."""
         return ["-F", str(self.folder / ("ssh_masters" if masters else "ssh_config")), *SETTINGS[setting]]
 
     def ssh_lines(self) -> list[str]:
@@ -145,11 +145,11 @@ class Field:
         (self.folder / "stderr.txt").write_bytes(b"")
 
     def last_words(self) -> str:
-        """Return the end of what the last commands wrote to stderr."""
+        """Return the end of the last commands' stderr."""
         return (self.folder / "stderr.txt").read_bytes()[-200:].decode(errors="replace").strip()
 
     def clear(self) -> None:
-        """Delete what pushes left on the nodes, except the agent."""
+        """Delete the files that pushes left on the nodes, except the agent."""
         for place in self.places:
             for path in (DEST, f"{WORKDIR}/trees", f"{WORKDIR}/store", f"{WORKDIR}/tmp"):
                 shutil.rmtree(place.path(path), ignore_errors=True)
@@ -204,16 +204,16 @@ class Field:
         return f"node[1-{count}]" if count > 1 else "node1"
 
     def end_background(self) -> int:
-        """End what the measured tools left running here (keepers, control masters); return how many processes."""
+        """End the background processes of measured tools (keepers, control masters) here; return how many."""
         return _end_marked(str(self.folder), {place.pid for place in self.places})
 
 
 @contextlib.contextmanager
 def field(nodes: int) -> Iterator[Field]:
-    """Start nodes, yield the field, and stop the nodes; meanwhile this thread is in the nodes' network."""
+    """Start nodes, yield the field, and stop the nodes; in the block this thread is in the nodes' network."""
     missing = namespaces.why_not()
     if missing:
-        raise SystemExit(f"nodes in namespaces can't be had here: {missing}")
+        raise SystemExit(f"nodes in namespaces are not possible here: {missing}")
     with sandbox("reach", nodes, mode="namespaces") as (made, folder), _network_of(made):
         site = Field(made, folder)
         try:
@@ -244,9 +244,9 @@ def enter(network: int) -> None:
 
 
 def _end_marked(folder: str, spared: set[int]) -> int:
-    """End the processes with the mark in their environment; return their number.
+    """End the processes with the mark in their environment; return how many.
 
-    Control masters overwrite their environment with a title, and are found by the socket in it.
+    Control masters overwrite their environment with a title, and are found by the socket's name in the title.
     """
     mark, socket = f"{MARK}={folder}".encode(), f"{folder}/cm-".encode()
     found = []
@@ -274,7 +274,7 @@ class OneDefaultSshd:
         self.place = place
         self.addresses = [f"10.78.0.{number + 1}" for number in range(count)]
         layout = field.made.layout
-        # In a folder that the node also sees.
+        # Use a folder that the node sees too.
         folder = layout.node(field.made.node(place.name))
         lines = (folder / "sshd_config").read_text().splitlines()
         settings = [
@@ -287,7 +287,7 @@ class OneDefaultSshd:
 
     def __enter__(self) -> list[str]:
         f = self.field
-        # A whole subnet on lo is local to the node, as 127/8 is on every machine.
+        # A whole subnet on lo is local to the node, like 127/8 on every machine.
         inside = [*self.inside, "ip", "address", "add", "10.78.0.254/24", "dev", "lo"]
         subprocess.run(inside, check=True, env=f.env)
         route = ["ip", "route", "add", "10.78.0.0/24", "via", self.place.address]

@@ -1,4 +1,4 @@
-"""The sizes of a measurement, and the figures that it gives."""
+"""The sizes of a measurement, and its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sizes:
     model_nodes: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
     runs: int = 5
     uplink_runs: int = 1
-    """Runs of the peers whose time depends only on the link: 200 MB to 16 nodes at 200 Mbit/s takes 128 s."""
+    """Runs of peers whose time depends only on the link: 200 MB to 16 nodes at 200 Mbit/s takes 128 s."""
     storm_runs: int = 20
     megabytes: int = 200
     files: int = 2000
@@ -41,14 +41,14 @@ class Sizes:
 
 @dataclass
 class Measured:
-    """The samples of one tool at one kind of work."""
+    """The samples of one tool for one kind of work."""
 
     row: str
     nodes: int
     tool: str
     samples: list[Sample] = field(default_factory=list)
     missing: str = ""
-    """Why it was not measured; empty if it was."""
+    """Why the tool was not measured; "" if it was."""
     note: str = ""
 
     @property

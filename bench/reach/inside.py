@@ -1,4 +1,4 @@
-"""Measure the memory and threads of processes, and hold the programs that bench/reach runs over open connections."""
+"""Measure the memory and threads of processes; contains the programs that bench/reach runs over open connections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _held(pid: int) -> tuple[float, float, int]:
-    """Return MB resident, MB of its proportional share, and threads of a process; zeros if it has ended."""
+    """Return resident MB, proportional MB, and the number of threads of a process; zeros if it has ended."""
     try:
         rolled = Path(f"/proc/{pid}/smaps_rollup").read_text()
         threads = len(os.listdir(f"/proc/{pid}/task"))

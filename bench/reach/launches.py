@@ -1,4 +1,4 @@
-"""Measure launches on many nodes: time and processor time next to `exec`, and what an idle controller uses."""
+"""Measure launches on many nodes, compared with `exec` in time and processor time; and an idle controller."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from clusterctl.jobs.run_folder import RunDir
 Tell = Callable[[str], None]
 # Variants of a launch, with the options of each.
 LAUNCHES = {"launch --no-checks": ("--no-checks",), "launch with checks": ()}
-# Ranks of each node while the controller is idle, and their command.
+# Per node, the ranks while the controller is idle, and their command.
 RANKS, SLEEP = 2, "100000"
-# Seconds in which the agents install themselves and the first beats pass, and seconds that are measured then.
+# Seconds to wait until agents are installed and the first heartbeats have passed; seconds of the measurement.
 SETTLE, MEASURED = 5.0, 20.0
 # Seconds for a controller to exit after the end of its run.
 ENDS = 30.0
-# Megabytes and share of a core that a controller of 256 nodes may use.
+# The limits for a controller of 256 nodes: megabytes, and share of a core.
 MOST_MB, MOST_CPU = 60.0, 0.02
-# How many times as long as `exec` a launch may take.
+# The limits for a launch, as multiples of the time of `exec`.
 MOST_RATIO = {"launch --no-checks": 3.0, "launch with checks": 5.0}
 LARGE = (1_000, 10_000)
 
@@ -45,13 +45,13 @@ class Launched:
 
 @dataclass(frozen=True)
 class Idle:
-    """What the controller of sleeping ranks uses."""
+    """What an idle controller uses while its ranks sleep."""
 
     nodes: int
     start_cpu: float
-    """Processor time in seconds until the run had started."""
+    """Processor time in seconds until the run was started."""
     cpu: float
-    """Share of a core."""
+    """Processor time as a share of a core."""
     megabytes: float
     threads: int
     files: int
@@ -71,7 +71,7 @@ class Launches:
 
     def measure(self, count: int) -> list[Measured]:
         """Measure launches on `count` nodes in turn with `exec`, then an idle controller."""
-        # Installs the agent, which a cluster does once.
+        # The first command installs the agent, which a cluster does only once.
         self._timed(self._launch(count, "--no-checks"), count)
         found = {name: Measured("launch", count, f"clusterctl {name}") for name in ("exec", *LAUNCHES)}
         cpus: dict[str, list[float]] = {name: [] for name in found}
@@ -82,7 +82,7 @@ class Launches:
                 measured.samples.append(sample)
                 cpus[name].append(cpu / count)
         walls = {name: measured.wall for name, measured in found.items()}
-        # Each launch by the `exec` of its own turn: the machine may be busier in one of them.
+        # Compare each launch with the `exec` of its own turn, because the load of the machine may vary.
         ratios = {
             name: statistics.median(
                 own.wall / base.wall
@@ -111,12 +111,12 @@ class Launches:
         return self.field.clusterctl("launch", *arguments, inventory=self.inventory)
 
     def _timed(self, argv: list[str], count: int) -> tuple[Sample, float]:
-        """Run a command; return its sample and the processor time of the nodes. A failure ends the bench."""
+        """Run a command; return its sample and the nodes' processor time. A failure ends the benchmark."""
         places = self.field.places[:count]
         before = sum(place.cpu() for place in places)
         sample = self._must_work(argv)
         self._await_controllers()
-        # Until the nodes' daemons have counted the processes that ended.
+        # Wait until the nodes' daemons have counted the processes that ended.
         time.sleep(0.3)
         return sample, sum(place.cpu() for place in places) - before
 
@@ -171,7 +171,7 @@ def _field(status: str, name: str) -> str:
 
 
 def report(started: Sequence[Launched], idle: Sequence[Idle]) -> str:
-    """Return the measured launches and controllers, and what lines through them say for more nodes."""
+    """Return the measured launches and controllers as text, with an estimate for more nodes by fitted lines."""
     lines = [f"{'launch of `true`':<22}{'nodes':>6}{'wall s':>9}{'x exec':>8}{'ms of CPU a node':>18}"]
     for entry in started:
         for name, wall in entry.walls.items():
@@ -197,7 +197,7 @@ def _idle_line(name: str, entry: Idle) -> str:
 
 
 def modelled(idle: Sequence[Idle], count: int) -> Idle:
-    """Return what a controller of `count` nodes uses by lines through the measured ones."""
+    """Estimate what a controller of `count` nodes uses, by lines fitted to the measured ones."""
 
     def at(value: Callable[[Idle], float]) -> float:
         return fit([(entry.nodes, value(entry)) for entry in idle]).at(count)
@@ -213,17 +213,17 @@ def modelled(idle: Sequence[Idle], count: int) -> Idle:
 
 
 def limit(idle: Sequence[Idle]) -> str:
-    """Return a sentence with the number of nodes whose beats fill one core: a controller uses no more."""
+    """Return a sentence with the number of nodes whose heartbeats need one core; a controller uses only one."""
     line = fit([(entry.nodes, entry.cpu) for entry in idle])
     if line.each <= 0:
         return "an idle controller's processor time does not grow with the nodes"
     return (
-        f"one core is full of beats at {(1 - line.start) / line.each:,.0f} nodes: a controller is one process"
+        f"heartbeats fill one core at {(1 - line.start) / line.each:,.0f} nodes: a controller is one process"
     )
 
 
 def missed(started: Sequence[Launched], idle: Sequence[Idle], nodes: int = 256) -> list[str]:
-    """Return which targets were not reached: the times of launches, and the controller of `nodes` nodes."""
+    """Return the missed targets: of the times of launches, and of a controller of `nodes` nodes."""
     found = [
         f"{name} on {entry.nodes} nodes takes {entry.ratios[name]:.2f} times `exec`; at most {most:g}"
         for entry in started

@@ -1,7 +1,7 @@
-"""Measure what one SSH login costs: `python -m bench.reach.login [LOGINS]`, on a sandbox node started for it.
+"""Measure the cost of an SSH login: `python -m bench.reach.login [LOGINS]`, on a sandbox node started for it.
 
-Prints medians: the time from TCP to the exit code, the CPU time of the client and of the server, for each
-key exchange as first choice; and how many MB/s one core of the client can send and receive.
+It prints, for each key exchange as first choice, the median time from the TCP connection to the exit code, and the CPU
+time of client and server; and how many MB/s one core of the client can send and receive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(logins: int) -> None:
         cluster = load(made.cluster_file, "cpu")
         known = Path(cluster.known_hosts) if cluster.known_hosts else None
         node = cluster.nodes[0]
-        # Done once before the measurement, to load paramiko.
+        # One login before the measurement loads paramiko.
         drain(SshTransport(known_hosts=known, ssh_config="none").start(node, "true"))
         from clusterctl.ssh.session import FAST_KEX, Session
 
@@ -45,7 +45,7 @@ def logins_of(name: str, transport: SshTransport, node: Node, logins: int) -> No
         drain(transport.start(node, "hostname"))
         walls.append(time.perf_counter() - began)
     client = (own_cpu() - before) / logins * 1000
-    # The server's processes end some time after the client has disconnected.
+    # The server's processes end a little later than the client's connection.
     time.sleep(1.0)
     theirs = (server_cpu(server) - servers) / logins * 1000
     wall = statistics.median(walls) * 1000

@@ -1,12 +1,11 @@
-"""Measure how fast lines of 16 ranks reach a file each and the screen: clusterctl compared with pdsh and clush.
+"""Measure how fast the lines of 16 ranks reach one file each and the screen: clusterctl, pdsh and clush.
 
-python -m bench.reach.logs [--lines 100000] [--runs 3]
+    python -m bench.reach.logs [--lines 100000] [--runs 3]
 
-Each tool starts `seq` on 16 sshd nodes and shows every line with its node in front. The peers' lines go
-through tee into one file; clusterctl keeps a file per rank. The time runs from the first process to the
-last line. clusterctl needs two commands, `launch` and `logs tail -f`, and its time includes the supervision
-of a run. The cpu column counts these processes. clusterctl's controller outlives them and is not counted:
-compare only wall times.
+Each tool starts `seq` on 16 sshd nodes and shows every line with its node as prefix. The peers' lines go through tee
+into one file; clusterctl writes a file per rank. The time is from the first process to the last line. clusterctl needs
+two commands, `launch` and `logs tail -f`, and its time includes the supervision of a run. The column `cpu` counts these
+processes but not clusterctl's controller, which continues after them: compare only wall times.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def judged(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, bool]:
     middle = {name: statistics.median(sample.wall for sample in several) for name, several in samples.items()}
     lost = sum(sample.failed for sample in samples[OURS])
     if lost:
-        return f"{OURS}: lines were lost or doubled in {lost} of {len(samples[OURS])} turns", False
+        return f"{OURS}: lines were lost or repeated in {lost} of {len(samples[OURS])} turns", False
     rivals = sorted(
         (wall, name)
         for name, wall in middle.items()
@@ -78,12 +77,12 @@ def judged(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, bool]:
     )
     if not rivals:
         return (
-            f"{OURS}: no peer here that brought every line: pdsh and clush are packages of those names",
+            f"{OURS}: no peer here delivered every line; install the packages pdsh and clush",
             False,
         )
     lines = [f"{OURS} took {middle[OURS] / wall:.2f} of {name}" for wall, name in rivals]
     fast = middle[OURS] < rivals[0][0]
-    return "\n".join([*lines, f"faster than all of them: {'reached' if fast else 'not reached'}"]), fast
+    return "\n".join([*lines, f"faster than all peers: {'reached' if fast else 'not reached'}"]), fast
 
 
 def ways(site: Field, lines: int) -> dict[str, Callable[[], Sample]]:

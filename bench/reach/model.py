@@ -1,11 +1,11 @@
-"""Estimate what a fan-out costs at sizes that were not measured, from lines fitted to measured sizes."""
+"""Estimate the cost of a fan-out at sizes that were not measured, by lines fitted to the measured sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# In seconds, for a thousand nodes: after a longer wait a user loses attention.
+# The target in seconds for a thousand nodes: users lose attention after a longer wait.
 ENOUGH = 10.0
 
 
@@ -33,9 +33,9 @@ class Point:
 
 
 def fit(pairs: Sequence[tuple[float, float]]) -> Line:
-    """Return the line with the least relative squares through (N, value).
+    """Return the line through (N, value) with the least relative squares.
 
-    Relative errors count, so a millisecond at 8 nodes has the weight of 32 milliseconds at 256 nodes.
+    Relative errors count, so a millisecond at 8 nodes weighs as much as 32 milliseconds at 256 nodes.
     """
     weights = [1 / value**2 if value else 1.0 for _, value in pairs]
     total = sum(weights)
@@ -56,32 +56,32 @@ class Model:
     server: Line
     wall: Line
     cores: int
-    """The cores of the measured machine, which launcher and nodes shared."""
+    """The number of cores of the measured machine, which launcher and nodes shared."""
 
     @property
     def kept_busy(self) -> float:
-        """Return the part of the cores' time that is used for work, for large N."""
+        """Return the fraction of the cores' time that is used for work, for large N."""
         return min(1.0, (self.client.each + self.server.each) / self.cores / self.wall.each)
 
     def here(self, count: float) -> float:
-        """Return the seconds on the measured machine, computed from the work; they check the model."""
+        """Return the time on the measured machine according to the model, to compare with the measured time."""
         return self.wall.start + (self.client.each + self.server.each) * count / self.cores / self.kept_busy
 
     def flat(self, count: float) -> float:
-        """Return the seconds from a launcher on one core to nodes that are separate machines.
+        """Return the time with a launcher on one core and nodes that are separate machines.
 
-        More cores do not help: a Python interpreter uses one at a time.
+        More cores do not help, because a Python interpreter uses only one at a time.
         """
-        # The launcher waits for the last node's work.
+        # Also wait for the work of the last node.
         one_node = self.server.each
         return self.wall.start + self.client.each * count / self.kept_busy + one_node
 
     def tree(self, count: float, gateways: int) -> float:
-        """Return the seconds through gateways, each of which reaches its share of the nodes like a launcher."""
+        """Return the time through gateways, each of which handles its share of the nodes like a launcher."""
         return self.flat(gateways) + self.flat(count / gateways)
 
     def best_tree(self, count: int) -> tuple[int, float]:
-        """Return the number of gateways that costs least, and its seconds."""
+        """Return the number of gateways with the shortest time, and that time."""
         tried = {g: self.tree(count, g) for g in range(2, max(3, count // 2))}
         chosen = min(tried, key=lambda g: tried[g])
         return chosen, tried[chosen]
@@ -115,7 +115,7 @@ def report(points: Sequence[Point], model: Model) -> str:
         last = points[-1]
         expected = model_of(points[:-1], model.cores).here(last.nodes)
         lines.append(
-            f"fitted without the largest size it says {expected:.2f} s for {last.nodes} nodes, "
+            f"fitted without the largest size, the model predicts {expected:.2f} s for {last.nodes} nodes, "
             f"which took {last.wall:.2f} s ({(expected / last.wall - 1) * 100:+.0f}%)"
         )
     lines.append(

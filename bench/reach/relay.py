@@ -1,9 +1,9 @@
-"""Measure what a relayed push costs each node: `python -m bench.reach.relay [--nodes 6] [--megabytes 200] [--runs 3]`.
+"""Measure the cost of a relayed push per node: `python -m bench.reach.relay [--nodes 6] [--megabytes 200] [--runs 3]`.
 
-The agents run on this machine, one per node, in a chain over loopback; the files are in memory. The figures
-are processor time, because the nodes share the machine's cores: of the first node, which receives from the
-launcher, and of a node that receives from another node. The last line shows how much of it is the hash, at
-the speed of the nodes' Python.
+The agents run on this machine, one per node, in a chain over loopback; the files are in memory. The figures are
+processor time, because the nodes share the machine's cores: of the first node, which receives from the launcher, and of
+a node that receives from another node. The last line shows how much of it is hashing, at the speed of the nodes'
+Python.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
                     threading.Thread(target=one, args=pair) for pair in zip(places, links, strict=True)
                 ]
                 threads[0].start()
-                # Wait for its start, so that the first node is the first of the chain.
+                # Wait until it has started, so that the first node is the first of the chain.
                 started.wait()
                 for thread in threads[1:]:
                     thread.start()
@@ -97,7 +97,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
                 link.close()
         copies = [home / "dest" / "data" for home in places]
         if any(not copy.is_file() or copy.stat().st_size != source.manifest.size for copy in copies):
-            raise SystemExit("a node has not all of it")
+            raise SystemExit("a node does not have all bytes")
     return times[0], statistics.median(times[1:])
 
 

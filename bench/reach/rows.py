@@ -98,7 +98,7 @@ class Bench:
         }
         for method in methods.values():
             if callable(method):
-                # Opens the connections that stay open.
+                # This command opens the connections that stay open.
                 method()
         yield from self.compared("exec, warm", count, methods)
         self.tell(f"    {f.end_background()} background processes ended")
@@ -133,7 +133,7 @@ class Bench:
         yield from self.pushed("push, one file", self.sizes.push_nodes, self.sizes.runs, BULK)
 
     def uplink(self) -> Iterator[Measured]:
-        """Measure the same push while the launcher's outgoing rate is limited; traffic between nodes is not."""
+        """Measure the same push with a limited uplink of the launcher; traffic between nodes is not limited."""
         shape = ["tc", "qdisc", "add", "dev", "br0", "root"]
         limit = ["tbf", "rate", UPLINK, "burst", "256kb", "latency", "400ms"]
         subprocess.run([*shape, *limit], check=True, env=self.field.env)
@@ -149,7 +149,7 @@ class Bench:
         ours = {
             f"{OURS}{' --relay ' + how if how else ''}": self.relayed(count, how)
             for how in ("", "plain", "on", "off")
-            # Without a relay the limited link decides the time, as for all peers.
+            # Without a relay the limited link decides the time, as it does for all peers.
             if how != "off" or settings == BULK
         }
         peers = {
@@ -187,12 +187,12 @@ class Bench:
         )
 
     def verify(self, count: int) -> None:
-        """Exit if the first or the last node holds other bytes than the last push sent."""
+        """Exit if the first or the last node has other bytes than the last push sent."""
         wanted = digest(self.payload / "data")
         for place in (self.field.places[0], self.field.places[count - 1]):
             path = place.path(f"{DEST}/payload/data")
             if path.exists() and digest(path) != wanted:
-                raise SystemExit(f"{place.name} holds other bytes than were pushed")
+                raise SystemExit(f"{place.name} has other bytes than were pushed")
 
     def small(self) -> Iterator[Measured]:
         """Measure many small files: to nodes that have none of them, and to nodes that have all of them."""
@@ -221,7 +221,7 @@ class Bench:
             yield from self.compared("small files, unchanged", count, same, after=lacking)
 
     def copies(self, source: Path, count: int, setting: str) -> dict[str, Method]:
-        """Return every peer that can copy a folder to nodes, to all nodes at the same time."""
+        """Return, for every peer that can copy a folder, a method that copies it to all nodes at the same time."""
         f = self.field
         options = f.ssh_options(setting)
         ssh = " ".join(["ssh", *options])
@@ -266,7 +266,7 @@ class Bench:
     # -- output, memory
 
     def lines(self) -> Iterator[Measured]:
-        """Measure much output of many nodes, prefixed with the node, into a file."""
+        """Measure long output of many nodes into a file, each line prefixed with its node."""
         count, each = self.sizes.line_nodes, self.sizes.lines
         command = ["seq", "-f", "line %.0f of what a program prints", "1", str(each)]
         quoted = " ".join(f"'{word}'" for word in command)
@@ -324,7 +324,7 @@ class Bench:
     # -- storms
 
     def storm(self) -> Iterator[Measured]:
-        """Measure many names for one sshd with default limits, then many nodes behind one such bastion."""
+        """Measure many names for one sshd with default limits, then many nodes behind one bastion of this kind."""
         count, runs = self.sizes.storm_nodes, self.sizes.storm_runs
         f = self.field
         with OneDefaultSshd(f, f.places[0], count) as addresses:
@@ -359,7 +359,7 @@ class Bench:
         }
 
     def launch(self) -> Iterator[Measured]:
-        """Measure launches next to `exec`, and idle controllers; their report is printed at the end."""
+        """Measure launches compared with `exec`, and idle controllers; their report is printed at the end."""
         for count in self.sizes.nodes:
             yield from self.launches.measure(count)
 
@@ -374,7 +374,7 @@ class Bench:
                 places = self.field.places[:count]
                 before = sum(place.cpu() for place in places)
                 samples.append(self.named(argv, count))
-                # Until the nodes' daemons have counted the processes that ended.
+                # Wait until the nodes' daemons have counted the processes that ended.
                 time.sleep(0.3)
                 servers.append(sum(place.cpu() for place in places) - before)
             measured = Measured(
@@ -395,7 +395,7 @@ class Bench:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], int] = lambda: 0,
     ) -> list[Measured]:
-        """Measure all variants in turn, so that a slow minute affects all of them; repeat for every run."""
+        """Measure all methods in turn for every run, so that a slow minute affects all of them."""
         found = {name: Measured(row, count, name) for name in methods}
         for name, method in methods.items():
             if isinstance(method, str):

@@ -1,7 +1,7 @@
-"""Sandbox nodes, a small corpus and a small GPT job, shared by the measurements of runs.
+"""Sandbox nodes, a small corpus and a small GPT job, for all measurements of runs.
 
-The nodes share this machine's kernel and clock, and their folders are on this machine: files that a run
-writes on a node are read directly while it is active.
+The nodes share this machine's kernel, clock and disk, so the files that an active run writes on a node are read
+directly.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TooLate(SystemExit):
 
 
 class Ground:
-    """Running nodes, and the launcher as a user calls it."""
+    """Running nodes, and the launcher as users call it."""
 
     def __init__(self, made: Sandbox, folder: Path) -> None:
         self.made, self.folder = made, folder
@@ -53,7 +53,7 @@ class Ground:
 
     @property
     def data(self) -> Path:
-        """The tokens and the tokenizer, made at first use."""
+        """Return the folder with tokens and tokenizer, which is made at the first call."""
         data, corpus = self.folder / "data", self.folder / "corpus.jsonl"
         if not corpus.exists():
             demo.write_corpus(corpus)
@@ -62,8 +62,7 @@ class Ground:
         return data
 
     def job(self, restarts: int, save: int) -> Path:
-        """Write a job that trains until it is stopped, with a checkpoint every `save` steps; return its
-        file."""
+        """Write a job that trains until it is stopped, with a checkpoint every `save` steps; return its file."""
         path = self.folder / "job.yaml"
         path.write_text(JOB.format(data=self.data, restarts=restarts, save=save))
         return path
@@ -89,7 +88,7 @@ class Ground:
 @contextlib.contextmanager
 def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
     """Yield running nodes; when the block ends, they and all runs on them are stopped."""
-    # So that the nodes are stopped when this process is terminated.
+    # Stop the nodes even if this process is terminated.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     with sandbox("runs", nodes, devices) as (made, folder):
         site = Ground(made, folder)
@@ -117,7 +116,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def records(attempt: Path) -> list[dict[str, Any]]:
-    """Return what the supervisor recorded about its ranks in one attempt's folder on a node."""
+    """Return what the supervisor recorded about its ranks in an attempt's folder on a node."""
     return [json.loads(path.read_text()) for path in sorted(attempt.glob("ranks/*.json"))]
 
 

@@ -1,12 +1,10 @@
-"""Measure goodput with faults: the share of a training's time, from launch to stop, spent in steps that
-counted.
+"""Measure goodput with faults: the fraction of a training's time, from launch to stop, spent in steps that counted.
 
     python -m bench.runs.goodput [--minutes 20] [--every 60] [--seed 1]
 
-A GPT of a million parameters on two nodes with four ranks, a checkpoint every 100 steps. At a random moment
-of each interval one of these happens: a rank is killed, a rank dies of a segmentation fault, the supervisor
-of a node is killed. A step counts once, the last time it is done; steps after the newest checkpoint are
-repeated after a fault.
+A GPT of a million parameters trains on two nodes with four ranks, with a checkpoint every 100 steps. At a random moment
+of each interval there is a fault: a rank is killed, a rank gets a segmentation fault, or the supervisor of a node is
+killed. After a fault the steps since the newest checkpoint are repeated; a step counts once, the last time it is done.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ from bench.runs.times import Goodput, goodput, recovered
 from clusterctl.agent.records import read_json
 from clusterctl.jobs.run_folder import RunDir
 
-# Steps.
+# Steps between checkpoints.
 SAVE = 100
 KINDS = ("rank killed", "rank segfaulted", "supervisor killed")
-# The wanted share.
+# The target for the goodput.
 LEAST = 0.70
 
 
@@ -74,8 +72,7 @@ def main() -> int:
 
 
 def moments(chance: random.Random, whole: float, every: float) -> list[float]:
-    """Return a random moment in each interval, but not during the first start nor in the last interval's
-    end."""
+    """Return a random moment in each interval, except during the first start and at the end of the last interval."""
     return [
         start + chance.uniform(0.1, 0.9) * every
         for start in map(every.__mul__, range(max(1, int(whole // every))))
@@ -83,7 +80,7 @@ def moments(chance: random.Random, whole: float, every: float) -> list[float]:
 
 
 def strike(run: RunDir, chance: random.Random) -> list[Fault]:
-    """Inject one fault into the current attempt, as soon as there is one."""
+    """Inject one fault into the current attempt; between attempts, wait for the next one."""
     kind, node = chance.choice(KINDS), chance.choice(("node1", "node2"))
 
     def struck() -> list[Fault]:
@@ -91,7 +88,7 @@ def strike(run: RunDir, chance: random.Random) -> list[Fault]:
         pids = {entry["rank"]: entry["pid"] for entry in records(attempt) if entry.get("state") == "running"}
         supervisor: dict[str, Any] = read_json(str(attempt / "supervisor.json")) or {}
         if not pids or not supervisor:
-            # Between two attempts.
+            # There is no attempt at the moment.
             return []
         rank = chance.choice(sorted(pids))
         pid = supervisor["pid"] if kind == "supervisor killed" else pids[rank]
@@ -111,7 +108,7 @@ def report(found: Goodput, faults: list[Fault], metrics: list[dict[str, Any]], r
     lines = [f"{found.wall:.0f} s, {len(faults)} faults, {restarts} restarts, {found.steps} steps"]
     shares = (
         ("steps that counted", found.counted),
-        ("steps done again", found.again),
+        ("repeated steps", found.again),
         ("checkpoints", found.saving),
         ("starts, restarts, waits", found.idle),
     )

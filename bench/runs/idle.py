@@ -1,9 +1,8 @@
-"""Measure what a run costs while its ranks do nothing: processor time and memory of all clusterctl
-processes.
+"""Measure the cost of an idle run: processor time and memory of all clusterctl processes.
 
     python -m bench.runs.idle [--seconds 60]
 
-One node with eight ranks; first they sleep silently, then each prints a line per second. Shares are of one
+One node has eight ranks, which first sleep silently and then print a line per second each. Figures are shares of one
 core.
 """
 
@@ -28,32 +27,32 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.sandbox import process
 
 RANKS = 8
-# Seconds after the start, when everything is loaded.
+# Everything is loaded this many seconds after the start.
 SETTLE = 3.0
-# Of a supervisor: per cent of a core, MB.
+# The limits for a supervisor: per cent of a core, and MB.
 MOST_CPU, MOST_MEMORY = 0.5, 40.0
 SUPERVISOR = "supervisor"
 PROGRAMS = {
     "ranks asleep": "import time; time.sleep(100000)",
-    "each a line a second": "import time\nfor n in range(100000): print('line', n, flush=True); time.sleep(1)",
+    "a line per second each": "import time\nfor n in range(100000): print('line', n, flush=True); time.sleep(1)",
 }
 
 
 @dataclass(frozen=True)
 class Use:
-    """What some processes use: seconds of processor time so far, and memory now."""
+    """The resources used by some processes: processor time in seconds so far, and memory now."""
 
     cpu: float
     resident: float
     """MB, including memory shared with others."""
     own: float
-    """MB that would be free without them."""
+    """MB that would be free if these processes ended."""
     count: int
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="that each is looked at")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of each measurement")
     options = parser.parse_args()
     fit = True
     with ground(nodes=1, devices=RANKS) as site:
@@ -88,7 +87,7 @@ def measure(site: Ground, program: str, seconds: float) -> dict[str, tuple[float
 
 
 def kept(site: Ground, run: RunDir) -> dict[str, set[int]]:
-    """Return all processes that clusterctl keeps running for a run, except its ranks."""
+    """Return all processes of clusterctl that stay for a run, except the run's ranks."""
     attempt = on_node(run, "node1") / "attempts" / "1"
     supervisor = int((read_json(str(attempt / "supervisor.json")) or {})["pid"])
     ranks = {entry["pid"] for entry in records(attempt)}
@@ -97,7 +96,7 @@ def kept(site: Ground, run: RunDir) -> dict[str, set[int]]:
     controller = run.controller()
     return {
         SUPERVISOR: {supervisor},
-        "the shell that ends ranks after it": watcher,
+        "the shell that ends ranks if it dies": watcher,
         "the agent that follows, with its sshd": below(sshd) - sshd - below(ranks) - watcher - {supervisor},
         "the controller, on the launching machine": {controller} if controller else set(),
     }

@@ -1,16 +1,14 @@
-"""Compare recovery with torchrun: seconds from the SIGKILL of a rank to the next new step, and from launch
-to first step.
+"""Compare recovery with torchrun: seconds from the SIGKILL of a rank to a new step, and from launch to first step.
 
     python -m bench.runs.recover [--runs 5] [--stock]
 
-Both start the same program with the same configuration, data and environment: `python -m trainer train`, a
-GPT of a million parameters, four ranks on two nodes; it saves every ten steps and resumes from its newest
-checkpoint. Ours is `clusterctl launch` of a job over sshd nodes; torchrun's two agents are started here at
-the same moment, without a login. The tools take turns; results are medians. Repeating a step that was done
-before the kill is not a new step.
+Both start the same program with the same configuration, data and environment: `python -m trainer train`, a GPT of a
+million parameters, four ranks on two nodes; it saves every ten steps and resumes from its newest checkpoint. Ours is
+`clusterctl launch` of a job on sshd nodes; torchrun's two agents are started here at the same moment, without a login.
+The tools take turns; results are medians. A step that was done before the kill is not a new step.
 
-torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. By default (torch 2.13) a new rank may find the address
-of a dead one in the store that all rounds share, and fail; --stock measures that too, as a third column.
+torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. By default (torch 2.13) a new rank may find the address of a dead
+one in the store that all rounds share, and fail; --stock also measures this default, as a third column.
 """
 
 from __future__ import annotations
@@ -47,11 +45,11 @@ from bench.runs.times import (
 )
 from clusterctl.agent.processes import marked
 
-# Steps.
+# Steps between checkpoints.
 SAVE = 10
-# Steps before the kill: two checkpoints, and half of the way to the third.
+# The kill comes after this many steps: two checkpoints, and half of the way to the third.
 KILL_AT = 25
-# The rank that is killed; rank 0 holds the store where torch's ranks meet.
+# The rank that is killed; not rank 0, which hosts the store through which torch's ranks connect.
 VICTIM = 3
 # In the environment of our ranks.
 SAME = (
@@ -61,9 +59,9 @@ SAME = (
     "PYTHONUNBUFFERED",
     "GLOO_",
 )
-# A new one for each round of torchrun.
+# Of torchrun: each round of ranks has a new one.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# Seconds that recovery may take.
+# The time limit of a recovery, in seconds.
 MOST = 10.0
 TO_BEGIN = "until rank 0's new process begins"
 TO_STEP = "its steps up to a new one"
@@ -78,20 +76,20 @@ class Turn:
     starts: int
     parts: dict[str, float]
     before: dict[str, float]
-    """The parts of the time until the new processes started; reported by our side only."""
+    """The parts of the time until the new processes started; only our side reports them."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=5, help="of each tool")
-    parser.add_argument("--stock", action="store_true", help="torchrun as it comes, too")
+    parser.add_argument("--stock", action="store_true", help="also torchrun with its defaults")
     options = parser.parse_args()
     turns: dict[str, list[Turn]] = {"clusterctl": [], "torchrun": []}
     if options.stock:
         turns["torchrun, stock"] = []
     with ground() as site:
         job = site.job(restarts=100, save=SAVE)
-        # From here on code and data are on the nodes and in the disk's cache.
+        # From now on code and data are on the nodes and in the page cache.
         site.stop(site.launch(str(job)))
         for number in range(options.runs):
             turns["clusterctl"].append(ours(site, job))
@@ -104,7 +102,7 @@ def main() -> int:
 
 
 def ours(site: Ground, job: Path) -> Turn:
-    """Launch, kill, wait, stop; the times come from the files of the run."""
+    """Launch, kill, wait, stop; return the times, which are in the files of the run."""
     began = time.time()
     run = site.launch(str(job))
     home = on_node(run, "node1")
@@ -119,14 +117,14 @@ def ours(site: Ground, job: Path) -> Turn:
     started = [entry["started"] for node_attempts in attempts for entry in records(node_attempts / "2")]
     restart = next(event.time for event in run.event_lines() if event.kind == "restart")
     own = next(entry["ended"] for entry in records(attempts[1] / "1") if entry["rank"] == VICTIM)
-    moments = {"its death is known": own, "all ranks have ended": max(ended), "a restart is decided": restart,
+    moments = {"the death is noticed": own, "all ranks have ended": max(ended), "the restart begins": restart,
                "the last new rank is started": max(started)}  # fmt: skip
     site.stop(run)
     return turn(first - began, killed, back, durations(killed, moments))
 
 
 def theirs(site: Ground, name: str, env: Mapping[str, str]) -> Turn:
-    """Run torchrun's two agents with rendezvous c10d and unlimited restarts."""
+    """Run torchrun's two agents with rendezvous c10d and unlimited restarts; return the times."""
     folder = site.folder / name
     folder.mkdir()
     metrics = folder / "metrics.jsonl"
@@ -141,7 +139,7 @@ def theirs(site: Ground, name: str, env: Mapping[str, str]) -> Turn:
 
 
 def stock(site: Ground, name: str) -> list[Turn]:
-    """Run torchrun with its defaults; return [] if it did not recover."""
+    """Run torchrun with its defaults; return its turn in a list, or [] if it did not recover."""
     try:
         return [theirs(site, name, {})]
     except TooLate as late:

@@ -1,9 +1,9 @@
-"""Measure commands inside a Slurm allocation, and the way of a job from its submission to its first line.
+"""Measure commands in a Slurm allocation, and the time from the submission of a job to its first line.
 
     python -m bench.runs.slurm [--rounds 7]
 
-A real Slurm over four nodes in network namespaces (root; packages slurm-wlm and munge). Medians of whole commands,
-which take turns.
+It runs a real Slurm on four nodes in network namespaces (needs root and the packages slurm-wlm and munge). Results are
+medians of whole commands, which take turns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clusterctl.sandbox import cluster, namespaces, slurm
 NODES = 4
 OURS = [sys.executable, "-m", "clusterctl"]
 SRUN = ["srun", "--overlap", f"-N{NODES}", "--ntasks-per-node=1", "hostname"]
-# Opens the agents of all nodes: by one step, or by one for each.
+# Opens the agents of all nodes: by one Slurm step, or by one step per node.
 OPEN = """
 import sys, time
 from clusterctl.platforms.allocation import cluster_of, VARIABLES
@@ -35,14 +35,14 @@ with Connections(SrunTransport(nodes if sys.argv[1] == "one" else ())) as connec
     print(time.perf_counter() - began)
 """
 JOB = "command: [/bin/echo, the first line]\nslurm: {nodes: 2, time: 10, extra: [--exclusive]}\n"
-# Seconds of rest before each submission: Slurm delays a batch job if it scheduled another one in the last 3 s.
+# Seconds to wait before each submission: Slurm delays a batch job if it scheduled one in the last 3 s.
 REST = 4.0
-# Seconds until a first line counts as never come.
+# The time limit for a first line, in seconds.
 PATIENCE = 60.0
 
 
 class Place:
-    """A project on the disk of all nodes, and a login node."""
+    """A project on the disk that all nodes share, and a login node."""
 
     def __init__(self, made: cluster.Sandbox) -> None:
         self.folder = made.directory / "shared"
@@ -60,7 +60,7 @@ class Place:
         return done.stdout
 
     def allocation(self, words: Sequence[str], job: str) -> str:
-        """Run a command as inside the allocation of a job."""
+        """Run a command as if in the allocation of a job."""
         variables = f"SLURM_JOB_ID={job} SLURM_JOBID={job} SLURM_JOB_NODELIST=node[1-{NODES}]"
         return self(["env", *variables.split(), *words])
 
@@ -93,7 +93,7 @@ def inside(place: Place, rounds: int) -> None:
         "open all agents, one step": lambda: float(
             place.allocation([sys.executable, "-c", OPEN, "one"], job)
         ),
-        "open all agents, a step for each": lambda: float(
+        "open all agents, one step per node": lambda: float(
             place.allocation([sys.executable, "-c", OPEN, "each"], job)
         ),
         "clusterctl nodes (contacts none)": lambda: timed(lambda: place.allocation([*OURS, "nodes"], job)),
@@ -105,7 +105,7 @@ def inside(place: Place, rounds: int) -> None:
 
 
 def submitted(place: Place, rounds: int) -> None:
-    """Measure the seconds from typing a command to the first line of a program on two nodes."""
+    """Measure the seconds from a command to the first line of a program on two nodes."""
     (place.folder / "job.yaml").write_text(JOB)
     srun = ["srun", "-N2", "--exclusive", "/bin/echo", "the first line"]
     ways: dict[str, Callable[[], float]] = {
@@ -139,7 +139,7 @@ def batch_line(place: Place) -> float:
 
 
 def submit_line(place: Place, more: Sequence[str]) -> float:
-    """Submit the job; return when its first line has reached the folder of the run."""
+    """Submit the job; return when its first line reached the folder of the run."""
     _settle(place)
     began = time.perf_counter()
     run = place([*OURS, "submit", "slurm", "job.yaml", *more]).strip()
@@ -151,7 +151,7 @@ def submit_line(place: Place, more: Sequence[str]) -> float:
 
 
 def _settle(place: Place) -> None:
-    """Wait until all nodes are idle, and Slurm has nothing left to schedule."""
+    """Wait until all nodes are idle and Slurm has nothing to schedule."""
     _wait(lambda: set(place(["sinfo", "-h", "-N", "-o", "%T"]).split()) == {"idle"})
     time.sleep(REST)
 
@@ -162,7 +162,7 @@ def _wait(ready: Callable[[], bool]) -> None:
 
 
 def show(ways: dict[str, Callable[[], float]], rounds: int) -> None:
-    """Measure the ways in turn, after one round that does not count; print the median and the range of each."""
+    """Measure all alternatives in turn, after one round that does not count; print their medians and ranges."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():

@@ -1,5 +1,4 @@
-"""Derive the figures of bench/runs/recover.py and bench/runs/goodput.py from a training's metrics: pure
-functions."""
+"""Compute the figures of bench/runs/recover.py and bench/runs/goodput.py from a training's metrics: pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ def steps_of(metrics: Metrics) -> list[Mapping[str, Any]]:
 
 
 def first_step(metrics: Metrics) -> float | None:
-    """Return when the first step was done."""
+    """Return when the first step was done; None before that."""
     return next((float(record["time"]) for record in steps_of(metrics)), None)
 
 
@@ -25,18 +24,17 @@ class Return:
     """The recovery of a training after a kill: times by the wall clock, parts in seconds."""
 
     new_step: float
-    """When the first step was done that had not been done before the kill."""
+    """When the first step was done that was not done before the kill."""
     began: float
     """When the new process of rank 0 started."""
     parts: dict[str, float]
-    """The parts of its start, as the trainer reports them."""
+    """The parts of rank 0's start, as the trainer reports them."""
     starts: int
-    """How often the ranks started to train after the kill; more than one if a restart failed."""
+    """How often the ranks started to train after the kill: more than once if a restart failed."""
 
 
 def recovered(metrics: Metrics, killed: float) -> Return | None:
-    """Return how a training recovered from a kill; None if it has not yet. Repeated steps are not new
-    steps."""
+    """Return how a training recovered from a kill; None if it has not yet. Repeated steps are not new steps."""
     places = [i for i, record in enumerate(metrics) if record["event"] == "start" and record["time"] > killed]
     if not places:
         return None
@@ -52,7 +50,7 @@ def recovered(metrics: Metrics, killed: float) -> Return | None:
 
 
 def durations(began: float, moments: Mapping[str, float]) -> dict[str, float]:
-    """Return moments, in order, as the seconds from each to the one before it."""
+    """Return for each moment, in order, the seconds since the moment before it."""
     found, last = {}, began
     for name, moment in moments.items():
         found[name], last = moment - last, max(last, moment)
@@ -67,7 +65,7 @@ def middle(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Goodput:
-    """How the time of a training was spent."""
+    """How a training spent its time."""
 
     wall: float
     counted: float
@@ -84,7 +82,7 @@ class Goodput:
 
     @property
     def idle(self) -> float:
-        """Seconds in neither steps nor checkpoints: starts, restarts, waits."""
+        """Return the seconds in neither steps nor checkpoints: starts, restarts, waits."""
         return max(0.0, self.wall - self.counted - self.again - self.saving)
 
 

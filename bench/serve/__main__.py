@@ -1,4 +1,4 @@
-"""`python -m bench.serve`: a random GPT-2 of 124M parameters; prints one JSON line for each figure.
+"""`python -m bench.serve`: measures a random GPT-2 of 124M parameters; prints one JSON line per figure.
 
 `--clients` starts a server and compares its clients with the same texts in one batch. `--peer` measures Hugging Face's
 transformers instead, in an environment that has it. Run it on a quiet machine, or with `--cpu`.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-# Before torch is imported: see trainer.device.prepare_threads.
+# This must run before torch is imported; see trainer.device.prepare_threads.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch

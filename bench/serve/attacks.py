@@ -1,4 +1,4 @@
-"""Hostile clients: what each kind of them sends, and how it leaves."""
+"""Hostile clients: what each kind sends, and how it disconnects."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ VALUES = (
 
 @dataclass(frozen=True)
 class Attack:
-    """Bytes to send on a connection of their own."""
+    """Bytes to send on a new connection."""
 
     parts: tuple[bytes, ...]
     pause: float = 0.0
     """Seconds between two parts."""
     closes_half: bool = False
-    """Whether the client says that it sends nothing more, and then reads."""
+    """Whether the client closes its sending side and then reads."""
     resets: bool = False
-    """Whether it leaves with a reset behind its last part, without reading."""
+    """Whether it resets the connection after its last part, without reading."""
     reads: int = -1
-    """Bytes of the answer that it reads before it leaves; -1: all."""
+    """How many bytes of the answer it reads before it disconnects; -1: all."""
 
 
 def request(method: str, path: str, body: bytes, length: int | None = None) -> bytes:
-    """Return a request whose head announces `length` bytes, by default those of the body."""
+    """Return a request whose header announces `length` bytes, by default the length of the body."""
     size = len(body) if length is None else length
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
@@ -160,7 +160,7 @@ def _bad_chunks(draw: random.Random) -> Attack:
 
 
 def _compressed(draw: random.Random) -> Attack:
-    """A body that becomes 64 MB where it is decompressed."""
+    """Return a body that expands to 64 MB when it is decompressed."""
     body = _COMPRESSED if draw.random() < 0.8 else _noise(draw)
     head = f"Host: x\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
     return Attack((f"POST {draw.choice(PATHS[:5])} HTTP/1.1\r\n{head}".encode() + body,))
@@ -195,7 +195,7 @@ KINDS: Mapping[str, Callable[[random.Random], Attack]] = {
 
 
 async def attack(host: str, port: int, own: Attack, seconds: float) -> bytes:
-    """Run one attack; return what the server answered within `seconds`, up to `reads` bytes."""
+    """Run one attack; return up to `reads` bytes of the answer, received within `seconds`."""
     reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), seconds)
     try:
         for part in own.parts:
@@ -221,7 +221,7 @@ HELD = ("silent", "slow head", "slow body", "idle after an answer", "reads nothi
 
 
 async def hold(host: str, port: int, kind: str, until: Callable[[], bool]) -> None:
-    """Keep one connection busy in one of the ways `HELD` until the server closes it."""
+    """Occupy a connection in one of the ways `HELD` until the server closes it."""
     reader, writer = await asyncio.open_connection(host, port, limit=1024)
     try:
         if kind == "slow head":

@@ -1,4 +1,4 @@
-"""Clients of different lengths over HTTP, compared with the same texts in one batch without a server."""
+"""Clients with texts of different lengths over HTTP, compared with the same texts in one batch without a server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CLIENTS = 16
 
 
 def orders(clients: int) -> list[tuple[list[int], int]]:
-    """Return prompts of 16 to 256 ids with 16 to 76 tokens to write."""
+    """Return prompts of 16 to 256 ids, each with the number of tokens to generate (16 to 76)."""
     return [(ids[: 16 + 16 * at], 16 + 4 * at) for at, ids in enumerate(prompts(clients, 256))]
 
 
 def ideal(network: Network, clock: Now) -> float:
-    """Return the seconds of the batch without HTTP."""
+    """Return the seconds of the same texts in one batch without HTTP."""
     began, clocks = run(network, [(ids, count) for ids, count in orders(CLIENTS)], clock)
     return max(entry.times[-1] for entry in clocks) - began
 
@@ -59,14 +59,14 @@ def over_http(port: int, number: int) -> float:
 
 
 def ask(port: int, ids: list[int], count: int) -> None:
-    """Get one whole text."""
+    """Request one text and read it to its end."""
     body = {"prompt": ids, "max_tokens": count, "temperature": 0, "ignore_eos": True}
     answer = ask_body(port, body)
     assert answer["usage"]["completion_tokens"] == count, answer
 
 
 def first_token(port: int) -> float:
-    """Return the seconds from sending a prompt of 512 to its first token: the best of three."""
+    """Return the seconds from sending a prompt of 512 tokens to the first new token: the best of three."""
     best = float("inf")
     for number in range(3):
         ids = [(7 * at + number) % CONFIG.vocab for at in range(512)]

@@ -1,4 +1,4 @@
-"""Tokens per second of the decoder: texts alone and together, prompts, and the memory floor."""
+"""Tokens per second of the decoder, for one text and for several, for prompts, and at the limit of memory speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Now = Callable[[], float]
 
 
 class Clock:
-    """A sink that notes when tokens come."""
+    """A sink that records when tokens arrive."""
 
     def __init__(self, clock: Now) -> None:
         self.times, self.clock = list[float](), clock
@@ -64,7 +64,7 @@ def figures(only: str, clock: Now = time.perf_counter) -> Iterator[dict[str, Any
 def run(
     network: Network, orders: Sequence[tuple[Sequence[int], int]], clock: Now
 ) -> tuple[float, list[Clock]]:
-    """Run requests of ids and numbers of tokens together; return when they began, and their clocks."""
+    """Run requests (ids, number of tokens) together; return when they began, and their sinks."""
     batcher, clocks = Batcher(network, PAGES), list[Clock]()
     for ids, count in orders:
         sampling = Sampling(count, temperature=0)
@@ -82,7 +82,7 @@ def prompts(count: int, length: int) -> list[list[int]]:
 
 
 def decode(network: Network, texts: int, clock: Now) -> float:
-    """Return tokens per second behind the first token of each text: the best of some rounds."""
+    """Return tokens per second after the first token of each text: the best of several rounds."""
     best = 0.0
     for _ in range(ROUNDS):
         _, clocks = run(network, [(ids, NEW) for ids in prompts(texts, PROMPT)], clock)
@@ -92,7 +92,7 @@ def decode(network: Network, texts: int, clock: Now) -> float:
 
 
 def prefill(network: Network, clock: Now) -> float:
-    """Return the seconds until the first token behind a prompt of 512."""
+    """Return the seconds until the first token after a prompt of 512 tokens."""
     best = float("inf")
     for _ in range(ROUNDS):
         began, clocks = run(network, [(prompts(1, 512)[0], 1)], clock)
@@ -101,7 +101,7 @@ def prefill(network: Network, clock: Now) -> float:
 
 
 def floor_of(network: Network, clock: Now) -> float:
-    """Return the tokens per second if nothing but reading all weights once took time."""
+    """Return the tokens per second if each token only took the time to read all weights once."""
     packed = [module.packed for module in network.model.modules() if hasattr(module, "packed")]
     size = sum(entry.bytes for entry in packed)
     weights = torch.ones(size // 4)

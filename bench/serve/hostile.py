@@ -1,8 +1,8 @@
-"""`python -m bench.serve.hostile`: hostile requests and held connections, next to well-behaved clients of a server.
+"""`python -m bench.serve.hostile`: hostile requests and held connections at a server, next to well-behaved clients.
 
-The server is started here with a small random model; `--checkpoint DIR` serves another one, and `--url URL --pid N`
-names a server that runs. The well-behaved clients ask before, during and after the attack; each must get the text that
-it got before. Prints one JSON object; the exit status is 1 if the server failed in anything.
+It starts a server with a small random model; `--checkpoint DIR` serves another one, and `--url URL --pid N` attacks a
+running server. The well-behaved clients send requests before, during and after the attack; each must always get the
+same text. It prints one JSON object; the exit code is 1 if the server failed in any way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HELD_SHARES = (30, 20, 20, 28, 2)
 
 @dataclass
 class Campaign:
-    """A server under attack, and what came of it."""
+    """A server under attack, and the observations."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ class Campaign:
     most_held: int = 0
 
     async def ask(self, body: object) -> bytes:
-        """Return the answer to a well-behaved request."""
+        """Return the answer to a normal request."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             writer.write(request("POST", "/v1/completions", json.dumps(body).encode()))
@@ -60,7 +60,7 @@ class Campaign:
             writer.close()
 
     async def attack(self, number: int) -> None:
-        """Send one hostile request."""
+        """Send hostile request `number`."""
         kinds = list(KINDS)
         kind, draw = kinds[number % len(kinds)], random.Random(number)
         counts = self.outcomes.setdefault(kind, Counter())
@@ -71,7 +71,7 @@ class Campaign:
             counts[type(error).__name__] += 1
 
     async def hold(self, number: int) -> None:
-        """Keep one connection open until the end, as often as the server closes it."""
+        """Keep one connection open until the end; reopen it whenever the server closes it."""
         kind = random.Random(number).choices(HELD, HELD_SHARES)[0]
         while not self.over:
             self.held += 1
@@ -82,7 +82,7 @@ class Campaign:
             await asyncio.sleep(0.5)
 
     async def behave(self, number: int) -> None:
-        """Ask for the same text until the end."""
+        """Request the same text again and again until the end."""
         body = {"prompt": "one two", "max_tokens": 16, "seed": number, "temperature": 1.0}
         expected = text_of(await self.ask(body))
         while not self.over:
@@ -97,11 +97,11 @@ class Campaign:
             else:
                 self.waits.setdefault(phase, []).append(time.monotonic() - began)
                 self.wrong += text_of(answer) != expected
-            # As a program that does something with each text.
+            # Pause like a program that processes each text.
             await asyncio.sleep(0.05)
 
     def watch(self) -> None:
-        """Note the largest memory until the end."""
+        """Record the peak memory until the end."""
         while not self.over:
             self.peak = max(self.peak, memory_of(self.process))
             time.sleep(0.05)
@@ -131,7 +131,7 @@ def memory_of(process: int) -> int:
 async def run(
     campaign: Campaign, requests: int, connections: int, at_once: int, quiet: float
 ) -> dict[str, object]:
-    """Run the campaign and return its figures; `quiet`: seconds before and after the attack."""
+    """Run the campaign and return its results; `quiet`: seconds before and after the attack."""
     before, began = memory_of(campaign.process), time.monotonic()
     watcher = threading.Thread(target=campaign.watch, daemon=True)
     watcher.start()
@@ -190,7 +190,7 @@ def _summary(waits: list[float]) -> dict[str, float]:
 
 
 def complaints(lines: list[str]) -> list[str]:
-    """Return the lines of a server's output that no hostile request may cause."""
+    """Return the lines of a server's output that a hostile request must never cause."""
     return [line.rstrip() for line in lines if re.search(r"Traceback|Error|Exception|never awaited", line)]
 
 
@@ -241,13 +241,13 @@ def random_checkpoint(folder: Path, config: ModelConfig) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.serve.hostile", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, help="default: a small random model")
-    parser.add_argument("--url", default="", help="of a server that runs")
+    parser.add_argument("--url", default="", help="of a running server")
     parser.add_argument("--pid", type=int, default=0, help="of that server, for its memory")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=1_000)
     parser.add_argument("--at-once", type=int, default=50)
     parser.add_argument("--quiet", type=float, default=10.0, help="seconds before and after the attack")
-    parser.add_argument("--seconds", type=float, default=600.0, help="the most that the attack takes")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time limit of the attack")
     arguments = parser.parse_args()
 
     def attacked(url: str, process: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The same figures of Hugging Face's transformers, `generate` with a cache."""
+"""The same figures for Hugging Face's transformers: `generate` with a cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def figures(only: str, clock: Now = time.perf_counter) -> Iterator[dict[str, Any
 
 
 def decode(model: Any, texts: int, clock: Now) -> float:
-    """Return tokens per second behind the first token of each text."""
+    """Return tokens per second after the first token of each text."""
     ids = torch.randint(0, 50257, (texts, PROMPT))
     first = generate(model, ids, 1, clock)
     return texts * (NEW - 1) / (generate(model, ids, NEW, clock) - first)

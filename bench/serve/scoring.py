@@ -1,7 +1,7 @@
-"""`python -m bench.serve.scoring`: scores of texts by `eval` and by lm-eval's `hf` model, on the same weights.
+"""`python -m bench.serve.scoring`: compare `eval` with lm-eval's `hf` model in scoring texts with the same weights.
 
-Needs transformers and lm-eval. Both score the same requests in turn: short texts with one last word (as LAMBADA has
-them), and whole windows of 1,024 tokens (as WikiText has them). Prints one JSON line for each; the scores must agree.
+It needs transformers and lm-eval. Both score the same requests in turn: short texts with one last word (as in LAMBADA),
+and whole windows of 1,024 tokens (as in WikiText). It prints one JSON line for each; the scores must agree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 3
 
 
 def requests(texts: int, windows: int) -> dict[str, list[Request]]:
-    """Return requests by the kind of task; lengths of short texts are those of LAMBADA, about 60 to 110 tokens."""
+    """Return requests for each kind of task; short texts have 60 to 110 tokens, as in LAMBADA."""
     draw = random.Random(1)
 
     def ids(count: int) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def scored(scorer: Scorer | PackedScorer, wanted: list[Request]) -> list[float]:
 
 
 def judge(peer: Any) -> Callable[[list[Request]], list[float]]:
-    """Return lm-eval's way to score, with its usual batches of one."""
+    """Return a function that scores with lm-eval, in its usual batches of one."""
     from lm_eval.models.huggingface import HFLM
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -88,7 +88,7 @@ def judge(peer: Any) -> Callable[[list[Request]], list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.serve.scoring", description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu", action="store_true", help="seconds of processor time, for a busy machine")
+    parser.add_argument("--cpu", action="store_true", help="measure processor time, for a busy machine")
     parser.add_argument("--texts", type=int, default=48)
     parser.add_argument("--windows", type=int, default=3)
     arguments = parser.parse_args()

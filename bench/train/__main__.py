@@ -2,15 +2,14 @@
 
     python -m bench.train [ROW ...] [--peers PYTHON] [--seconds 150] [--json FILE]
 
-Every subject is a process. All subjects of a row run at the same time and take steps in turn, in one order
-and then in the reverse order. Ours is the trainer as `launch` runs it. Peers have the fused AdamW, autocast
-and torch's attention; in `-tuned` rows they also have the allocator settings that the launcher gives the
-trainer's ranks. --peers names an interpreter that has transformers and megatron-core (0.16.1); missing
-packages are reported, and the other subjects are measured. In `1.3b-bf16` subjects run one after the other, three steps
-each; peers have no fp32 copies of weights there, which would need 21 GB and more, and ours has them.
+Every subject is a process. All subjects of a row run at the same time and take steps in turn, first in one order and
+then in the reverse order. Ours is the trainer as `launch` runs it. Peers have the fused AdamW, autocast and torch's
+attention; in `-tuned` rows also the allocator settings that the launcher gives the trainer's ranks. --peers is an
+interpreter with transformers and megatron-core (0.16.1); missing packages are reported, and the other subjects are
+measured. In `1.3b-bf16` the subjects run one after the other, three steps each; peers have no fp32 copies of weights in
+this row, because these would need 21 GB or more, but ours has them.
 
-FLOPs are counted as in PaLM: 6 N + 12 L E T per token (N all parameters, L layers of width E, T tokens per
-sample).
+FLOPs are counted as in PaLM: 6 N + 12 L E T per token (N all parameters, L layers of width E, T tokens per sample).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from bench.train.field import (
 )
 from trainer.config.model import ModelConfig
 
-# For processors without products of bf16, where a step of the peers in bf16 takes minutes with the other rows.
+# For processors without bf16 products, on which a bf16 step of the peers takes minutes.
 TINY = {"layers": 2, "hidden": 256, "heads": 4, "sequence": 128, "vocab": 8192}
 SMALL = {"layers": 6, "hidden": 384, "heads": 6, "sequence": 256, "vocab": 50257}
 WORKS = {
@@ -56,7 +55,7 @@ WORKS = {
     "gpu-345m": Work("gpt2-345M", 8, "bf16", device="cuda:0", square=8192),
     "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
 }
-# The least number of rounds.
+# The smallest number of rounds.
 LEAST = 3
 KINDS = ("ours", "eager", "compile", "huggingface", "megatron", "products", "loop", "loop-eager")
 Answer = dict[str, Any]
@@ -79,7 +78,7 @@ def alone(tuned: bool) -> list[Subject]:
 
 
 def together() -> list[Subject]:
-    """Return the subjects that run as two ranks each: both engines, and plain DistributedDataParallel loops."""
+    """Return the subjects that run on two ranks each: both engines, and plain DistributedDataParallel loops."""
     return [
         Subject("bare DDP, our model, tuned", "loop", tuned=True),
         Subject("bare DDP, our model", "loop", tuned=False),
@@ -116,7 +115,7 @@ def measure(name: str, options: argparse.Namespace) -> Answer:
         field = Field(folder, work, options.peers, threads=1 if options.cpu else 0)
         for some in [[subject] for subject in subjects] if work.apart else [subjects]:
             try:
-                # Subjects that run apart take the least number of steps.
+                # Subjects that run one after the other take the smallest number of steps.
                 take_turns(start_all(field, some, say), 0.0 if work.apart else until, LEAST)
             finally:
                 for subject in some:
@@ -157,7 +156,7 @@ def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> Answ
 
 
 def table(found: Answer) -> str:
-    """Return a row as text; `ours is` is the trainer's tokens/s divided by the subject's."""
+    """Return a row as text; `ours is` is the trainer's tokens/s divided by the subject's tokens/s."""
     measured = [subject for subject in found["subjects"] if "missing" not in subject]
     each = f"{found['flops_a_token'] / 1e6:.0f} MFLOP a token (PaLM)"
     clock = ", processor time" if found["clock"] == "cpu" else ""
@@ -203,14 +202,14 @@ TARGETS = {
     "ranks-bf16": RANKS,
     "ranks-fp32": RANKS,
 }
-# As a share of the rate of large squares, for 124m-bf16.
+# For 124m-bf16, the target as a share of the rate of large square products.
 SHARE = 0.88
-# As a share of torch.compile's peak memory.
+# The target as a share of torch.compile's peak memory.
 MEMORY = 0.8
 
 
 def verdicts(found: Answer) -> list[str]:
-    """Return a line for each target of a row, with the ratio reached."""
+    """Return a line for each target of a row, with the measured ratio."""
     rate = {
         subject["subject"]: subject["tokens_per_second"]
         for subject in found["subjects"]
@@ -246,7 +245,7 @@ def speed(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
 
 
 def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
-    """Measure a row on a CUDA device as on a CPU, or report that there is none."""
+    """Measure a row on a CUDA device as on a CPU, or report that there is no such device."""
     ask = "import torch; print(torch.cuda.is_available())"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     if done.stdout.strip() == "True":
@@ -255,7 +254,7 @@ def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
 
 
 def memory(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
-    """Measure the peak memory of steps, one subject after another; other load on the machine does not change it."""
+    """Measure the peak memory of steps, one subject after the other; other load on the machine does not affect it."""
     subjects = [
         Subject("clusterctl", "ours", tuned=True),
         Subject("torch.compile", "compile", tuned=False),
@@ -282,7 +281,7 @@ def memory(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
 def memory_table(found: Answer) -> str:
     lines = ["memory: 124M, bf16, highest resident memory of steps after a warm-up, GB"]
     measured = [subject for subject in found["subjects"] if "missing" not in subject]
-    lines.append(f"  {'':<26}{'less libraries':>15}{'whole':>8}{'ours is':>9}")
+    lines.append(f"  {'':<26}{'without libraries':>15}{'whole':>8}{'ours is':>9}")
     for subject in measured:
         of = measured[0]["memory"] / subject["memory"]
         lines.append(
@@ -354,16 +353,14 @@ def main() -> int:
     parser.add_argument(
         "--peers", default=sys.executable, metavar="PYTHON", help="has transformers and megatron-core"
     )
+    parser.add_argument("--seconds", type=float, default=150.0, help="seconds per row, including starts")
     parser.add_argument(
-        "--seconds", type=float, default=150.0, help="a row of steps in turn, starts included"
+        "--cpu", action="store_true", help="measure one thread by processor time, for a busy machine"
     )
     parser.add_argument(
-        "--cpu", action="store_true", help="one thread and processor time: for a busy machine"
+        "--only", action="append", default=[], choices=KINDS, help="only this subject; may be repeated"
     )
-    parser.add_argument(
-        "--only", action="append", default=[], choices=KINDS, help="these subjects; again for more"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="everything that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to this file")
     options = parser.parse_args()
     # Turn SIGTERM into an exit, so that subjects are ended and folders deleted.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))

@@ -25,11 +25,11 @@ from trainer.plan.resolve import read_config
 from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share
 
-# The first step builds and compiles, the second fills the allocator's memory.
+# The first step builds and compiles; the second fills the allocator's memory.
 WARM_STEPS = 2
 # More steps than any subject takes.
 STEPS = 1000
-# The number of batches that subjects repeat.
+# How many batches the subjects repeat.
 KEPT = 16
 NOTHING: Mapping[str, Any] = {}
 
@@ -50,9 +50,9 @@ class Work:
     square: int = 2048
     """The side of the square matrices whose product gives the machine's rate."""
     narrow: bool = False
-    """Whether peers have everything in bf16, since fp32 masters would not fit the machine; ours has masters."""
+    """Whether peers keep everything in bf16, because fp32 masters would not fit the machine; ours has masters."""
     apart: bool = False
-    """Whether subjects run one after the other, since not all of them fit at the same time."""
+    """Whether subjects run one after the other, because they do not fit the memory together."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Subject:
     tuned: bool
     """Whether glibc keeps freed memory, as the launcher sets it for the trainer's ranks."""
     peer: bool = False
-    """Whether the peers' interpreter runs it."""
+    """Whether it runs in the peers' interpreter."""
     engine: str = "torch"
     first: float = 0.0
     """Seconds from the start of the process to the end of its first step."""
@@ -73,7 +73,7 @@ class Subject:
     gone: str = ""
 
     def say(self, word: str) -> None:
-        """Send a line to every rank; `answer` reports a rank that has ended."""
+        """Send a line to every rank; `answer` will report ranks that have ended."""
         for process in self.processes:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -104,7 +104,7 @@ class Subject:
         return self.answer()
 
     def finish(self) -> None:
-        """Let the subject continue after the last measured step, and wait for its end."""
+        """Let the subject continue after the last measured step and wait for its end."""
         self.say("go")
         for process in self.processes:
             process.wait()
@@ -120,12 +120,12 @@ class Subject:
 
     @property
     def memory(self) -> float:
-        """Return the peak memory in bytes, without what the libraries took."""
+        """Return the peak memory in bytes, without the memory of the libraries."""
         return max(step.peak - step.base for step in self.steps)
 
 
 class Field:
-    """A row's corpus and config, and the function that starts its subjects."""
+    """A row's corpus and config; it starts the subjects."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Field:
         more: Mapping[str, Any] = NOTHING,
         threads: int = 0,
     ) -> None:
-        """`peers` is an interpreter, `corpus` replaces the random tokens, `more` adds keys to the train config."""
+        """`peers`: an interpreter; `corpus`: replaces the random tokens; `more`: further keys of the train config."""
         self.folder, self.work, self.peers = folder, work, peers
         folder.mkdir(parents=True, exist_ok=True)
         raw = {
@@ -226,7 +226,7 @@ class Field:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        # The inductor cache starts empty, so the warm-up includes compilation, as in a first run.
+        # Start with an empty inductor cache, so that the warm-up includes compilation, as in a first run.
         return {
             **environment,
             **(MALLOC_TUNING if subject.tuned else {}),
@@ -260,7 +260,7 @@ MODEL_KEYS = (
 
 
 def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:
-    """Write a corpus of uniformly random ids, so that no step is easier than another."""
+    """Write a corpus of uniformly random ids, so that all steps are equally difficult."""
     ids = np.random.RandomState(1).randint(0, vocab, tokens).astype(np.uint16)
     with Writer(prefix, np.uint16) as writer:
         for start in range(0, tokens, 4096):
@@ -268,7 +268,7 @@ def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:
 
 
 def write_batches(config: TrainConfig, folder: Path) -> Path:
-    """Write the trainer's global batches, in its order, for subjects that cannot read its corpus; return the file."""
+    """Write the trainer's global batches in its order, for subjects that cannot read its corpus; return the file."""
     count = KEPT if config.steps == STEPS else config.steps
     assert config.global_batch is not None
     data = Data(config.data, config.model.sequence, IndexCache(folder / "indices"))
@@ -282,7 +282,7 @@ def write_batches(config: TrainConfig, folder: Path) -> Path:
 
 
 def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Subject]:
-    """Start the subjects and run their warm-up; return those that started. The others have the reason in `gone`."""
+    """Start the subjects and run their warm-up; return those that work. The others have the reason in `gone`."""
     started = []
     for subject in subjects:
         tell(f"{subject.name}: starts")
@@ -301,8 +301,7 @@ def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Sub
 def take_turns(subjects: Sequence[Subject], until: float, least: int) -> None:
     """Run one step of each subject in turn, then in reverse order, until `until` and for at least `least` rounds.
 
-    A subject that ends (for example because memory is short) gets the reason in `gone`; the others
-    continue.
+    A subject that ends (for example because of too little memory) has the reason in `gone`; the others continue.
     """
     rounds, active = 0, list(subjects)
     while active and (rounds < least or time.monotonic() < until):

@@ -1,13 +1,12 @@
-"""Compare the plan's order of layouts with the measured order: the same model on the same ranks of this machine.
+"""Compare the plan's order of layouts with the measured order, for the same model and ranks on this machine.
 
     python -m bench.train.layout_order [--ranks 4] [--rounds 3] [--only WORD] [--precision fp32] [--json]
 
-The plan gets two figures measured on this machine just before: a rank's matrix rate while all ranks
-multiply, and the bandwidth of a sum over all ranks; the other figures are the plan's defaults. With more
-ranks than cores the idle stages of a pipeline leave their cores to others. The plan does not model this and
-predicts a too large bubble there. Layouts are trained in turn. The fastest median of a round counts,
-because other load on the machine only makes a step slower. The exit code is 1 if a slower layout was
-predicted to be faster by more than a tenth.
+Two figures of the plan are measured first: a rank's rate of matrix products while all ranks multiply, and the bandwidth
+of a sum over all ranks. The other figures are the plan's defaults. If there are more ranks than cores, idle stages of a
+pipeline leave their cores to others; the plan does not model this and predicts a too large bubble. Layouts are trained
+in turn. The fastest median of a round counts, because other load on the machine only makes a step slower. The exit code
+is 1 if a slower layout was predicted to be faster by more than a tenth.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainer.plan.resolve import plan_config
 from trainer.plan.time import Cost, cost
 
 STEPS, WARM = 4, 1
-# Layouts whose predicted times differ by less than this share may be in either order.
+# Layouts whose predicted times differ by less than this fraction may be in any order.
 ALIKE = 0.10
 MODEL = {"layers": 8, "hidden": 512, "heads": 8, "sequence": 128, "vocab": 4096}
 MICRO, BATCH = 1, 16
@@ -67,7 +66,7 @@ class Row:
 
 
 def be_rank(precision: str) -> None:
-    """Measure the rates of this rank while the other ranks measure too, and print them."""
+    """Measure the rates of this rank while the other ranks measure theirs, and print them."""
     import torch
     import torch.distributed as dist
 
@@ -89,7 +88,7 @@ def be_rank(precision: str) -> None:
 
 
 def _seconds(work: Any, times: int) -> float:
-    """Return the median of the measured seconds, without the first fifth."""
+    """Return the median of the measured seconds, without the first fifth of them."""
     took = []
     for _ in range(times):
         began = time.perf_counter()
@@ -112,7 +111,7 @@ def machine(ranks: int, precision: str) -> Machine:
 def layouts(
     ranks: int, precision: str, hardware: dict[str, object]
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the layouts that can be trained on `ranks` ranks; 0 stands for all of them."""
+    """Yield the layouts that can be trained on `ranks` ranks; 0 means all of them."""
     base = {
         "model": MODEL,
         "steps": STEPS,
@@ -138,7 +137,7 @@ def predicted(part: dict[str, object], ranks: int) -> Cost:
 
 
 def measured(part: dict[str, object], ranks: int) -> float:
-    """Return the median step."""
+    """Return the median time of a step."""
     return statistics.median(line["step_seconds"] for line in train(part, ranks)[WARM:])
 
 
@@ -190,7 +189,7 @@ def main() -> int:
 
 
 def in_order(by_clock: list[Row]) -> bool:
-    """Return whether no slower layout was predicted to be faster beyond the tolerance."""
+    """Return whether no slower layout was predicted to be faster by more than the tolerance."""
     return all(
         slower.predicted > faster.predicted * (1 - ALIKE)
         for index, faster in enumerate(by_clock)

@@ -1,12 +1,12 @@
-"""Train a tiny GPT and a tiny GLM with every layout that a config accepts, and compare with one process.
+"""Train a tiny GPT and a tiny GLM with every layout that a config accepts, and compare each with one process.
 
-Each trains 20 steps in fp32 without dropout, on 1, 2, 4 and 8 ranks, over real process groups on loopback.
-The result is the largest relative difference of a loss; recomputation must not change any bit. With
---resume each layout also resumes from its tenth step, which must give the same bytes.
+Each trains 20 steps in fp32 without dropout, on 1, 2, 4 and 8 ranks, with real process groups on loopback. The result
+is the largest relative difference of a loss; recomputation must not change any bit. With --resume each layout also
+resumes from its tenth step, which must give the same bytes.
 
-python -m bench.train.layouts                                       both models, torch's engine
-python -m bench.train.layouts --engine deepspeed --ranks 1,2,4
-python -m bench.train.layouts --models glm --ranks 8 --resume --json layouts.jsonl
+    python -m bench.train.layouts                                       both models, torch's engine
+    python -m bench.train.layouts --engine deepspeed --ranks 1,2,4
+    python -m bench.train.layouts --models glm --ranks 8 --resume --json layouts.jsonl
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALLOWED, ALLOWED_NORM = 1e-5, 1e-4
 
 @dataclass(frozen=True)
 class Recompute:
-    """What a layout recomputes in the backward pass."""
+    """The recomputation of a layout in the backward pass."""
 
     mode: str = "none"
     every: int = 1
@@ -63,7 +63,7 @@ KEEPING = [NONE, Recompute("selective"), WHOLE, Recompute("full", every=2), Reco
 
 @dataclass(frozen=True)
 class Layout:
-    """How a job divides the work among its ranks."""
+    """The division of a job's work among its ranks."""
 
     engine: str
     tensor: int = 1
@@ -86,7 +86,7 @@ class Layout:
         }
 
     def kept(self) -> tuple[Any, ...]:
-        """Return everything except what is recomputed."""
+        """Return all settings except recomputation."""
         rest = (self.tensor, self.pipeline, self.interleave, self.sequence, self.layers)
         return (*rest, self.zero, self.offload)
 
@@ -105,9 +105,9 @@ class Layout:
 def layouts(engine: str, ranks: int, model: str) -> Iterator[Layout]:
     """Yield all candidate layouts; the config's rules decide later which are legal on this number of ranks.
 
-    The first model gets every kind of recomputation on up to 4 ranks, otherwise only that of whole blocks;
-    with ZeRO 0, and with ZeRO 3, which gathers and frees weights. ZeRO only if there are several data
-    parallel ranks. The newer GPT gets only the shapes, without ZeRO or recomputation.
+    On up to 4 ranks the first model gets every kind of recomputation, otherwise only that of whole blocks: with ZeRO 0,
+    and with ZeRO 3, which gathers and frees weights. There is ZeRO only with several data parallel ranks. The newer GPT
+    gets only the shapes, without ZeRO or recomputation.
     """
     kinds = KEEPING if model == "gpt" and ranks < 8 else [NONE] if model == "newer" else [NONE, WHOLE]
     zeros = (0,) if model == "newer" else (0, 1, 2, 3)
@@ -127,7 +127,7 @@ def layouts(engine: str, ranks: int, model: str) -> Iterator[Layout]:
 
 
 def corpus(folder: Path) -> Path:
-    """Write 60 documents of made-up ids, four of five of which follow from the id before; return their prefix."""
+    """Write 60 documents of random ids, four of five of which depend on the previous id; return their prefix."""
     random = np.random.RandomState(7)
     with Writer(folder / "text_document", np.uint16) as writer:
         for _ in range(60):
@@ -170,16 +170,16 @@ class Measure:
         self.alone = self.server.train(1, config_of(self.model, self.prefix))
 
     def of(self, ranks: int, layout: Layout) -> dict[str, object]:
-        """Return a row: the largest difference of its losses from one process's, and what is wrong, if anything."""
+        """Return a row: the largest difference of its losses from those of one process, and the faults."""
         row = {"model": self.model, "engine": self.engine, "ranks": ranks, "layout": layout.in_words(ranks)}
         config = config_of(self.model, self.prefix, **layout.config())
         try:
             done = self.server.train(ranks, config)
             off = apart(done.losses, self.alone.losses)
             wrong = ["too far"] if not off <= ALLOWED else []
-            wrong += ["another norm"] if not apart(done.norms, self.alone.norms) <= ALLOWED_NORM else []
+            wrong += ["different norm"] if not apart(done.norms, self.alone.norms) <= ALLOWED_NORM else []
             same = self.seen.setdefault((ranks, *layout.kept()), done.losses) == done.losses
-            wrong += ["other bits than without recomputation"] if not same else []
+            wrong += ["different bits than without recomputation"] if not same else []
             if self.resume and layout.recompute == NONE:
                 wrong += self._resumed(ranks, config, done)
             row |= {"off": off, "wrong": ", ".join(wrong)}
@@ -191,8 +191,8 @@ class Measure:
     def _resumed(self, ranks: int, config: dict[str, object], whole: Trained) -> list[str]:
         half = self.server.go_on(ranks, config)
         same = half.losses == whole.losses[STEPS // 2 :] and half.norms == whole.norms[STEPS // 2 :]
-        wrong = [] if same else ["other bits after a resume"]
-        return wrong if half.files == whole.files else [*wrong, "another checkpoint after a resume"]
+        wrong = [] if same else ["different bits after a resume"]
+        return wrong if half.files == whole.files else [*wrong, "different checkpoint after a resume"]
 
 
 def apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -231,12 +231,13 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--ranks", default="1,2,4,8", help="some of 1,2,4,8")
     parser.add_argument(
-        "--only", default="", metavar="WORDS", help="whose line has all of these: pipeline,zero 3"
+        "--only",
+        default="",
+        metavar="WORDS",
+        help="only layouts whose line has all of these: pipeline,zero 3",
     )
-    parser.add_argument("--resume", action="store_true", help="each goes on from its middle too")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="a line for each layout, added to what is there"
-    )
+    parser.add_argument("--resume", action="store_true", help="also resume each from its middle")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line per layout to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))

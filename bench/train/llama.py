@@ -1,6 +1,6 @@
-"""Peers of bench/train in Llama's form: written in the common way, and transformers' LlamaForCausalLM.
+"""Peers of bench/train in the form of Llama: one written in the common way, and transformers' LlamaForCausalLM.
 
-As bench/train/peers.py, this module imports nothing of this repository but the numbers of the work.
+Like bench/train/peers.py, this module imports nothing of this repository except the description of the work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return queries or keys turned by their positions."""
+    """Return queries or keys rotated by their positions."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -64,7 +64,7 @@ class Block(nn.Module):
 class Eager(nn.Module):
     """Llama as an engineer writes it by hand; forward also computes the loss, so that a compiler sees all of it.
 
-    Its parameters have the trainer's names, so that weights can be copied between them.
+    Its parameters have the trainer's names, so that weights can be copied in both directions.
     """
 
     def __init__(self, model: Mapping[str, Any]) -> None:
@@ -87,7 +87,7 @@ class Eager(nn.Module):
         x = self.tokens(tokens)
         cos, sin = (table[: tokens.shape[1]] for table in (self.cos, self.sin))
         if torch.is_autocast_enabled("cpu"):
-            # In the type of queries and keys, as transformers has them: else both would become fp32.
+            # Use the type of queries and keys, like transformers: otherwise both would become fp32.
             cos, sin = cos.bfloat16(), sin.bfloat16()
         for block in self.blocks:
             x = block(x, cos, sin)
@@ -119,7 +119,7 @@ class HuggingFace(nn.Module):
         self.model = LlamaForCausalLM(config)
 
     def forward(self, batch: Tensor) -> Tensor:
-        # The model's own shift by one would copy the logits, so the targets are shifted here.
+        # The model's own shift by one would copy the logits, so shift the targets here.
         tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
         loss: Tensor = self.model(input_ids=tokens, labels=tokens, shift_labels=targets).loss
         return loss

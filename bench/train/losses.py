@@ -1,8 +1,8 @@
 """The rows of bench/train that compare numbers, not speed: losses of 200 steps, and gradients of layer norms.
 
-All runs have the same first weights, batches and optimizer. How far an autocast run may differ from fp32 is
-estimated from several autocast runs whose first weights differ by a millionth: the trainer's run must lie
-within the range of their differences.
+All runs have the same first weights, batches and optimizer. How much an autocast run may differ from fp32 is estimated
+from several autocast runs whose first weights differ by a millionth: the trainer's run must be within the range of
+their differences.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from trainer.plan.resolve import read_config
 STEPS, EVERY, BATCH = 200, 50, 4
 MODEL = {"layers": 4, "hidden": 256, "heads": 4, "sequence": 128, "vocab": demo.VOCABULARY}
 OPTIMIZER = {"lr": 1e-3, "min_lr": 1e-3, "schedule": "constant"}
-# The number of steps over which a difference is averaged.
+# A difference is averaged over this many steps.
 WINDOW = 10
-# Number of autocast runs.
+# The number of autocast runs.
 BAND = 3
 
 
@@ -67,7 +67,7 @@ def losses_row(folder: Path, tell: Any) -> dict[str, Any]:
 
 
 def make_texts(folder: Path) -> Path:
-    """Turn the language reference that ships with Python into tokens: losses fall on it."""
+    """Write the language reference that comes with Python as tokens, on which losses fall; return the prefix."""
     demo.write_corpus(folder / "corpus.jsonl")
     demo.train_tokenizer(folder / "corpus.jsonl", folder / "tokenizer.json")
     demo.build_data(folder / "corpus.jsonl", folder / "tokenizer.json", folder / "text")
@@ -99,10 +99,9 @@ def train(folder: Path, corpus: Path, run: Run) -> list[float]:
 
 
 def norm_errors(folder: Path, corpus: Path, step: int) -> dict[str, float]:
-    """Return how far the gradients of all layer norms are from fp64 after step `step` of the trainer's bf16
-    run.
+    """Return the relative errors of all layer norm gradients after step `step` of the trainer's bf16 run, against fp64.
 
-    The trainer's gradients are derived from the change of the optimizer's averages in one further step.
+    The trainer's gradients are computed from the change of the optimizer's averages in one further step.
     """
     before = folder / "clusterctl-bf16" / "run-run" / CHECKPOINT_DIR / f"step-{step:08d}"
     train_part = {
@@ -175,7 +174,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def differences(losses: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return for every other run its smoothed loss minus the reference's."""
+    """Return for each other run its smoothed loss minus the reference's."""
     plain = losses[REFERENCE.name]
     return {
         name: smooth([a - b for a, b in zip(values, plain, strict=True)])

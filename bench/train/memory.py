@@ -1,12 +1,12 @@
-"""Compare the plan's memory with what ranks use on CPUs: predicted and measured peak of every case.
+"""Compare the plan's memory with what ranks use on CPUs: predicted and measured peak of each case.
 
     python -m bench.train.memory [--only WORD] [--tuned] [--json]
 
-Each case trains for some steps on made-up tokens; every rank is a process with the launcher's environment.
-The measured value is the rank's peak resident memory minus its memory after loading the libraries; no
-checkpoint is written before it is read. Freed blocks of a megabyte or more go back to the kernel, so that
-the value shows what a step needs. The launcher lets glibc keep them, which is faster and takes more memory
-(--tuned). The exit code is 1 if a prediction is more than 10 % off.
+Each case trains for some steps on random tokens; every rank is a process with the launcher's environment. The measured
+value is the rank's peak resident memory minus its memory after loading the libraries, before a checkpoint is written.
+Freed blocks of a megabyte or more return to the kernel, so that the value shows what a step needs. The launcher lets
+glibc keep them, which is faster and needs more memory (--tuned). The exit code is 1 if a prediction is more than 10 %
+off.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One case, with the GB of the rank that needs most."""
+    """One case, with the GB of the rank that uses most."""
 
     case: str
     ranks: int
@@ -89,7 +89,7 @@ def be_rank(file: Path) -> None:
     warm = torch.randn(256, 256, requires_grad=True)
     (warm @ warm).sum().backward()
     before = resident("VmRSS")
-    # The peak is measured from here on.
+    # Measure the peak from here on.
     Path("/proc/self/clear_refs").write_text("5")
     highest = 0
 
@@ -131,9 +131,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", metavar="WORD")
-    parser.add_argument(
-        "--tuned", action="store_true", help="with glibc told to keep freed memory, as ranks have it"
-    )
+    parser.add_argument("--tuned", action="store_true", help="let glibc keep freed memory, as in a launch")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

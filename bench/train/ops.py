@@ -1,14 +1,14 @@
-"""Measure how much faster each backend is here than plain torch: forward and backward.
+"""Measure how much faster each backend on this machine is than plain torch: forward and backward.
 
     python -m bench.train.ops [--repeat 15] [--threads 1] [--compile] [--only OP] [--json]
     python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention by each kernel, in turn
 
-All run in turn in one process, with the allocator settings that the launcher gives every rank; a row shows the medians.
-Where torch has no products of bf16 for the processor, its time for them is left out, because it takes minutes.
-The last column is our time over the time that the bytes which must be read and written need at the rate at which this
-machine copies; products have none. Copying the inputs is not measured. With one thread, as a rank among many has, the
-time is processor time, which is reliable on a busy machine. With more threads it is wall time, which is not, because
-threads wait for each other.
+All backends take turns in one process, with the allocator settings that the launcher gives every rank; a row shows
+medians. If torch has no bf16 products for the processor, its time for them is left out, because it takes minutes. The
+last column is our time over the time that it takes to read and write the necessary bytes at this machine's rate of
+copying; products have no such value. Copying the inputs is not measured. With one thread, which a rank among many has,
+the time is processor time, which is reliable on a busy machine. With more threads it is wall time, which is not,
+because threads wait for each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from functools import partial
 
 from clusterctl.contract import MALLOC_TUNING
 
-# The number of tensors, of 1,048,576 numbers each.
+# The number of tensors, each of 1,048,576 numbers.
 WEIGHTS = 32
 PRODUCTS = ("attention", "linear_cross_entropy", "grouped_linear")
 
@@ -43,12 +43,12 @@ class Row:
     ratio: float | None
     compiled_ms: float | None = None
     over_least: float | None = None
-    """Our time over the time of the bytes that must be read and written; None for products."""
+    """Our time over the time to read and write the necessary bytes; None for products."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, and how."""
+    """The options of a measurement."""
 
     repeat: int
     threads: int
@@ -57,7 +57,7 @@ class Request:
 
 
 def measure(request: Request) -> list[Row]:
-    """Return a row for every backend that runs here, except the reference."""
+    """Return a row for every backend that works here, except the reference."""
     import torch
 
     import native
@@ -100,7 +100,7 @@ def measure(request: Request) -> list[Row]:
 
 
 def copy_rate(clock: Callable[[], float]) -> float:
-    """Return the bytes per second that this machine reads and writes when it copies 256 MB."""
+    """Return the bytes per second that this machine reads and writes while it copies 256 MB."""
     import torch
 
     source, target = torch.ones(2, 1 << 26)
@@ -122,10 +122,10 @@ def least_bytes(op: str, run: Callable, inputs: tuple) -> int:
     value = run(*(x.clone() for x in inputs))
     results = sum(each.nbytes for each in (value if isinstance(value, tuple) else (value,)))
     if op == "embedding":
-        # Rows that are read and written, their gradients, and a whole table of gradients.
+        # Rows are read and written, also their gradients, and a whole table of gradients is written.
         return 3 * results + inputs[1].nbytes
     floats = [x.nbytes for x in inputs if x.is_floating_point()]
-    # These only pass gradients on: they need no input again, and the residual's gradient is the result's.
+    # These only pass gradients on: they do not read the input again, and the residual's gradient is the result's.
     again = () if op in ("dropout_add", "rotary") else floats
     gradients = floats[:1] if op == "dropout_add" else floats
     return sum((*floats, *again, *gradients)) + 2 * results
@@ -145,7 +145,7 @@ def print_levels(repeat: int, threads: int) -> None:
     loaded = library.load()
     levels = {library.LEVELS[level]: level for level in range(loaded.level, -1, -1)}
     if library.attention_level() == 3:
-        # As attention/plain.cpp numbers its kernels.
+        # The numbers of the kernels in attention/plain.cpp.
         levels = {"AMX": 2, "AVX512-BF16": 3, "AVX-512, widened": 4, **levels}
         del levels[library.LEVELS[2]]
 
@@ -189,7 +189,7 @@ def of_weights(
                 own.append(clock() - start)
         eager, ours = (statistics.median(own[2:]) * 1e3 for own in times)
         name = str(dtype).removeprefix("torch.")
-        # AdamW reads weight, gradient and two averages, and writes all but the gradient, and a bf16 copy.
+        # AdamW reads weight, gradient and two averages; it writes all but the gradient, and a bf16 copy.
         each = 12 + gradients[0].element_size() + 12 + (2 if dtype == torch.bfloat16 else 0)
         each = gradients[0].element_size() if op == "square_sum" else each
         least = each * WEIGHTS * (1 << 20) / rate * 1e3
@@ -212,11 +212,11 @@ def once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
     import torch
 
     leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
-    # In a model the inputs of an op are not leaves; a view costs nothing.
+    # In a model an op's inputs are not leaves; a view costs nothing.
     given = [x.view_as(x) if x.requires_grad else x for x in leaves]
     start = clock()
     value = op(*given)
-    # The numbers of experts have no gradient.
+    # The numbers of rows per expert have no gradient.
     values = [each for each in (value if isinstance(value, tuple) else (value,)) if each.requires_grad]
     torch.autograd.backward(values, [each.detach() if each.dim() else None for each in values])
     return clock() - start
@@ -225,16 +225,16 @@ def once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's default")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
-        "--compile", action="store_true", help="measure torch.compile too, which takes minutes"
+        "--compile", action="store_true", help="also measure torch.compile, which takes minutes"
     )
-    parser.add_argument("--only", default="", metavar="OP", help="measure one op")
+    parser.add_argument("--only", default="", metavar="OP", help="measure only this op")
     parser.add_argument("--levels", action="store_true", help="measure attention at each instruction set")
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in MALLOC_TUNING.items()):
-        # glibc reads them before main(), so this process restarts itself with them.
+        # glibc reads these variables before main(), so the process restarts itself with them.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC_TUNING})
     if options.levels:
         print_levels(options.repeat, options.threads)

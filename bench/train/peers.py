@@ -1,8 +1,8 @@
 """The peers of bench/train: other projects' models, or models written in the common way, and their training step.
 
-This module runs under any interpreter that has torch and the peer's package, and imports nothing of this
-repository. Every peer has the usual optimisations: the fused AdamW, gradients freed instead of zeroed,
-torch's attention kernels, autocast.
+This module runs under any interpreter with torch and the peer's package, and imports nothing of this repository. Every
+peer has the usual optimizations: the fused AdamW, gradients freed instead of zeroed, torch's attention kernels,
+autocast.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Block(nn.Module):
 class Eager(nn.Module):
     """GPT-2 as an engineer writes it by hand; forward also computes the loss, so that a compiler sees all of it.
 
-    Its parameters have the trainer's names, so that weights can be copied between them.
+    Its parameters have the trainer's names, so that weights can be copied in both directions.
     """
 
     def __init__(self, model: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class HuggingFace(nn.Module):
         self.model = GPT2LMHeadModel(config)
 
     def forward(self, batch: Tensor) -> Tensor:
-        # The model's own shift by one would copy the logits, so the targets are shifted here.
+        # The model's own shift by one would copy the logits, so shift the targets here.
         tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
         loss: Tensor = self.model(input_ids=tokens, labels=tokens, shift_labels=targets).loss
         return loss
@@ -114,8 +114,8 @@ class HuggingFace(nn.Module):
 class MegatronCore(nn.Module):
     """megatron-core's GPTModel with local layers, which it uses without Transformer Engine.
 
-    With bf16 its weights are bf16 and the optimizer's copies fp32; the backward pass of its matrices
-    rejects autocast.
+    With bf16 its weights are in bf16 and the optimizer keeps fp32 copies; the backward pass of its matrices rejects
+    autocast.
     """
 
     def __init__(self, model: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class MegatronCore(nn.Module):
         if not torch.cuda.is_available():
             # megatron-core queries the current CUDA device for every new tensor, even for a model on a CPU.
             torch.cuda.current_device = lambda: torch.device("cpu")
-            # There is no dropout, so no random state has to be saved.
+            # There is no dropout, so random states need not be saved.
             tensor_parallel.get_cuda_rng_tracker().fork = lambda name="": contextlib.nullcontext()
         if not torch.distributed.is_initialized():
             kind = "nccl" if torch.cuda.is_available() else "gloo"
@@ -183,10 +183,10 @@ class Peer:
     """A model, its optimizer, and a training step as common scripts write it."""
 
     def __init__(self, model: nn.Module, work: ModelWork, wrap: Wrap | None = None) -> None:
-        """Prepare the optimizer; `wrap` returns the module that a step calls instead of the model."""
+        """Make the optimizer; `wrap` returns the module that a step calls instead of the model."""
         self.device = work.device
         self.weights = list(model.parameters())
-        # The weights of which the optimizer keeps fp32 copies.
+        # The optimizer keeps fp32 copies of these weights.
         self.own = [p.dtype == torch.bfloat16 and not work.narrow for p in self.weights]
         self.kept = [
             nn.Parameter(p.detach().float()) if own else p

@@ -1,5 +1,4 @@
-"""Run ranks of a training as processes over loopback, forked from one that has loaded torch; for
-bench/train/layouts.py."""
+"""Run the ranks of a training as processes on loopback, forked from a process that has loaded torch."""
 
 from __future__ import annotations
 
@@ -17,16 +16,16 @@ from typing import NamedTuple
 from bench.field import ROOT
 
 SERVER = ROOT / "tests" / "support" / "rank_server.py"
-# In seconds, the limit for a training that normally takes a few.
+# The time limit in seconds of a training, which normally takes a few.
 PATIENCE = 300.0
 
 
 class Failed(Exception):
-    """A training failed; the message has the last lines of the first rank that reported why."""
+    """A training failed; the message has the last lines of the first rank that reported an error."""
 
 
 class Trained(NamedTuple):
-    """What a training left: the loss and gradient norm of every step, and the files of its last checkpoint."""
+    """The results of a training: the loss and gradient norm of every step, and the files of its last checkpoint."""
 
     losses: list[float]
     norms: list[float]
@@ -59,7 +58,7 @@ class Server:
         )
 
     def train(self, ranks: int, config: dict[str, object], again: bool = False) -> Trained:
-        """Run a whole training; with `again`, from the newest checkpoint of the one before."""
+        """Run a whole training; `again`: from the newest checkpoint of the previous one."""
         run_dir, file = self.run_dir, self.folder / "train.json"
         if again:
             (run_dir / "metrics.jsonl").unlink(missing_ok=True)
@@ -77,7 +76,7 @@ class Server:
         return Trained([line["loss"] for line in steps], [line["grad_norm"] for line in steps], files)
 
     def go_on(self, ranks: int, config: dict[str, object]) -> Trained:
-        """Repeat the second half of the training before, from the checkpoint in its middle."""
+        """Repeat the second half of the previous training, from the checkpoint at its middle."""
         folders = sorted((self.folder / "run" / "checkpoints").glob("step-*"))
         shutil.rmtree(folders[-1])
         return self.train(ranks, config, again=True)
@@ -130,7 +129,7 @@ class Server:
 
     def _last_words(self, codes: list[int]) -> str:
         logs = [(self.folder / f"rank-{rank}.err").read_text().strip() for rank in range(len(codes))]
-        first = next((lines for lines in logs if lines), "nothing was said")
+        first = next((lines for lines in logs if lines), "no output")
         return f"ranks ended with {codes}: {first.splitlines()[-1]}"
 
     def end(self) -> None:

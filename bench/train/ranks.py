@@ -1,4 +1,4 @@
-"""Run ranks of a training as processes of this machine, with the launcher's environment, for measurements."""
+"""Run the ranks of a training as processes on this machine, with the launcher's environment, for measurements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def environments(ranks: int, tuned: bool = True) -> list[dict[str, str]]:
 
 
 def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> list[str]:
-    """Return the output of every rank. If one fails the others are stopped, and Failed says why."""
+    """Return the output of every rank. If a rank fails, stop the others and raise Failed with the reason."""
     places = [folder / f"rank-{rank}" for rank in range(ranks)]
     started = []
     for path, environment in zip(places, environments(ranks, tuned), strict=True):
@@ -72,7 +72,7 @@ def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> li
 
 
 def train(train_part: dict[str, object], ranks: int, tuned: bool = True) -> list[dict[str, object]]:
-    """Train on made-up tokens and return the steps of metrics.jsonl."""
+    """Train on random tokens and return the steps in metrics.jsonl."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = write_config(folder, train_part)
@@ -82,7 +82,7 @@ def train(train_part: dict[str, object], ranks: int, tuned: bool = True) -> list
 
 
 def write_config(folder: Path, train_part: dict[str, object]) -> Path:
-    """Write a train.json with a corpus of made-up tokens next to it."""
+    """Write a train.json with a corpus of random tokens next to it; return its path."""
     from trainer.plan.resolve import plan_config
 
     found = plan_config({**train_part, "data": {"prefix": "x"}}, 1).config
@@ -95,7 +95,7 @@ def write_config(folder: Path, train_part: dict[str, object]) -> Path:
 
 
 def make_corpus(prefix: Path, tokens: int) -> None:
-    """Write ids below 1,000 in documents of 4,096."""
+    """Write a corpus of ids below 1,000 in documents of 4,096 tokens."""
     import numpy as np
 
     ids = np.random.RandomState(1).randint(0, 1000, tokens).astype(np.uint16)

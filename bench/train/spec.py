@@ -1,4 +1,4 @@
-"""The work of a subject of bench/train and its answers; standard library only, for the peers' interpreters."""
+"""The work and the answers of a subject of bench/train; standard library only, for the peers' interpreters."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ VOCAB_MULTIPLE = 64
 
 
 def rows(vocab: int) -> int:
-    """Return the rows of a peer's table of tokens."""
+    """Return the number of rows of a peer's token table."""
     return -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 @dataclass(frozen=True)
 class ModelWork:
-    """The model that every subject trains, and how."""
+    """The model that every subject trains, and the settings of the training."""
 
     model: Mapping[str, object]
-    """Layers, hidden and the like, by the trainer's names."""
+    """Layers, hidden and so on, under the trainer's names."""
     precision: str
     device: str
     seed: int
     lr: float
     narrow: bool = False
-    """Whether peers keep weights and the optimizer's averages in bf16, and no fp32 copies: a quarter of the memory."""
+    """Whether peers keep weights and the optimizer's averages in bf16 without fp32 copies: a quarter of the memory."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Spec:
     batches: str
     threads: int
     tokens: int
-    """Tokens of a step per rank."""
+    """Tokens per step of each rank."""
     square: int
     work: ModelWork
     nudge: int | None = None
-    """Start from the trainer's first weights, perturbed with this seed; 0: as they are."""
+    """Perturb the trainer's first weights with this seed; 0: use them unchanged."""
 
     @classmethod
     def read(cls, path: Path) -> Spec:
@@ -58,12 +58,12 @@ class Spec:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """One answer of a subject: the figures of a step, or why it cannot run."""
+    """An answer of a subject: the figures of a step, or the reason why it cannot run."""
 
     seconds: float = 0.0
     cpu: float = 0.0
     base: int = 0
-    """Resident bytes of the libraries."""
+    """Resident bytes after loading the libraries."""
     peak: int = 0
     loss: float | None = None
     square: float = 0.0

@@ -1,8 +1,8 @@
 """The row `start` of bench/train: seconds from a launch to the first step, compared with torchrun.
 
-Both start `python -m trainer train` with the same configuration, data and environment, in turn, with four
-ranks on two nodes. Ours is `clusterctl launch --detach` through sshd nodes that already have the code and
-data. torchrun's two agents are started on this machine at the same moment, without a login.
+Both start `python -m trainer train` with the same configuration, data and environment, in turn, with four ranks on two
+nodes. Ours is `clusterctl launch --detach` on sshd nodes that already have the code and data. torchrun's two agents are
+started on this machine at the same moment, without a login.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def start_row(turns: int, tell: Any) -> dict[str, Any]:
     parts: dict[str, list[dict[str, float]]] = {"clusterctl": [], "torchrun": []}
     with ground() as site:
         job = site.job(restarts=0, save=0)
-        # From here on code and data are on the nodes and in the disk's cache.
+        # From now on code and data are on the nodes and in the page cache.
         site.stop(site.launch(str(job)))
         for number in range(turns):
             tell(f"turn {number + 1} of {turns}")

@@ -1,10 +1,9 @@
-"""One subject of bench/train, as a process that takes a step on command and reports its time and memory.
+"""One subject of bench/train: a process that takes a step on command and reports its time and memory.
 
     python -m bench.train.subject SPEC.json      (commands on stdin, one line of JSON per answer on stdout)
 
-`go` takes a step, `reset` restarts the count of the peak memory, `end` ends the process. Ours is the
-trainer as a rank of a launch runs it: it reports and waits where the trainer checks, after each step,
-whether it must stop.
+`go` takes a step, `reset` resets the peak memory, `end` ends the process. Ours is the trainer as a rank of a launch
+runs it: it reports and waits at the place where the trainer checks after each step whether it must stop.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 
 from bench.train.spec import Spec, StepFigures
 
-# The size of the first matrix product, which makes libraries load what they load on first use.
+# The size of the first matrix product, which makes libraries load their parts for the first use.
 WARM = 256
 
 
@@ -31,7 +30,7 @@ def resident(key: str) -> int:
 
 
 class Gate:
-    """Between steps: reports the last step and waits for the next command."""
+    """Reports the last step and waits for the next command, between steps."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -42,7 +41,7 @@ class Gate:
         self.began, self.cpu = time.perf_counter(), time.process_time()
 
     def loaded(self) -> None:
-        """Record the resident memory so far as that of the libraries; what follows belongs to the model."""
+        """Record the resident memory as that of the libraries; later memory belongs to the model."""
         import torch
 
         warm = torch.randn(WARM, WARM, requires_grad=True)
@@ -68,7 +67,7 @@ class Gate:
         return int(torch.cuda.max_memory_allocated(self.device))
 
     def step_done(self, loss: float | None = None, square: float = 0.0, step: float = 0.0) -> None:
-        """Report the step that started with the last `go`; return when the next one is to start."""
+        """Report the step that started with the last `go`; return when the next one must start."""
         seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.cpu
         self.report(StepFigures(seconds, cpu, self.base, self.peak(), loss, square, step))
         for line in sys.stdin:
@@ -133,7 +132,7 @@ def peer(spec: Spec, gate: Gate) -> None:
     if why:
         gate.report(StepFigures(missing=why))
         gate.end()
-    # The compiler's memory counts as that of the libraries.
+    # Count the compiler's memory as that of the libraries.
     if spec.subject == "compile":
         torch.compile(torch.nn.Linear(8, 8))(torch.ones(2, 8)).sum().backward()
     gate.loaded()
@@ -144,7 +143,7 @@ def peer(spec: Spec, gate: Gate) -> None:
 
 
 def take_weights(model: Any, spec: Spec) -> None:
-    """Load the trainer's first weights, perturbed by about a millionth if requested."""
+    """Load the trainer's first weights, perturbed by about a millionth if the spec has a seed."""
     import torch
 
     torch.manual_seed(spec.nudge)
@@ -231,7 +230,7 @@ def products(spec: Spec, gate: Gate) -> None:
             torch.cuda.synchronize()
 
     def triple(inputs: int, outputs: int, repeat: int) -> float:
-        """Return the seconds of a product, of its input's gradient and of its weight's gradient."""
+        """Return the seconds of a product together with the products of its input's gradient and weight's gradient."""
         x, weight = (torch.randn(n, inputs, device=device, dtype=kind) for n in (tokens, outputs))
         gradient = torch.randn(tokens, outputs, device=device, dtype=kind)
         wait()

@@ -1,1 +1,1 @@
-"""Measure fine-tuning next to transformers and peft."""
+"""Compare fine-tuning with transformers and peft."""

@@ -1,13 +1,13 @@
-"""Steps per second of instruction tuning, of all weights and of adapters, next to transformers and peft.
+"""Compare the steps per second of instruction tuning, of all weights and of adapters, with transformers and peft.
 
     python -m bench.tune [--threads 2] [--model 124M|20M] [--steps 3] [--only lora|all]
                          [--precision fp32|bf16]
 
-Needs an interpreter with transformers and peft: pip install -e '.[train,judges]'. Both have the same random GPT-2, the
-same examples and AdamW without dropout, and take steps in turn. Theirs is the usual one: examples are padded to
-the longest, with torch's fused AdamW, its attention kernel, and the logits of all tokens; bf16 is autocast there, as
-transformers' Trainer has it. `mixed` examples have 32 to 128 tokens, `equal` ones 128; the last third of each is the
-answer. Processor seconds, the least of all steps, say most on a machine with other work.
+It needs an interpreter with transformers and peft: pip install -e '.[train,judges]'. Both sides have the same random
+GPT-2, the same examples and AdamW without dropout, and take steps in turn. Theirs is the usual way: examples padded to
+the longest, torch's fused AdamW, its attention kernel, and the logits of all tokens; for bf16 it uses autocast, like
+transformers' Trainer. `mixed` examples have 32 to 128 tokens, `equal` ones 128; the last third of each is the answer.
+On a busy machine the processor seconds, the least of all steps, are most reliable.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ SIZES = {"124M": (12, 768, 12), "20M": (6, 256, 8)}
 EXAMPLES, LONGEST, SHORTEST = 8, 128, 32
 RANK, ALPHA = 8, 16
 Step = Callable[[], float]
-"""Takes a step; returns its loss."""
+"""Takes a step and returns its loss."""
 
 
 def examples(equal: bool, vocab: int) -> list[tuple[Tensor, int]]:
-    """Return the tokens of each example, and how many of them are no answer."""
+    """Return the tokens of each example, and how many of them belong to the prompt."""
     random = RandomState(1)
     lengths = [LONGEST if equal else int(random.randint(SHORTEST, LONGEST + 1)) for _ in range(EXAMPLES)]
     return [(torch.from_numpy(random.randint(0, vocab, length)), length * 2 // 3) for length in lengths]
 
 
 def theirs(model: Any, rows: Sequence[tuple[Tensor, int]], precision: str) -> Step:
-    """Return a step of transformers, with peft's adapters if the model has some."""
+    """Return a function that takes a step of transformers, with peft's adapters if the model has some."""
     longest = max(len(tokens) for tokens, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, UNCOUNTED)
@@ -87,7 +87,7 @@ def ours(
     rows: Sequence[tuple[Tensor, int]],
     arguments: argparse.Namespace,
 ) -> Step:
-    """Return a step of the trainer with the weights of a model of transformers."""
+    """Return a function that takes a step of the trainer, with the weights of a model of transformers."""
     threads = arguments.threads
     device = open_device("cpu", 0, 1, threads, False)
     own = LoraConfig(RANK, float(ALPHA)) if lora else LoraConfig()
@@ -160,7 +160,7 @@ def measure(name: str, lora: bool, equal: bool, arguments: argparse.Namespace) -
 
 
 def processor_seconds() -> float:
-    """Return what this process has used so far, in all its threads."""
+    """Return the processor time of this process so far, in all its threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -172,7 +172,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--only", choices=("lora", "all"), help="adapters, or all weights")
+    parser.add_argument("--only", choices=("lora", "all"), help="only adapters, or only all weights")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--model", choices=SIZES, default="124M")
     arguments = parser.parse_args()

@@ -1,1 +1,1 @@
-"""Imports and exports of weights next to transformers: time and peak memory."""
+"""Imports and exports of weights, compared with transformers in time and peak memory."""

@@ -1,9 +1,10 @@
-"""`python -m bench.weights --peer PYTHON --megatron PYTHON`: import and export a random GPT-2, next to other programs.
+"""`python -m bench.weights --peer PYTHON --megatron PYTHON`: compare imports and exports with other programs.
 
-Each step runs in a process of its own, which reports its seconds and its largest resident memory, and that of the
-processes it started. `--peer` is a Python that has transformers. `--megatron` is one that has megatron-core: it does
-what Megatron's converter does, builds the model, loads a distributed checkpoint into it, and saves it. Files are in the
-page cache after the first step. A last line has the size of the largest tensor, and of the memory that ours may take.
+The model is a random GPT-2. Each step runs in a process of its own, which reports its seconds and the largest resident
+memory of itself and its child processes. `--peer` is a Python with transformers. `--megatron` is one with
+megatron-core: like Megatron's converter, it builds the model, loads a distributed checkpoint into it, and saves it.
+After the first step the files are in the page cache. The last line shows the size of the largest tensor, and the memory
+that our side may use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def report(began):
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1e3
     print(json.dumps({"seconds": time.monotonic() - began, "peak_mb": peak}))
 """
-# Writes the folder that the others read, without holding the model in memory.
+# Writes the folder that the others read, without having the model in memory.
 MAKE = """
 from pathlib import Path
 import torch
@@ -78,7 +79,7 @@ began = time.monotonic()
 model.save_pretrained(sys.argv[2])
 report(began)
 """
-# The writer starts processes that import the main program: only a file can be imported.
+# The writer starts processes that import the main program, so that must be a file.
 CONVERT = """
 import contextlib, json, os, resource, sys, time
 import torch
@@ -117,7 +118,7 @@ if __name__ == "__main__":
 
 
 def run(python: str, code: str, *arguments: object) -> dict[str, float]:
-    """Run a step and return what it reports."""
+    """Run a step and return its report."""
     argv = [python, "-c", REPORT + code, *map(str, arguments)]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
@@ -125,7 +126,7 @@ def run(python: str, code: str, *arguments: object) -> dict[str, float]:
 
 
 def run_file(folder: Path, python: str, code: str, *arguments: object) -> dict[str, float]:
-    """Run a step whose program must be a file, and return what it reports."""
+    """Run a step whose program must be a file, and return its report."""
     file = folder / "step.py"
     file.write_text(REPORT + code)
     argv = [python, str(file), *map(str, arguments)]

@@ -118,7 +118,7 @@ def test_a_run_that_went_on_from_its_checkpoint_is_well_and_its_cause_right() ->
     ("changes", "says"),
     [
         ({"phase": "failed"}, "the run is failed, not finished"),
-        ({"phase": ""}, "not written down"),
+        ({"phase": ""}, "not recorded"),
         ({"attempt": 4}, "4 attempts, not 2 to 2"),
         ({"codes": {"launch": 70}}, "`launch` ended with 70"),
         ({"codes": {"launch": 124}}, "`launch` ended with 124"),
@@ -141,7 +141,7 @@ def test_a_ranks_own_traceback_is_no_fault_and_another_rank_is_a_wrong_cause() -
 
 def test_a_rank_that_lives_on_beside_the_next_attempt_is_seen() -> None:
     scans = [(1.0, frozenset({(1, "node1"), (1, "node2")})), (9.0, frozenset({(1, "node2"), (2, "node1")}))]
-    assert list(one_attempt(scans, KILLED, 0.0, 0.0)) == ["attempts 1, 2 lived at once"]
+    assert list(one_attempt(scans, KILLED, 0.0, 0.0)) == ["attempts 1, 2 lived at the same time"]
     frozen = replace(KILLED, kind="node frozen")
     # Nobody can reach it there.
     assert not list(one_attempt(scans, frozen, 5.0, 20.0))
@@ -157,7 +157,7 @@ def test_a_rank_that_lives_on_beside_the_next_attempt_is_seen() -> None:
             [*WHOLE[:10], metric("start", 0), *steps(1, STEPS), metric("end", STEPS)],
             "though step 5 was saved",
         ),
-        ([*WHOLE[:10], metric("start", 5), *WHOLE[11:]], "began at step 5 from nowhere"),
+        ([*WHOLE[:10], metric("start", 5), *WHOLE[11:]], "began at step 5 without a checkpoint"),
         ([*WHOLE[:11], metric("step", 6, state=7), *WHOLE[12:]], "no true checkpoint leads to"),
         (WHOLE[:-1], f"finished at step {STEPS} of {STEPS}"),
         (WHOLE[:-3], f"finished at step {STEPS - 2} of {STEPS}"),

@@ -57,7 +57,7 @@ def test_an_input_is_told_by_its_seed_and_number() -> None:
     [
         (lambda data: {}["x"], "KeyError"),
         (lambda data: (_ for _ in ()).throw(RecursionError("deep")), "RecursionError"),
-        (lambda data: readers.check_wording(ClusterctlError(" ")), "a refusal without words"),
+        (lambda data: readers.check_wording(ClusterctlError(" ")), "a refusal without a message"),
     ],
 )
 def test_what_is_no_refusal_in_words_is_a_find(hold: object, what: str) -> None:

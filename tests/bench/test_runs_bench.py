@@ -94,7 +94,7 @@ def test_one_fault_falls_into_each_interval() -> None:
 
 
 def test_the_report_of_a_recovery_shows_ours_in_parts_of_theirs() -> None:
-    ours = recover.Turn(4.0, 3.0, 1, {recover.TO_BEGIN: 1.0, "libraries": 1.5}, {"its death is known": 0.1})
+    ours = recover.Turn(4.0, 3.0, 1, {recover.TO_BEGIN: 1.0, "libraries": 1.5}, {"the death is noticed": 0.1})
     theirs = recover.Turn(8.0, 6.0, 2, {recover.TO_BEGIN: 4.0, "libraries": 1.5}, {})
     lines = recover.report({"clusterctl": [ours], "torchrun": [theirs]}).splitlines()
     assert lines[1].split() == ["launch", "to", "the", "first", "step", "4.00", "8.00", "0.50"]

@@ -1,1 +1,1 @@
-"""Measurements of checkpoints: times next to peers, kills, damaged files, full disks, changes of layout."""
+"""Measurements of checkpoints: times compared with peers, kills, damaged files, full disks, changes of layout."""

@@ -7,14 +7,14 @@ import sys
 
 NAMES = {
     "deepspeed": "save and load times of DeepSpeed itself",
-    "disks": "fill a disk up during saves, and load what is left",
-    "flips": "flip single bits of all files, and see whether each is noticed",
-    "kills": "kill ranks, supervisors and nodes during saves, and load what is left",
-    "manifest": "the work for a manifest of 1,536 ranks",
-    "pairs": "continue in every layout from the checkpoints of every other",
-    "processor": "processor time of saves and loads next to torch's, for busy machines",
-    "reshard": "continue on fewer ranks, next to DeepSpeed's offline conversion",
-    "times": "save and load times next to torch's distributed checkpoints",
+    "disks": "fill a disk during saves, then load the checkpoints",
+    "flips": "flip single bits of all files; each flip must be noticed",
+    "kills": "kill ranks, supervisors and nodes during saves, then load the checkpoints",
+    "manifest": "the time for a manifest of 1,536 ranks",
+    "pairs": "continue in every layout from the checkpoints of every other layout",
+    "processor": "compare processor time of saves and loads with torch's, for busy machines",
+    "reshard": "continue on fewer ranks, compared with DeepSpeed's offline conversion",
+    "times": "save and load times compared with torch's distributed checkpoints",
 }
 
 

@@ -1,7 +1,7 @@
-"""Saves and loads of DeepSpeed itself, of a GPT-2 124M with AdamW and ZeRO 1.
+"""Saves and loads by DeepSpeed itself, of a GPT-2 124M with AdamW and ZeRO 1.
 
 `python -m bench.train.checkpoints deepspeed` prints the median seconds of its `save_checkpoint` and `load_checkpoint`
-on two ranks. DeepSpeed calls no fsync and computes no hashes. `reshard` uses the ranks below too.
+on two ranks. DeepSpeed does not call fsync and computes no hashes. The module `reshard` also uses these ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GLOBAL_BATCH = 4
 
 
 def start_ranks(task: str, ranks: int, size: str, folder: Path) -> dict[str, Any]:
-    """Have so many ranks `save`, `continue` or take `times`; return what rank 0 printed."""
+    """Run `ranks` ranks with task `save`, `continue` or `times`; return the result that rank 0 prints."""
     (folder / task).mkdir(exist_ok=True)
     argv = [sys.executable, "-m", "bench.train.checkpoints.deepspeed", task, size, str(folder)]
     lines = run(argv, ranks, folder / task)[0].splitlines()
@@ -33,7 +33,7 @@ def start_ranks(task: str, ranks: int, size: str, folder: Path) -> dict[str, Any
 
 
 def engine_of(size: str, universal: bool = False) -> Any:
-    """Return DeepSpeed's engine as the trainer sets it up; `universal`: it loads universal checkpoints."""
+    """Return DeepSpeed's engine as the trainer configures it; `universal`: it loads universal checkpoints."""
     import torch
 
     import native
@@ -85,7 +85,7 @@ def take_step(engine: Any) -> None:
 
 
 def take_times(engine: Any, folder: Path) -> dict[str, float]:
-    """Return the median seconds of a save and of a load; the first of each fills the system's caches."""
+    """Return the median seconds of a save and of a load; the first of each is left out, because it fills caches."""
     import torch.distributed as dist
 
     times: dict[str, list[float]] = {"save": [], "load": []}

@@ -1,10 +1,10 @@
-"""Fill a disk up during saves, and load what is left.
+"""Fill a disk during saves, then load the checkpoints.
 
-Mounts a small tmpfs and a small ext4 image (as root). Before each save a file takes all space but a random rest, of
-none to a little more than the save needs. The save then succeeds, or fails on all ranks alike with path and remedy;
-it leaves nothing unfinished, and the newest acknowledged step loads with its numbers.
+It mounts a small tmpfs and a small ext4 image (needs root). Before each save a file takes all space except a random
+rest, which is between nothing and a little more than the save needs. The save must succeed, or fail on all ranks with
+the path and a remedy; it must leave nothing unfinished, and the newest acknowledged step must load with its numbers.
 
-python -m bench.train.checkpoints disks --count 200
+    python -m bench.train.checkpoints disks --count 200
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.checkpoint.store import UNFINISHED
 from trainer.config.parts import KeepConfig
 from trainer.errors import TrainerError
 
-# 5 MB in all.
+# 5 MB in total.
 ROWS = 60_000
 SIZE = 32 << 20
 KINDS = ("tmpfs", "ext4")
@@ -36,7 +36,7 @@ KINDS = ("tmpfs", "ext4")
 
 @contextmanager
 def mounted(kind: str, folder: Path) -> Iterator[Path]:
-    """Mount a small disk and return where; it is gone afterwards."""
+    """Mount a small disk and yield its path; unmount it when the block ends."""
     disk, image = folder / kind, folder / "image"
     disk.mkdir()
     if kind == "tmpfs":
@@ -44,7 +44,7 @@ def mounted(kind: str, folder: Path) -> Iterator[Path]:
     else:
         with image.open("wb") as stream:
             stream.truncate(SIZE)
-        # Without space that only root may use: the saves run as root.
+        # The saves run as root: leave no space that only root may use.
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
         argv = ["mount", "-o", "loop", str(image), str(disk)]
     subprocess.run(argv, check=True)
@@ -55,7 +55,7 @@ def mounted(kind: str, folder: Path) -> Iterator[Path]:
 
 
 def leave(disk: Path, rest: int) -> Path:
-    """Write a file that takes all free space of a disk but `rest` bytes; return it."""
+    """Write a file that takes all free space of a disk except `rest` bytes; return it."""
     file, status = disk / "filler", os.statvfs(disk)
     with file.open("wb") as stream:
         os.posix_fallocate(stream.fileno(), 0, max(1, status.f_bavail * status.f_frsize - rest))
@@ -63,7 +63,7 @@ def leave(disk: Path, rest: int) -> Path:
 
 
 def attempt(disk: Path, step: int, least: int, random: Random) -> tuple[bool, str]:
-    """Save a step on a disk that is nearly full; return whether it was saved, and what is wrong, or ""."""
+    """Save a step on a nearly full disk; return whether it was saved, and a fault or ""."""
     ranks = random.randint(1, 3)
     folder = disk / "checkpoints"
     need = 4 * sum(tensor.numel() for tensor in state_at(0, ROWS).values())
@@ -72,7 +72,7 @@ def attempt(disk: Path, step: int, least: int, random: Random) -> tuple[bool, st
     failures = [result for result in results if isinstance(result, BaseException)]
     fault = ""
     if failures and (len(failures) < ranks or len({str(failure) for failure in failures}) > 1):
-        fault = f"not the same on all ranks: {results}"
+        fault = f"different results on the ranks: {results}"
     elif any("No space left" not in str(failure) for failure in failures):
         fault = f"another failure: {failures[0]}"
     elif list(folder.glob(f"{UNFINISHED}*")):

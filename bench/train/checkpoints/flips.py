@@ -1,11 +1,10 @@
-"""Flip single bits of a checkpoint's files, one at a time, and see whether each is noticed.
+"""Flip single bits of a checkpoint's files, one at a time; each flip must be noticed.
 
-A checkpoint of three ranks with a tokenizer; the bits are drawn over all files, in proportion to their sizes and once
-more for each file alone. Each flip must be noticed by `verify` (SHA-256) and by a load of all tensors (checksums), and
-the message must name the file. After every hundredth the loader must pass over the damaged checkpoint and load the one
-before.
+The checkpoint has three ranks and a tokenizer. The bits are drawn from all files in proportion to their sizes, and also
+from each file separately. `verify` (SHA-256) and a load of all tensors (checksums) must notice each flip and name the
+file. After every hundredth flip the loader must skip the damaged checkpoint and load the previous one.
 
-python -m bench.train.checkpoints flips --count 10000
+    python -m bench.train.checkpoints flips --count 10000
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ROWS = 600
 
 
 def draw(files: dict[Path, bytes], random: Random) -> tuple[Path, int]:
-    """Return a file and a bit of it."""
+    """Return a random file, and a random bit of it."""
     names = sorted(files)
     weights = [len(files[file]) for file in names] if random.random() < 0.5 else None
     (file,) = random.choices(names, weights)
@@ -37,10 +36,10 @@ def draw(files: dict[Path, bytes], random: Random) -> tuple[Path, int]:
 
 
 def notice(folder: Path, file: Path) -> str:
-    """Return why a flip in `file` was not noticed as it should be, or ""."""
+    """Return why a flip in `file` was not noticed correctly, or ""."""
     readers = {"verify": verify, "a load": read_all}
     if file.name == TOKENIZER:
-        # A load of tensors alone does not read it.
+        # A load of tensors does not read this file.
         del readers["a load"]
     for name, reader in readers.items():
         try:
@@ -54,14 +53,14 @@ def notice(folder: Path, file: Path) -> str:
 
 
 def read_all(folder: Path) -> Checkpoint:
-    """Load all tensors, which compares the checksums of their pieces."""
+    """Load all tensors and compare the checksums of their pieces; return the checkpoint."""
     checkpoint = open_checkpoint(folder)
     checkpoint.read(list(checkpoint.table))
     return checkpoint
 
 
 def pass_over(base: Path, folder: Path) -> str:
-    """Return what is wrong with a load next to the damaged checkpoint, or ""."""
+    """Return a fault of a load that should skip the damaged checkpoint, or ""."""
     loaded = load_with([base] * RANKS, rows=ROWS)
     step, _, notes = loaded[0]
     state, expected = whole_state(loaded), state_at(step, ROWS)

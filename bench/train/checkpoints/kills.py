@@ -1,11 +1,11 @@
-"""Kill ranks, supervisors and nodes at random moments of saves, and load what they left.
+"""Kill ranks, supervisors and nodes at random moments of saves, then load the checkpoints.
 
-Each attempt forks a supervisor for each node and ranks below it, which save one step after the other, or the same step
-again and again, into real files with fsync. A rank that sees a save return acknowledges it. After the kill the rest is
-ended, as the launcher does, and as many ranks load from the folders that are left. Counted are states that did not
-load, results older than what was acknowledged, and wrong numbers: all must be 0.
+Each attempt forks a supervisor per node and ranks below it, which save one step after the other, or the same step again
+and again, into real files with fsync. A rank whose save returns acknowledges it. After the kill the rest is ended, as
+by the launcher, and the same number of ranks loads from the remaining folders. There must be no state that does not
+load, no result older than the acknowledged one, and no wrong number.
 
-python -m bench.train.checkpoints kills --count 1000 --seed 1
+    python -m bench.train.checkpoints kills --count 1000 --seed 1
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from trainer.errors import TrainerError
 from trainer.parallel.group import Group
 
 KINDS = ("rank", "supervisor", "node", "all")
-# Numbers of the rows of the state: 0.3 MB in all, so that the parts of a save take comparable times.
+# The sizes of the state's rows: 0.3 MB in total, so that the parts of a save take similar times.
 ROWS = 1200
 # The step that is saved again and again.
 SAME = 5
-# The most seconds between the first acknowledged save and the kill.
+# The kill comes at most this many seconds after the first acknowledged save.
 LATEST = 0.25
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is killed, and where."""
+    """The kind, place and time of a kill."""
 
     number: int
     kind: str
@@ -62,7 +62,7 @@ class Attempt:
     again: bool
     """Whether the same step is saved again and again."""
     after: float
-    """Seconds after the first acknowledged save."""
+    """Seconds from the first acknowledged save to the kill."""
 
 
 def draw(number: int, random: Random) -> Attempt:
@@ -79,7 +79,7 @@ def folders_of(attempt: Attempt, base: Path) -> list[Path]:
 
 
 def save_for_ever(rank: int, attempt: Attempt, base: Path, port: int) -> None:
-    """Save until something ends this process; each line of `acknowledged-RANK` is a save that returned."""
+    """Save until this process is ended; each line of `acknowledged-RANK` is a save that returned."""
     store = dist.TCPStore("127.0.0.1", port, attempt.ranks, rank == 0, timedelta(seconds=60))
     board = Board(Group(rank, attempt.ranks, Device("cpu"), store=store), "saves")
     folders = folders_of(attempt, base)
@@ -96,7 +96,7 @@ def save_for_ever(rank: int, attempt: Attempt, base: Path, port: int) -> None:
 
 
 def supervise(node: Path, attempt: Attempt, base: Path, port: int) -> None:
-    """Be the process group of a node: start its ranks, and end them all when one ends."""
+    """Act as the process group of a node: start its ranks, and end all of them when one ends."""
     os.setsid()
     own = [rank for rank, folder in enumerate(folders_of(attempt, base)) if folder == node]
     pids = {}
@@ -117,7 +117,7 @@ def supervise(node: Path, attempt: Attempt, base: Path, port: int) -> None:
 
 
 def play(attempt: Attempt, base: Path, random: Random) -> bool:
-    """Start, kill and end an attempt; return whether it was killed after an acknowledged save."""
+    """Run an attempt and kill it; return whether the kill came after an acknowledged save."""
     nodes = sorted(set(folders_of(attempt, base)))
     for node in nodes:
         node.mkdir()
@@ -140,13 +140,13 @@ def play(attempt: Attempt, base: Path, random: Random) -> bool:
         if ready:
             time.sleep(attempt.after)
             _kill(attempt, [json.loads((base / f"{node.name}.json").read_text()) for node in nodes], random)
-            # The launcher ends the other nodes a little later.
+            # As with the launcher, the other nodes end a little later.
             time.sleep(random.uniform(0.0, 0.05))
     finally:
         for pid in supervisors:
             _end_group(pid)
             os.waitpid(pid, 0)
-    # Ranks whose supervisor died first are no children of this process.
+    # Ranks whose supervisor died first are not children of this process.
     while any(_is_alive(pid) for pid in supervisors):
         time.sleep(0.002)
     return ready
@@ -180,7 +180,7 @@ def _end_group(pid: int) -> None:
 
 
 def _is_alive(group: int) -> bool:
-    """Return whether a process of this group is alive; one whose end nobody collected is not."""
+    """Return whether a process of this group is alive; zombies do not count."""
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text().rpartition(")")[2].split()
@@ -192,13 +192,13 @@ def _is_alive(group: int) -> bool:
 
 
 def acknowledged(base: Path) -> int:
-    """Return the newest save that a rank saw return; 0 without any."""
+    """Return the newest step whose save returned on a rank; 0 if there is none."""
     lines = [line for log in base.glob("acknowledged-*") for line in log.read_text().splitlines()]
     return max(map(int, lines), default=0)
 
 
 def judge(attempt: Attempt, base: Path) -> str:
-    """Return what is wrong with what the attempt left, or ""."""
+    """Return the fault of an attempt's checkpoints, or ""."""
     folders, least = folders_of(attempt, base), acknowledged(base)
     for folder in set(folders):
         remove_unfinished(folder)
@@ -225,12 +225,10 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no attempt after this time")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="a line for each attempt, added to the file"
-    )
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no attempt after this time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line per attempt to this file")
     options = parser.parse_args()
-    # A process that used several threads of OpenMP cannot be forked.
+    # A process that used several OpenMP threads must not fork.
     torch.set_num_threads(1)
     counts, wrong, end = Counter[str](), 0, time.monotonic() + options.seconds
     for number in range(options.count):

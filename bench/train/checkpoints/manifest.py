@@ -1,10 +1,10 @@
-"""Rehearse the save of a 13B model on 1,536 ranks: the real number of files and tensors, with the data scaled down.
+"""Rehearse the save of a 13B model on 1,536 ranks: the real number of files and tensors, with scaled-down data.
 
-Tensor parallel 8, pipeline 8, data parallel 24. Each rank's file is written for real; rank 0 takes the entries of all
-ranks from a store over TCP, and one leader publishes. Printed are the seconds that the manifest costs: rank 0's work to
-make it, the leader's work to write, check and publish it, and a rank's work to read it and to find its files in a load.
+The layout is tensor 8, pipeline 8, data 24. Each rank's file is written; rank 0 reads the entries of all ranks from a
+store over TCP, and one leader publishes the checkpoint. It prints the seconds that the manifest costs: for rank 0 to
+make it, for the leader to write, check and publish it, and for a rank to read it and find its files in a load.
 
-python -m bench.train.checkpoints manifest [--divided rows]
+    python -m bench.train.checkpoints manifest [--divided rows]
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from trainer.parallel.tensor import Parallel
 
 TENSOR, STAGES, DATA = 8, 8, 24
 WORLD = TENSOR * STAGES * DATA
-# GPT-3 13B has 40 layers, 40 heads, hidden 5,120, 2,048 positions and 51,200 tokens; the last three are divided by 64.
+# GPT-3 13B has 40 layers, 40 heads, hidden 5,120, 2,048 positions, 51,200 tokens; the last three are divided by 64.
 MODEL = ModelConfig(layers=40, hidden=80, heads=40, sequence=32, vocab=800, tied=False)
 T = TypeVar("T")
 

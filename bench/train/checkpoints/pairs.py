@@ -1,12 +1,13 @@
-"""Train 20 steps in each layout, and again from the checkpoint in the middle in every other layout.
+"""Train 20 steps in each layout, and continue in every other layout from the checkpoint at step 10.
 
-A tiny GPT and a tiny GLM in fp32 without dropout, on 1, 2 and 4 ranks, over real process groups on loopback. For each
-pair (from, to): ten steps in the first layout, a load in the second, ten steps there. Losses must be those of the first
-layout without interruption: the same bits, norms and files where both are the same, within 1e-6 otherwise.
+The models are a tiny GPT and a tiny GLM in fp32 without dropout, on 1, 2 and 4 ranks, with real process groups on
+loopback. For each pair (from, to): ten steps in the first layout, a load in the second, and ten more steps. The losses
+must equal those of the first layout without interruption: to the last bit, with norms and files, if both layouts are
+the same; otherwise within 1e-6.
 
-python -m bench.train.checkpoints pairs --json pairs.jsonl      all pairs; pairs in the file are not measured again
-python -m bench.train.checkpoints pairs --models gpt --only "zero 3"
-python -m bench.train.checkpoints pairs --read pairs.jsonl       the table of a file
+    python -m bench.train.checkpoints pairs --json pairs.jsonl      all pairs except those that are already in the file
+    python -m bench.train.checkpoints pairs --models gpt --only "zero 3"
+    python -m bench.train.checkpoints pairs --read pairs.jsonl       print the table of a file
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MODELS = ("gpt", "glm")
 
 @dataclass(frozen=True)
 class Place:
-    """A layout on a number of ranks."""
+    """A layout, and the number of ranks."""
 
     ranks: int
     layout: Layout
@@ -59,7 +60,7 @@ PLACES = (
 
 
 def places_of(model: str, prefix: Path) -> list[Place]:
-    """Return the places that the config's rules allow for a model."""
+    """Return the layouts that the config's rules allow for a model."""
     return [
         place
         for place in PLACES
@@ -80,7 +81,7 @@ class Measure:
         return config_of(self.model, self.prefix, **place.layout.config())
 
     def uninterrupted(self, place: Place) -> tuple[Trained, Path]:
-        """Return a training of all steps in a place, and a copy of the checkpoint in its middle."""
+        """Return a training of all steps in one layout, and a copy of its checkpoint at the middle."""
         if str(place) not in self.whole:
             done = self.server.train(place.ranks, self._config(place))
             copy = self.server.folder / f"{self.model}-{len(self.whole)}"
@@ -89,7 +90,7 @@ class Measure:
         return self.whole[str(place)]
 
     def pair(self, source: Place, target: Place) -> dict[str, Any]:
-        """Return a row: the largest relative difference of a loss, and what is wrong, or ""."""
+        """Return a row: the largest relative difference of a loss, and the fault or ""."""
         row = {"model": self.model, "from": str(source), "to": str(target)}
         try:
             expected, middle = self.uninterrupted(source)
@@ -100,7 +101,7 @@ class Measure:
         wrong = [] if off <= ALLOWED else ["too far"]
         if source == target:
             same = found.losses == expected.losses[HALF:] and found.norms == expected.norms[HALF:]
-            wrong += [] if same and found.files == expected.files else ["other bits in the same layout"]
+            wrong += [] if same and found.files == expected.files else ["different bits in the same layout"]
         return row | {"off": off, "wrong": ", ".join(wrong)}
 
 
@@ -134,7 +135,7 @@ def measure(server: Server, options: argparse.Namespace, prefix: Path) -> list[d
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return for each model its pairs, the largest difference, and the number of failures."""
+    """Return for each model the number of pairs, the largest difference, and the number of failures."""
     lines = [
         "| model | pairs | same layout, same bits | largest difference otherwise | wrong |",
         "|---|---|---|---|---|",
@@ -155,8 +156,8 @@ def main() -> int:
     )
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose names contain this text")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each pair, added to the file")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no pair after this time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line per pair to this file")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no pair after this time")
     parser.add_argument("--read", type=Path, metavar="FILE", help="print the table of a file and end")
     options = parser.parse_args()
     if options.read:

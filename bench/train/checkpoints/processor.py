@@ -1,10 +1,9 @@
-"""Processor time of loads, saves and stalls of a GPT-2 124M with AdamW on two ranks, next to torch's, in turn.
+"""Compare the processor time of loads, saves and stalls with torch's: a GPT-2 124M with AdamW on two ranks, in turn.
 
-For machines where other programs run: processor time is less disturbed than time by the clock. Printed is the least of
-several rounds, summed over both ranks, in seconds. Nothing else in it differs from `times`. With `--folder /dev/shm` no
-disk is written.
+It is for busy machines, on which processor time varies less than wall time; everything else is as in `times`. It prints
+the least of several rounds, summed over both ranks, in seconds. With `--folder /dev/shm` no disk is written.
 
-python -m bench.train.checkpoints processor --rounds 5
+    python -m bench.train.checkpoints processor --rounds 5
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Times = dict[str, list[float]]
 
 
 def measured(times: Times, key: str, work: Callable[[], Any]) -> None:
-    """Record the processor time of all ranks, and of the clock the longest."""
+    """Record the processor time of all ranks, and the longest wall time."""
     dist.barrier()
     began, processor = time.monotonic(), time.process_time()
     work()
@@ -91,7 +90,7 @@ def main() -> int:
     parser.add_argument("--size", default="gpt2-124M")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where to save (default: the folder for temporary files)")
-    parser.add_argument("--saves", action="store_true", help="save in every round, not in the first alone")
+    parser.add_argument("--saves", action="store_true", help="save in every round, not only in the first")
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="checkpoints-", dir=options.folder)
     try:

@@ -1,12 +1,11 @@
-"""Continue a training of 4 ranks on 2: ours next to DeepSpeed's, from the command to the end of the first step.
+"""Continue a training of 4 ranks on 2, compared with DeepSpeed: from the command to the end of the first step.
 
 A GPT-2 124M with AdamW and ZeRO 1 on four ranks takes a step and saves, with the trainer and with DeepSpeed itself.
-Ours: `python -m trainer train` on two ranks, until its first step is done. DeepSpeed's: its offline conversion to a
-universal checkpoint (ds_to_universal.py, with its own defaults), and then two ranks that import torch and DeepSpeed,
-build the model, load the universal checkpoint and take a step. The times are the machine's: on a machine with other
-work both are longer.
+Ours is `python -m trainer train` on two ranks, until its first step is done. DeepSpeed's is its offline conversion to a
+universal checkpoint (ds_to_universal.py with its defaults), and then two ranks that import torch and DeepSpeed, build
+the model, load the universal checkpoint and take a step. Other load on the machine makes both times longer.
 
-python -m bench.train.checkpoints reshard
+    python -m bench.train.checkpoints reshard
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ def config_of(size: str, steps: int) -> dict[str, Any]:
 
 
 def continue_with_ours(folder: Path, size: str) -> tuple[float, Mapping[str, float]]:
-    """Return the seconds from the command to the end of the first step on fewer ranks, and what the start took."""
+    """Return the seconds from the command to the end of the first step on fewer ranks, and the parts of the start."""
     file = folder / "train.json"
     data = json.loads(file.read_text())["data"]
     file.write_text(json.dumps({**config_of(size, 2), "data": data}))
     (folder / "metrics.jsonl").unlink()
-    # Of an earlier round.
+    # Remove the results of an earlier round.
     shutil.rmtree(folder / "checkpoints" / "step-00000002", ignore_errors=True)
     began = time.time()
     run([sys.executable, "-m", "trainer", "train", str(file)], FEWER, folder)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     start = next(record for record in records if record["event"] == "start")
-    assert start["step"] == 1, "it began anew"
+    assert start["step"] == 1, "it started from step 0"
     return (first_step(records) or 0.0) - began, start["startup"]
 
 
@@ -78,7 +77,7 @@ def convert(folder: Path) -> float:
 
 @dataclass(frozen=True)
 class Round:
-    """The seconds of one continuation by either program."""
+    """The seconds of one continuation with each program."""
 
     ours: float
     startup: Mapping[str, float]

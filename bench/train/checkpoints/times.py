@@ -1,9 +1,10 @@
-"""Save and load times of a GPT-2 124M with AdamW on two ranks, next to torch's distributed checkpoints in one run.
+"""Save and load times of a GPT-2 124M with AdamW on two ranks, compared with torch's distributed checkpoints.
 
 `python -m bench.train.checkpoints times` prints a JSON object with the median of each time in seconds, the processor
-time of both ranks for a load, and the ratios. Both write 12 bytes per parameter to the same disk, in turn; ours hashes
-everything, torch's nothing. A load fills what a rank of ZeRO 1 needs to continue: all weights and its share of the
-moments. `torch_load_own` fills only what the rank saved, half of the weights; a training would still exchange them.
+time of both ranks for a load, and the ratios. Both programs write 12 bytes per parameter to the same disk, in turn;
+ours hashes everything, torch hashes nothing. A load reads what a rank of ZeRO 1 needs to continue: all weights and its
+share of the moments. `torch_load_own` only reads what the rank saved, half of the weights; a training would still have
+to exchange them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def rank_main(rank: int, size: str, folder: str, port: int) -> None:
         )
         for background in ("never", "always")
     }
-    # Weights have the same key on both ranks: torch saves them once, and each rank loads them.
+    # A weight has the same key on both ranks: torch saves it once, and each rank loads it.
     state = {part.key: part.tensor for part in engine.parts()}
     own = {part.key: part.tensor for part in engine.parts() if part.owned}
     processes = dist.new_group(backend="gloo")
@@ -82,7 +83,7 @@ def rank_main(rank: int, size: str, folder: str, port: int) -> None:
                 f"round {number}: { {key: round(found[-1], 2) for key, found in times.items()} }\n"
             )
     if rank == 0:
-        # The first round fills memory and the disk's own caches.
+        # The first round fills memory and caches of the disk.
         medians = {key: statistics.median(found[1:]) for key, found in times.items()}
         bytes_ours = sum(file.stat().st_size for file in (ours / "never").rglob("*") if file.is_file())
         parameters = config.model.parameters()
