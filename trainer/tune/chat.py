@@ -19,21 +19,21 @@ from trainer.tune.examples import Adjust, Examples, JoinedExamples, Limits, Pack
 
 
 class Samples(Protocol):
-    """Samples of a file by their numbers."""
+    """The samples of a file, by number."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
 
     def read(self, numbers: Sequence[int]) -> tuple[NDArray[Any], ...]:
-        """Return a micro-batch."""
+        """Return the samples with these numbers as a micro-batch."""
 
 
 class ChatData:
-    """Conversations to learn from and to measure on."""
+    """Conversations to train on and to evaluate on."""
 
     notes: tuple[str, ...] = ()
     form = FORMS
-    """How a line looks."""
+    """The form of a line, for error messages."""
 
     def __init__(self, config: TrainConfig, base: Path = Path()) -> None:
         """`base`: the folder that paths are relative to."""
@@ -42,7 +42,7 @@ class ChatData:
         self.tokenizer = Tokenizer.load(place)
         if self.tokenizer.vocab > config.model.vocab:
             problem = (
-                f"train.model.vocab is {config.model.vocab}, and the tokenizer has {self.tokenizer.vocab}"
+                f"train.model.vocab is {config.model.vocab}, but the tokenizer has {self.tokenizer.vocab}"
             )
             raise DataError(problem, f"use vocab: {self.tokenizer.vocab}")
         own = base / config.tune.template if config.tune.template else None
@@ -53,7 +53,7 @@ class ChatData:
     adjust: Adjust | None = None
 
     def marked(self, line: int, row: Mapping[str, Any]) -> list[Marked]:
-        """Return the examples of a row as texts."""
+        """Return the examples in a row, as texts."""
         return self.reader.example(line, row)
 
     def examples(self, name: str) -> Examples:
@@ -63,14 +63,14 @@ class ChatData:
         return examples_of(file, texts, self.tokenizer, self.eod, limits, self.adjust)
 
     def order(self, name: str, seed: int | None) -> Samples:
-        """Return the samples of a file; without a seed in their order, once."""
+        """Return the samples of a file; without a seed, in the order of the file and only once."""
         examples = self.examples(name)
         if self.config.tune.packing:
             return PackedExamples(examples, self.config.model.sequence, self.eod, seed)
         return JoinedExamples(examples, seed)
 
     def orders(self) -> dict[str, Samples]:
-        """Return the samples to learn from and those to measure on."""
+        """Return the samples to train on and the samples to evaluate on."""
         tune = self.config.tune
         orders = {"train": self.order(tune.train, self.config.data.seed)}
         if self.config.eval.batches and tune.valid:
@@ -78,11 +78,11 @@ class ChatData:
         return orders
 
     def samples(self, name: str) -> int:
-        """Return the number of samples of a file: examples, or packed rows."""
+        """Return how many samples a file has: examples, or packed rows."""
         return len(self.order(name, None))
 
     def identity(self) -> DataIdentity:
-        """Return what a checkpoint records about its data."""
+        """Return what a checkpoint records about the data."""
         tune = self.config.tune
         order: dict[str, object] = {"task": tune.task, "packing": tune.packing, "too_long": tune.too_long}
         for key in ("fields", "labels"):

@@ -1,4 +1,4 @@
-"""A GPT that learns the answers of conversations, several of which may share a row without seeing each other."""
+"""A GPT that learns the answers in conversations; several conversations may share a row without seeing each other."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import SEQUENCE
 from trainer.tune.progress import CountsAnswers
 
-# Positions whose logits are computed at the same time to count right tokens.
+# To count right tokens, logits are computed for this many positions at a time.
 COUNTED_AT_ONCE = 512
 
 
 class ExamplesModel(CountsAnswers, GPT):
-    """Reads rows of examples that do not see each other; each counts its positions from 0."""
+    """Reads rows of examples that do not attend to each other; the positions of each start at 0."""
 
     joins_samples = True
 
@@ -38,9 +38,9 @@ class ExamplesModel(CountsAnswers, GPT):
     ) -> Tensor:
         """Return the result of a piece's layers, (batch, sequence, hidden).
 
-        With `wanted`, the last piece returns these rows alone, as one sample; they are numbered over all samples.
+        `wanted`: the last piece returns only these rows, as one sample; they are indices over all samples.
 
-        With context parallel, `tokens` are this rank's stretch and `documents` are of the whole rows.
+        With context parallel, `tokens` are this rank's part of the rows, but `documents` are for the whole rows.
         """
         first = self.context.rank * tokens.shape[1]
         at = masks.places(documents)[:, first : first + tokens.shape[1]]
@@ -53,7 +53,7 @@ class ExamplesModel(CountsAnswers, GPT):
     def _sight_of(self, documents: Tensor, at: Tensor) -> Sight:
         config = self.config
         turning = turns(at, config, config.sequence) if config.rotary else None
-        # Up to the last one of this rank's queries.
+        # Keys up to the position of this rank's last query.
         seen = documents[:, : at.shape[1] * (self.context.rank + 1)]
         window = config.window if config.window < documents.shape[1] else 0
         return Sight(native.Mask(window, seen), turning, self.context, self.aux_weight)
@@ -68,7 +68,7 @@ class ExamplesModel(CountsAnswers, GPT):
 
 
 def rows_of(targets: Tensor) -> Tensor:
-    """Return the numbers of the targets that count, over all samples."""
+    """Return the indices of the targets that count, over all samples."""
     return (targets.flatten() != UNCOUNTED).nonzero().squeeze(1)
 
 
@@ -83,10 +83,10 @@ class ChatModel(ExamplesModel):
         x: Tensor | None = None,
         piece: int = 0,
     ) -> Tensor:
-        """Return the mean loss over the targets that count; in a pipeline, the result of a piece before the last."""
+        """Return the mean loss over the targets that count; in a pipeline, earlier pieces return their result."""
         if targets is None or documents is None:
             return super().forward(tokens, None, x, piece)
-        # Most tokens of a conversation are not learned: their logits are not needed, nor most of the last block.
+        # Most tokens of a conversation are not learned, so most logits and most of the last block are not needed.
         counted = rows_of(targets)
         wanted = None if self.parallel.divides_sequence else counted if len(counted) else counted.new_zeros(1)
         x = self.states(tokens, documents, x, piece, wanted)
@@ -108,7 +108,7 @@ class ChatModel(ExamplesModel):
         self.seen += len(targets)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the arguments of `forward`: rows that the ranks can divide, and this rank's stretch of them."""
+        """Return the arguments of `forward`: rows padded so that ranks can divide them, and this rank's part."""
         tokens, targets, documents = micro
         parts = self.context.size * (self.parallel.size if self.parallel.divides_sequence else 1)
         more = -tokens.shape[SEQUENCE] % parts

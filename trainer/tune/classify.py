@@ -22,15 +22,17 @@ class LabelledSamples:
     """The texts of a file with the numbers of their labels."""
 
     def __init__(self, examples: Examples, seed: int | None, glm: GlmTokens | None) -> None:
-        """In `examples`, the range that other tasks learn is the number of the label. `seed`: as in JoinedExamples."""
+        """`examples`: each one's range of learned tokens is the number of its label. `seed`: as in JoinedExamples."""
         self.examples, self.seed, self.glm = examples, seed, glm
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def read(self, numbers: Sequence[int]) -> tuple[NDArray[Any], ...]:
-        """Return a micro-batch of a GPT: tokens and the number of each one's text, both (1, tokens), ends, labels; of a
-        GLM: tokens, positions, lengths of the texts, labels.
+        """Return a micro-batch.
+
+        For a GPT: tokens and each token's text number, both (1, tokens), ends, labels. For a GLM: tokens, positions,
+        lengths of the texts, labels.
         """
         texts, labels = list[NDArray[np.int64]](), list[int]()
         for number in numbers:
@@ -51,7 +53,7 @@ class LabelledSamples:
 
 
 class LabelledData(ChatData):
-    """The files of a classification."""
+    """The files of a classification task."""
 
     form = FORM
 
@@ -73,7 +75,7 @@ class LabelledData(ChatData):
         spelled = str(label).lower() if isinstance(label, bool) else str(label)
         if spelled not in self._labels:
             raise RowFault(f"field 'label' is {label!r}, which is not one of {', '.join(self._labels)}")
-        # The range says which label it is.
+        # Store the number of the label as the range of learned characters.
         return [Marked(line, " ".join(parts), ((self._labels[spelled], 0),))]
 
     def _ids(self, marked: Marked, ids: list[int], learned: list[int]) -> tuple[list[int], list[int]]:

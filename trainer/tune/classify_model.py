@@ -1,4 +1,4 @@
-"""A GPT or GLM with a head that gives a text one of several labels."""
+"""A GPT or GLM with a head that assigns one of several labels to a text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = "classifier"
 
 
 class Classifier(nn.Module):
-    """Scores of labels: one matrix for a GPT; for a GLM a tanh layer before it, and biases."""
+    """Scores of labels: for a GPT one matrix; for a GLM a tanh layer and a matrix, with biases."""
 
     def __init__(self, config: ModelConfig, labels: int, seed: int | None) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _OneLabel(CountsAnswers):
 
 
 class LabelGPT(_OneLabel, ExamplesModel):
-    """Reads the label of a text from its last token."""
+    """Predicts the label of a text from its last token."""
 
     classifier: Classifier
 
@@ -77,7 +77,7 @@ class LabelGPT(_OneLabel, ExamplesModel):
         x: Tensor | None = None,
         piece: int = 0,
     ) -> Tensor:
-        """Return the mean loss of the texts; in a pipeline, the result of a piece before the last."""
+        """Return the mean loss of the texts; in a pipeline, earlier pieces return their result."""
         if documents is None or ends is None or labels is None:
             return super().forward(tokens, None, x, piece)
         x = self.states(tokens, documents, x, piece, ends)
@@ -87,7 +87,7 @@ class LabelGPT(_OneLabel, ExamplesModel):
 
 
 class LabelGLM(_OneLabel, GLM):
-    """Reads the label of a text from its first token, which sees all of it."""
+    """Predicts the label of a text from its first token, which attends to the whole text."""
 
     classifier: Classifier
 
@@ -100,7 +100,7 @@ class LabelGLM(_OneLabel, GLM):
         x: Tensor | None = None,
         piece: int = 0,
     ) -> Tensor:
-        """Return the mean loss of the texts; in a pipeline, the result of a piece before the last."""
+        """Return the mean loss of the texts; in a pipeline, earlier pieces return their result."""
         if labels is None:
             return super().forward(tokens, positions, separators, None, x, piece)
         x = self._embedded(tokens, positions) if x is None else x
@@ -115,6 +115,6 @@ class LabelGLM(_OneLabel, GLM):
 
 
 def add_classifier(model: LabelGPT | LabelGLM, config: ModelConfig, labels: int, seed: int | None) -> None:
-    """Give the last stage of a model its head."""
+    """Add the head to the last stage of a model."""
     if model.pieces[-1].last:
         model.classifier = Classifier(config, labels, seed)

@@ -1,4 +1,4 @@
-"""Cloze questions as samples: each answer fills in the mask, and the right one should be the most likely."""
+"""Cloze questions as samples: each answer fills in the mask, and the right answer should be the most likely."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from trainer.files import sha256
 from trainer.samples.glm_batches import glm_tokens
 from trainer.samples.glm_windows import GlmTokens
 
-# Of a target that does not count, and of a question that only fills up the last batch.
+# Marks targets that do not count, and questions that only fill up the last batch.
 UNCOUNTED = -100
 
 
 @dataclass(frozen=True)
 class Cloze:
-    """One question: a source with a mask, answers for the mask, and which of them is right."""
+    """A question: a source with a mask, the possible answers, and the index of the right one."""
 
     source: tuple[int, ...]
     mask: int
@@ -41,10 +41,10 @@ class Cloze:
 
 
 class ClozeSamples:
-    """The questions of a file: shuffled again in each epoch, or in the order of the file."""
+    """The questions of a file: shuffled in each epoch, or in the order of the file."""
 
     def __init__(self, questions: Sequence[Cloze], tokens: GlmTokens, seed: int | None) -> None:
-        """`seed`: None reads the questions in their order once; numbers behind the last one do not count."""
+        """`seed`: with None the questions are read once, in the order of the file; further samples do not count."""
         self.questions, self.tokens, self.seed = list(questions), tokens, seed
         self.choices = max(len(question.answers) for question in questions)
 
@@ -81,7 +81,7 @@ class ClozeSamples:
 
 
 class TuneData:
-    """The files of a fine-tuning task."""
+    """The files of a cloze task."""
 
     notes: tuple[str, ...] = ()
 
@@ -91,13 +91,13 @@ class TuneData:
         self.tokens = glm_tokens(config)
         if self.tokens.vocab > config.model.vocab:
             problem = (
-                f"train.model.vocab is {config.model.vocab}, and the tokenizer needs {self.tokens.vocab}"
+                f"train.model.vocab is {config.model.vocab}, but the tokenizer needs {self.tokens.vocab}"
             )
             raise DataError(problem, f"use vocab: {self.tokens.vocab}")
         self.reader = Reader(tokenizer, config.model.sequence, self.tokens)
 
     def orders(self) -> dict[str, ClozeSamples]:
-        """Return the samples to learn from and those to measure on."""
+        """Return the samples to train on and the samples to evaluate on."""
         tune = self.config.tune
         train = self._questions(Path(tune.train), mirror=tune.mirror)
         orders = {"train": ClozeSamples(train, self.tokens, self.config.data.seed)}
@@ -106,7 +106,7 @@ class TuneData:
         return orders
 
     def identity(self) -> DataIdentity:
-        """Return what a checkpoint records about its data."""
+        """Return what a checkpoint records about the data."""
         tune = self.config.tune
         order = {
             "task": tune.task,
@@ -129,7 +129,7 @@ class TuneData:
             ]
         longest = max(question.length for question in made)
         if longest > self.config.model.sequence:
-            problem = f"{file}: its longest question makes {longest} tokens"
+            problem = f"{file}: its longest question has {longest} tokens"
             raise DataError(f"{problem}; train.model.sequence is {self.config.model.sequence}", "shorten it")
         return made
 

@@ -1,4 +1,4 @@
-"""Conversations and prompts with completions, as text with the ranges that are learned."""
+"""Conversations, and prompts with completions, as text with the ranges to learn."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class RowFault(Exception):
-    """What is wrong with a row; its file and line are added where they are known."""
+    """A fault in a row; the reader adds the file and the line."""
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A text and the ranges of its characters that are learned; with `ends`, an end of text follows and is learned."""
+    """A text and the ranges of its characters to learn; `ends`: an end-of-text token follows and is learned too."""
 
     line: int
     text: str
@@ -38,9 +38,9 @@ class Marked:
 def read_rows(
     file: Path, make: Callable[[int, Mapping[str, Any]], list[Marked]], remedy: str = FORMS
 ) -> list[Marked]:
-    """Return what `make` makes of each line of a file; raise one error with the faults of all lines."""
+    """Return the results of `make` for each line of a file; raise one error with the faults of all lines."""
     made, faults = list[Marked](), list[str]()
-    text = read_text(file, "correct train.tune: it names files with a JSON object on each line")
+    text = read_text(file, "correct train.tune: it needs files with a JSON object on each line")
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -60,13 +60,13 @@ def read_rows(
 
 
 class ChatReader:
-    """Makes examples of rows by a chat template."""
+    """Makes examples from rows with a chat template."""
 
     def __init__(self, template: ChatTemplate | None) -> None:
         self.template = template
 
     def example(self, line: int, row: Mapping[str, Any]) -> list[Marked]:
-        """Return the example of a row of a chat file."""
+        """Return the examples in a row of a chat file, at most one."""
         if "messages" in row:
             messages = _messages(row["messages"], "messages")
             if not any(message["role"] == "assistant" for message in messages):
@@ -80,20 +80,22 @@ class ChatReader:
     def completed(
         self, line: int, row: Mapping[str, Any], prompt: object, completion: object, name: str
     ) -> Marked:
-        """Return a prompt and a completion, both texts or both messages; the completion is learned."""
+        """Return the example of a prompt and a completion (both texts or both messages); only the latter is learned."""
         if isinstance(prompt, str) and isinstance(completion, str):
             if not completion:
                 raise RowFault(f"has no answer: field {name!r} is empty")
             text = prompt + completion
             return Marked(line, text, ((len(prompt), len(text)),), ends=True)
         if isinstance(prompt, str) or isinstance(completion, str):
-            raise RowFault(f"of fields 'prompt' and {name!r} one is a text and the other is not")
+            raise RowFault(f"fields 'prompt' and {name!r} must both be texts, or both lists of messages")
         before = _messages(prompt, "prompt")
         return self._marked(line, row, [*before, *_messages(completion, name)], len(before))
 
     def _marked(self, line: int, row: Mapping[str, Any], messages: Messages, prompt: int | None) -> Marked:
         if self.template is None:
-            raise RowFault("has messages, and the tokenizer has no chat template: name one in tune.template")
+            raise RowFault(
+                "has messages, but the tokenizer has no chat template: name a template in tune.template"
+            )
         tools, more = row.get("tools"), row.get("chat_template_kwargs") or {}
         if not (tools is None or isinstance(tools, list)) or not isinstance(more, dict):
             raise RowFault("field 'tools' must be a list, and 'chat_template_kwargs' an object")
@@ -105,7 +107,7 @@ class ChatReader:
 
 @dataclass(frozen=True)
 class _Rendering:
-    """Messages that a template renders."""
+    """Renders messages with a template."""
 
     template: ChatTemplate
     messages: Messages
@@ -116,7 +118,7 @@ class _Rendering:
         return self.template.render(self.messages[:count], prompt, self.tools, self.more)
 
     def refuse_unknown_roles(self) -> None:
-        """Raise a RowFault for a message of an unusual role that the template leaves out."""
+        """Raise a RowFault for a message with an unusual role that the template leaves out."""
         for number, message in enumerate(self.messages):
             if message["role"] not in ROLES:
                 other = {**message, "content": f"{message.get('content')}."}
@@ -128,10 +130,10 @@ class _Rendering:
                     raise RowFault(f"{problem}; the usual ones are {', '.join(ROLES)}")
 
     def after(self, count: int) -> tuple[str, Spans]:
-        """Return the text and the range behind the first `count` messages."""
+        """Return the text, and the range after the first `count` messages."""
         text, before = self._text(len(self.messages)), self._text(count, prompt=True)
         if not text.startswith(before) or len(text) == len(before):
-            raise RowFault("the chat template writes the prompt differently when an answer follows it")
+            raise RowFault("the chat template changes the prompt when an answer follows")
         return text, [(len(before), len(text))]
 
     def answers(self) -> tuple[str, Spans]:
@@ -139,31 +141,29 @@ class _Rendering:
         text, spans = self.template.tracked(self.messages, False, self.tools, self.more)
         if self.template.marks_answers:
             if not spans:
-                raise RowFault("has no answer: the chat template marks none in it")
+                raise RowFault("has no answer: the chat template marks no answer in it")
             return text, spans
         for number, message in enumerate(self.messages):
             if message["role"] == "assistant":
                 before = self._text(number, prompt=True)
                 if not text.startswith(before):
-                    problem = (
-                        f"the chat template writes what precedes message {number} differently in a prompt"
-                    )
+                    problem = f"the chat template changes the text before message {number} in a prompt"
                     raise RowFault(f"{problem}; mark answers in it with {{% generation %}}")
                 spans.append((len(before), self._end(text, number, len(before))))
         return text, spans
 
     def _end(self, text: str, number: int, begin: int) -> int:
-        """Return where an answer ends, including what the template writes after it."""
+        """Return where an answer ends; the text that the template adds after an answer is included."""
         until = self._text(number + 1)
         if text.startswith(until):
             return len(until)
-        # Some templates leave out the reasoning of all answers but the last.
+        # Some templates remove the reasoning of all answers except the last one.
         content = str(self.messages[number].get("content") or "").strip()
         found, own = text.find(content, begin), until.rfind(content)
         closing = until[own + len(content) :]
         end = found + len(content) + len(closing)
         if not content or found < 0 or own < 0 or text[end - len(closing) : end] != closing:
-            problem = f"the chat template writes message {number} differently when others follow it"
+            problem = f"the chat template changes message {number} when others follow"
             raise RowFault(f"{problem}; mark answers in it with {{% generation %}}")
         return end
 

@@ -1,4 +1,4 @@
-"""A GPT that learns preferences: the better of two answers should gain more than the worse one, against a reference."""
+"""A GPT that learns preferences: compared with a reference, the better answer should gain more than the worse one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PreferenceModel(ExamplesModel):
 
     beta: float = 0.1
     recorded: list[Tensor] | None = None
-    """While it is a list, the log probabilities of each pair's answers are added to it."""
+    """If this is a list, `forward` appends the log probabilities of each pair's answers to it."""
 
     def forward(  # type: ignore[override]
         self,
@@ -29,7 +29,7 @@ class PreferenceModel(ExamplesModel):
         x: Tensor | None = None,
         piece: int = 0,
     ) -> Tensor:
-        """Return the mean loss of the pairs that count; in a pipeline, the result of a piece before the last."""
+        """Return the mean loss of the pairs that count; in a pipeline, earlier pieces return their result."""
         if targets is None or documents is None or reference is None or counts is None:
             return super().forward(tokens, None, x, piece)
         wanted = rows_of(targets)
@@ -52,7 +52,7 @@ class PreferenceModel(ExamplesModel):
     def _likely(self, rows: Tensor, wanted: Tensor, numbers: Tensor, examples: int) -> Tensor:
         """Return the sum of the log probabilities of each example's targets, (examples,).
 
-        `rows`: what the output layer reads for each target of `wanted`; `numbers`: the example of each.
+        `rows`: the input of the output layer for each target in `wanted`; `numbers`: the example of each row.
         """
         if self.parallel.size == 1:
             logits = products.linear(rows, self.head.weight)[:, : self.config.vocab].float()

@@ -1,4 +1,4 @@
-"""Token ids of examples, and the rows that a training reads: examples one after another, or packed."""
+"""Token ids of examples, and rows to train on: examples one after another, or packed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trainer.errors import DataError
 from trainer.evaluate.rows import check_faults
 from trainer.tune.conversations import Marked
 
-# Of a target that does not count, as in trainer.model.masks, which needs torch.
+# Marks a target that does not count; the same as in trainer.model.masks, which needs torch.
 UNCOUNTED = -100
-# Texts that are encoded at a time.
+# How many texts are encoded at a time.
 GROUP = 4096
 
 
@@ -30,14 +30,14 @@ class Examples:
     tokens: NDArray[np.int32]
     learned: NDArray[np.int16]
     ends: NDArray[np.int64]
-    """Where each example ends; the first entry is 0."""
+    """The end of each example; the first entry is 0."""
 
     def __len__(self) -> int:
         return len(self.ends) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Return how many tokens of each example the model reads: all but the last one."""
+        """Return how many tokens the model reads of each example: all but the last."""
         return np.diff(self.ends) - 1
 
     def row(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -49,7 +49,7 @@ class Examples:
 
 
 def encoded(texts: Sequence[Marked], tokenizer: Tokenizer, eod: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the ids of each text and, for each id, whether it is learned: whether it is of a learned character."""
+    """Yield for each text its ids, and for each id 1 if it contains a learned character, else 0."""
     for start in range(0, len(texts), GROUP):
         group = texts[start : start + GROUP]
         for marked, (ids, offsets) in zip(
@@ -64,16 +64,16 @@ def encoded(texts: Sequence[Marked], tokenizer: Tokenizer, eod: int) -> Iterator
 
 
 Adjust = Callable[[Marked, list[int], list[int]], tuple[list[int], list[int]]]
-"""Returns the ids of a text, and what is recorded of each of them, from the ids and whether they are learned."""
+"""Takes the ids of a text and their learned marks; returns the ids, and a value to record for each id."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What happens to texts of more than `longest` + 1 tokens."""
+    """How to handle texts of more than `longest` + 1 tokens."""
 
     longest: int
     too_long: str = "refuse"
-    """refuse, cut or leave_out."""
+    """One of refuse, cut and leave_out."""
 
 
 def examples_of(
@@ -84,7 +84,7 @@ def examples_of(
     limits: Limits,
     adjust: Adjust | None = None,
 ) -> Examples:
-    """Return the ids of texts; without `adjust` each needs a token that is learned."""
+    """Return the examples of texts; without `adjust` each text needs a learned token."""
     tokens, learned, ends, faults = list[int](), list[int](), [0], list[str]()
     most = limits.longest + 1
     for marked, (ids, own) in zip(texts, encoded(texts, tokenizer, eod), strict=True):
@@ -93,7 +93,7 @@ def examples_of(
         if len(ids) > most and limits.too_long == "leave_out":
             continue
         if len(ids) > most and limits.too_long == "refuse":
-            faults.append(f"{file}:{marked.line}: makes {len(ids)} tokens")
+            faults.append(f"{file}:{marked.line}: has {len(ids)} tokens")
             continue
         cut = len(ids) > most
         ids, own = ids[:most], own[:most]
@@ -101,7 +101,7 @@ def examples_of(
             problem = "no token of an answer is left" if cut else "has no token of an answer"
             faults.append(f"{file}:{marked.line}: {problem}")
         elif not ids:
-            faults.append(f"{file}:{marked.line}: makes no token")
+            faults.append(f"{file}:{marked.line}: has no tokens")
         tokens += ids
         learned += own
         ends.append(len(tokens))
@@ -115,24 +115,24 @@ def examples_of(
 def joined(
     rows: Sequence[tuple[NDArray[Any], NDArray[Any]]],
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return tokens, targets and the number of each token's example, of examples one after another: (1, tokens)."""
+    """Return tokens, targets and each token's example number for concatenated examples; all have shape (1, tokens)."""
     documents = np.repeat(np.arange(len(rows)), [len(tokens) for tokens, _ in rows])
     tokens, targets = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     return tokens[None], targets[None], documents[None]
 
 
 class JoinedExamples:
-    """A sample is an example; those of a micro-batch form one row without padding."""
+    """Each sample is an example; the examples of a micro-batch form one row without padding."""
 
     def __init__(self, examples: Examples, seed: int | None) -> None:
-        """`seed`: None reads the examples in their order once; numbers behind the last one do not count."""
+        """`seed`: with None the examples are read once, in the order of the file; further samples do not count."""
         self.examples, self.seed = examples, seed
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def read(self, numbers: Sequence[int]) -> tuple[NDArray[Any], ...]:
-        """Return a micro-batch: tokens, targets and the number of each token's example, all (1, tokens)."""
+        """Return a micro-batch: tokens, targets and each token's example number, all (1, tokens)."""
         rows = []
         for number in numbers:
             at, counts = shuffled(number, len(self.examples), self.seed)
@@ -142,7 +142,7 @@ class JoinedExamples:
 
 
 class PackedExamples:
-    """A sample is a row of `length` tokens with several whole examples."""
+    """Each sample is a row of `length` tokens with several whole examples."""
 
     def __init__(self, examples: Examples, length: int, fill: int, seed: int | None) -> None:
         self.examples, self.length, self.fill, self.seed = examples, length, fill, seed
@@ -152,7 +152,7 @@ class PackedExamples:
         return len(self.rows)
 
     def read(self, numbers: Sequence[int]) -> tuple[NDArray[Any], ...]:
-        """Return a micro-batch: tokens, targets and the number of each token's example, all (rows, length)."""
+        """Return a micro-batch: tokens, targets and each token's example number, all (rows, length)."""
         shape = (len(numbers), self.length)
         tokens, targets = np.full(shape, self.fill, np.int64), np.full(shape, UNCOUNTED, np.int64)
         documents = np.zeros(shape, np.int64)
@@ -170,7 +170,7 @@ class PackedExamples:
 
 
 def shuffled(number: int, count: int, seed: int | None) -> tuple[int, bool]:
-    """Return which of `count` entries a sample is, and whether it counts; each epoch has an order of its own."""
+    """Return the index of a sample's entry among `count`, and whether it counts; each epoch has another order."""
     if seed is None:
         return min(number, count - 1), number < count
     epoch, at = divmod(number, count)
@@ -190,7 +190,7 @@ def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
 
 
 def packed(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Return which examples each row holds: the longest first, each into the fullest row that has room for it."""
+    """Return the examples in each row: the longest first, each in the fullest row with enough room."""
     rows, free = list[list[int]](), list[tuple[int, int]]()
     for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
         place = bisect_left(free, (lengths[number], -1))

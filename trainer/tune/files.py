@@ -1,4 +1,4 @@
-"""The files of each task that reads texts. Loads no torch."""
+"""The files of each task that reads texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS: dict[str, type[ChatData]] = {"chat": ChatData, "dpo": PairData, "classify
 
 
 def check_file(config: TrainConfig, base: Path, name: str) -> None:
-    """Raise the error that names the faulty lines of a file, if it has some."""
+    """Raise an error that lists the faulty lines of a file, if there are any."""
     if config.tune.task in CLOZE:
         (read_questions if config.tune.task == "copa" else read_choices)(base / name)
     else:
@@ -24,5 +24,5 @@ def check_file(config: TrainConfig, base: Path, name: str) -> None:
 
 
 def data_of(config: TrainConfig, base: Path = Path()) -> ChatData:
-    """Return the files of the config's task; paths are relative to `base`."""
+    """Return the files of the config's task; `base`: the folder that paths are relative to."""
     return KINDS[config.tune.task](config, base)

@@ -1,4 +1,4 @@
-"""A GLM whose loss is that of multiple-choice cloze questions."""
+"""A GLM whose loss is that of cloze questions with several answers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ClozeModel(CountsAnswers, GLM):
         x: Tensor | None = None,
         piece: int = 0,
     ) -> Tensor:
-        """Return the mean loss of the questions; in a pipeline, the result of a piece before the last.
+        """Return the mean loss of the questions; in a pipeline, earlier pieces return their result.
 
-        The rows of a question follow each other. Without targets, return logits as GLM does.
+        The rows of a question are adjacent. Without targets, return logits as GLM does.
         """
         if targets is None or labels is None or not self.pieces[piece].last:
             return super().forward(tokens, positions, separators, None, x, piece)
@@ -44,7 +44,7 @@ class ClozeModel(CountsAnswers, GLM):
         return F.cross_entropy(scores, labels, ignore_index=UNCOUNTED)
 
     def _score(self, row: Tensor, targets: Tensor) -> Tensor:
-        """Return the log probability of an answer; -1e4 for the padding of a question with fewer answers."""
+        """Return the log probability of an answer; -1e4 for the padding of questions with fewer answers."""
         counted = targets != UNCOUNTED
         number = int(counted.sum().item())
         if not number:
@@ -63,7 +63,7 @@ class ClozeModel(CountsAnswers, GLM):
         check_token_ids(targets[targets != UNCOUNTED], self.config.vocab)
 
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the arguments of `forward`: one row for each answer."""
+        """Return the arguments of `forward`: one row per answer."""
         tokens, targets, positions, separators, labels = micro
         return (
             tokens.flatten(0, 1),

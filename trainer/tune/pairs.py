@@ -1,5 +1,4 @@
-"""Preference pairs as samples: a prompt with a better and a worse answer, and the log probabilities of both by a
-reference model."""
+"""Preference pairs as samples: a prompt with a better and a worse answer, and a reference model's log probabilities."""
 
 from __future__ import annotations
 
@@ -19,23 +18,23 @@ FORM = (
 
 
 class PairSamples:
-    """The pairs of a file; those of a micro-batch form one row of twice as many examples."""
+    """The pairs of a file; a micro-batch is one row with two examples per pair."""
 
     def __init__(self, examples: Examples, seed: int | None) -> None:
-        """`examples`: chosen and rejected in turn. `seed`: as in JoinedExamples."""
+        """`examples`: chosen and rejected answers alternate. `seed`: as in JoinedExamples."""
         self.examples, self.seed = examples, seed
-        # The log probabilities that the reference gives both answers; filled in before the training.
+        # The reference model's log probabilities of both answers; computed before the training.
         self.reference: NDArray[np.float32] = np.zeros((len(self), 2), np.float32)
 
     def __len__(self) -> int:
         return len(self.examples) // 2
 
     def in_order(self) -> PairSamples:
-        """Return the same pairs, each once."""
+        """Return the same pairs in the order of the file, each once."""
         return PairSamples(self.examples, None)
 
     def read(self, numbers: Sequence[int]) -> tuple[NDArray[Any], ...]:
-        """Return a micro-batch: tokens, targets, numbers of examples, the reference of each pair, whether it counts."""
+        """Return a micro-batch: tokens, targets, example numbers, the reference of each pair, and whether it counts."""
         rows, reference, counts = list[Any](), list[Any](), list[int]()
         for number in numbers:
             at, counted = shuffled(number, len(self), self.seed)
@@ -72,12 +71,14 @@ class PairData(ChatData):
 
 
 def _common(chosen: object, rejected: object) -> tuple[object, object, object]:
-    """Return the messages that two conversations begin with, and the rest of both."""
+    """Return the messages at the beginning of both conversations, and the rest of each."""
     if not (isinstance(chosen, list) and isinstance(rejected, list)):
         raise RowFault("has no prompt, and its answers are not conversations")
     same = 0
     while same < min(len(chosen), len(rejected)) and chosen[same] == rejected[same]:
         same += 1
     if not same or same == min(len(chosen), len(rejected)):
-        raise RowFault("has no prompt, and its conversations do not begin alike and end differently")
+        raise RowFault(
+            "has no prompt, and its conversations must begin with the same messages and end differently"
+        )
     return chosen[:same], chosen[same:], rejected[same:]

@@ -1,4 +1,4 @@
-"""The accuracy of an evaluation over all ranks, and when a training no longer improves."""
+"""The accuracy of an evaluation over all ranks, and the end of a training that no longer improves."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CountsAnswers:
 
 
 def accuracy_of(model: CountsAnswers, group: Group) -> float:
-    """Return the share of right answers in the evaluation that just ended; NaN if no question counted.
+    """Return the fraction of right answers in the last evaluation; NaN if no question counted.
 
-    Ranks that share a question count it equally often, and those of other pipeline stages count none.
+    Ranks that share a question count it equally often; ranks of earlier pipeline stages count none.
     """
     right, seen = model.take_accuracy()
     everything = group.total(float(seen))
@@ -40,14 +40,14 @@ class HasAccuracy(Protocol):
 
     @property
     def accuracy(self) -> float | None:
-        """Return the share of right answers."""
+        """Return the fraction of right answers."""
 
 
 class EarlyStop:
-    """Says that a training is over after so many evaluations without a better result; 0: never."""
+    """Tells whether a training is over: after `patience` evaluations without a better result; 0: never."""
 
     def __init__(self, patience: int, by_loss: bool = False) -> None:
-        """`by_loss`: the lowest loss is the best result, else the highest accuracy."""
+        """`by_loss`: the best result is the lowest loss; otherwise the highest accuracy."""
         self._patience, self._best, self._without = patience, float("-inf"), 0
         self._by_loss = by_loss
 

@@ -29,13 +29,13 @@ class TaskData(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return messages for the user."""
+        """Return notes for the user."""
 
     def orders(self) -> Mapping[str, Readable]:
-        """Return the samples to learn from and those to measure on."""
+        """Return the samples to train on and the samples to evaluate on."""
 
     def identity(self) -> DataIdentity:
-        """Return what a checkpoint records about its data."""
+        """Return what a checkpoint records about the data."""
 
 
 def open_task(config: TrainConfig) -> TaskData:
@@ -54,7 +54,7 @@ def tuned_model(
 ) -> GLM | GPT:
     """Return this rank's part of the model that computes the loss of the config's task, with its adapters.
 
-    `drawn`: with its initial weights; otherwise matrices are 0 until they are drawn or loaded.
+    `drawn`: draw the initial weights; otherwise matrices are 0 until they are drawn or loaded.
     """
     seed = config.seed if drawn else None
     task, is_glm = config.tune.task, config.model.kind == "glm"
@@ -73,6 +73,6 @@ def tuned_model(
     if config.tune.lora.rank:
         adapt(model, config.model, config.tune.lora, seed)
     if isinstance(model, (LabelGPT, LabelGLM)):
-        # Behind the adapters: the head is learned whole.
+        # Add the head after the adapters, because the head is trained whole.
         add_classifier(model, config.model, len(config.tune.labels), seed)
     return model

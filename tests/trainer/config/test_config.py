@@ -241,7 +241,7 @@ def test_epochs_are_counted_in_the_corpus(raw_config: Make) -> None:
 
 
 LENGTHS = [
-    ({"length": "2.5B tokens", "steps": 3}, "beside `steps`"),
+    ({"length": "2.5B tokens", "steps": 3}, "in addition to `steps`"),
     ({"length": "0 tokens"}, "nothing"),
     ({"length": "1%"}, "2 epochs"),
     ({"length": 5}, "2 epochs"),

@@ -198,7 +198,7 @@ def test_all_wrong_lines_of_a_file_are_named_before_anything_is_generated(
     (material / "wrong.jsonl").write_text('{"prompt": "one"}\n{"prompt": 5}\n{"text": "two"}\n')
     done = verb("generate", "--checkpoint", str(checkpoint), "--prompts", str(material / "wrong.jsonl"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert 'wrong.jsonl:2: has no "prompt"' in done.stderr and "wrong.jsonl:3:" in done.stderr
+    assert 'wrong.jsonl:2: "prompt" is missing' in done.stderr and "wrong.jsonl:3:" in done.stderr
     (material / "empty.txt").write_text("")
     done = verb("generate", "--checkpoint", str(checkpoint), "--prompts", str(material / "empty.txt"))
     assert done.returncode == 2 and "empty.txt: has no prompts" in done.stderr
