@@ -158,7 +158,7 @@ def test_a_rank_that_lives_on_beside_the_next_attempt_is_seen() -> None:
             "though step 5 was saved",
         ),
         ([*WHOLE[:10], metric("start", 5), *WHOLE[11:]], "began at step 5 without a checkpoint"),
-        ([*WHOLE[:11], metric("step", 6, state=7), *WHOLE[12:]], "no true checkpoint leads to"),
+        ([*WHOLE[:11], metric("step", 6, state=7), *WHOLE[12:]], "does not follow from a correct checkpoint"),
         (WHOLE[:-1], f"finished at step {STEPS} of {STEPS}"),
         (WHOLE[:-3], f"finished at step {STEPS - 2} of {STEPS}"),
     ],
@@ -249,7 +249,7 @@ def test_a_process_that_ended_before_a_busy_machine_struck_is_not_judged(waiting
     waiting.target = gone.pid
     with subprocess.Popen(["sleep", "60"]) as launch:
         try:
-            with pytest.raises(play.NotPlayed, match="had ended before"):
+            with pytest.raises(play.NotPlayed, match="ended before"):
                 waiting._signal(launch)
         finally:
             launch.kill()

@@ -99,7 +99,7 @@ def test_the_report_of_a_recovery_shows_ours_in_parts_of_theirs() -> None:
     lines = recover.report({"clusterctl": [ours], "torchrun": [theirs]}).splitlines()
     assert lines[1].split() == ["launch", "to", "the", "first", "step", "4.00", "8.00", "0.50"]
     assert lines[2].split()[-3:] == ["3.00", "6.00", "0.50"]
-    assert lines[4].split() == ["its", "death", "is", "known", "0.10"]
+    assert lines[4].split() == ["the", "death", "is", "noticed", "0.10"]
     assert lines[-1].split()[-3:] == ["1", "2", "0.50"]
 
 
