@@ -6,14 +6,16 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+# Types whose values are taken as they are.
+PLAIN = (str, int, bool)
 
 
 class BadValue(ValueError):
@@ -35,35 +37,66 @@ def decode(kind: type[T], value: Any, key: str = "") -> T:
 
     Unknown keys are ignored, since a newer version may write more of them. A missing key takes the field's default.
     """
-    return typing.cast(T, _decode(kind, value, key))
+    return typing.cast(T, _decoder(kind)(value, key))
 
 
-def _decode(kind: Any, value: Any, key: str) -> Any:
-    # Most values are texts and integers: this makes reading a record twice as fast.
-    if kind is Any or (type(value) is kind and kind in (str, int)):
-        return value
-    if is_dataclass(kind):
-        return _decode_dataclass(kind, value, key)
+Decoder = Callable[[Any, str], Any]
+"""Takes a value and its key, for messages, and returns the value as the declared type."""
+
+
+@cache
+def _decoder(kind: Any) -> Decoder:
+    """Return what reads values of a type. A type is examined once; a list of runs has thousands of values of each."""
     origin = typing.get_origin(kind)
+    if kind is Any:
+        return _anything
+    if is_dataclass(kind):
+        return _dataclass_decoder(kind)
     if origin in (typing.Union, types.UnionType):
-        return _decode_optional(kind, value, key)
+        return _optional_decoder(kind)
     if origin is tuple:
-        items = _expect(value, list, key)
-        inner = typing.get_args(kind)[0]
-        return tuple(_decode(inner, item, f"{key}[{index}]") for index, item in enumerate(items))
+        return _tuple_decoder(kind)
     if origin in (dict, Mapping):
-        name_kind, inner = typing.get_args(kind)
+        return _dict_decoder(kind)
+    return partial(_decode_scalar, kind)
+
+
+def _anything(value: Any, _key: str) -> Any:
+    return value
+
+
+def _tuple_decoder(kind: Any) -> Decoder:
+    plain, decode_item = typing.get_args(kind)[0], _decoder(typing.get_args(kind)[0])
+
+    def decode_tuple(value: Any, key: str) -> Any:
+        items = _expect(value, list, key)
+        if plain in PLAIN and all(type(item) is plain for item in items):
+            return tuple(items)
+        return tuple(decode_item(item, f"{key}[{index}]") for index, item in enumerate(items))
+
+    return decode_tuple
+
+
+def _dict_decoder(kind: Any) -> Decoder:
+    name_kind, inner = typing.get_args(kind)
+    decode_item = _decoder(inner)
+
+    def decode_dict(value: Any, key: str) -> Any:
         return {
-            _decode_name(name_kind, name, key): _decode(inner, item, f"{key}.{name}")
+            _decode_name(name_kind, name, key): decode_item(item, f"{key}.{name}")
             for name, item in _expect(value, dict, key).items()
         }
-    return _decode_scalar(kind, value, key)
+
+    return decode_dict
 
 
-def _decode_optional(kind: Any, value: Any, key: str) -> Any:
-    if value is None:
-        return None
-    return _decode(next(option for option in typing.get_args(kind) if option is not type(None)), value, key)
+def _optional_decoder(kind: Any) -> Decoder:
+    decode_value = _decoder(next(option for option in typing.get_args(kind) if option is not type(None)))
+
+    def decode_optional(value: Any, key: str) -> Any:
+        return None if value is None else decode_value(value, key)
+
+    return decode_optional
 
 
 def _decode_name(kind: Any, name: str, key: str) -> Any:
@@ -75,6 +108,8 @@ def _decode_name(kind: Any, name: str, key: str) -> Any:
 
 
 def _decode_scalar(kind: Any, value: Any, key: str) -> Any:
+    if type(value) is kind and kind in PLAIN:
+        return value
     if kind is float:
         number = float(_expect(value, (int, float), key)) if _is_small(value) else math.inf
         if not math.isfinite(number):
@@ -103,29 +138,39 @@ def _expect(value: Any, kind: Any, key: str) -> Any:
     return value
 
 
+def _dataclass_decoder(kind: Any) -> Decoder:
+    def decode_dataclass(value: Any, key: str) -> Any:
+        found = _expect(value, dict, key)
+        given = {}
+        for name, hint, decode_value, has_default in _members(kind):
+            if name in found:
+                item = found[name]
+                # Most values are texts, numbers and truths, which need no key.
+                if type(item) is hint and hint in PLAIN:
+                    given[name] = item
+                else:
+                    given[name] = decode_value(item, f"{key}.{name}" if key else name)
+            elif not has_default:
+                raise BadValue(f"{key}.{name} is missing" if key else f"{name} is missing")
+        return kind(**given)
+
+    return decode_dataclass
+
+
 @cache
-def _hints(kind: type) -> dict[str, tuple[Any, bool]]:
-    """Return each field's type, and whether it has a default."""
+def _members(kind: type) -> list[tuple[str, Any, Decoder, bool]]:
+    """Return each field's name and type, what reads it, and whether it has a default."""
     hints = typing.get_type_hints(kind)
-    return {
-        member.name: (
+    return [
+        (
+            member.name,
             hints[member.name],
+            _decoder(hints[member.name]),
             member.default is not MISSING or member.default_factory is not MISSING,
         )
         for member in fields(kind)
         if member.init
-    }
-
-
-def _decode_dataclass(kind: Any, value: Any, key: str) -> Any:
-    found, prefix = _expect(value, dict, key), f"{key}." if key else ""
-    given = {}
-    for name, (hint, has_default) in _hints(kind).items():
-        if name in found:
-            given[name] = _decode(hint, found[name], prefix + name)
-        elif not has_default:
-            raise BadValue(f"{prefix}{name} is missing")
-    return kind(**given)
+    ]
 
 
 def encode(value: Any, sparse: bool = False) -> Any:
