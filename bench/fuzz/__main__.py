@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import multiprocessing
+import queue as queues
 import resource
 import signal
 import sys
@@ -24,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -49,6 +50,8 @@ from clusterctl.inventory import nodeset
 SLOW = 1.0
 # An input is interrupted after this many seconds of wall time.
 HANG = 20
+# Seconds without a report of any process. An input takes HANG at most; making a find smaller takes longer.
+STILL = 600
 # The limit of address space in bytes, on top of what the process has at its start.
 MEMORY = 1 << 30
 # The limit of names of a node set here; expanding the real limit would take seconds.
@@ -249,6 +252,8 @@ class Total:
     slowest: float = 0.0
     peak: int = 0
     finds: int = 0
+    broken: str = ""
+    """Why the processes stopped reporting; "" if they did not."""
 
     def take(self, message: Any) -> None:
         if message[0] == "find":
@@ -290,7 +295,23 @@ def main() -> int:
         # Use memory if possible; the folder is deleted together with the files of terminated processes.
         tempfile.tempdir = held
         total = run(options)
-    return 1 if total.finds else 0
+    return 2 if total.broken else int(bool(total.finds))
+
+
+class NoReport(Exception):
+    """The processes do not report any more; the message says why, as far as it is known."""
+
+
+def check_processes(children: Sequence[Any], silent: float) -> None:
+    """Raise NoReport where a process has ended before its work was done, or nobody reported for `silent` seconds."""
+    for child in children:
+        if child.exitcode:
+            code = child.exitcode
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            raise NoReport(f"process {child.pid} {how}; what it wrote itself is above")
+    if silent > STILL:
+        pids = ", ".join(str(child.pid) for child in children if child.is_alive()) or "none is left"
+        raise NoReport(f"no process reported anything for {silent:.0f} s; running: {pids}")
 
 
 def run(options: argparse.Namespace) -> Total:
@@ -318,21 +339,34 @@ def run(options: argparse.Namespace) -> Total:
     for child in children:
         child.start()
     left, printed, reached = len(children), began, [options.start] * len(children)
-    while left and time.monotonic() - began < options.seconds:
-        message = queue.get(timeout=60)
-        if message is None:
-            left -= 1
-            continue
-        total.take(message)
-        if message[0] == "counts":
-            reached[(message[5] - options.start) % len(children)] = message[5]
-        if time.monotonic() - printed > 60:
-            printed = time.monotonic()
-            print(total.table(printed - began), flush=True)
+    reported = began
+    try:
+        while left and time.monotonic() - began < options.seconds:
+            try:
+                message = queue.get(timeout=1)
+            except queues.Empty:
+                check_processes(children, time.monotonic() - reported)
+                continue
+            reported = time.monotonic()
+            if message is None:
+                left -= 1
+                continue
+            total.take(message)
+            if message[0] == "counts":
+                reached[(message[5] - options.start) % len(children)] = message[5]
+            if time.monotonic() - printed > 60:
+                printed = time.monotonic()
+                print(total.table(printed - began), flush=True)
+    except NoReport as reason:
+        total.broken = str(reason)
     for child in children:
         child.terminate()
     print(total.table(time.monotonic() - began))
     print(f"  seed {options.seed}; continue with --start {min(reached)}")
+    if total.broken:
+        print(
+            f"error: {total.broken}\n  the inputs after {min(reached):,} were not all done", file=sys.stderr
+        )
     return total
 
 

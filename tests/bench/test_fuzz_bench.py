@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -86,3 +90,25 @@ def test_a_hang_and_a_slow_answer_are_finds(monkeypatch: pytest.MonkeyPatch) -> 
     assert "not finished after" in fuzz.answer(fuzz.Reader("nodeset", 1, lambda random: b"", spin), b"x")[1]
     monkeypatch.setattr(fuzz, "SLOW", 0.0)
     assert "took" in fuzz.answer(fuzz.Reader("nodeset", 1, lambda random: b"", spin), b"")[1]
+
+
+def test_processes_that_stop_reporting_are_named() -> None:
+    done = multiprocessing.Process(target=time.sleep, args=(0,))
+    waiting = multiprocessing.Process(target=time.sleep, args=(600,))
+    killed = multiprocessing.Process(target=time.sleep, args=(600,))
+    for child in (done, waiting, killed):
+        child.start()
+    try:
+        done.join()
+        fuzz.check_processes([done, waiting], fuzz.STILL - 1)
+        with pytest.raises(fuzz.NoReport, match=rf"no process reported .*running: {waiting.pid}$"):
+            fuzz.check_processes([done, waiting], fuzz.STILL + 1)
+        assert killed.pid is not None
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.join()
+        with pytest.raises(fuzz.NoReport, match=rf"process {killed.pid} was ended by SIGKILL"):
+            fuzz.check_processes([done, waiting, killed], 0)
+    finally:
+        waiting.kill()
+        waiting.join()
+        killed.join()
