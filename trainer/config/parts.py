@@ -77,7 +77,8 @@ class OptimizerConfig:
     """Largest norm of the gradient of all parameters together; 0 leaves it as it is."""
     schedule: str = setting("cosine", choices=SCHEDULES)
     """How the rate goes from lr to min_lr after the warm-up; wsd stays at lr and falls in its last part. polynomial is
-    linear to the power of `power`; exponential falls by the same factor in every step."""
+    linear to the power of `power`; exponential falls by the same factor in every step. A step's own samples count for
+    its rate: Megatron gives each of these rates one step later, and its first step of a warm-up has rate 0."""
     warmup_steps: int = setting(0, least=0)
     """Steps in which the rate rises from 0 to lr."""
     warmup: str = setting("", read=amount_text)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +65,48 @@ def test_while_batches_are_small_the_rate_moves_as_much_slower() -> None:
         [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]
     )
     assert bounds(OptimizerConfig(warmup_steps=2, decay="6 steps"), 9, ramp) == (8, 32)
+
+
+def rate_by_megatron(schedule: str, before: float, warmup: float, decay: float, falls: float) -> float:
+    """Return the rate that Megatron gives a step, from the samples that all earlier steps consumed.
+
+    Rates from 0 to 1, and down to 0.2; a step that begins at the end of the warm-up still belongs to it.
+    """
+    high, low = 1.0, 0.2
+    if warmup and before <= warmup:
+        return high * before / warmup
+    if schedule == "constant":
+        return high
+    if before > decay:
+        return low
+    part = (before - warmup) / (decay - warmup)
+    if schedule == "wsd":
+        left = 1.0 if before <= decay - falls else 1.0 - (before - (decay - falls)) / falls
+    else:
+        left = 1.0 - part if schedule == "linear" else 0.5 * (math.cos(math.pi * part) + 1.0)
+    return low + left * (high - low)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant", "wsd"])
+@pytest.mark.parametrize("ramp", [BatchSizes(8), BatchSizes(8, start=4, increment=4, samples=16)])
+def test_each_step_has_the_rate_that_megatron_gives_the_next_one(schedule: str, ramp: BatchSizes) -> None:
+    config = OptimizerConfig(
+        lr=1.0, min_lr=0.2, schedule=schedule, warmup="16 samples", decay="80 samples", wsd_decay=0.4
+    )
+    ours = [learning_rate(config, step, 20, ramp) for step in range(1, 21)]
+    theirs = [
+        rate_by_megatron(schedule, ramp.consumed(step - 1), warmup=16, decay=80, falls=32)
+        for step in range(1, 22)
+    ]
+    assert theirs[0] == 0.0
+    assert ours == pytest.approx(theirs[1:])
+    assert ours != pytest.approx(theirs[:-1])
+
+
+def test_the_settings_say_that_megatrons_rates_come_a_step_later() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "job.md"
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith("| `optimizer.schedule`")]
+    assert "Megatron gives each of these rates one step later" in line
 
 
 @pytest.mark.parametrize(
