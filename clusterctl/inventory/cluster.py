@@ -298,7 +298,7 @@ def parse_devices(value: object) -> tuple[int, ...]:
     else:
         raise UsageError(
             f"{value!r} is not a choice of devices",
-            'a count (8), a half-open range ("[0,8)") or a list ([0, 1])',
+            'a count (8), a half-open range ("[0,8)") or a list ("0,1")',
         )
     bad = [
         each
@@ -334,7 +334,7 @@ def _device_text(text: str) -> Sequence[int]:
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text):
         return [int(part) for part in text.split(",")]
     raise UsageError(
-        f"{text!r} is not a choice of devices", 'a count (8), a half-open range ("[0,8)") or a list ([0, 1])'
+        f"{text!r} is not a choice of devices", 'a count (8), a half-open range ("[0,8)") or a list ("0,1")'
     )
 
 

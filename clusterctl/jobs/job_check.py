@@ -141,8 +141,8 @@ def _device_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
         used = devices_on(job, node)
         if node.kind == "npu" and job.device_ids == "visible" and list(used) != sorted(used):
             problem = f"{node.name}: the devices {','.join(map(str, used))} are not in ascending order"
-            ordered = ", ".join(map(str, sorted(used)))
-            remedy = f"write [{ordered}]: CANN takes ASCEND_RT_VISIBLE_DEVICES in ascending order only"
+            ordered = ",".join(map(str, sorted(used)))
+            remedy = f'write "{ordered}": CANN takes ASCEND_RT_VISIBLE_DEVICES in ascending order only'
             yield ("devices",), problem, remedy
 
 

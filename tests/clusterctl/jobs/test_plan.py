@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from clusterctl import contract
 from clusterctl.errors import InputFaults, UsageError
-from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.inventory.cluster import Cluster, Node, named_devices
 from clusterctl.jobs import job, job_check, plan
 from clusterctl.jobs.restarts import Restart
 
@@ -92,16 +93,24 @@ def test_npu_devices_are_taken_in_ascending_order_only(given: tuple[int, ...] | 
     nodes = cluster("npu", (8,))
     if given is None:
         nodes = replace(nodes, nodes=tuple(replace(node, devices=(7, 0, 3)) for node in nodes.nodes))
-    with pytest.raises(
-        InputFaults, match=r"7,0,3 are not in ascending order \(write \[0, 3, 7\]: CANN takes"
-    ):
+    with pytest.raises(InputFaults, match=r"7,0,3 are not in ascending order \(write \"0,3,7\": CANN takes"):
         job_check.check(job.load(path), nodes)
     job_check.check(
         job.load(path),
         replace(nodes, nodes=tuple(replace(n, kind="cuda", devices=(7, 0, 3)) for n in nodes.nodes)),
     )
-    path.write_text('command: ["true"]\ndevices: [0, 3, 7]\n')
-    job_check.check(job.load(path), nodes)
+    # The remedy works in a job as in an option.
+    for remedy in ('"0,3,7"', "[0, 3, 7]"):
+        path.write_text(f'command: ["true"]\ndevices: {remedy}\n')
+        job_check.check(job.load(path), nodes)
+    assert named_devices("0,3,7") == (0, 3, 7)
+
+
+def test_the_lists_that_a_refusal_of_devices_shows_are_taken() -> None:
+    with pytest.raises(UsageError, match="not a choice of devices") as refused:
+        named_devices("[0, 3, 7]")
+    shown = re.findall(r'"(.*?)"', refused.value.hint)
+    assert [named_devices(text) for text in shown] == [tuple(range(8)), (0, 1)]
 
 
 def test_a_rank_gets_the_variables_of_torchrun() -> None:
