@@ -14,6 +14,7 @@ import os
 import sys
 from _socket import SCM_RIGHTS, SOL_SOCKET, socket
 
+from clusterctl import interrupts
 from clusterctl.environment import raw_environment
 from clusterctl.keeper import address as place
 
@@ -27,6 +28,7 @@ LOST = 255
 
 def main() -> None:
     """Run the program `clusterctl`."""
+    interrupts.while_loading()
     if sys.argv[1:] == ["--version"] and sys.stdout:
         from clusterctl import __version__
 
@@ -34,13 +36,8 @@ def main() -> None:
         return
     code = _by_keeper(sys.argv[1:]) if sys.argv[1:2] and sys.argv[1] in VERBS else None
     if code is None:
-        before = signal.getsignal(signal.SIGINT)
-        # Ctrl-C while modules load ends the program without a traceback.
-        if callable(before):
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
         from clusterctl.cli.main import main as ordinary
 
-        signal.signal(signal.SIGINT, before)
         ordinary()
     sys.exit(code)
 

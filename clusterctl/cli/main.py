@@ -11,6 +11,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any
 
+from clusterctl import interrupts
 from clusterctl.cli.screen import report_error
 from clusterctl.errors import EXIT_BUG, ClusterctlError, UsageError
 
@@ -42,6 +43,7 @@ def run(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     try:
+        interrupts.while_working()
         command()(args=argv, prog_name="clusterctl")
         return 0
     except SystemExit as done:
@@ -57,7 +59,7 @@ def run(argv: list[str]) -> int:
         return fault.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return interrupts.EXIT_INTERRUPTED
     # The outermost handler: any other exception is a bug.
     except Exception as bug:
         return _report_bug(bug, argv)

@@ -1,0 +1,46 @@
+"""Ctrl-C while the program loads: exit code 130, one line, at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+# Stands for any module that the program loads: here Ctrl-C comes.
+INTERRUPTED = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+STARTS = (
+    ["-m", "clusterctl", "--help"],
+    ["-c", "import sys; sys.argv = ['', 'runs']; from clusterctl.cli.entry import main; main()"],
+)
+
+
+@pytest.mark.parametrize("words", STARTS, ids=["module", "script"])
+@pytest.mark.parametrize("module", ["typer", "clusterctl_late"])
+def test_ctrl_c_while_modules_load_ends_with_one_line(tmp_path: Path, words: list[str], module: str) -> None:
+    (tmp_path / f"{module}.py").write_text(INTERRUPTED)
+    if module == "clusterctl_late":
+        # The last moment before the command begins.
+        code = "import clusterctl.interrupts as i\ni.while_working = lambda: __import__('clusterctl_late')\n"
+        (tmp_path / "sitecustomize.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(INTERRUPTED.replace("30", "0") + "raise SystemExit(7)\n")
+    done = subprocess.run(
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "clusterctl", "--help"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+    )
+    assert done.returncode == 7
