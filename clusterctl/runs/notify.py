@@ -1,19 +1,23 @@
 """Notify people about a run: call a command or a webhook at its end, at a failure, a restart, a stall or a NaN.
 
-The message holds the run's name, what happened and why; never an environment, an argument or a line of a log.
+The message holds the run's name, what happened and why; never an environment, an argument or a line of a log. Of an
+exception it names the type only.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import threading
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from clusterctl.environment import environment
 from clusterctl.jobs.parts.notify import is_web, resolved
+from clusterctl.runs.causes.cause import read_cause
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord
@@ -51,6 +55,9 @@ class Notifier:
             self._stalled = False
         if not self.target:
             return
+        cause = read_cause(self.run)
+        if cause and cause.quoted.strip(": "):
+            text = text.replace(cause.quoted, "")
         last = self.run.last_step()
         step = last.step if last else None
         message = Message(self.run.run_id, event, text, time.time(), step, str(self.run.root))
@@ -90,8 +97,15 @@ def _post(url: str, text: str) -> str:
     import urllib.error
     import urllib.request
 
-    request = urllib.request.Request(url, text.encode(), {"Content-Type": "application/json"}, method="POST")
+    headers = {"Content-Type": "application/json"}
     try:
+        parts = urlsplit(url)
+        if parts.username is not None:
+            # urllib takes a user and password for a part of the host's name.
+            url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        request = urllib.request.Request(url, text.encode(), headers, method="POST")
         with urllib.request.urlopen(request, timeout=LIMIT):
             return ""
     except (urllib.error.URLError, OSError, ValueError) as error:

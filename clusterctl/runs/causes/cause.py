@@ -51,6 +51,8 @@ class Cause:
     rank: int | None = None
     device: int | None = None
     attempt: int = 1
+    quoted: str = ""
+    """The part of `title` that the program wrote, which may be secret."""
 
     def as_json(self) -> dict[str, object]:
         result = encode(self)
@@ -108,6 +110,7 @@ def find_cause(run: RunDir, state: RunState, attempt: int = 1) -> Cause:
         rank=first.rank,
         device=first.device,
         attempt=attempt,
+        quoted=kind.quoted,
     )
 
 

@@ -84,6 +84,8 @@ class Kind:
     """The end of another rank, or of a link, caused this one."""
     sure: bool = False
     """The rank's own log explains its end, so that a lost node elsewhere is not the cause."""
+    quoted: str = ""
+    """The part of `words` that the program wrote: the message of its exception."""
 
 
 def how_it_ended(rank: RankState) -> str:
@@ -156,7 +158,8 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         0,
         signal.SIGABRT,
     ):
-        return Kind(f"{ended}: {raised[:WIDEST]}", raised.partition(":")[0], hint, sure=True)
+        name, colon, rest = raised[:WIDEST].partition(":")
+        return Kind(f"{ended}: {raised[:WIDEST]}", name, hint, sure=True, quoted=colon + rest)
     if rank.signal == signal.SIGTERM:
         return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)
     return Kind(ended, ended.partition(";")[0], hint, sure=rank.signal in (signal.SIGSEGV, signal.SIGBUS))

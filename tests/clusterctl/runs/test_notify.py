@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import json
 import threading
@@ -15,7 +16,10 @@ from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.parts.notify import resolved
 from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs.causes.cause import Cause
+from clusterctl.runs.causes.patterns import kind_of
 from clusterctl.runs.notify import Notifier
+from clusterctl.runs.state import RankState
 from tests.support.run_folders import restarted_run
 
 
@@ -54,10 +58,12 @@ def test_a_hang_is_reported_once_per_attempt(tmp_path: Path) -> None:
 
 def test_a_webhook_gets_the_message_as_json(tmp_path: Path) -> None:
     received: list[dict[str, Any]] = []
+    logins: list[str | None] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            logins.append(self.headers["Authorization"])
             self.send_response(204)
             self.end_headers()
 
@@ -71,8 +77,13 @@ def test_a_webhook_gets_the_message_as_json(tmp_path: Path) -> None:
         tell.not_finite(7)
         tell.not_finite(8)
         tell.close()
+        # A user and a password in the address, as some services give it.
+        tell = notifier(restarted_run(tmp_path / "2"), f"http://me:a%40b@127.0.0.1:{server.server_port}/x")
+        tell("failed", "lost node2")
+        tell.close()
         server.shutdown()
-    assert sorted(message["event"] for message in received) == ["finished", "nan"]
+    assert sorted(message["event"] for message in received) == ["failed", "finished", "nan"]
+    assert logins == [None, None, "Basic " + base64.b64encode(b"me:a@b").decode()]
     assert "step 7" in next(message["text"] for message in received if message["event"] == "nan")
 
 
@@ -137,3 +148,23 @@ def test_an_address_in_a_variable_is_read_when_it_is_needed(
     first, second = notes(run)
     assert first == "notify: $HOOK is not set here"
     assert "is not recorded: notify: $NAME reads the address from the variable NAME" in second
+
+
+def test_no_word_that_the_program_wrote_is_sent(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path)
+    rank = RankState(1, node="node1", device=1, exit_code=1)
+    tail = [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1',
+        "ValueError: token hf_abc is not valid",
+    ]
+    kind = kind_of(rank, tail)
+    assert kind.words.endswith("ValueError: token hf_abc is not valid")
+    cause = Cause(f"rank 1 on node1 (device 1) {kind.words}", quoted=kind.quoted)
+    run.write_json(run.cause, {"format": 1, "run": run.run_id, **cause.as_json()})
+    tell = notifier(run, f"cat >> {tmp_path}/message; env >> {tmp_path}/message")
+    tell("restart", f"restart 1 of 3 now: {cause.title}")
+    tell("failed", cause.title)
+    tell.close()
+    text = (tmp_path / "message").read_text()
+    assert text.count("exited with code 1: ValueError\n") == 2 and "hf_abc" not in text
