@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import typer
@@ -209,6 +210,7 @@ OF_OTHERS = {
     "tail": "logs tail",
     "describe": "status",
 }
+INVENTORY_OPTIONS = ("-c", "--cluster", "--hostfile")
 # Click's words for a kind of value, and ours.
 PLAIN_KINDS = {
     f"is not a valid {kind}{end}": f"is not {plain}"
@@ -272,6 +274,9 @@ class WithExamples:
 
             from clusterctl.errors import UsageError
 
+            if typed[-2] in INVENTORY_OPTIONS and Path(typed[-1]).is_file():
+                # It ends the line, and is ours: the command does not get it.
+                typed, own = typed[-2:] + typed[:-2], own + 2
             quoted = [shlex.quote(word) for word in typed]
             first = own + (1 if self.key in ("exec", "ssh") else 0)
             example = " ".join(["clusterctl", self.key, *quoted[:first], "--", *quoted[first:]])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.errors import InputFaults
+from clusterctl.errors import Fault, InputFaults
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console, RenderableType
     from rich.text import Text
 
@@ -161,7 +164,8 @@ def hints_with(file: object) -> None:
     _inventory[:] = [str(file)]
 
 
-def _pasteable(hint: str) -> str:
+def pasteable(hint: str) -> str:
+    """Return a hint whose commands name the inventory of this command line."""
     import re
     import shlex
 
@@ -172,20 +176,37 @@ def _pasteable(hint: str) -> str:
 
 # Errors of one input that are shown: a table of 10,000 servers can have 80,000, which take half a minute to print.
 MOST_FAULTS = 50
+# Places with the same error that are shown one by one.
+FEW_PLACES = 3
+
+
+def _folded(faults: Sequence[Fault]) -> list[Fault]:
+    """Return the errors; one that more than FEW_PLACES places have becomes one error that names the first of them."""
+    groups: dict[tuple[str, str], list[Fault]] = {}
+    for fault in faults:
+        groups.setdefault((fault.what, fault.remedy), []).append(fault)
+    found = list[Fault]()
+    for same in groups.values():
+        if len(same) <= FEW_PLACES:
+            found += same
+            continue
+        also = ", ".join(fault.where for fault in same[1:FEW_PLACES])
+        more = f"(also {also} and {len(same) - FEW_PLACES:,} more places)"
+        found.append(replace(same[0], what=f"{same[0].what} {more}"))
+    return found
 
 
 def report_error(error: ClusterctlError, given: set[str] | None = None) -> None:
     """Write an error with its hints to stderr; hints that were `given` before are left out, and new ones added."""
     console = error_console()
     if isinstance(error, InputFaults):
-        for fault in error.faults[:MOST_FAULTS]:
+        shown = _folded(error.faults)
+        for fault in shown[:MOST_FAULTS]:
             console.print(safe(f"error: {fault.where}: {fault.what}"), style="bold red", highlight=False)
             if fault.remedy:
-                console.print(safe(f"  try: {_pasteable(fault.remedy)}"), highlight=False)
-        if len(error.faults) > MOST_FAULTS:
-            console.print(
-                f"error: and {len(error.faults) - MOST_FAULTS:,} more", style="bold red", highlight=False
-            )
+                console.print(safe(f"  try: {pasteable(fault.remedy)}"), highlight=False)
+        if len(shown) > MOST_FAULTS:
+            console.print(f"error: and {len(shown) - MOST_FAULTS:,} more", style="bold red", highlight=False)
     else:
         console.print(safe(f"error: {error.message}"), style="bold red", highlight=False)
     for line in error.hint.splitlines():
@@ -193,4 +214,4 @@ def report_error(error: ClusterctlError, given: set[str] | None = None) -> None:
             if line in given:
                 continue
             given.add(line)
-        console.print(safe(f"  try: {_pasteable(line)}"), highlight=False)
+        console.print(safe(f"  try: {pasteable(line)}"), highlight=False)

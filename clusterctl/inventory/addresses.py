@@ -15,6 +15,17 @@ def same_place(host: str) -> str:
     return str(address) if address else host.lower().removesuffix(".")
 
 
+def host_and_port(text: str) -> tuple[str, int | None]:
+    """Split `host`, `host:22`, `[::1]:22` or a bare IPv6 address into host and port (None if absent)."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, int(rest[1:]) if rest[1:].isdigit() else None
+    host, colon, port = text.rpartition(":")
+    if colon and port.isdigit() and ":" not in host:
+        return host, int(port)
+    return text, None
+
+
 def address_fault(host: str) -> str:
     """Return why a text is neither a valid address nor a valid name; "" if it is one."""
     if _NUMBERS.match(host) and not _address(host):

@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl.document import Document, Section, load_document, parse_document
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
-from clusterctl.inventory.addresses import address_fault, same_place
+from clusterctl.inventory.addresses import address_fault, host_and_port, same_place
 from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, take_setup
 
@@ -408,6 +408,12 @@ def _cross_faults(document: Document, cluster: Cluster) -> list[Fault]:
     return faults
 
 
+def _is_own_place(hop: str, node: Node) -> bool:
+    """Return whether a hop on the way to a node is the node's own SSH server."""
+    host, port = host_and_port(hop.removeprefix("ssh://").rpartition("@")[2])
+    return same_place(host) == same_place(node.host) and (port or 22) == node.port
+
+
 def _node_faults(document: Document, here: tuple[str | int, ...], node: Node) -> Iterable[Fault]:
     for key, value, pattern in (
         ("host", node.host, HOST),
@@ -423,6 +429,11 @@ def _node_faults(document: Document, here: tuple[str | int, ...], node: Node) ->
     for hop in (node.gateway or "").split(","):
         if hop.strip() and not GATEWAY.match(hop.strip()):
             yield document.fault((*here, "gateway"), f"{hop!r} can't be a gateway", "as in user@bastion:22")
+        elif _is_own_place(hop.strip(), node):
+            problem = f"{hop.strip()!r} is {node.name} itself, which can't be its own gateway"
+            yield document.fault(
+                (*here, "gateway"), problem, "gateway: '' for this node, or the machine in between"
+            )
     if node.key is not None and not Path(node.key).is_file():
         yield document.fault(
             (*here, "key"), f"no identity file {node.key}", "name the private key, as in ~/.ssh/id_ed25519"

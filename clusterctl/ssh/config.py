@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
+from clusterctl.inventory.addresses import host_and_port
 from clusterctl.settings import inherited
 from clusterctl.ssh.config_query import Answers, Configuration
 from clusterctl.ssh.host_keys import PLAIN_KINDS, key_file
@@ -161,17 +162,6 @@ def _jump(text: str, before: Route | None, config: Configuration, depth: int) ->
     host, port = host_and_port(address)
     route = _resolved(host, user or None, port, None, config, depth + 1)
     return route if before is None else replace(route, gateway=before, proxy_command=None)
-
-
-def host_and_port(text: str) -> tuple[str, int | None]:
-    """Split `host`, `host:22`, `[::1]:22` or a bare IPv6 address into host and port (None if absent)."""
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        return host, int(rest[1:]) if rest[1:].isdigit() else None
-    host, colon, port = text.rpartition(":")
-    if colon and port.isdigit() and ":" not in host:
-        return host, int(port)
-    return text, None
 
 
 def _with_identity(route: Route, key: str) -> Route:

@@ -95,7 +95,8 @@ def revoked(node: str, shown: HostKey | None) -> HostKeyChanged:
 
 def unknown(node: str, shown: HostKey | None) -> HostKeyUnknown:
     """Return the error of a host without a recorded key."""
-    hint = f"`clusterctl nodes trust {node}` shows and records it; --accept-new-host-keys records it unseen"
+    # The same for every node, so that it is shown once.
+    hint = "`clusterctl nodes trust` shows and records new keys; --accept-new-host-keys records them unseen"
     return HostKeyUnknown(node, f"its host key is not known: {shown or 'it showed none'}", hint)
 
 

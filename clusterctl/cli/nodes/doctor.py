@@ -213,12 +213,13 @@ def view(findings: Sequence[Finding], *, fix_hints: bool = False) -> RenderableT
     if not findings:
         return Text("nothing to fix")
     drawn = Table.grid(padding=(0, 2, 0, 0))
-    for finding in findings:
+    for finding, after in zip(findings, [*findings[1:], None], strict=True):
         level, style = LEVELS[finding.level]
         text = Text(escape_controls(finding.what))
-        if finding.remedy:
+        # A remedy of several findings in a row follows the last one.
+        if finding.remedy and (fix_hints or after is None or finding.remedy != after.remedy):
             lead = "" if fix_hints and finding.fix else "try: "
-            text.append(f"\n{lead}{escape_controls(finding.remedy)}", style="dim")
+            text.append(f"\n{lead}{escape_controls(screen.pasteable(finding.remedy))}", style="dim")
         if fix_hints and finding.fix:
             text.append(f"\n$ {escape_controls(fix_command(finding))}", style="bold")
         drawn.add_row(Text(f"{level:<4}", style=style), Text(finding.where), text)
@@ -228,5 +229,6 @@ def view(findings: Sequence[Finding], *, fix_hints: bool = False) -> RenderableT
 def fix_command(finding: Finding) -> str:
     """Return the command that fixes a finding, to be run on this machine."""
     if finding.where in PLACES or finding.fix.startswith("clusterctl "):
-        return finding.fix
-    return f"clusterctl exec {shlex.quote(finding.where)} -- sh -c {shlex.quote(finding.fix)}"
+        return screen.pasteable(finding.fix)
+    start = screen.pasteable(f"clusterctl exec {shlex.quote(finding.where)}")
+    return f"{start} -- sh -c {shlex.quote(finding.fix)}"

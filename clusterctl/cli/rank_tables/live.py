@@ -127,7 +127,7 @@ def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Dri
     drifted = {drift.node for drift in drifts}
     for drift in drifts:
         screen.out_console().print(screen.safe(str(drift)), style="bold red", soft_wrap=True)
-        screen.out_console().print(screen.safe(f"  try: {drift.remedy}"), soft_wrap=True)
+        screen.out_console().print(screen.safe(f"  try: {screen.pasteable(drift.remedy)}"), soft_wrap=True)
     for outcome in outcomes:
         if outcome.value is None:
             continue

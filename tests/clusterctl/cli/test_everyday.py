@@ -13,7 +13,9 @@ import pytest
 from clusterctl import __version__
 from clusterctl.cli import options, screen
 from clusterctl.cli.everyday import ssh_argv
+from clusterctl.cli.nodes import doctor
 from clusterctl.errors import UsageError
+from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.program_files import missing_script
@@ -258,3 +260,37 @@ def test_init_takes_the_kind_of_the_settings(
         assert "assumed" not in command_line("init", *words, "-o", "c.yaml", "--force")[2]
         assert "kind: cuda " in (tmp_path / "c.yaml").read_text()
     assert "`address` must be the IP address" in (tmp_path / "c.yaml").read_text()
+
+
+def test_a_missing_double_dash_keeps_the_inventory_out_of_the_command(
+    tmp_path: Path, command_line: Run
+) -> None:
+    (tmp_path / "mine.yaml").write_text(INVENTORY)
+    code, _, err = command_line("exec", "node1", "uname", "-n", "-c", "mine.yaml")
+    assert code == 2 and "clusterctl exec -c mine.yaml node1 -- uname -n\n" in err
+
+
+def test_an_error_of_many_nodes_is_shown_once(tmp_path: Path, command_line: Run) -> None:
+    (tmp_path / "cluster.yaml").write_text("defaults: {key: nosuch}\nnodes: {'node[1-300]': {}}\n")
+    code, _, err = command_line("nodes")
+    assert code == 2 and "nodes.node1.key" in err and "nosuch (also " in err
+    assert "nodes.node3.key and 297 more places)" in err
+    assert err.count("no identity file") == 1
+
+
+def test_findings_name_the_inventory_and_show_a_common_remedy_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(screen, "_inventory", ["mine.yaml"])
+    screen.out_console.cache_clear()
+    findings = [
+        Finding("bad", f"node{number}", "its host key is not known", "`clusterctl nodes trust` records it")
+        for number in (1, 2)
+    ]
+    screen.show(doctor.view(findings))
+    screen.out_console.cache_clear()
+    shown = capsys.readouterr().out
+    assert shown.count("try: `clusterctl -c mine.yaml nodes trust` records it") == 1
+    assert doctor.fix_command(Finding("bad", "node1", "x", fix="df -h")).startswith(
+        "clusterctl -c mine.yaml exec node1"
+    )

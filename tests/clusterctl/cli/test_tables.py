@@ -135,12 +135,18 @@ def test_a_file_of_thousands_of_faults_is_shown_in_part(folder: Path) -> None:
 
 def test_an_input_of_thousands_of_errors_is_reported_in_part(capsys: pytest.CaptureFixture[str]) -> None:
     report_error(
-        InputFaults([Fault(f"big.json /server_list/{number}", "is wrong") for number in range(78_000)])
+        InputFaults(
+            [Fault(f"big.json /server_list/{number}", f"{number} is wrong") for number in range(78_000)]
+        )
     )
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 51
-    assert lines[0] == "error: big.json /server_list/0: is wrong"
+    assert lines[0] == "error: big.json /server_list/0: 0 is wrong"
     assert lines[-1] == "error: and 77,950 more"
+    report_error(InputFaults([Fault(f"big.json /{number}", "is wrong") for number in range(78_000)]))
+    assert capsys.readouterr().err == (
+        "error: big.json /0: is wrong (also big.json /1, big.json /2 and 77,997 more places)\n"
+    )
 
 
 def test_show_draws_every_rank() -> None:

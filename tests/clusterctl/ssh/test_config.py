@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.inventory.addresses import host_and_port
 from clusterctl.inventory.cluster import Node
-from clusterctl.ssh.config import chain, host_and_port, route_to
+from clusterctl.ssh.config import chain, route_to
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.ssh.host_keys import key_file
 
