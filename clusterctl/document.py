@@ -341,6 +341,9 @@ class Section:
                     f"{name!r} is not a valid name of an environment variable",
                     "use letters, digits and _",
                 )
+            elif inner.value[name] is None:
+                remedy = f"{name}: '' is an empty value; `forward: [{name}]` in a job takes yours; else leave it out"
+                inner.fault(name, "has no value", remedy)
         found = {name: inner.take_text(name) for name in inner.value}
         for name in secrets_in(found):
             inner.fault(name, *recorded_secret(name))

@@ -193,6 +193,8 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
 
     if file is not None:
         screen.hints_with(file)
+    elif not has_inventory():
+        raise _no_inventory()
     settings, kind = load_settings(), _kind()
     default = Path(settings.cluster)
     allocated = allocated_nodes() if file is None and not default.exists() else None
@@ -207,6 +209,22 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
         # An unset variable of a shell must not stand for every node.
         raise UsageError("the node set is empty", "name nodes, as in node[1-4], or `all`")
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
+
+
+def _no_inventory() -> UsageError:
+    """Return the error for a command line without an inventory; a sandbox of this folder is offered."""
+    from clusterctl.sandbox.layout import HERE
+
+    default, sandbox = load_settings().cluster, HERE / Settings.cluster
+    if default != Settings.cluster:
+        remedy = (
+            "check $CLUSTERCTL_CLUSTER, and `cluster` in clusterctl.yaml and ~/.config/clusterctl/config.yaml"
+        )
+        return UsageError(f"{default}: no such file", remedy)
+    remedy = "write one with `clusterctl init`, or name one by -c FILE"
+    if sandbox.is_file():
+        remedy = f"the sandbox of this folder is -c {sandbox}; `clusterctl init` writes a cluster.yaml"
+    return UsageError(f"{default}: no such file", remedy)
 
 
 def _kind() -> str:

@@ -90,6 +90,8 @@ POSITIONS = ("RANK_TABLE_FILE", "CONFIG_PATH", "DEVICE_RANGE", "RUN_MODE", "RANK
 
 def read(text: str) -> Found:
     """Return the training that a command, or the file of this name, describes; raise UsageError if there is none."""
+    if not text.strip():
+        raise UsageError("--from: the command is empty", "give the command in quotes, or the name of a file")
     path = Path(text)
     if not any(char.isspace() for char in text.strip()) and not text.startswith("-"):
         if path.suffix in (".yaml", ".yml"):

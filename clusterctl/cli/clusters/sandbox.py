@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli.options import DryRun, Json
+from clusterctl.sandbox.layout import HERE
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 Directory = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the sandbox.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node, as `sandbox status` lists it.")]
-HERE = Path(".clusterctl-sandbox")
 
 
 def up(

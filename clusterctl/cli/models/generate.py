@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -58,17 +59,58 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """The numbers that an option takes."""
+
+    least: float
+    most: float = math.inf
+    above: bool = False
+    """Whether `least` itself is too little."""
+
+    def hold(self, value: float) -> bool:
+        return (self.least < value if self.above else self.least <= value) and value <= self.most
+
+    @property
+    def text(self) -> str:
+        if math.isinf(self.most):
+            return f"{self.least:g} or more"
+        return (
+            f"above {self.least:g}, at most {self.most:g}"
+            if self.above
+            else f"{self.least:g} to {self.most:g}"
+        )
+
+
+# The trainer has the same limits (trainer/generate/sampling.py); here they are checked before anything starts.
+LIMITS = {
+    "max_tokens": Limits(1),
+    "temperature": Limits(0, 100),
+    "top_k": Limits(0),
+    "top_p": Limits(0, 1, above=True),
+    "min_p": Limits(0, 1),
+    "repetition_penalty": Limits(0, 100, above=True),
+    "presence_penalty": Limits(-2, 2),
+    "frequency_penalty": Limits(-2, 2),
+    "no_repeat_ngram": Limits(0),
+    "beams": Limits(1, 64),
+    "length_penalty": Limits(-10, 10),
+    "logprobs": Limits(0, 100),
+    "samples": Limits(1, 1000),
+}
+
+
+@dataclass(frozen=True)
 class DrawingOptions:
     """How tokens are chosen."""
 
     max_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Generate at most N tokens (for each blank).")
+        int, typer.Option(metavar="N", help="Generate at most N tokens (for each blank).")
     ] = 64
-    temperature: Annotated[
-        float, typer.Option(min=0.0, metavar="T", help="0 always takes the most likely token.")
-    ] = 0.8
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 always takes the most likely token.")] = (
+        0.8
+    )
     top_k: Annotated[
-        int, typer.Option(min=0, metavar="K", help="Choose among the K most likely tokens; 0: all.")
+        int, typer.Option(metavar="K", help="Choose among the K most likely tokens; 0: all.")
     ] = 40
     top_p: Annotated[
         float, typer.Option(metavar="P", help="Choose among the tokens that make up this probability.")
@@ -86,10 +128,8 @@ class DrawingOptions:
     frequency_penalty: Annotated[
         float, typer.Option(metavar="X", help="The same, for each use of the token.")
     ] = 0.0
-    no_repeat_ngram: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Never repeat N tokens in a row.")
-    ] = 0
-    beams: Annotated[int, typer.Option(min=1, metavar="N", help="Above 1: beam search.")] = 1
+    no_repeat_ngram: Annotated[int, typer.Option(metavar="N", help="Never repeat N tokens in a row.")] = 0
+    beams: Annotated[int, typer.Option(metavar="N", help="Above 1: beam search.")] = 1
     length_penalty: Annotated[
         float, typer.Option(metavar="X", help="Beam search divides log probabilities by length^X.")
     ] = 1.0
@@ -100,7 +140,7 @@ class DrawingOptions:
         int | None, typer.Option(metavar="N", help="Report log probabilities and the N best tokens.")
     ] = None
     samples: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Texts for each prompt; each text has the next seed.")
+        int, typer.Option(metavar="N", help="Texts for each prompt; each text has the next seed.")
     ] = 1
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234
     ignore_end: Annotated[bool, typer.Option("--ignore-end", help="Continue after an end of document.")] = (
@@ -109,6 +149,18 @@ class DrawingOptions:
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Keep the end of a prompt that is too long.")
     ] = False
+
+    def __post_init__(self) -> None:
+        """Raise InputFaults with every number that is out of range."""
+        from clusterctl.errors import Fault, InputFaults
+
+        faults = [
+            Fault("--" + name.replace("_", "-"), f"{value} is out of range", f"use {limits.text}")
+            for name, limits in LIMITS.items()
+            if (value := getattr(self, name)) is not None and not limits.hold(value)
+        ]
+        if faults:
+            raise InputFaults(faults)
 
 
 def generate(
