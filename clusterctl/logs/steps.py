@@ -111,7 +111,9 @@ def _hugging_face(line: str) -> Values | None:
     return _fields(line, _HF_FIELDS) if _HF.match(line) else None
 
 
-_MINDFORMERS = re.compile(r"step:\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")
+_MINDFORMERS = re.compile(
+    r"(?:Epoch:\s*\[\s*(?P<epoch>\d+)\s*/\s*(?P<epochs>\d+)\s*\],?\s*)?step:\s*\[\s*(?P<step>\d+)\s*/\s*(?P<steps>\d+)\s*\]"
+)
 _MINDFORMERS_FIELDS = {
     "loss": re.compile(rf"\bloss:\s*\[?{_N}"),
     "lr": re.compile(rf"\blr:\s*\[?{_N}"),
@@ -124,7 +126,11 @@ def _mindformers(line: str) -> Values | None:
     match = _MINDFORMERS.search(line)
     if match is None:
         return None
-    return {"step": float(match[1]), "steps": float(match[2]), **_fields(line, _MINDFORMERS_FIELDS)}
+    # Its steps begin again in each epoch.
+    per_epoch = int(match["steps"])
+    step = (int(match["epoch"] or 1) - 1) * per_epoch + int(match["step"])
+    steps = int(match["epochs"] or 1) * per_epoch
+    return {"step": float(step), "steps": float(steps), **_fields(line, _MINDFORMERS_FIELDS)}
 
 
 _NANOGPT = re.compile(rf"^iter (\d+): loss {_N}, time {_N}\s*ms")

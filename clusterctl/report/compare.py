@@ -109,6 +109,7 @@ def measures(summary: RunSummary) -> list[tuple[str, str]]:
         ("last validation loss", shown(summary.last_eval)),
         ("lowest validation loss", shown(summary.best_eval)),
         ("tokens/s", count(speed.tokens_per_second) if speed.tokens_per_second else ""),
+        ("samples/s", shown(speed.samples_per_second, ".4g")),
         ("seconds per step", shown(speed.step_seconds, ".4g")),
         ("TFLOP/s per device", shown(speed.tflops, ".3g")),
         ("peak memory", size(summary.memory_bytes) if summary.memory_bytes is not None else ""),
@@ -136,6 +137,7 @@ def page(comparison: Comparison) -> str:
         for title, column in (
             ("Loss", "loss"),
             ("Tokens per second", "tokens_per_second"),
+            ("Samples per second", "samples_per_second"),
             ("Seconds per step", "step_seconds"),
         )
     ]

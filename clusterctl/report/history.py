@@ -20,7 +20,10 @@ _STEP = re.compile(
     rb'"tokens": (\d{1,18}), "tokens_per_second": %b, "step_seconds": %b, "skipped": (true|false), "cause": "", '
     rb'"own_seconds": %b, [^\n]*"time": %b\}\n' % ((_NUMBER,) * 7)
 )
-COLUMNS = ("loss", "lr", "grad_norm", "tokens", "tokens_per_second", "step_seconds", "own_seconds", "time")
+# The columns in the order of that form.
+OF_TRAINER = ("loss", "lr", "grad_norm", "tokens", "tokens_per_second", "step_seconds", "own_seconds", "time")
+# Programs whose lines say nothing of tokens may say how many samples they do.
+COLUMNS = (*OF_TRAINER[:5], "samples_per_second", *OF_TRAINER[5:])
 
 
 @dataclass
@@ -76,6 +79,8 @@ class History:
             self.steps.start.append(start)
             for name in COLUMNS:
                 value = metric.facts.get(name)
+                if name == "samples_per_second" and metric.tokens_per_second is not None:
+                    value = None
                 self.steps[name].append(float(value) if isinstance(value, (int, float)) else math.nan)
             return
         if metric.kind == "eval":
@@ -154,8 +159,9 @@ def _add_step(history: History, match: re.Match[bytes]) -> None:
     steps = history.steps
     steps.step.append(int(step))
     steps.start.append(max(len(history.starts) - 1, 0))
-    for name, text in zip(COLUMNS, (loss, lr, norm, tokens, rate, seconds, own, at), strict=True):
+    for name, text in zip(OF_TRAINER, (loss, lr, norm, tokens, rate, seconds, own, at), strict=True):
         steps.columns[name].append(_float(text))
+    steps.columns["samples_per_second"].append(math.nan)
 
 
 def _float(text: bytes) -> float:

@@ -142,6 +142,8 @@ def _tiles(summary: RunSummary) -> Iterable[tuple[str, str]]:
     speed = summary.speed
     if speed.tokens_per_second:
         yield "tokens per second (median step)", count(speed.tokens_per_second)
+    elif speed.samples_per_second:
+        yield "samples per second (median step)", f"{speed.samples_per_second:.4g}"
     if speed.step_seconds and speed.slowest_seconds:
         yield "seconds per step: median, 99 %", f"{speed.step_seconds:.3g}, {speed.slowest_seconds:.3g}"
     if speed.tflops:
@@ -167,6 +169,9 @@ def curves(subject: Subject) -> str:
         charts.line_chart("Loss", [*_by_attempt(subject, "loss"), _validation(history)], marks, wide=True),
         charts.line_chart(
             "Tokens per second", _by_attempt(subject, "tokens_per_second"), marks, from_zero=True
+        ),
+        charts.line_chart(
+            "Samples per second", _by_attempt(subject, "samples_per_second"), marks, from_zero=True
         ),
         charts.line_chart("Seconds per step", _step_times(subject), marks, from_zero=True),
         charts.line_chart("Learning rate", _by_attempt(subject, "lr"), marks, from_zero=True),

@@ -68,6 +68,8 @@ class Speed:
     """How fast a training was, in its median step."""
 
     tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    """Of a program that reports no tokens."""
     step_seconds: float | None = None
     slowest_seconds: float | None = None
     """The 99th percentile of the steps."""
@@ -239,6 +241,7 @@ def _speed(steps: Steps, indexes: Sequence[int], last: Metric) -> Speed:
     later = [index for index in indexes if index not in first] or list(indexes)
     times, rates = _sorted(steps["step_seconds"], later), _sorted(steps["tokens_per_second"], later)
     rate = quantile(rates, 0.5) if rates else None
+    samples = _sorted(steps["samples_per_second"], later)
     tflops, share, at = (
         _model(last.facts.get("tflops")),
         _model(last.facts.get("of_peak")),
@@ -248,6 +251,7 @@ def _speed(steps: Steps, indexes: Sequence[int], last: Metric) -> Speed:
     factor = rate / at if rate and at else None
     return Speed(
         tokens_per_second=rate,
+        samples_per_second=quantile(samples, 0.5) if samples and not rates else None,
         step_seconds=quantile(times, 0.5) if times else None,
         slowest_seconds=quantile(times, 0.99) if times else None,
         tflops=tflops * factor if tflops is not None and factor else None,

@@ -26,6 +26,7 @@ NAMES = {
     "grad_norm": "train/grad_norm",
     "tokens": "train/tokens",
     "tokens_per_second": "speed/tokens_per_second",
+    "samples_per_second": "speed/samples_per_second",
     "step_seconds": "speed/step_seconds",
     "own_seconds": "speed/own_seconds",
 }

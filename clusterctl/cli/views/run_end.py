@@ -85,6 +85,8 @@ def speed_text(speed: Speed) -> str:
     parts = []
     if speed.tokens_per_second:
         parts.append(f"{count(speed.tokens_per_second)} tokens/s")
+    elif speed.samples_per_second:
+        parts.append(f"{number(speed.samples_per_second)} samples/s")
     if speed.step_seconds:
         parts.append(f"{milliseconds(speed.step_seconds)} per step")
     if speed.tflops:

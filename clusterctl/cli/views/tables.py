@@ -233,6 +233,8 @@ def step_text(metric: Metric, left: float | None) -> str:
         parts.append(f"grad {metric.grad_norm:.2f}")
     if metric.tokens_per_second:
         parts.append(f"{count(metric.tokens_per_second)} tokens/s")
+    elif isinstance(rate := metric.facts.get("samples_per_second"), (int, float)) and rate > 0:
+        parts.append(f"{rate:.4g} samples/s")
     if left is not None:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)

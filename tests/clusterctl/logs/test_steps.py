@@ -188,10 +188,11 @@ def test_hugging_faces_losses_without_a_progress_bar_are_counted(tmp_path: Path)
 
 
 def test_mindformers_and_nanogpts_lines() -> None:
-    (step,) = steps_of(MINDFORMERS)
+    step, second = steps_of(MINDFORMERS + MINDFORMERS.replace("Epoch:[  1/", "Epoch:[  2/"))
+    assert (second["step"], second["steps"]) == (1010, 2000), "steps begin again in each epoch"
     assert (step["step"], step["steps"], step["loss"], step["grad_norm"], step["step_seconds"]) == (
         10,
-        1000,
+        2000,
         5.123,
         1.5,
         0.25,

@@ -11,11 +11,14 @@ import pytest
 from rich.console import Console
 
 from clusterctl.cli.views.run_end import end_block
+from clusterctl.cli.views.tables import step_text
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.report.advice import next_commands, resume_text
+from clusterctl.report.compare import measures
 from clusterctl.report.curve import sparkline, thinned
 from clusterctl.report.history import read_history
+from clusterctl.report.page import page
 from clusterctl.report.summary import RunSummary, summarise
 from tests.clusterctl.conftest import Run
 from tests.support.run_folders import BEGAN, START, STEP, end_run, restarted_run, step_line, write_lines
@@ -41,6 +44,25 @@ def test_a_run_with_a_restart_is_summarised(tmp_path: Path) -> None:
     assert summary.checkpoint and (summary.checkpoint.step, summary.checkpoint.here) == (40, "")
 
 
+def test_samples_per_second_are_the_speed_of_a_program_that_reports_no_tokens(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "step":
+            line["samples_per_second"] = 601.5
+    write_lines(run.metrics, lines)
+    assert summarise(run).speed.samples_per_second is None, "tokens say more"
+    for line in lines:
+        line.pop("tokens_per_second", None)
+    write_lines(run.metrics, lines)
+    summary = summarise(run)
+    assert summary.speed.samples_per_second == 601.5
+    assert "601.5 samples/s, 500 ms per step" in text_of(summary)
+    assert "Samples per second" in page(run) and "Tokens per second" not in page(run)
+    assert ["samples/s", "601.5"] in [list(row) for row in measures(summary)]
+    assert step_text(read_history(run).last, None).endswith("601.5 samples/s")
+
+
 def test_attempts_have_their_steps_their_times_and_their_causes(tmp_path: Path) -> None:
     first, second = summarise(restarted_run(tmp_path)).attempts
     assert (first.number, first.from_step, first.to_step, first.phase) == (1, 0, 25, "failed")
@@ -56,10 +78,10 @@ def test_the_fast_reader_of_steps_reads_the_same_as_json(tmp_path: Path) -> None
     run.metrics.write_text(run.metrics.read_text().replace('"skipped": false', '"skipped":  false'))
     slow = read_history(run)
     assert len(fast.steps) == 45
-    assert (fast.steps.step, fast.steps.start, fast.steps.columns, fast.last) == (
+    assert (fast.steps.step, fast.steps.start, repr(fast.steps.columns), fast.last) == (
         slow.steps.step,
         slow.steps.start,
-        slow.steps.columns,
+        repr(slow.steps.columns),
         slow.last,
     )
 
