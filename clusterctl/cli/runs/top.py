@@ -100,6 +100,8 @@ class LiveScreen:
                         self.press(key)
             finally:
                 self.closed.set()
+                # tmux mixes this screen into the one below if the terminal was resized.
+                console.clear()
 
     def press(self, key: str) -> None:
         """Act on a key."""

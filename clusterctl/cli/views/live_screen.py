@@ -240,6 +240,8 @@ class RankRows:
         if len(ranks) > most:
             position = f"  {self.begin + 1}-{self.begin + len(visible)} of {len(ranks)}"
             drawn[0] = (*drawn[0], (position, "dim"))
+        if board.text:
+            drawn[0] = (*drawn[0], (f"  filter: {escape_controls(board.text)}", "bold"))
         if not ranks:
             empty = f"no rank matches {board.text}" if board.text else "no rank is known yet"
             drawn.append(((f"  {escape_controls(empty)}", "dim"),))

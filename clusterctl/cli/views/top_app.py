@@ -161,6 +161,12 @@ class TopApp(App[None]):
         self.tick()
         self.set_interval(FRAME, self.tick)
 
+    def on_unmount(self) -> None:
+        """Clear this screen before it is left: tmux mixes it into the one below if the terminal was resized."""
+        if self._driver is not None:
+            self._driver.write("\x1b[H\x1b[2J")
+            self._driver.flush()
+
     def on_resize(self) -> None:
         self.call_after_refresh(self.tick)
 

@@ -190,11 +190,11 @@ def test_a_real_terminal_is_left_as_it_was(tmp_path: Path, option: str) -> None:
         assert text in shown, shown
         return shown
 
-    tmux("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "-c", str(tmp_path), "sh")
+    tmux("-f", "/dev/null", "new-session", "-d", "-x", "60", "-y", "24", "-c", str(tmp_path), "sh")
     try:
         tmux(
             "send-keys",
-            f"stty -a | md5sum; {sys.executable} -m clusterctl top tiny {option}; stty -a | md5sum; echo END=$?",
+            f"stty -g | md5sum; {sys.executable} -m clusterctl top tiny {option}; stty -g | md5sum; echo END=$?",
             "Enter",
         )
         wait_for("line 99 of rank 0")
@@ -202,9 +202,16 @@ def test_a_real_terminal_is_left_as_it_was(tmp_path: Path, option: str) -> None:
         wait_for("line 99 of rank 1")
         tmux("resize-window", "-x", "60", "-y", "20")
         assert max(map(len, wait_for("RANK").splitlines())) <= 60
+        for size in (("30", "8"), ("100", "30")):
+            tmux("resize-window", "-x", size[0], "-y", size[1])
+            time.sleep(1)
+        wait_for("line 99 of rank 1")
         tmux("send-keys", "q")
         after = wait_for("END=0")
-        sums = [line for line in after.splitlines() if line.endswith("  -")]
-        assert len(sums) == 2 and "line 99" not in after
+        # The smaller screen pushed the first one into the history.
+        history = tmux("capture-pane", "-p", "-S", "-").splitlines()
+        sums = [line.split()[-2] for line in history if line.endswith("  -")]
+        assert len(sums) == 2 and len(set(sums)) == 1
+        assert "line 99" not in after and "RANK" not in after and "tiny-" not in after
     finally:
         tmux("kill-server")

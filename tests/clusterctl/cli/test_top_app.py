@@ -88,6 +88,7 @@ def test_it_shows_the_board_and_its_keys_move_filter_and_switch(tmp_path: Path) 
         # Letters of a filter are no keys.
         await pilot.press("slash", "n", "o", "d", "e", "2", "enter")
         assert app.board.text == "node2" and [row[2:].split()[0] for row in ranks(app)[1:]] == ["1", "3"]
+        assert ranks(app)[0].endswith("filter: node2")
         await pilot.press("slash", "escape")
         assert app.board.text == "" and len(ranks(app)) == 5
         await pilot.press("l")
