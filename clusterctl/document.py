@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
-from clusterctl.json_types import JsonObject
 from clusterctl.text import escape_controls
 
 # The largest hand-written inventory that is known has 100 KB.
@@ -185,8 +184,8 @@ class _Builder:
             return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
         return self.mapping(node, path)
 
-    def mapping(self, node: Any, path: Key) -> JsonObject:
-        result: JsonObject = {}
+    def mapping(self, node: Any, path: Key) -> dict[str, object]:
+        result: dict[str, object] = {}
         for key_node, value_node in node.value:
             if key_node.id != "scalar":
                 self.refuse(key_node, "a key must be a word", "as in {key: value}")
@@ -293,7 +292,7 @@ class Section:
         if value is not None and not isinstance(value, dict):
             self.fault("", f"must be a mapping, not {_describe(value)}", _EXAMPLES[dict])
             value = {}
-        self.value: JsonObject = value or {}
+        self.value: dict[str, object] = value or {}
 
     def fault(self, key: str, problem: str, remedy: str = "") -> None:
         self.faults.append(self.document.fault((*self.path, key) if key else self.path, problem, remedy))

@@ -22,7 +22,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from trainer.errors import InputError
-from trainer.json_types import JsonObject
 
 TEMPLATE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
@@ -52,9 +51,9 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[JsonObject],
+        messages: Sequence[dict[str, object]],
         prompt: bool = False,
-        tools: Sequence[JsonObject] | None = None,
+        tools: Sequence[dict[str, object]] | None = None,
         more: Mapping[str, object] | None = None,
     ) -> str:
         """Return the text of messages; with `prompt`, followed by what begins an answer."""
@@ -62,9 +61,9 @@ class ChatTemplate:
 
     def tracked(
         self,
-        messages: Sequence[JsonObject],
+        messages: Sequence[dict[str, object]],
         prompt: bool = False,
-        tools: Sequence[JsonObject] | None = None,
+        tools: Sequence[dict[str, object]] | None = None,
         more: Mapping[str, object] | None = None,
     ) -> tuple[str, Spans]:
         """Return the text, and the ranges of characters that the template marks as answers."""
@@ -112,7 +111,7 @@ def read_template(tokenizer: Path, named: Path | None = None) -> ChatTemplate | 
     return ChatTemplate(source, spelled_tokens(config)) if source else None
 
 
-def spelled_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def spelled_tokens(config: Mapping[str, object]) -> dict[str, str]:
     """Return the special tokens that a tokenizer_config.json names."""
     found = {}
     for name in TOKEN_NAMES:
@@ -123,7 +122,7 @@ def spelled_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _config(file: Path) -> Mapping[str, Any]:
+def _config(file: Path) -> Mapping[str, object]:
     try:
         config = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -141,7 +140,7 @@ def _of_config(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _with_reasoning(message: JsonObject) -> JsonObject:
+def _with_reasoning(message: dict[str, object]) -> dict[str, object]:
     found = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
@@ -194,10 +193,10 @@ class _Answers(jinja2.ext.Extension):
 class _Dict:
     """`dict` for templates, without the attributes of the class."""
 
-    def __call__(self, *values: Any, **named: Any) -> JsonObject:
+    def __call__(self, *values: Any, **named: Any) -> dict[str, object]:
         return dict(*values, **named)
 
-    def fromkeys(self, *values: Any) -> JsonObject:
+    def fromkeys(self, *values: Any) -> dict[str, object]:
         return dict.fromkeys(*values)
 
 

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Metrics = Sequence[Mapping[str, Any]]
 
-
-def steps_of(metrics: Metrics) -> list[Mapping[str, Any]]:
+def steps_of(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [record for record in metrics if record["event"] == "step"]
 
 
-def first_step(metrics: Metrics) -> float | None:
-    """Return when the first step was done; None before that."""
+def first_step(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return when the first step was done."""
     return next((float(record["time"]) for record in steps_of(metrics)), None)
 
 
@@ -33,8 +31,9 @@ class Return:
     """How often the ranks started to train after the kill: more than once if a restart failed."""
 
 
-def recovered(metrics: Metrics, killed: float) -> Return | None:
-    """Return how a training recovered from a kill; None if it has not yet. Repeated steps are not new steps."""
+def recovered(metrics: Sequence[Mapping[str, Any]], killed: float) -> Return | None:
+    """Return how a training recovered from a kill; None if it has not yet. Repeated steps are not new
+    steps."""
     places = [i for i, record in enumerate(metrics) if record["event"] == "start" and record["time"] > killed]
     if not places:
         return None
@@ -86,7 +85,7 @@ class Goodput:
         return max(0.0, self.wall - self.counted - self.again - self.saving)
 
 
-def goodput(metrics: Metrics, began: float, ended: float) -> Goodput:
+def goodput(metrics: Sequence[Mapping[str, Any]], began: float, ended: float) -> Goodput:
     """Return how the time from `began` to `ended` was spent."""
     inside = [record for record in metrics if began <= record["time"] <= ended]
     last: dict[int, float] = {}

@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.train.field import (
     Field,
@@ -35,6 +34,7 @@ from bench.train.field import (
     start_all,
     take_turns,
 )
+from clusterctl.json_types import JsonObject
 from trainer.config.model import ModelConfig
 
 # For processors without bf16 products, on which a bf16 step of the peers takes minutes.
@@ -58,7 +58,6 @@ WORKS = {
 # The smallest number of rounds.
 LEAST = 3
 KINDS = ("ours", "eager", "compile", "huggingface", "megatron", "products", "loop", "loop-eager")
-Answer = dict[str, Any]
 
 
 def say(text: str) -> None:
@@ -101,7 +100,7 @@ def flops_a_token(model: ModelConfig) -> float:
     return 6.0 * model.parameters() + 12.0 * model.layers * model.hidden * model.sequence
 
 
-def measure(name: str, options: argparse.Namespace) -> Answer:
+def measure(name: str, options: argparse.Namespace) -> JsonObject:
     """Measure one row and return every subject's figures."""
     tuned, work = name.endswith("-tuned"), WORKS[name.removesuffix("-tuned")]
     subjects = together() if work.ranks > 1 else alone(tuned)
@@ -123,7 +122,7 @@ def measure(name: str, options: argparse.Namespace) -> Answer:
         return answer(name, field, subjects, "cpu" if options.cpu else "seconds")
 
 
-def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> Answer:
+def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> JsonObject:
     rates = next(
         (candidate for candidate in subjects if candidate.kind == "products" and candidate.steps), None
     )
@@ -155,8 +154,8 @@ def answer(name: str, field: Field, subjects: list[Subject], clock: str) -> Answ
     return {**about, "subjects": found}
 
 
-def table(found: Answer) -> str:
-    """Return a row as text; `ours is` is the trainer's tokens/s divided by the subject's tokens/s."""
+def table(found: JsonObject) -> str:
+    """Return a row as text; `ours is` is the trainer's tokens/s divided by the subject's."""
     measured = [subject for subject in found["subjects"] if "missing" not in subject]
     each = f"{found['flops_a_token'] / 1e6:.0f} MFLOP a token (PaLM)"
     clock = ", processor time" if found["clock"] == "cpu" else ""
@@ -208,8 +207,8 @@ SHARE = 0.88
 MEMORY = 0.8
 
 
-def verdicts(found: Answer) -> list[str]:
-    """Return a line for each target of a row, with the measured ratio."""
+def verdicts(found: JsonObject) -> list[str]:
+    """Return a line for each target of a row, with the ratio reached."""
     rate = {
         subject["subject"]: subject["tokens_per_second"]
         for subject in found["subjects"]
@@ -230,22 +229,22 @@ def verdict(target: str, reached: float, least: float) -> str:
     return f"  {target}: {reached:.2f}, at least {least:.2f} wanted{'' if reached >= least else ': MISSED'}"
 
 
-def is_ours(subject: Answer) -> bool:
+def is_ours(subject: JsonObject) -> bool:
     return str(subject["subject"]).startswith("clusterctl")
 
 
-def not_there(found: Answer) -> list[str]:
+def not_there(found: JsonObject) -> list[str]:
     missing = [subject for subject in found["subjects"] if "missing" in subject]
     return [f"  {subject['subject']:<30}not measured: {subject['missing']}" for subject in missing]
 
 
-def speed(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
+def speed(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     found = measure(name, options)
     return found, table(found)
 
 
-def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
-    """Measure a row on a CUDA device as on a CPU, or report that there is no such device."""
+def gpu(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
+    """Measure a row on a CUDA device as on a CPU, or report that there is none."""
     ask = "import torch; print(torch.cuda.is_available())"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     if done.stdout.strip() == "True":
@@ -253,8 +252,8 @@ def gpu(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
     return {"row": name, "missing": "no CUDA device"}, f"{name}: not measured: torch sees no CUDA device here"
 
 
-def memory(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
-    """Measure the peak memory of steps, one subject after the other; other load on the machine does not affect it."""
+def memory(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
+    """Measure the peak memory of steps, one subject after another; other load on the machine does not change it."""
     subjects = [
         Subject("clusterctl", "ours", tuned=True),
         Subject("torch.compile", "compile", tuned=False),
@@ -278,7 +277,7 @@ def memory(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
     return found, memory_table(found)
 
 
-def memory_table(found: Answer) -> str:
+def memory_table(found: JsonObject) -> str:
     lines = ["memory: 124M, bf16, highest resident memory of steps after a warm-up, GB"]
     measured = [subject for subject in found["subjects"] if "missing" not in subject]
     lines.append(f"  {'':<26}{'without libraries':>15}{'whole':>8}{'ours is':>9}")
@@ -295,7 +294,7 @@ def memory_table(found: Answer) -> str:
     return "\n".join(lines + not_there(found))
 
 
-def losses(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
+def losses(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     from bench.train.losses import losses_row, losses_table
 
     with scratch() as folder:
@@ -303,14 +302,14 @@ def losses(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
     return found, losses_table(found)
 
 
-def start(name: str, options: argparse.Namespace) -> tuple[Answer, str]:
+def start(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     from bench.train.start import TURNS, start_row, start_table
 
     found = start_row(TURNS, say)
     return found, start_table(found)
 
 
-ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[Answer, str]]] = {
+ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[JsonObject, str]]] = {
     "124m-bf16": speed,
     "124m-bf16-tuned": speed,
     "124m-fp32": speed,

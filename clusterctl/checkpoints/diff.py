@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.files.saved import OLD_FORMAT, PARTS, Damaged, Manifest, boxes_of
 from clusterctl.checkpoints.checkpoint import Checkpoint
@@ -193,7 +193,7 @@ def compare_here(first: Path, second: Path, sides: tuple[Side, Side]) -> Compare
     return Compared(found, shapes_that_differ(*sides))
 
 
-def _ask_node(holder: NodeHolder, code: str, question: Mapping[str, Any]) -> object:
+def _ask_node(holder: NodeHolder, code: str, question: Mapping[str, object]) -> object:
     """Run the trainer of the run on a node; return its answer."""
     python = rank_python(holder.node.python, holder.node.setup)
     if python.startswith("~/"):

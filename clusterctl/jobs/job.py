@@ -21,7 +21,7 @@ from clusterctl.inventory.setup import Setup, require_files, take_setup
 from clusterctl.jobs import launchers
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.parts.data_source import take_data_store, take_data_there, take_storage
-from clusterctl.jobs.parts.engine_file import Train, with_engine_file
+from clusterctl.jobs.parts.engine_file import with_engine_file
 from clusterctl.jobs.parts.interconnect import NetworkOptions, read_network
 from clusterctl.jobs.parts.notify import FORMS, problem_of
 from clusterctl.jobs.parts.own_table import take_rank_table
@@ -52,7 +52,7 @@ class Job:
     name: str
     command: tuple[str, ...] = ()
     """The program and its arguments; empty if `train` is given."""
-    train: Train = field(default=None, hash=False)
+    train: dict[str, object] | None = field(default=None, hash=False)
     nodes: str | None = None
     devices: tuple[int, ...] | None = None
     """The devices to use on each node, in the order of the ranks; None means all."""

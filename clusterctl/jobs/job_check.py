@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from clusterctl.document import Key
 from clusterctl.environment import inherited
@@ -20,7 +19,6 @@ from clusterctl.inventory.cluster import (
 from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.jobs.job import Job, devices_on, rank_table_wanted
-from clusterctl.jobs.parts.engine_file import Train
 from clusterctl.jobs.parts.interconnect import network_faults
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_faults, saving_of
@@ -93,7 +91,7 @@ def _problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
         yield ("network", key), problem, remedy
 
 
-def _placeholder_problems(job: Job, parts: Mapping[str, Any], known: tuple[str, ...]) -> Iterator[Problem]:
+def _placeholder_problems(job: Job, parts: Mapping[str, object], known: tuple[str, ...]) -> Iterator[Problem]:
     """Yield each placeholder that is unknown, or needs data that the job does not name."""
     # `--set data=null` plans a job without its data.
     no_data = not (job.data or job.data_there or job.data_store) and ("data",) not in (
@@ -106,7 +104,7 @@ def _placeholder_problems(job: Job, parts: Mapping[str, Any], known: tuple[str, 
             yield path, "{data} is used, but the job has no data", "data: FOLDER"
 
 
-def train_part(job: Job, cluster: Cluster) -> Train:
+def train_part(job: Job, cluster: Cluster) -> dict[str, object] | None:
     """Return the train part with the kind and number of devices from the inventory, unless the job has its own."""
     hardware = (job.train or {}).get("hardware") or {}
     if job.train is None or not isinstance(hardware, dict) or not cluster.nodes:

@@ -149,7 +149,7 @@ def from_json(value: Any) -> RunRecord:
     return record
 
 
-def _with_readable_job(value: Mapping[str, Any]) -> dict[str, object]:
+def _with_readable_job(value: Mapping[str, object]) -> dict[str, object]:
     """Replace a job that a newer version wrote in a way that this one cannot read; stopping a run needs none."""
     try:
         decode(Job, value.get("job"), "job")

@@ -12,7 +12,6 @@ from clusterctl.document import Document
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.pods import ModelArtsOptions
-from clusterctl.json_types import JsonObject
 from clusterctl.platforms.request import saved_name
 
 # Where ModelArts copies the code folder to.
@@ -23,12 +22,12 @@ RESERVED = "MA_"
 MAX_VARIABLES = 100
 
 
-def training_job(job: Job, job_file: Path, image: str = "") -> JsonObject:
+def training_job(job: Job, job_file: Path, image: str = "") -> dict[str, object]:
     """Return the request that starts a job; raise InputFaults with everything that ModelArts would refuse."""
     options = job.modelarts or ModelArtsOptions()
     image = image or options.image or (job.container.image if job.container else "")
     _check(job, options, image)
-    algorithm: JsonObject = {
+    algorithm: dict[str, object] = {
         "engine": {"image_url": image},
         "code_dir": _path(options.code),
         "local_code_dir": CODE_FOLDER,
@@ -43,10 +42,10 @@ def training_job(job: Job, job_file: Path, image: str = "") -> JsonObject:
         "inputs": _folders("data", options.inputs),
         "outputs": _folders("output", options.outputs),
     }
-    resource: JsonObject = {"flavor_id": options.flavor, "node_count": options.nodes}
+    resource: dict[str, object] = {"flavor_id": options.flavor, "node_count": options.nodes}
     if options.pool:
         resource["pool_id"] = options.pool
-    spec: JsonObject = {"resource": resource}
+    spec: dict[str, object] = {"resource": resource}
     if options.log:
         spec["log_export_path"] = {"obs_url": _path(options.log)}
     return {
@@ -97,7 +96,7 @@ def _last(url: str) -> str:
     return _path(url).strip("/").rpartition("/")[2]
 
 
-def _folders(prefix: str, folders: Mapping[str, str]) -> list[JsonObject]:
+def _folders(prefix: str, folders: Mapping[str, str]) -> list[dict[str, object]]:
     return [
         {"name": f"{prefix}_{number}", "local_dir": folder, "remote": {"obs": {"obs_url": _path(url)}}}
         for number, (folder, url) in enumerate(folders.items())

@@ -15,7 +15,6 @@ import sys
 import time
 from typing import Any, Dict, TextIO
 
-Order = Dict[str, Any]
 MARK = ".clusterctl-environment"
 # Seconds to wait for another installation on the same node.
 PATIENCE = 600
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> int:
     return 1 if "refused" in answer else 0
 
 
-def install(order: Order) -> Order:
+def install(order: Dict[str, Any]) -> Dict[str, Any]:
     """Install what the order names, and return what is there now."""
     began = time.time()
     folder, link = os.path.expanduser(order["folder"]), os.path.expanduser(order["link"])
@@ -89,7 +88,7 @@ def read_mark(folder: str) -> str:
     return fingerprint if os.access(os.path.join(folder, "bin", "python"), os.X_OK) else ""
 
 
-def fill(folder: str, order: Order) -> None:
+def fill(folder: str, order: Dict[str, Any]) -> None:
     """Create the environment and install every package of the lock file; mark it as complete."""
     python = os.path.join(folder, "bin", "python")
     pip_wheel = sorted(glob.glob(os.path.join(glob.escape(order["wheels"]), "pip-*.whl")))

@@ -264,7 +264,7 @@ def _from_report(report: Report, source: str) -> RankTable:
     return _from_groups(report.value) if report.version == "" else _from_concise(report.value)
 
 
-def _rest(value: Mapping[str, Any], known: set[str]) -> JsonObject:
+def _rest(value: Mapping[str, object], known: set[str]) -> JsonObject:
     return {} if value.keys() <= known else {key: inner for key, inner in value.items() if key not in known}
 
 

@@ -43,7 +43,7 @@ def flat_config(record: RunRecord, history: History) -> dict[str, str]:
     return {key: _text(value) for key, value in {**facts, **flat(train, "train")}.items()}
 
 
-def flat(value: Mapping[str, Any], prefix: str) -> dict[str, object]:
+def flat(value: Mapping[str, object], prefix: str) -> dict[str, object]:
     """Return nested mappings as one with dotted keys."""
     result: dict[str, object] = {}
     for key, inner in value.items():

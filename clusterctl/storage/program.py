@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 # A JSON object each: what is to be done, and what was done.
-Order = dict[str, Any]
-Answer = Order
 # Bytes of a piece; larger for files that would have more than 9,000: S3 allows 10,000 parts.
 PIECE, MOST_PIECES = 16 << 20, 9_000
 THREADS = 8
@@ -66,7 +64,7 @@ def main() -> int:
             sys.stdout.flush()
 
     try:
-        answer: Order = {"result": carry_out(order, report)}
+        answer: dict[str, Any] = {"result": carry_out(order, report)}
     except Refused as refused:
         answer = {"refused": str(refused), "hint": refused.hint}
     sys.stdout.write(json.dumps(answer) + "\n")
@@ -74,7 +72,7 @@ def main() -> int:
     return 1 if "refused" in answer else 0
 
 
-def carry_out(order: Order, report: Callable[[int], None]) -> Answer:
+def carry_out(order: dict[str, Any], report: Callable[[int], None]) -> dict[str, Any]:
     """Return the result of an order; raise Refused with what went wrong and where."""
     store = Store(order["store"], patient=order["action"] != "probe")
     actions: dict[str, Callable[[], Any]] = {
@@ -91,7 +89,7 @@ def carry_out(order: Order, report: Callable[[int], None]) -> Answer:
 class Store:
     """One bucket."""
 
-    def __init__(self, how: Order, patient: bool = True) -> None:
+    def __init__(self, how: dict[str, Any], patient: bool = True) -> None:
         try:
             import boto3
             import botocore.config
@@ -102,7 +100,7 @@ class Store:
         self._bucket, self._scheme = how["bucket"], how["scheme"]
         key, secret, token = how["keys"] or (None, None, None)
         # Many stores that speak S3's protocol refuse its newer checksums; we send an MD5 of our own.
-        self._settings: Order = {
+        self._settings: dict[str, Any] = {
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
             "connect_timeout": 10 if patient else 5,
@@ -164,7 +162,7 @@ class Store:
         with self._at(key):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=data, ContentMD5=_md5(data))
 
-    def publish(self, objects: list[Order]) -> None:
+    def publish(self, objects: list[dict[str, Any]]) -> None:
         """Write small objects one after the other: the last one counts for the others."""
         for entry in objects:
             self.put(entry["key"], entry["text"].encode())
@@ -182,9 +180,9 @@ class Store:
                 return None
             raise
 
-    def names(self, prefix: str, delimiter: str) -> Answer:
+    def names(self, prefix: str, delimiter: str) -> dict[str, Any]:
         """Return the folders below a prefix, and the sizes and ETags of its objects."""
-        found: Answer = {"folders": [], "sizes": {}, "tags": {}}
+        found: dict[str, Any] = {"folders": [], "sizes": {}, "tags": {}}
         with self._at(prefix):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=prefix, Delimiter=delimiter):
@@ -196,12 +194,14 @@ class Store:
 
     # ---- uploads
 
-    def upload(self, files: list[Order], report: Callable[[int], None]) -> Answer:
+    def upload(self, files: list[dict[str, Any]], report: Callable[[int], None]) -> dict[str, Any]:
         """Send files; return for each name its size, and the hash of each piece."""
         with _pool() as pool:
             return {entry["name"]: self._upload(entry["path"], entry["key"], report, pool) for entry in files}
 
-    def _upload(self, path: str, key: str, report: Callable[[int], None], pool: ThreadPoolExecutor) -> Order:
+    def _upload(
+        self, path: str, key: str, report: Callable[[int], None], pool: ThreadPoolExecutor
+    ) -> dict[str, Any]:
         handle = _open(path, os.O_RDONLY)
         try:
             size = os.fstat(handle).st_size
@@ -276,7 +276,7 @@ class Store:
 
     # ---- downloads
 
-    def download(self, files: list[Order], report: Callable[[int], None]) -> Answer:
+    def download(self, files: list[dict[str, Any]], report: Callable[[int], None]) -> dict[str, Any]:
         """Fetch objects to files; return how many bytes were fetched, and how many were there already."""
         total = {"fetched": 0, "present": 0}
         with _pool() as pool:
@@ -287,7 +287,7 @@ class Store:
         return total
 
     def _download(
-        self, entry: Order, report: Callable[[int], None], pool: ThreadPoolExecutor
+        self, entry: dict[str, Any], report: Callable[[int], None], pool: ThreadPoolExecutor
     ) -> tuple[int, int]:
         path, key, size = os.path.expanduser(entry["path"]), entry["key"], entry["bytes"]
         piece, hashes = entry["piece"], entry["pieces"]

@@ -6,11 +6,10 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.agent.frames import CHUNK, Frame
 from clusterctl.errors import ClusterctlError
-from clusterctl.json_types import JsonObject
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Connection:
         self.node = node
         self._hello: Hello | None = None
 
-    def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
+    def open(self, op: str, params: Mapping[str, object]) -> PendingRequest:
         """Send a request whose body and reply are streams. Most callers want `request`, `call` or `run`."""
         raise NotImplementedError
 
@@ -76,7 +75,7 @@ class Connection:
         return 0.0
 
     def request(
-        self, op: str, params: Mapping[str, Any] | None = None, body: Body | None = None
+        self, op: str, params: Mapping[str, object] | None = None, body: Body | None = None
     ) -> Iterator[Frame]:
         """Yield the chunks of the reply (`.fields`, `.payload`) as they arrive.
 
@@ -96,13 +95,15 @@ class Connection:
             if not finished:
                 request.cancel()
 
-    def call(self, op: str, params: Mapping[str, Any] | None = None, body: Body | None = None) -> JsonObject:
+    def call(
+        self, op: str, params: Mapping[str, object] | None = None, body: Body | None = None
+    ) -> dict[str, object]:
         """Return the result of an operation that sends no chunks."""
         request = self.open(op, dict(params or {}))
         _send_body(request, body)
         return request.end()
 
-    def ask(self, kind: type[T], op: str, params: Mapping[str, Any] | None = None) -> T:
+    def ask(self, kind: type[T], op: str, params: Mapping[str, object] | None = None) -> T:
         """Return the result of an operation as a `kind`."""
         return read_answer(kind, self.call(op, params), self.node, op)
 
@@ -112,7 +113,7 @@ class Connection:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        setup: Mapping[str, Any] | None = None,
+        setup: Mapping[str, object] | None = None,
         stdin: Body | None = None,
         timeout: float | None = None,
         on_output: Callable[[str, bytes], None] | None = None,
@@ -122,7 +123,12 @@ class Connection:
         `on_output("stdout" or "stderr", bytes)` receives the output as it arrives; without it the output is
         collected, at most MOST_OUTPUT bytes.
         """
-        params: JsonObject = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "timeout": timeout}
+        params: dict[str, object] = {
+            "argv": list(argv),
+            "env": dict(env or {}),
+            "cwd": cwd,
+            "timeout": timeout,
+        }
         params["stdin"] = stdin is not None
         if setup is not None:
             params["setup"] = dict(setup)
@@ -234,7 +240,7 @@ class LinkConnection(Connection):
         super().__init__(link.node)
         self.link = link
 
-    def open(self, op: str, params: Mapping[str, Any]) -> PendingRequest:
+    def open(self, op: str, params: Mapping[str, object]) -> PendingRequest:
         return self.link.open(op, dict(params))
 
     def close(self) -> None:

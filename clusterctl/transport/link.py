@@ -30,7 +30,6 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
-from clusterctl.json_types import JsonObject
 from clusterctl.transport.agent_code import agent_files, agent_hash, first_lines, wanted_files
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, Pipe, last_line
 from clusterctl.transport.poller import poller
@@ -86,7 +85,7 @@ class PendingRequest:
 
     def __init__(self, link: Link, number: int, op: str) -> None:
         self.op = op
-        self.result: JsonObject | None = None
+        self.result: dict[str, object] | None = None
         """The result of the operation, once the reply was read to its end."""
         self._link = link
         self._id = number
@@ -121,7 +120,7 @@ class PendingRequest:
         if not self._link.is_closed:
             self._link.send(Frame(self._id, "cancel", {}))
 
-    def take(self, frame: Frame, failure: Callable[[JsonObject], ClusterctlError]) -> None:
+    def take(self, frame: Frame, failure: Callable[[dict[str, object]], ClusterctlError]) -> None:
         """Process one frame of the reply in the reading thread; raise BadFrame if it is invalid."""
         if frame.kind == "credit":
             self.window.give(credit_of(frame))
@@ -181,7 +180,7 @@ class PendingRequest:
                 return
             yield frame
 
-    def end(self) -> JsonObject:
+    def end(self) -> dict[str, object]:
         """Read the reply to its end and return the result."""
         size = 0
         for frame in self:
@@ -233,7 +232,7 @@ class Link:
         else:
             poller().add(self._file, self)
 
-    def open(self, op: str, params: JsonObject) -> PendingRequest:
+    def open(self, op: str, params: dict[str, object]) -> PendingRequest:
         """Send a request; its reply is read from the returned object."""
         return self.ask(op, to_payload(params), lambda number: PendingRequest(self, number, op))
 
@@ -420,7 +419,7 @@ class Link:
         if frame.kind in ("end", "fail"):
             self.forget(frame.id)
 
-    def _failure(self, value: JsonObject) -> RequestFailed:
+    def _failure(self, value: dict[str, object]) -> RequestFailed:
         trace = f"\n{value['traceback']}" if value.get("traceback") else ""
         return RequestFailed(self.node, str(value.get("kind")), f"{value.get('message')}{trace}")
 

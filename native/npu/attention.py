@@ -78,7 +78,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, heads: int, **form: Any) -> Tensor:
     return out
 
 
-def _form(q: Tensor, k: Tensor, mask: Mask) -> Mapping[str, Any]:
+def _form(q: Tensor, k: Tensor, mask: Mask) -> Mapping[str, object]:
     """Return the arguments that describe a causal attention with `mask`."""
     queries, keys = q.shape[-2], k.shape[-2]
     if mask.is_empty:
@@ -119,7 +119,11 @@ def _documents(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
     """Return the attention of every document to itself, all as sequences of one row of tokens."""
     batch, heads, length, dim = q.shape
     rows, keys, values = (x.transpose(1, 2).reshape(batch * length, x.shape[1], dim) for x in (q, k, v))
-    form: Mapping[str, Any] = {"atten_mask": _future(q.device), "sparse_mode": CAUSAL, "input_layout": "TND"}
+    form: Mapping[str, object] = {
+        "atten_mask": _future(q.device),
+        "sparse_mode": CAUSAL,
+        "input_layout": "TND",
+    }
     out = _call(rows, keys, values, heads, actual_seq_qlen=ends, actual_seq_kvlen=ends, **form)
     return out.view(batch, length, heads, dim).transpose(1, 2)
 

@@ -86,7 +86,7 @@ class Origin:
         return {**document, **self.facts, **before}
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Origin:
+    def read(cls, given: Mapping[str, object]) -> Origin:
         known = {key: str(given.get(key, "")) for key in ("format", "path", "family")}
         facts = {key: value for key, value in given.items() if key not in (*known, "origin")}
         before = given.get("origin")

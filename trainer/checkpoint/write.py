@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +76,7 @@ def _hash_widths() -> dict[str, int]:
     return {HASHES: 32, **({CHECKSUMS: checksum.SIZE} if checksum.is_available() else {})}
 
 
-def _header(entries: Mapping[str, Any], hashes: Mapping[str, str]) -> bytes:
+def _header(entries: Mapping[str, object], hashes: Mapping[str, str]) -> bytes:
     """Return the start of a file: the length of its header, and the header, padded to a multiple of 8."""
     metadata = {"format": "pt", PIECE_BYTES: str(PIECE), **hashes}
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()

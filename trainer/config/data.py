@@ -100,7 +100,7 @@ class DataIdentity:
         return {"corpora": list(self.corpora), **tokens, "order": dict(self.order)}
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> DataIdentity:
+    def read(cls, given: Mapping[str, object]) -> DataIdentity:
         corpora, order, tokens = (given.get(key) for key in ("corpora", "order", "tokens"))
         return cls(
             tuple(map(str, corpora)) if isinstance(corpora, list) else (),

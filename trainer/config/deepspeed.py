@@ -15,7 +15,6 @@ from trainer.json_types import JsonObject
 KEY = "train.engine.deepspeed"
 # Hugging Face's word for "as the job says".
 AUTO = "auto"
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -94,13 +93,13 @@ REFUSED = {
 OPTIMIZERS = ("Adam", "AdamW")
 
 
-def settings_of(text: str) -> Settings:
+def settings_of(text: str) -> Mapping[str, Any]:
     """Return what DeepSpeed gets as it is written."""
-    found: Settings = json.loads(text) if text else {}
+    found: Mapping[str, Any] = json.loads(text) if text else {}
     return found
 
 
-def parts_on_disk(given: Settings) -> dict[str, Settings]:
+def parts_on_disk(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the settings of what DeepSpeed keeps in files."""
     zero = given.get("zero_optimization") or {}
     parts = {part: zero.get(part) or {} for part in OFFLOADED}
@@ -143,7 +142,7 @@ def with_settings(raw: Mapping[str, Any], faults: list[Fault]) -> JsonObject:
     return merged
 
 
-def _get(settings: Settings, path: str) -> Any:
+def _get(settings: Mapping[str, Any], path: str) -> Any:
     value: Any = settings
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -170,7 +169,7 @@ def _adopt(merged: JsonObject, path: str, key: str, value: object, faults: list[
         faults.append(Fault(f"{KEY}.{path}", problem, "make them equal, or leave one of them out"))
 
 
-def _precision(given: Settings, merged: JsonObject, faults: list[Fault]) -> None:
+def _precision(given: Mapping[str, Any], merged: JsonObject, faults: list[Fault]) -> None:
     bf16 = "bfloat16" if "bfloat16" in given else "bf16"
     enabled = [
         name for name, key in (("fp16", "fp16"), ("bf16", bf16)) if _get(given, f"{key}.enabled") is True
@@ -194,7 +193,7 @@ def _precision(given: Settings, merged: JsonObject, faults: list[Fault]) -> None
         merged["loss_scale"] = fixed
 
 
-def _offload(given: Settings, merged: JsonObject, faults: list[Fault]) -> None:
+def _offload(given: Mapping[str, Any], merged: JsonObject, faults: list[Fault]) -> None:
     for part in OFFLOADED:
         path = f"zero_optimization.{part}"
         device = _get(given, f"{path}.device")
@@ -211,7 +210,7 @@ def _offload(given: Settings, merged: JsonObject, faults: list[Fault]) -> None:
             _adopt(merged, f"{path}.device", "offload", True, faults)
 
 
-def _nvme_faults(given: Settings, path: str, merged: Settings) -> Iterator[Fault]:
+def _nvme_faults(given: Mapping[str, Any], path: str, merged: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield what keeps a part from being moved to a disk."""
     folder = _get(given, f"{path}.nvme_path")
     if not isinstance(folder, str) or not folder.startswith("/"):
@@ -225,7 +224,7 @@ def _nvme_faults(given: Settings, path: str, merged: Settings) -> Iterator[Fault
         yield Fault(f"{KEY}.{path}.device", problem, "device: cpu")
 
 
-def _unsupported(given: Settings) -> Iterator[Fault]:
+def _unsupported(given: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield the settings that the trainer does not follow; disabled ones change nothing."""
     known = [*PASSED, *UNUSED, *REFUSED, "fp16", "bf16", "bfloat16", "optimizer"]
     for key, value in given.items():

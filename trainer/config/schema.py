@@ -14,12 +14,12 @@ from typing import Any
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
 from trainer.config.train_config import TrainConfig
+from trainer.json_types import JsonObject
 
 PLAIN = {int: "integer", float: "number", bool: "boolean", str: "string"}
-Schema = dict[str, Any]
 
 
-def train_schema() -> Schema:
+def train_schema() -> JsonObject:
     """Return the schema of the whole part."""
     schema = _object(TrainConfig)
     properties = schema["properties"]
@@ -44,24 +44,24 @@ def train_schema() -> Schema:
     return schema
 
 
-def _short(properties: dict[str, Schema], key: str, *shorts: Schema) -> None:
+def _short(properties: dict[str, JsonObject], key: str, *shorts: JsonObject) -> None:
     """Allow short forms (a word or a number) for a section."""
     long = properties[key]
     properties[key] = {**_text(long), "anyOf": [*shorts, long]}
 
 
-def _short_sources(data: dict[str, Schema]) -> None:
+def _short_sources(data: dict[str, JsonObject]) -> None:
     """Allow one corpus, or its prefix alone, in place of a list of corpora or of an item."""
     for key in ("blend", "train", "valid"):
         choice = {"anyOf": [{"type": "string"}, data[key]["items"]]}
         data[key] = {**_text(data[key]), "anyOf": [*choice["anyOf"], {"type": "array", "items": choice}]}
 
 
-def _text(schema: Schema) -> Schema:
+def _text(schema: JsonObject) -> JsonObject:
     return {"description": schema["description"]} if "description" in schema else {}
 
 
-def _object(kind: Any) -> Schema:
+def _object(kind: Any) -> JsonObject:
     hints, texts = typing.get_type_hints(kind), explanations(kind)
     properties, required = {}, []
     for item in fields(kind):
@@ -78,7 +78,7 @@ def _object(kind: Any) -> Schema:
     return {**schema, "required": required} if required else schema
 
 
-def _value(kind: Any, bounds: typing.Mapping[str, Any]) -> Schema:
+def _value(kind: Any, bounds: typing.Mapping[str, Any]) -> JsonObject:
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         wanted = [choice for choice in inside if choice is not type(None)]
@@ -93,7 +93,7 @@ def _value(kind: Any, bounds: typing.Mapping[str, Any]) -> Schema:
         return {"type": "object", "additionalProperties": {"type": "string"}}
     if is_dataclass(kind):
         return _object(kind)
-    schema: Schema = {"type": PLAIN[kind]}
+    schema: JsonObject = {"type": PLAIN[kind]}
     if bounds.get("choices"):
         return {"enum": list(bounds["choices"])}
     names = {"least": "minimum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}

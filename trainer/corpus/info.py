@@ -15,7 +15,6 @@ from trainer.corpus.manifest import Manifest, TokenizerRecord
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.corpus.verify import read_manifest, token_pieces
 from trainer.errors import DataError
-from trainer.json_types import JsonObject
 
 SAMPLE_TOKENS = 48
 
@@ -73,7 +72,7 @@ class CorpusInfo:
     samples: tuple[DocumentSample, ...]
     idx_sha256: str
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         lengths = [
             {"from": entry.first, "below": entry.below, "documents": entry.documents}
             for entry in self.document_lengths

@@ -25,7 +25,6 @@ from trainer.corpus.manifest import FileRecord, Manifest, load_manifest, manifes
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
 from trainer.files import sha256
-from trainer.json_types import JsonObject
 
 TOKENS_AT_ONCE = 1 << 22
 
@@ -55,7 +54,7 @@ class Verified:
         """Return whether both files exist."""
         return all(path(Path(self.prefix)).is_file() for path in (bin_path, idx_path))
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         return {"ok": not self.findings, **asdict(self)}
 
 
@@ -71,7 +70,7 @@ class Repaired:
     tokens_before: int = 0
     tokens: int = 0
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         if self.why:
             return {"prefix": self.prefix, "repaired": self.repaired, "why": self.why}
         return {key: value for key, value in asdict(self).items() if key != "why"}

@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config.deepspeed import Settings, parts_on_disk
+from trainer.config.deepspeed import parts_on_disk
 from trainer.engine.optimizer import MOMENTS
 
 
-def folders(given: Settings, run: str) -> dict[str, Settings]:
-    """Return the settings with the run's own folder for the files that DeepSpeed writes."""
+def folders(given: Mapping[str, Any], run: str) -> dict[str, Mapping[str, Any]]:
+    """Return the settings of what DeepSpeed keeps in files, with the run's own folder."""
     return {
         part: {**own, "nvme_path": str(Path(own["nvme_path"]) / run)}
         for part, own in parts_on_disk(given).items()
     }
 
 
-def remove_files(given: Settings, run: str, rank: int) -> None:
-    """Remove the files that DeepSpeed wrote for a rank; other ranks may still use theirs."""
+def remove_files(given: Mapping[str, Any], run: str, rank: int) -> None:
+    """Remove what DeepSpeed keeps in files for a rank; other ranks may still use theirs."""
     for own in folders(given, run).values():
         for folder in Path(str(own["nvme_path"])).glob(f"zero_stage_3/*/rank{rank}"):
             shutil.rmtree(folder)

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from trainer.corpus.tokenizer import END_OF_DOCUMENT
 from trainer.errors import InputError
-from trainer.json_types import JsonObject
 from trainer.serve.chat import MOST_TEXT, chat
 from trainer.serve.completions import completions
 from trainer.serve.faults import ApiError, Fields
@@ -88,7 +87,7 @@ def _error(request: web.Request, path: str, error: ApiError | web.HTTPException)
             405: f"{request.path[:100]} does not have {request.method}",
         }.get(error.status, error.reason)
         error = ApiError(error.status, message)
-    body: JsonObject = {"message": error.message} if path == "/api" else error.as_json()
+    body: dict[str, object] = {"message": error.message} if path == "/api" else error.as_json()
     headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -130,7 +129,7 @@ async def _health(service: Service, _: web.Request) -> web.Response:
     return web.json_response({"status": "ok", "model": service.name})
 
 
-def _model_entry(service: Service) -> JsonObject:
+def _model_entry(service: Service) -> dict[str, object]:
     return {
         "id": service.name,
         "object": "model",

@@ -14,7 +14,6 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
 from trainer.generate.sampling import Drawn, Sampling
-from trainer.json_types import JsonObject
 from trainer.serve.completions import reason_of
 from trainer.serve.faults import ApiError, Fields, refused
 from trainer.serve.merge import merged
@@ -35,7 +34,7 @@ MOST_TEXT = 1 << 20
 class Order:
     """A validated request."""
 
-    messages: Sequence[JsonObject]
+    messages: Sequence[dict[str, object]]
     most: int
     """The most tokens of an answer; 0: as many as the window allows."""
     sampling: Sampling
@@ -83,12 +82,12 @@ def _read(fields: Fields, service: Service) -> Order:
     return order
 
 
-def _messages(fields: Fields) -> list[JsonObject]:
+def _messages(fields: Fields) -> list[dict[str, object]]:
     value = fields.raw("messages")
     if not isinstance(value, list) or not value:
         fields.fault("messages", "is not a list of messages")
         return []
-    found = list[JsonObject]()
+    found = list[dict[str, object]]()
     for number, message in enumerate(value):
         role = message.get("role") if isinstance(message, dict) else None
         content = _content(message.get("content")) if isinstance(message, dict) else None
@@ -114,8 +113,8 @@ def _content(value: Any) -> str | None:
     return "".join(found)
 
 
-def render(template: str, messages: Sequence[JsonObject], config: JsonObject) -> str:
-    """Return the prompt for the messages; the template runs in a sandbox and cannot access Python's objects."""
+def render(template: str, messages: Sequence[dict[str, object]], config: dict[str, object]) -> str:
+    """Return the prompt that a template makes; it runs in a sandbox and cannot reach Python's objects."""
     try:
         text = ChatTemplate(template, spelled_tokens(config)).render(messages, prompt=True)
     except TemplateError as error:
@@ -141,8 +140,8 @@ def _started(decoder: Decoder, prompt: str, order: Order) -> tuple[list[tuple[Re
     return found, len(ids)
 
 
-def _logprobs(decoder: Decoder, tokens: Sequence[Drawn]) -> JsonObject:
-    def entry(number: int, value: float) -> JsonObject:
+def _logprobs(decoder: Decoder, tokens: Sequence[Drawn]) -> dict[str, object]:
+    def entry(number: int, value: float) -> dict[str, object]:
         text = decoder.tokenizer.decode([number])
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
@@ -153,7 +152,7 @@ def _logprobs(decoder: Decoder, tokens: Sequence[Drawn]) -> JsonObject:
     return {"content": content, "refusal": None}
 
 
-def _choice(decoder: Decoder, order: Order, index: int, sink: Text) -> JsonObject:
+def _choice(decoder: Decoder, order: Order, index: int, sink: Text) -> dict[str, object]:
     return {
         "index": index,
         "message": {"role": "assistant", "content": sink.text, "refusal": None},
@@ -163,11 +162,13 @@ def _choice(decoder: Decoder, order: Order, index: int, sink: Text) -> JsonObjec
 
 
 async def _events(
-    service: Service, order: Order, streams: Sequence[Stream], frame: JsonObject, length: int
-) -> AsyncIterator[JsonObject]:
+    service: Service, order: Order, streams: Sequence[Stream], frame: dict[str, object], length: int
+) -> AsyncIterator[dict[str, object]]:
     frame = {**frame, "object": "chat.completion.chunk"}
 
-    def chunk(index: int, delta: JsonObject, logprobs: JsonObject | None, reason: str | None) -> JsonObject:
+    def chunk(
+        index: int, delta: dict[str, object], logprobs: dict[str, object] | None, reason: str | None
+    ) -> dict[str, object]:
         entry = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**frame, "choices": [entry]}
 

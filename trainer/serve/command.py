@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
 from trainer.generate.command import add_model_arguments, closing, load_decoder
-from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     from trainer.generate.decoder import Decoder
@@ -152,8 +151,8 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     )
 
 
-def _tokenizer_config(arguments: argparse.Namespace) -> JsonObject:
-    """Return the content of tokenizer_config.json next to the tokenizer; {} if there is none."""
+def _tokenizer_config(arguments: argparse.Namespace) -> dict[str, object]:
+    """Return tokenizer_config.json next to the tokenizer, or {}."""
     path = arguments.tokenizer or arguments.checkpoint
     file = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
     try:

@@ -13,7 +13,6 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import End, Request
 from trainer.generate.sampling import Drawn, Sampling
-from trainer.json_types import JsonObject
 from trainer.serve.faults import Fields, refused
 from trainer.serve.merge import merged
 from trainer.serve.runner import Stream
@@ -139,7 +138,7 @@ def reason_of(sink: Text) -> str:
     return "length" if sink.reason is End.LENGTH else "stop"
 
 
-def _choice(decoder: Decoder, order: Order, choice: Choice) -> JsonObject:
+def _choice(decoder: Decoder, order: Order, choice: Choice) -> dict[str, object]:
     text = choice.prompt + choice.sink.text if order.echo else choice.sink.text
     tokens = list(choice.sink.tokens)
     if order.echo and order.sampling.logprobs is not None:
@@ -152,18 +151,18 @@ def _choice(decoder: Decoder, order: Order, choice: Choice) -> JsonObject:
     }
 
 
-def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn]) -> JsonObject:
-    """Return the log probabilities of tokens. The first token of a prompt has none: its value is NaN."""
+def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn]) -> dict[str, object]:
+    """Return the log probabilities of tokens; NaN stands for the first token, which has none."""
     texts = [decoder.tokenizer.decode([token.id]) for token in tokens]
-    offset, offsets, top = 0, list[int](), list[JsonObject | None]()
+    offset, offsets, top = 0, list[int](), list[dict[str, object] | None]()
     for token, text in zip(tokens, texts, strict=True):
         offsets.append(offset)
         offset += len(text)
         if token.logprob != token.logprob:
             top.append(None)
             continue
-        entries: JsonObject = {}
-        # Different ids may have the same text; the first one, which is more likely, is kept.
+        entries: dict[str, object] = {}
+        # Different ids may have the same text; the more likely one is first and stays.
         for number, value in token.top:
             entries.setdefault(decoder.tokenizer.decode([number]), value)
         entries.setdefault(text, token.logprob)
@@ -177,12 +176,12 @@ async def _events(
     order: Order,
     choices: Sequence[Choice],
     streams: Sequence[Stream],
-    frame: JsonObject,
+    frame: dict[str, object],
     prompt_tokens: int,
-) -> AsyncIterator[JsonObject]:
+) -> AsyncIterator[dict[str, object]]:
     wants = order.sampling.logprobs is not None
 
-    def chunk(choice: Choice, text: str, tokens: Sequence[Drawn], reason: str | None) -> JsonObject:
+    def chunk(choice: Choice, text: str, tokens: Sequence[Drawn], reason: str | None) -> dict[str, object]:
         logprobs = logprobs_of(service.decoder, tokens) if wants and tokens else None
         entry = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return {**frame, "choices": [entry]}

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from trainer.errors import InputError
 from trainer.generate.sampling import Sampling
-from trainer.json_types import JsonObject
 
 T = TypeVar("T")
 _TYPES = {
@@ -34,7 +33,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
 
-    def as_json(self) -> JsonObject:
+    def as_json(self) -> dict[str, object]:
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -53,7 +52,7 @@ def refused(
 class Fields:
     """The fields of a JSON object; `done` raises one error for all faults and unknown fields."""
 
-    def __init__(self, body: JsonObject, ignored: Iterable[str] = ()) -> None:
+    def __init__(self, body: dict[str, object], ignored: Iterable[str] = ()) -> None:
         self._body, self._taken, self._faults = body, set(ignored), list[tuple[str, str]]()
 
     @classmethod

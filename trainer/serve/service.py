@@ -17,7 +17,6 @@ from aiohttp import web
 from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
-from trainer.json_types import JsonObject
 from trainer.serve.budget import FREE, PER_BYTE, PER_ENTRY, PER_LOGPROB, Budget
 from trainer.serve.faults import ApiError, refused
 from trainer.serve.metrics import Metrics
@@ -56,7 +55,7 @@ class Service:
     runner: Runner
     limits: Limits
     template: str = ""
-    tokenizer_config: JsonObject = field(default_factory=dict)
+    tokenizer_config: dict[str, object] = field(default_factory=dict)
     api_key: str = ""
     metrics: Metrics = field(default_factory=Metrics)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -130,8 +129,10 @@ class Service:
                 503, f"no answer within {self.limits.request_seconds:g} s", code="timeout"
             ) from None
 
-    async def events(self, request: web.Request, lines: AsyncIterator[JsonObject]) -> web.StreamResponse:
-        """Send the answer as server-sent events."""
+    async def events(
+        self, request: web.Request, lines: AsyncIterator[dict[str, object]]
+    ) -> web.StreamResponse:
+        """Answer with server-sent events."""
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
@@ -153,7 +154,7 @@ class Service:
     async def _write(self, response: web.StreamResponse, line: str) -> None:
         await asyncio.wait_for(response.write(f"data: {line}\n\n".encode()), self.limits.write_seconds)
 
-    def usage(self, prompts: int, streams: Sequence[Stream]) -> JsonObject:
+    def usage(self, prompts: int, streams: Sequence[Stream]) -> dict[str, object]:
         """Return the token counts of a request."""
         written = sum(len(stream.sink.tokens) for stream in streams)
         return {"prompt_tokens": prompts, "completion_tokens": written, "total_tokens": prompts + written}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trainer.checkpoint.saved import Saved, SaveSkipped
 
@@ -39,7 +38,7 @@ class Started:
     device: str
     threads: int
     torch: str
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     """The `train:` part of the job, as JSON."""
     notes: tuple[str, ...]
     startup: Mapping[str, float]

@@ -50,7 +50,7 @@ class Metrics:
         self,
         path: Path,
         rates: Rates | None = None,
-        views: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+        views: Sequence[Callable[[Mapping[str, object]], None]] = (),
     ) -> None:
         """`views` receive every line too."""
         self._handle = open_lines(path)
@@ -79,7 +79,7 @@ class Metrics:
         elif isinstance(event, Ended):
             self._write("stopped" if event.stopped else "end", asdict(event))
 
-    def _write(self, name: str, values: Mapping[str, Any]) -> None:
+    def _write(self, name: str, values: Mapping[str, object]) -> None:
         line = {"event": name, **{key: _plain(value) for key, value in values.items()}, "time": time.time()}
         write_whole(self._handle, json.dumps(line).encode() + b"\n")
         for view in self._views:

@@ -52,8 +52,8 @@ class ChatData:
 
     adjust: Adjust | None = None
 
-    def marked(self, line: int, row: Mapping[str, Any]) -> list[Marked]:
-        """Return the examples in a row, as texts."""
+    def marked(self, line: int, row: Mapping[str, object]) -> list[Marked]:
+        """Return the examples of a row as texts."""
         return self.reader.example(line, row)
 
     def examples(self, name: str) -> Examples:

@@ -6,17 +6,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from trainer.chat_template import ChatTemplate, Spans, TemplateError
 from trainer.errors import DataError
 from trainer.evaluate.rows import check_faults, read_text
-from trainer.json_types import JsonObject
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 COMPLETION = '{"prompt": "...", "completion": "..."}'
 FORMS = f"each line has the form {EXAMPLE} or {COMPLETION}"
-Messages = list[JsonObject]
 ROLES = ("system", "user", "assistant", "tool")
 """The roles that chat templates usually have."""
 
@@ -36,7 +33,7 @@ class Marked:
 
 
 def read_rows(
-    file: Path, make: Callable[[int, Mapping[str, Any]], list[Marked]], remedy: str = FORMS
+    file: Path, make: Callable[[int, Mapping[str, object]], list[Marked]], remedy: str = FORMS
 ) -> list[Marked]:
     """Return the results of `make` for each line of a file; raise one error with the faults of all lines."""
     made, faults = list[Marked](), list[str]()
@@ -65,8 +62,8 @@ class ChatReader:
     def __init__(self, template: ChatTemplate | None) -> None:
         self.template = template
 
-    def example(self, line: int, row: Mapping[str, Any]) -> list[Marked]:
-        """Return the examples in a row of a chat file, at most one."""
+    def example(self, line: int, row: Mapping[str, object]) -> list[Marked]:
+        """Return the example of a row of a chat file."""
         if "messages" in row:
             messages = _messages(row["messages"], "messages")
             if not any(message["role"] == "assistant" for message in messages):
@@ -78,7 +75,7 @@ class ChatReader:
         return [self.completed(line, row, row["prompt"], row["completion"], "completion")]
 
     def completed(
-        self, line: int, row: Mapping[str, Any], prompt: object, completion: object, name: str
+        self, line: int, row: Mapping[str, object], prompt: object, completion: object, name: str
     ) -> Marked:
         """Return the example of a prompt and a completion (both texts or both messages); only the latter is learned."""
         if isinstance(prompt, str) and isinstance(completion, str):
@@ -91,7 +88,9 @@ class ChatReader:
         before = _messages(prompt, "prompt")
         return self._marked(line, row, [*before, *_messages(completion, name)], len(before))
 
-    def _marked(self, line: int, row: Mapping[str, Any], messages: Messages, prompt: int | None) -> Marked:
+    def _marked(
+        self, line: int, row: Mapping[str, object], messages: list[dict[str, object]], prompt: int | None
+    ) -> Marked:
         if self.template is None:
             raise RowFault(
                 "has messages, but the tokenizer has no chat template: name a template in tune.template"
@@ -110,8 +109,8 @@ class _Rendering:
     """Renders messages with a template."""
 
     template: ChatTemplate
-    messages: Messages
-    tools: Sequence[JsonObject] | None
+    messages: list[dict[str, object]]
+    tools: Sequence[dict[str, object]] | None
     more: Mapping[str, object]
 
     def _text(self, count: int, prompt: bool = False) -> str:
@@ -168,7 +167,7 @@ class _Rendering:
         return end
 
 
-def _messages(value: object, name: str) -> Messages:
+def _messages(value: object, name: str) -> list[dict[str, object]]:
     if not isinstance(value, list) or not value:
         raise RowFault(f"field {name!r} is not a list of messages")
     for number, message in enumerate(value):

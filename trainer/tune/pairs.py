@@ -49,7 +49,7 @@ class PairData(ChatData):
 
     form = FORM
 
-    def marked(self, line: int, row: Mapping[str, Any]) -> list[Marked]:
+    def marked(self, line: int, row: Mapping[str, object]) -> list[Marked]:
         prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
         if chosen is None or rejected is None:
             missing = "chosen" if chosen is None else "rejected"

@@ -19,7 +19,6 @@ from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import CONFIG, Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
-from trainer.json_types import JsonObject
 from trainer.weights.card import model_card
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.families.family import Family
@@ -98,7 +97,7 @@ def _mapped(
     return tensors
 
 
-def read_json(file: Path) -> JsonObject:
+def read_json(file: Path) -> dict[str, object]:
     """Return the object in a JSON file."""
     try:
         if file.stat().st_size > MOST_JSON:
@@ -113,7 +112,7 @@ def read_json(file: Path) -> JsonObject:
     return document
 
 
-def _family_of(document: Mapping[str, Any], folder: Path) -> Family:
+def _family_of(document: Mapping[str, object], folder: Path) -> Family:
     name = document.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         reason = f": {UNMAPPED[name]}" if isinstance(name, str) and name in UNMAPPED else ""

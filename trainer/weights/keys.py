@@ -13,7 +13,7 @@ MOST_LAYERS = 10_000
 class Keys:
     """A config.json whose keys are read one by one; it collects what cannot be mapped, and names it all at once."""
 
-    def __init__(self, source: str, document: Mapping[str, Any], faults: list[str] | None = None) -> None:
+    def __init__(self, source: str, document: Mapping[str, object], faults: list[str] | None = None) -> None:
         """`faults`: a list that is shared with other keys of the same file."""
         self._source, self.document = source, document
         self.faults: list[str] = [] if faults is None else faults

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clusterctl.document import Document, load_document
 from clusterctl.errors import Fault, InputFaults
 
 KEY = ("train", "engine", "deepspeed")
-Train = dict[str, Any] | None
 """The configuration of the embedded trainer: JSON that the trainer alone understands; None for a command."""
 
 
-def with_engine_file(train: Train, document: Document, path: Path) -> tuple[Train, Document]:
+def with_engine_file(
+    train: dict[str, object] | None, document: Document, path: Path
+) -> tuple[dict[str, object] | None, Document]:
     """Return a job's train part and document with the content of the file; faults then name the lines of the file."""
     engine = (train or {}).get("engine")
     name = engine.get("deepspeed") if isinstance(engine, dict) else None

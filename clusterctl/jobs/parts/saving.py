@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl.document import Key
 from clusterctl.storage.address import address_fault
@@ -22,7 +21,7 @@ class Saving:
     """The object store that gets each checkpoint; "" for none."""
 
 
-def saving_of(train: Mapping[str, Any] | None) -> Saving:
+def saving_of(train: Mapping[str, object] | None) -> Saving:
     """Return the values of a job's train part; wrong ones, which the trainer reports, count as not given."""
     save = (train or {}).get("save")
     if not isinstance(save, dict):
@@ -35,7 +34,7 @@ def saving_of(train: Mapping[str, Any] | None) -> Saving:
     )
 
 
-def saving_faults(train: Mapping[str, Any] | None, nodes: int) -> Iterator[tuple[Key, str, str]]:
+def saving_faults(train: Mapping[str, object] | None, nodes: int) -> Iterator[tuple[Key, str, str]]:
     """Yield key, problem and remedy of what does not fit the nodes."""
     saving = saving_of(train)
     if "{" in saving.dir:

@@ -10,7 +10,6 @@ of a string "missing", and waits half an hour for a table whose status is not "c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from clusterctl.ranktable.finding import GUESS, HARDWARE, invalid, missing
 from clusterctl.ranktable.rules.across_servers import check_across_servers
@@ -22,7 +21,7 @@ from clusterctl.ranktable.rules.state import TableState
 _VERSIONS = '"1.0", "1.2" or "2.0"'
 
 
-def apply_rules(value: Mapping[str, Any], hardware: str | None = None) -> TableState:
+def apply_rules(value: Mapping[str, object], hardware: str | None = None) -> TableState:
     """Check a table for this hardware (guessed from the version if None); return what was read and found."""
     state = TableState(value)
     state.version = _read_version(state)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from clusterctl.ranktable.finding import invalid, missing
 from clusterctl.ranktable.rules.state import ASK_ADDRESS, SeenDevice, SeenServer, TableState
@@ -17,7 +16,7 @@ from clusterctl.ranktable.rules.state import ASK_ADDRESS, SeenDevice, SeenServer
 SIZES = (1, 2, 4, 8, 16)
 
 
-def is_laboratory(value: Mapping[str, Any]) -> bool:
+def is_laboratory(value: Mapping[str, object]) -> bool:
     """Return whether a table in the old form is meant as a laboratory's, which has rank ids."""
     groups = value.get("group_list")
     return "deploy_mode" in value or any(
@@ -67,7 +66,7 @@ def _check_laboratory(state: TableState) -> None:
         state.reader.add("choice", "/para_plane_nic_location", problem, 'write "device"')
 
 
-def _check_group(state: TableState, groups: _Groups, group: Mapping[str, Any], at: str) -> None:
+def _check_group(state: TableState, groups: _Groups, group: Mapping[str, object], at: str) -> None:
     reader = state.reader
     values = reader.read("group", group, at)
     counts = {**values.numbers, **reader.read(f"{groups.mode} group", group, at).numbers}
@@ -102,7 +101,7 @@ def _check_share(state: TableState, groups: _Groups, counts: Mapping[str, int], 
 
 
 def _check_instance(
-    state: TableState, groups: _Groups, instance: Mapping[str, Any], at: str, *, address_read: bool
+    state: TableState, groups: _Groups, instance: Mapping[str, object], at: str, *, address_read: bool
 ) -> None:
     """Check one instance: a device of a laboratory's server, or a pod of a cloud with its devices."""
     reader = state.reader
@@ -123,7 +122,7 @@ def _check_instance(
         state.devices.append(seen._replace(server=number, rank=rank, rank_pointer=f"{at}/rank_id"))
 
 
-def _device(state: TableState, device: Mapping[str, Any], at: str, address_read: bool) -> SeenDevice:
+def _device(state: TableState, device: Mapping[str, object], at: str, address_read: bool) -> SeenDevice:
     reader = state.reader
     before = len(reader.findings)
     values = reader.read("old device", device, at)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from clusterctl.ranktable.finding import invalid
 from clusterctl.ranktable.rules.addresses import is_address
@@ -53,7 +52,7 @@ def _check_backups(state: TableState, backups: list[tuple[str, int]], local_ids:
         state.reader.add("local-id", f"{at}/replaced_local_id", problem, "remove the replaced rank", hccl)
 
 
-def _check_levels(state: TableState, rank: Mapping[str, Any], at: str, networks: Networks) -> None:
+def _check_levels(state: TableState, rank: Mapping[str, object], at: str, networks: Networks) -> None:
     """Check the levels of one rank, and that each network has as many addresses as in the ranks before."""
     reader = state.reader
     if rank.get("level_list") == []:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from clusterctl.json_types import JsonObject
 from clusterctl.ranktable.finding import Finding, Severity, invalid, kind, missing
 from clusterctl.ranktable.rules.addresses import BadAddress, read_address
 from clusterctl.ranktable.rules.fields import BY_NAME, BY_SECTION, MAX_NUMBER, Field, Kind
@@ -63,7 +62,7 @@ class Reader:
         problem = f"the {noun} {str(value)[:80]!r} is also at {seen[key]}"
         self.add(code, pointer, problem, "keep one of the two", invalid(value, name, f"a unique {name}"))
 
-    def read(self, section: str, holder: Mapping[str, Any], at: str) -> Values:
+    def read(self, section: str, holder: Mapping[str, object], at: str) -> Values:
         """Read every scalar field of a section; return the values that can be read."""
         values = Values()
         for rule in BY_SECTION[section]:
@@ -81,7 +80,7 @@ class Reader:
         return values
 
     def objects(
-        self, section: str, name: str, holder: Mapping[str, Any], at: str
+        self, section: str, name: str, holder: Mapping[str, object], at: str
     ) -> Iterator[tuple[str, Any]]:
         """Yield each object of a list with its pointer; record a list of the wrong type or length."""
         rule = BY_NAME[section, name]
@@ -221,7 +220,7 @@ class Reader:
             self._out_of_range(rule, at, f"{rule.name!r} has {count} entries", count, " entries")
         values.lists[rule.name] = texts
 
-    def control_plane(self, rank: Mapping[str, Any], at: str) -> JsonObject | None:
+    def control_plane(self, rank: Mapping[str, object], at: str) -> dict[str, object] | None:
         """Return the object in this field of a rank, or None; record a value of another type."""
         value = rank.get("control_plane")
         if isinstance(value, dict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
-from typing import Any
 
 from clusterctl.ranktable.finding import invalid
 from clusterctl.ranktable.rules.addresses import IPV4
@@ -34,7 +33,7 @@ def check_servers(state: TableState) -> None:
         _check_super_pods(state)
 
 
-def _plain(state: TableState, device: Mapping[str, Any], at: str) -> SeenDevice | None:
+def _plain(state: TableState, device: Mapping[str, object], at: str) -> SeenDevice | None:
     """Return a device that has only the usual keys, four times as fast; None if it needs a closer look."""
     if not device.keys() <= PLAIN:
         return None
@@ -51,7 +50,7 @@ def _plain(state: TableState, device: Mapping[str, Any], at: str) -> SeenDevice 
     return SeenDevice(at, len(state.servers), number, int(rank), (ip,), (ip,), known)
 
 
-def _device(state: TableState, device: Mapping[str, Any], at: str) -> SeenDevice:
+def _device(state: TableState, device: Mapping[str, object], at: str) -> SeenDevice:
     """Read a device field by field."""
     values = state.reader.read("device", device, at)
     before = len(state.reader.findings)

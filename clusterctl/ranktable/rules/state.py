@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clusterctl.ranktable.finding import HARDWARE, Hardware, invalid
 from clusterctl.ranktable.rules.addresses import BadAddress, read_address
@@ -47,7 +47,7 @@ class SeenDevice(NamedTuple):
 class TableState:
     """One table while it is checked."""
 
-    value: Mapping[str, Any]
+    value: Mapping[str, object]
     reader: Reader = field(default_factory=Reader)
     version: str | None = None
     """Empty for the old form; None when it is not known."""
@@ -55,7 +55,7 @@ class TableState:
     servers: list[SeenServer] = field(default_factory=list)
     devices: list[SeenDevice] = field(default_factory=list)
 
-    def check_count(self, values: Values, key: str, holder: Mapping[str, Any], listed: str) -> None:
+    def check_count(self, values: Values, key: str, holder: Mapping[str, object], listed: str) -> None:
         """Check that the count in `key` is the length of the list in `listed`."""
         count, items = values.numbers.get(key), holder.get(listed)
         if count is not None and isinstance(items, list) and count != len(items):
@@ -72,7 +72,7 @@ class TableState:
             self.reader.add("device-id", f"{at}/device_id", problem, "the physical id, as npu-smi shows it")
 
     def addresses(
-        self, device: Mapping[str, Any], key: str, at: str
+        self, device: Mapping[str, object], key: str, at: str
     ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
         """Return the addresses in `key` as written and in normal spelling; None for the latter if unreadable."""
         text = device.get(key, "")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from clusterctl.typed_json import BadValue, decode, encode, parse
 
@@ -48,7 +47,7 @@ class PairManifest:
     eod_token: str | None
     outputs: Mapping[str, PairFile]
     """By ending: bin, idx."""
-    answer: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    answer: Mapping[str, object] = field(default_factory=dict, repr=False)
     """The trainer's own JSON object, with all of the manifest's keys."""
 
 

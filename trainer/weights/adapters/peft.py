@@ -19,7 +19,6 @@ from trainer.config.lora import TARGETS, LoraConfig, lora_faults, sections_of
 from trainer.config.model import ModelConfig
 from trainer.config.tune import TuneConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.json_types import JsonObject
 from trainer.model.adapter import MARK
 from trainer.weights.adapters.experts import Found, read_experts, write_experts
 from trainer.weights.adapters.merge import base_at, contents_at
@@ -137,7 +136,7 @@ def _config(
     parameters: Mapping[str, int],
     family: Family,
     every: list[str],
-) -> JsonObject:
+) -> dict[str, object]:
     lora, both = adapters.lora, {**ranks, **parameters}
     rank = lora.rank if lora.rank in both.values() or parameters else next(iter(both.values()))
     others = {name: own for name, own in both.items() if own != rank}

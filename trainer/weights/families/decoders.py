@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from trainer.config.model import ModelConfig
-from trainer.json_types import JsonObject
 from trainer.weights.families.family import ACTIVATIONS, Family, pairs
 from trainer.weights.families.rope import read_rope, write_rope
 from trainer.weights.keys import Keys
@@ -101,7 +100,7 @@ def _window(kind: Kind, keys: Keys) -> int:
     return keys.number("sliding_window", default=0, least=0)
 
 
-def write_decoder(kind: Kind, model: ModelConfig) -> JsonObject:
+def write_decoder(kind: Kind, model: ModelConfig) -> dict[str, object]:
     found = {
         "attention_dropout": model.attention_dropout,
         "hidden_act": "silu" if kind.gated else _gelu(model),
@@ -263,7 +262,7 @@ def _read_neox(keys: Keys) -> ModelConfig:
     )
 
 
-def _write_neox(model: ModelConfig) -> JsonObject:
+def _write_neox(model: ModelConfig) -> dict[str, object]:
     return {
         "attention_bias": True,
         "attention_dropout": model.attention_dropout,

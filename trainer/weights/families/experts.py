@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.config.model import ModelConfig
-from trainer.json_types import JsonObject
 from trainer.weights.families.decoders import (
     GATED,
     IGNORED,
@@ -50,7 +49,7 @@ def _fits(kind: Kind, model: ModelConfig) -> bool:
     return model.experts > 0 and not model.shared_ffn and fits_decoder(kind, replace(model, experts=0))
 
 
-def _router(model: ModelConfig) -> JsonObject:
+def _router(model: ModelConfig) -> dict[str, object]:
     return {
         "num_experts_per_tok": model.top_k,
         "router_aux_loss_coef": model.aux_loss,
@@ -68,7 +67,7 @@ def _read_mixtral(keys: Keys) -> ModelConfig:
     return _with_experts(model, keys, experts, keys.number("num_experts_per_tok", default=2))
 
 
-def _write_mixtral(model: ModelConfig) -> JsonObject:
+def _write_mixtral(model: ModelConfig) -> dict[str, object]:
     return {**write_decoder(_MIXTRAL, model), **_router(model), "num_local_experts": model.experts}
 
 
@@ -101,7 +100,7 @@ def _read_qwen3(keys: Keys) -> ModelConfig:
     )
 
 
-def _write_qwen3(model: ModelConfig) -> JsonObject:
+def _write_qwen3(model: ModelConfig) -> dict[str, object]:
     return {
         **write_decoder(_QWEN3, model),
         **_router(model),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.config.model import ModelConfig
-from trainer.json_types import JsonObject
 from trainer.weights.keys import Keys
 from trainer.weights.rules import Rule, rule
 
@@ -29,7 +28,7 @@ class Family:
     architecture: str
     rules: Sequence[Rule]
     read: Callable[[Keys], ModelConfig]
-    write: Callable[[ModelConfig], JsonObject]
+    write: Callable[[ModelConfig], dict[str, object]]
     fits: Callable[[ModelConfig], bool]
     """Whether a model of ours can be written as one of this family."""
     prefixes: Sequence[str] = ()

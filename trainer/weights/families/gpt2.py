@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from trainer.config.model import ModelConfig
-from trainer.json_types import JsonObject
 from trainer.weights.families.family import ACTIVATIONS, Family, pairs
 from trainer.weights.keys import Keys
 from trainer.weights.rules import rule
@@ -33,7 +32,7 @@ def _read_gpt2(keys: Keys) -> ModelConfig:
     )
 
 
-def _write_gpt2(model: ModelConfig) -> JsonObject:
+def _write_gpt2(model: ModelConfig) -> dict[str, object]:
     return {
         "activation_function": "gelu_new" if model.activation == "gelu_tanh" else "gelu",
         "attn_pdrop": model.attention_dropout,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
-from trainer.json_types import JsonObject
 from trainer.weights.keys import Keys
 
 KNOWN = ("default", "linear", "dynamic", "yarn", "llama3")
@@ -57,10 +56,10 @@ def read_rope(keys: Keys, part: float = 1.0, interleaved: bool = False) -> RopeC
     )
 
 
-def write_rope(model: ModelConfig, with_part: bool = False) -> JsonObject:
+def write_rope(model: ModelConfig, with_part: bool = False) -> dict[str, object]:
     """Return the keys of a config.json, old and new."""
     rope = model.rope
-    scaling: JsonObject = {"rope_type": "default"}
+    scaling: dict[str, object] = {"rope_type": "default"}
     if rope.scaling != "none":
         scaling = {"rope_type": rope.scaling, "factor": rope.factor}
         if rope.original:
@@ -71,6 +70,6 @@ def write_rope(model: ModelConfig, with_part: bool = False) -> JsonObject:
         scaling |= {"beta_slow": rope.beta_slow, "beta_fast": rope.beta_fast}
         scaling |= {"attention_factor": rope.attention} if rope.attention else {}
     part = {"partial_rotary_factor": rope.part} if with_part else {}
-    found: JsonObject = {"rope_parameters": {"rope_theta": rope.base, **part, **scaling}}
+    found: dict[str, object] = {"rope_parameters": {"rope_theta": rope.base, **part, **scaling}}
     found |= {"rope_theta": rope.base, **part}
     return found | ({"rope_scaling": scaling} if rope.scaling != "none" else {})

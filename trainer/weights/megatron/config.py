@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
 
 from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
@@ -18,7 +17,7 @@ from trainer.weights.megatron.names import OUTPUT, layer_of
 
 
 def model_of(
-    source: str, arguments: Mapping[str, Any], found: Mapping[str, Sequence[Lazy]], request: ImportRequest
+    source: str, arguments: Mapping[str, object], found: Mapping[str, Sequence[Lazy]], request: ImportRequest
 ) -> tuple[ModelConfig, list[str]]:
     """Return the config of the model from the arguments of the training, or from the shapes alone."""
     keys = Keys(f"{source}: args", arguments)

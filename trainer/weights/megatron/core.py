@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,7 +114,7 @@ def _state(
     model: ModelConfig,
     held: Mapping[str, Lazy],
     weights: Mapping[str, Lazy],
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
 ) -> dict[str, dict[str, Lazy]]:
     """Return masters (`param`) and averages by Megatron-core's names; `held`: all tensors of the folder by key."""
     keys = {key: tensor for key, tensor in held.items() if not re.fullmatch(OTHERS, key)}
@@ -163,7 +162,7 @@ def write_megatron_core(contents: Contents, target: Target, wanted: ExportReques
         target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
 
 
-def _write_common(common: Mapping[str, Any], file: Path) -> SavedFile:
+def _write_common(common: Mapping[str, object], file: Path) -> SavedFile:
     return write_torch(file, dict(common), lambda size: None)
 
 

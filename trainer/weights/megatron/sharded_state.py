@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError, InputError
@@ -73,7 +72,7 @@ def state_by_key(
     return found
 
 
-def steps_taken(source: Path, common: Mapping[str, Any]) -> int:
+def steps_taken(source: Path, common: Mapping[str, object]) -> int:
     """Return the updates that the optimizer made."""
     optimizer = attributes(common.get("optimizer"))
     inner = attributes(optimizer.get("optimizer")) or optimizer
@@ -103,7 +102,7 @@ def state_in_rows(
     tensors: Mapping[str, Lazy],
     weights: Mapping[str, Lazy],
     cuts: Mapping[str, Cut],
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     source: Path,
 ) -> dict[str, Tensors]:
     """Return masters (`param`) and averages by Megatron-core's names from rows; {} where there are none.
@@ -163,7 +162,7 @@ def cuts_by_core(names: Mapping[str, str], cuts: Mapping[str, Cut]) -> dict[str,
     return {**found, OUTPUT: cuts.get("output.weight", cuts.get("tokens.weight", WHOLE))}
 
 
-def _size(arguments: Mapping[str, Any], name: str) -> int:
+def _size(arguments: Mapping[str, object], name: str) -> int:
     value = arguments.get(name, 1)
     return value if type(value) is int and value > 0 else 1
 

@@ -34,7 +34,7 @@ NO_PARAMETERS = ("_extra_state", "inv_freq")
 Tensors = dict[str, Lazy]
 
 
-def with_state(document: Mapping[str, Any], file: Path) -> tuple[Mapping[str, Any], int]:
+def with_state(document: Mapping[str, object], file: Path) -> tuple[Mapping[str, object], int]:
     """Return a rank's document with its masters as weights and with averages by the same names, and the steps taken."""
     pieces = {
         key: {name: tensor for name, tensor in flat(document[key], file) if not name.endswith(NO_PARAMETERS)}
@@ -54,14 +54,14 @@ def with_state(document: Mapping[str, Any], file: Path) -> tuple[Mapping[str, An
     return more, steps_of(inner)
 
 
-def _keys(document: Mapping[str, Any]) -> list[str]:
+def _keys(document: Mapping[str, object]) -> list[str]:
     """Return the keys of the pieces of the model on a rank, in their order."""
     return sorted(
         (key for key in document if re.fullmatch(r"model\d*", str(key))), key=lambda key: (len(key), key)
     )
 
 
-def _only(found: object, file: Path) -> Mapping[str, Any] | None:
+def _only(found: object, file: Path) -> Mapping[str, object] | None:
     """Return the one optimizer; Megatron has a list of them where parts of a model have their own."""
     if isinstance(found, list):
         held = [entry for entry in found if attributes(entry)]
@@ -76,7 +76,7 @@ def _only(found: object, file: Path) -> Mapping[str, Any] | None:
 
 
 def _numbered(
-    pieces: Mapping[str, Tensors], optimizer: Mapping[str, Any], inner: Mapping[str, Any], file: Path
+    pieces: Mapping[str, Tensors], optimizer: Mapping[str, object], inner: Mapping[str, object], file: Path
 ) -> dict[str, dict[str, Tensors]]:
     """Return masters and averages of each piece from an optimizer that numbers its parameters."""
     whole = {(key, name): tensor for key, piece in pieces.items() for name, tensor in piece.items()}

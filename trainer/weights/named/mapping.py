@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trainer.errors import CheckpointError, InputError
 from trainer.weights import huggingface
@@ -22,7 +21,7 @@ def contents_by_name(
     source: Path,
     form: str,
     states: Sequence[NamedState],
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     request: ImportRequest,
     progress: Progress,
 ) -> Contents:
@@ -53,7 +52,7 @@ def _megatron(
     source: Path,
     form: str,
     states: Sequence[NamedState],
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     request: ImportRequest,
 ) -> Contents:
     documents = {
