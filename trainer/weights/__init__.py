@@ -1,1 +1,1 @@
-"""Weights in and out: other programs' checkpoints to ours and back, one file for each format."""
+"""Import and export of weights: other programs' checkpoints to ours and back, one file per format."""

@@ -62,7 +62,7 @@ def _training(contents: Contents) -> list[str]:
 
 
 def _data(data: DataConfig) -> str:
-    """Return the names of the corpora, without the folders of the machine that trained."""
+    """Return the names of the corpora without folders, which would show the training machine's paths."""
     prefixes = [source.prefix for source in data.sources("train")]
     return ", ".join(prefix.rpartition("/")[2] for prefix in prefixes if prefix)
 

@@ -1,4 +1,4 @@
-"""The verbs of `clusterctl checkpoint import` and `export`: parse arguments, print the result. Loads no torch."""
+"""The commands `clusterctl checkpoint import` and `export`: parse arguments, print the result. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 
 
 def add_verbs(verb: ADD) -> None:
-    """Add both verbs with their arguments."""
-    inward = verb("checkpoint-import", _import, "write another program's checkpoint as one of ours")
+    """Add both commands and their arguments."""
+    inward = verb("checkpoint-import", _import, "convert another program's checkpoint to ours")
     inward.add_argument("source", type=Path)
     inward.add_argument("--output", type=Path, required=True, metavar="DIR")
     inward.add_argument("--from", dest="form", default="", metavar="FORMAT")
     inward.add_argument("--heads", type=int, default=0)
     inward.add_argument("--vocab", type=int, default=0)
-    outward = verb("checkpoint-export", _export, "write a checkpoint of ours in another format")
+    outward = verb("checkpoint-export", _export, "convert our checkpoint to another format")
     outward.add_argument("source", type=Path)
     outward.add_argument("--output", type=Path, required=True, metavar="DIR")
     outward.add_argument("--to", dest="form", required=True, metavar="FORMAT")
@@ -87,7 +87,7 @@ def _check_format(name: str, known: list[str], option: str) -> None:
 
 
 def _show(done: Conversion, arguments: argparse.Namespace, direction: str) -> None:
-    """Print what was done, or with --dry-run what would be."""
+    """Print what was done, or with --dry-run what would be done."""
     if arguments.json:
         sys.stdout.write(json.dumps(done.as_json(), indent=2) + "\n")
         return
@@ -104,5 +104,5 @@ def _show(done: Conversion, arguments: argparse.Namespace, direction: str) -> No
     else:
         lines.append(f"{done.bytes / 1e6:,.1f} MB in fp32, {done.seconds:.1f} s, verified")
     if done.resumed_files:
-        lines.append(f"{done.resumed_files} files were there from a conversion that was stopped")
+        lines.append(f"{done.resumed_files} files are from an earlier conversion that was stopped")
     sys.stdout.write("".join(f"{line}\n" for line in lines))

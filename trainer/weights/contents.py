@@ -1,4 +1,4 @@
-"""What every reader of a format returns, and every writer takes."""
+"""The value that every reader of a format returns and every writer takes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainer.config.train_config import TrainConfig
 from trainer.weights.lazy import Lazy
 
 Report = Callable[[int, int], None]
-"""Called with the bytes that are done and with the bytes of all."""
+"""Called with the bytes that are done, and the total."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training was; the defaults for weights alone."""
+    """The progress of a training; the defaults mean that only weights are known."""
 
     step: int = 0
     optimizer_steps: int = 0
@@ -34,7 +34,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class AdapterContents:
-    """Adapters under our logical names, and the weights that they belong to."""
+    """Adapters under our logical names, and their base weights."""
 
     lora: LoraConfig
     tensors: Mapping[str, Tensor]
@@ -43,22 +43,22 @@ class AdapterContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """A model, whatever program saved it: its config and its tensors under our logical names."""
+    """A model saved by any program: its config, and its tensors under our logical names."""
 
     model: ModelConfig
     tensors: Mapping[str, Lazy]
-    """Parameters, and with state `exp_avg.NAME` and `exp_avg_sq.NAME`."""
+    """The parameters; with state also `exp_avg.NAME` and `exp_avg_sq.NAME`."""
     origin: Origin
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
-    """Tokenizer, generation config and the like, by their names in a folder."""
+    """The tokenizer, the generation config and other files, by their names in a folder."""
     progress: Progress = Progress()
     config: TrainConfig = field(default_factory=TrainConfig)
-    """Of our own checkpoints, the config of the training."""
+    """The config of the training, for our own checkpoints."""
     notes: tuple[str, ...] = ()
-    """What a user should know: settings that the other side does not have."""
+    """Notes for the user: settings that the other program does not have."""
 
     adapters: AdapterContents | None = None
-    """Adapters that were added to the tensors, or that are the tensors themselves."""
+    """The adapters that were added to the tensors, or that are the tensors."""
 
     @property
     def with_state(self) -> bool:
@@ -72,26 +72,26 @@ class Contents:
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What the user asked of an import."""
+    """The user's options for an import."""
 
     state: bool = False
     heads: int = 0
-    """Attention heads, where the source does not record them; 0: not given."""
+    """The number of attention heads, if the source does not record it; 0: not given."""
     vocab: int = 0
-    """Tokens without the padding of the table, where the source does not record them; 0: not given."""
+    """The size of the vocabulary without padding, if the source does not record it; 0: not given."""
     base: str = ""
-    """Where the weights of adapters are."""
+    """The folder of the adapters' base weights."""
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What the user asked of an export."""
+    """The user's options for an export."""
 
     state: bool = False
     dtype: str = "fp32"
     tensor: int = 1
-    """Parts of each matrix, where a format divides them into files."""
+    """The number of tensor parallel parts, for formats with a file per part."""
     pipeline: int = 1
-    """Stages, where a format divides layers into files."""
+    """The number of pipeline stages, for formats with files per stage."""
     base: str = ""
-    """Where the weights of adapters are, if they have moved."""
+    """The folder of the adapters' base weights, if it was moved."""

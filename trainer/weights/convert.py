@@ -31,16 +31,16 @@ REDRAW = 0.2
 
 @dataclass(frozen=True)
 class Format:
-    """A format of another program; a function that is None is not supported."""
+    """The format of another program; None instead of a function means that it is not supported."""
 
     title: str
     recognises: Callable[[Path], bool] | None = None
     read: Callable[[Path, ImportRequest], Contents] | None = None
     write: Callable[[Contents, Target, ExportRequest, Report], None] | None = None
     state: bool = False
-    """Whether it can hold the optimizer's state."""
+    """Whether the format can contain the optimizer's state."""
     divided: bool = False
-    """Whether it is for a number of tensor parallel ranks and stages."""
+    """Whether a folder is for a fixed number of tensor parallel ranks and stages."""
 
 
 FORMATS: Mapping[str, Format] = {
@@ -62,26 +62,26 @@ FORMATS: Mapping[str, Format] = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """What an import or an export did, or would do."""
+    """The result of an import or an export, or of its dry run."""
 
     output: str
     format: str
-    """The other program's."""
+    """The name of the other program's format."""
     source: Origin
     model: ModelConfig
     tensors: int
     bytes: int
-    """Of all tensors in fp32."""
+    """The size of all tensors in fp32."""
     step: int
     state: bool
-    """Whether the optimizer's state is converted too."""
+    """Whether the optimizer's state is also converted."""
     notes: tuple[str, ...]
     wanted: ExportRequest | None = None
-    """None for an import."""
+    """The options of an export; None for an import."""
     resumed_files: int = 0
-    """Files that an earlier conversion, which was stopped, had finished."""
+    """How many files were already finished by an earlier conversion that was stopped."""
     seconds: float | None = None
-    """None if nothing was written."""
+    """The time of the conversion; None if nothing was written."""
 
     @property
     def parameters(self) -> int:
@@ -115,11 +115,11 @@ def import_weights(
     dry_run: bool = False,
     formats: Mapping[str, Format] = FORMATS,
 ) -> Conversion:
-    """Write another program's checkpoint as one of ours; return what was done."""
+    """Convert another program's checkpoint to ours; return the result."""
     began = time.monotonic()
     name = _as_named(name, source, formats) if name else detected(source, formats)
     if request.base and name != "peft":
-        raise InputError(f"--base {request.base}: {source} holds no adapters", "leave out --base")
+        raise InputError(f"--base {request.base}: {source} contains no adapters", "leave out --base")
     read = formats[name].read
     if read is None:
         raise InputError(f"{formats[name].title} cannot be imported", "name another format with --from")
@@ -150,7 +150,7 @@ def export_weights(
     form: Format | None = None,
     read: Callable[[Path, bool], Contents] = read_ours,
 ) -> Conversion:
-    """Write a checkpoint of ours in another format; return what was done. `read` returns its contents."""
+    """Convert our checkpoint to another format; return the result. `read` returns the checkpoint's contents."""
     began = time.monotonic()
     form = form or FORMATS[name]
     if form.write is None:
@@ -158,9 +158,9 @@ def export_weights(
             f"a checkpoint cannot be exported to {form.title}", f"use one of {', '.join(writable())}"
         )
     if wanted.state and not form.state:
-        raise InputError(f"{form.title} has no place for the optimizer's state", "leave out --state")
+        raise InputError(f"{form.title} cannot contain the optimizer's state", "leave out --state")
     if max(wanted.tensor, wanted.pipeline) > 1 and not form.divided:
-        problem = f"--tensor and --pipeline divide files of Megatron, and --to {name} writes others"
+        problem = f"--tensor and --pipeline are for files of Megatron, not for --to {name}"
         raise InputError(problem, "leave out both")
     contents = read(checkpoint, wanted.state)
     planned = _conversion(contents, output, name, wanted)
@@ -175,12 +175,12 @@ def export_weights(
 
 
 def readable() -> list[str]:
-    """Return the formats that can be imported."""
+    """Return the names of the formats that can be imported."""
     return [name for name, form in FORMATS.items() if form.read]
 
 
 def writable() -> list[str]:
-    """Return the formats that a checkpoint can be exported to."""
+    """Return the names of the formats that a checkpoint can be exported to."""
     return [name for name, form in FORMATS.items() if form.write]
 
 
@@ -189,7 +189,7 @@ def detected(source: Path, formats: Mapping[str, Format] = FORMATS) -> str:
     if not source.exists():
         raise InputError(f"{source}: no such file or folder", "check the path")
     if (source / MANIFEST).is_file():
-        raise InputError(f"{source} is a checkpoint of ours already", "use it as it is")
+        raise InputError(f"{source} is already our checkpoint", "use it without an import")
     found = _recognised(source, formats)
     if not found:
         for pointed in (iteration_folder(source), step_folder(source)):
@@ -197,17 +197,19 @@ def detected(source: Path, formats: Mapping[str, Format] = FORMATS) -> str:
                 problem = f"{source}: its pointer names {pointed.name}, and there is no such folder"
                 raise InputError(problem, "copy that folder too, or correct the pointer")
         titles = ", ".join(FORMATS[name].title for name in readable())
-        raise InputError(f"{source}: of no format that is known: {titles}", "name its format with --from")
+        raise InputError(
+            f"{source}: the format is not known: it is none of {titles}", "name its format with --from"
+        )
     return found[0]
 
 
 def _as_named(name: str, source: Path, formats: Mapping[str, Format]) -> str:
-    """Return the name of the format that the user names, unless the source is of another."""
+    """Return the format that the user named; refuse it if the source is recognised as another one."""
     recognises = formats[name].recognises
     if source.exists() and recognises is not None and not recognises(source):
         found = _recognised(source, formats)
         if found:
-            raise InputError(f"--from {name}: {source} is of the format {found[0]}", "leave out --from")
+            raise InputError(f"--from {name}: {source} has the format {found[0]}", "leave out --from")
     return name
 
 
@@ -218,7 +220,7 @@ def _recognised(source: Path, formats: Mapping[str, Format]) -> list[str]:
 def _conversion(
     contents: Contents, output: Path, name: str, wanted: ExportRequest | None = None
 ) -> Conversion:
-    """Return what is known before anything is written."""
+    """Return the result as far as it is known before anything is written."""
     return Conversion(
         str(output),
         name,

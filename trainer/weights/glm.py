@@ -1,4 +1,4 @@
-"""Folders of THUDM's GLM: mp_rank_XX_model_states.pt, and DeepSpeed's files of the optimizer next to them."""
+"""Folders of THUDM's GLM: mp_rank_XX_model_states.pt, together with DeepSpeed's files of the optimizer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from trainer.weights.tensor_parts import joined
 LATEST = "latest"
 _FILE = re.compile(r"mp_rank_(\d{2})_model_states\.pt")
 BLOCK_POSITIONS = "embedding.block_position_embeddings.weight"
-# Longest sequence of GLM's pretraining; the position tables may be longer.
+# The longest sequence in GLM's pretraining; the position tables may be longer.
 SEQUENCE = 512
 
 
 def is_glm(folder: Path) -> bool:
-    """Return whether a folder holds the files of a GLM."""
+    """Return whether a folder contains the files of a GLM."""
     try:
         files = _files(folder)
         return bool(files) and BLOCK_POSITIONS in _tensors(files[0])
@@ -40,7 +40,7 @@ def is_glm(folder: Path) -> bool:
 
 
 def read_glm(folder: Path, request: ImportRequest) -> Contents:
-    """Return the contents of a folder; nothing of its tensors is read yet."""
+    """Return the contents of a folder; tensors are not read yet."""
     check_access(folder)
     files = _files(folder)
     if not files or sorted(files) != list(range(len(files))):
@@ -53,7 +53,7 @@ def read_glm(folder: Path, request: ImportRequest) -> Contents:
         ranks = [{**held, **_renamed(own.weights)} for held, own in zip(ranks, saved.ranks, strict=True)]
     names = set(ranks[0])
     if any(set(held) != names for held in ranks) or BLOCK_POSITIONS not in names:
-        raise CheckpointError(f"{folder}: the ranks' files hold different tensors, or not those of a GLM")
+        raise CheckpointError(f"{folder}: the ranks' files contain different tensors, or not those of a GLM")
     model, notes = _model(folder, ranks[0], len(ranks), request, read_torch(files[0]))
     shapes, cuts = shapes_for(model), cuts_for(model)
     refuse_unknown(str(folder), [core_of(name) for name in shapes], names, IGNORED)
@@ -62,7 +62,7 @@ def read_glm(folder: Path, request: ImportRequest) -> Contents:
     for moment in MOMENTS if saved else ():
         averages = [_renamed(own.moments.get(moment, {})) for own in saved.ranks] if saved else []
         if not all(core_of(name) in held for held in averages for name in shapes):
-            raise InputError(f"{folder}: holds no state of an optimizer", "leave out --state")
+            raise InputError(f"{folder}: contains no optimizer state", "leave out --state")
         found = _whole(model, shapes, cuts, averages)
         tensors |= {f"{moment}.{name}": tensor for name, tensor in found.items()}
     origin = Origin("glm", str(folder), {"tensor": len(ranks)})
@@ -72,10 +72,10 @@ def read_glm(folder: Path, request: ImportRequest) -> Contents:
 def _whole(
     model: ModelConfig, shapes: Iterable[str], cuts: Mapping[str, Cut], ranks: Sequence[Mapping[str, Lazy]]
 ) -> dict[str, Lazy]:
-    """Return the tensors of all ranks, whole and under our names."""
+    """Return the tensors of all ranks, joined and under our names."""
     tensors = {}
     for name in shapes:
-        # A rank's rows are all its queries, all its keys, all its values: our order.
+        # A rank's rows are all its queries, then its keys, then its values, as in our order.
         whole = joined([held[core_of(name)] for held in ranks], cuts[name])
         table = cuts[name].rows is not None and whole.rows >= model.vocab
         tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
@@ -92,7 +92,7 @@ def _progress(saved: Saved | None) -> Progress:
 
 
 def _files(folder: Path) -> dict[int, Path]:
-    """Return the files of the ranks: in the folder, or in the one that `latest` names."""
+    """Return the files of the ranks, in the folder or in the one that `latest` names."""
     pointer = folder / LATEST
     if pointer.is_file():
         tag = pointer.read_text(errors="replace")[:256].strip()
@@ -107,7 +107,7 @@ def _files(folder: Path) -> dict[int, Path]:
 
 
 def _tensors(file: Path) -> dict[str, Lazy]:
-    """Return the tensors of a rank under Megatron-core's names."""
+    """Return a rank's tensors under Megatron-core's names."""
     document = read_torch(file)
     module = document.get("module") if isinstance(document, dict) else None
     if module is None:
@@ -116,7 +116,7 @@ def _tensors(file: Path) -> dict[str, Lazy]:
 
 
 def _renamed(held: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """Return tensors under Megatron-core's names."""
+    """Return the tensors under Megatron-core's names."""
     found = {}
     for path, tensor in held.items():
         name = re.sub(r"^(module\.)+", "", path)
@@ -138,7 +138,7 @@ def _model(
     heads, notes = heads_for(str(folder), "glm", layers, hidden, given)
     vocab, more = vocab_for("glm", table.rows * ranks, request.vocab)
     if hidden % heads:
-        raise CheckpointError(f"{folder}: hidden {hidden} does not divide by {heads} heads")
+        raise CheckpointError(f"{folder}: hidden {hidden} is not divisible by {heads} heads")
     inner = ranks * held["decoder.layers.0.mlp.linear_fc1.weight"].rows
     model = ModelConfig(
         "glm",

@@ -40,12 +40,12 @@ OLD_SINGLE = "pytorch_model.bin"
 OLD_INDEX = "pytorch_model.bin.index.json"
 MOST_JSON = 64 << 20
 SHARD = 4 << 30
-"""Bytes of tensors in a file of an export."""
+"""The most bytes of tensors in one file of an export."""
 LONG = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Return whether a folder is one of Hugging Face."""
+    """Return whether a folder is in Hugging Face's format."""
     names = (SINGLE, INDEX, OLD_SINGLE, OLD_INDEX)
     return (folder / CONFIG_FILE).is_file() and any((folder / name).is_file() for name in names)
 
@@ -54,21 +54,21 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def read_huggingface(folder: Path, request: ImportRequest) -> Contents:
-    """Return the contents of a folder; nothing of its tensors is read yet."""
+    """Return the contents of a folder; tensors are not read yet."""
     if request.state:
-        problem = f"{folder}: Hugging Face's folders hold no state of an optimizer"
+        problem = f"{folder}: a Hugging Face folder contains no optimizer state"
         raise InputError(problem, "leave out --state")
     check_access(folder)
     return contents_of(folder, str(folder), lambda: NamedState(_tensors(folder)), "huggingface")
 
 
 def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form: str) -> Contents:
-    """Return what `read` finds in `source` as contents; the folder holds the config.json that describes it."""
+    """Return the contents of `source`, as read by `read`; the folder contains the config.json that describes it."""
     document = read_json(folder / CONFIG_FILE)
     family = _family_of(document, folder)
     keys = Keys(f"{folder / CONFIG_FILE}", document)
     if document.get("quantization_config"):
-        keys.faults.append("quantization_config: quantized weights are not read")
+        keys.faults.append("quantization_config: quantized weights are not supported")
     model = family.read(keys)
     keys.faults += [f"{fault}" for fault in model_faults(model)] if not keys.faults else []
     keys.check()
@@ -85,10 +85,10 @@ def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form:
 def _mapped(
     source: str, family: Family, model: ModelConfig, shapes: Mapping[str, Shape], named: Mapping[str, Lazy]
 ) -> dict[str, Lazy]:
-    """Return tensors of a family under our names."""
+    """Return the tensors of a family under our names."""
     found = {_bare(name, family): tensor for name, tensor in named.items()}
     rules = list(rules_of(family.rules, model.layers, shapes, model.experts))
-    # Old files hold the output matrix although it is the token table.
+    # Old files contain the output matrix although it is the token table.
     tied = {family.head} if model.tied else set()
     needed = [name for rule in rules for name in rule.theirs]
     refuse_unknown(source, needed, found.keys() - tied, family.ignored)
@@ -122,13 +122,13 @@ def _family_of(document: Mapping[str, object], folder: Path) -> Family:
 
 
 def _bare(name: str, family: Family) -> str:
-    """Return the name without what may stand before it."""
+    """Return the name without a prefix."""
     prefix = next((prefix for prefix in family.prefixes if prefix and name.startswith(prefix)), "")
     return name[len(prefix) :]
 
 
 def _tensors(folder: Path) -> dict[str, Lazy]:
-    """Return all tensors of a folder by the names in its files."""
+    """Return all tensors of a folder under the names in its files."""
     for single, index, read in (
         (SINGLE, INDEX, read_safetensors),
         (OLD_SINGLE, OLD_INDEX, read_torch_tensors),
@@ -159,12 +159,12 @@ def _from_shards(folder: Path, index: str, read: Any) -> Iterator[tuple[str, Laz
         shards[file] = read(folder / file)
     for name, file in names.items():
         if name not in shards[file]:
-            raise CheckpointError(f"{folder / file}: does not hold {name}, as {index} says")
+            raise CheckpointError(f"{folder / file}: does not contain {name}, although {index} says so")
         yield name, shards[file][name]
 
 
 def _side_files(folder: Path) -> tuple[dict[str, Path | bytes], list[str]]:
-    """Return the tokenizer and what else goes into a checkpoint of ours, and notes."""
+    """Return the tokenizer and other files for our checkpoint, and notes."""
     files: dict[str, Path | bytes] = {name: folder / name for name in SIDE_FILES if (folder / name).is_file()}
     notes = []
     try:
@@ -172,7 +172,7 @@ def _side_files(folder: Path) -> tuple[dict[str, Path | bytes], list[str]]:
         files.setdefault(TOKENIZER, json.dumps(tokenizer.definition()).encode())
     except DataError as error:
         if TOKENIZER in files:
-            notes.append(f"the tokenizer is copied, and `generate` cannot use it: {error.message}")
+            notes.append(f"the tokenizer is copied, but `generate` cannot use it: {error.message}")
         else:
             notes.append(f"there is no tokenizer: {error.message}")
     return files, notes
@@ -214,7 +214,7 @@ def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest,
 
 
 def named_by(family: Family, contents: Contents) -> NamedState:
-    """Return the tensors of a model, with state also their averages, under a family's names."""
+    """Return a model's tensors, with state also its averages, under a family's names."""
     model = contents.model
     rules = list(rules_of(family.rules, model.layers, contents.parameters, model.experts))
     if unmapped := sorted(set(contents.parameters) - {rule.ours for rule in rules}):
@@ -231,10 +231,10 @@ def named_by(family: Family, contents: Contents) -> NamedState:
 
 
 def family_for(contents: Contents) -> Family:
-    """Return the family as which a model of ours can be written: the one that it came from, if it still fits."""
+    """Return the family in whose form our model is written: the one that it came from, if it still fits."""
     fitting = [family for family in FAMILIES.values() if family.fits(contents.model)]
     if not fitting:
-        problem = f"no family of Hugging Face computes this model: {_variant(contents)}"
+        problem = f"no family of Hugging Face fits this model: {_variant(contents)}"
         raise InputError(problem, "export it to another format")
     before = contents.origin.before
     return next((family for family in fitting if before and family.name == before.family), fitting[0])
@@ -286,7 +286,7 @@ def write_rest(contents: Contents, family: Family, target: Target, wanted: Expor
         **family.write(contents.model),
         **_ids(contents, eod),
         "tie_word_embeddings": contents.model.tied,
-        # The new spelling and the old one.
+        # Write both spellings, the new and the old one.
         "dtype": dtype,
         "torch_dtype": dtype,
         "use_cache": True,
@@ -303,7 +303,7 @@ def write_rest(contents: Contents, family: Family, target: Target, wanted: Expor
 
 
 def _tokenizer_of(contents: Contents) -> Tokenizer | None:
-    """Return the tokenizer; None without one that has a token for the end of a document."""
+    """Return the tokenizer; None if there is none with an end-of-document token."""
     file = contents.files.get(TOKENIZER)
     if not isinstance(file, Path):
         return None
@@ -314,7 +314,7 @@ def _tokenizer_of(contents: Contents) -> Tokenizer | None:
 
 
 def _ids(contents: Contents, eod: int | None) -> dict[str, object]:
-    """Return the ids of the special tokens: those of the import, else the tokenizer's; null leaves no default."""
+    """Return the ids of the special tokens: those of the import, else the tokenizer's; null means no default."""
     given = contents.files.get(GENERATION)
     known = read_json(given) if isinstance(given, Path) else {}
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -335,5 +335,5 @@ def _tokenizer_config(contents: Contents, tokenizer: Tokenizer | None) -> dict[s
 
 
 def as_json(document: object) -> bytes:
-    """Return the bytes of a JSON file."""
+    """Return an object as the bytes of a JSON file."""
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

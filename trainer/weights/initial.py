@@ -1,4 +1,4 @@
-"""Find the weights that a training begins with, whatever program wrote them."""
+"""Find the initial weights of a training, in any known format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.weights.convert import FORMATS, detected
 
 @dataclass(frozen=True)
 class Source:
-    """A model's weights: a checkpoint of ours in `folder`, or else the `contents` of another program's."""
+    """A model's weights: our checkpoint in `folder`, or the `contents` of another program's checkpoint."""
 
     folder: Path
     model: ModelConfig
@@ -25,12 +25,12 @@ class Source:
 
 
 def checkpoints_in(path: Path) -> Path | None:
-    """Return the folder of a run's checkpoints, if `path` is a run's folder or that folder itself."""
+    """Return the folder of a run's checkpoints if `path` is a run's folder or that folder itself, else None."""
     return next((folder for folder in (path / CHECKPOINT_DIR, path) if found(folder)), None)
 
 
 def open_source(path: Path, heads: int = 0) -> Source:
-    """Return the weights at a path, of which only the description is read; `heads`: for formats that lack them."""
+    """Return the weights at a path, without reading tensors; `heads`: for formats that do not record the heads."""
     folder = checkpoints_in(path)
     own = path if folder is None else found(folder)[0]
     if (own / MANIFEST).is_file():
@@ -38,7 +38,7 @@ def open_source(path: Path, heads: int = 0) -> Source:
         return Source(own, checkpoint.model, own / TOKENIZER if TOKENIZER in checkpoint.files else None)
     read = FORMATS[detected(path)].read
     if read is None:
-        raise CheckpointError(f"{path}: weights of this format cannot be read")
+        raise CheckpointError(f"{path}: weights in this format cannot be read")
     contents = read(path, ImportRequest(heads=heads))
     beside = path / TOKENIZER if path.is_dir() else None
     return Source(path, contents.model, beside if beside and beside.is_file() else None, contents)

@@ -1,4 +1,4 @@
-"""A config of another program, read key by key with all its faults together."""
+"""Read another program's config key by key; all faults are reported together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_LAYERS = 10_000
 
 
 class Keys:
-    """A config.json whose keys are read one by one; it collects what cannot be mapped, and names it all at once."""
+    """A config.json whose keys are read one by one; it collects the values that cannot be mapped."""
 
     def __init__(self, source: str, document: Mapping[str, object], faults: list[str] | None = None) -> None:
         """`faults`: a list that is shared with other keys of the same file."""
@@ -19,14 +19,14 @@ class Keys:
         self.faults: list[str] = [] if faults is None else faults
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """Return the value of the first of these keys that is given."""
+        """Return the value of the first of these keys that exists."""
         for name in names:
             if self.document.get(name) is not None:
                 return self.document[name]
         return default
 
     def number(self, *names: str, default: int | None = None, least: int = 1, most: int = 1 << 24) -> int:
-        """Return a whole number."""
+        """Return a whole number; add a fault if it is out of range."""
         value = self.get(*names, default=default)
         if type(value) is not int or not least <= value <= most:
             self.faults.append(f"{names[0]} is {value!r}: a whole number from {least} to {most:,} is needed")
@@ -46,7 +46,7 @@ class Keys:
         return float(value)
 
     def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
-        """Return what a key's value means for us."""
+        """Return our name for a key's value; add a fault if there is none."""
         value = self.get(name, default=default)
         if not isinstance(value, str) or value not in choices:
             self.faults.append(f"{name} is {value!r}: only {', '.join(choices)} can be mapped")
@@ -54,13 +54,13 @@ class Keys:
         return choices[value]
 
     def must_be(self, name: str, wanted: object, default: object, reason: str) -> None:
-        """Note a fault where a key has another value than the one that can be mapped."""
+        """Add a fault if a key has another value than the one that can be mapped."""
         value = self.get(name, default=default)
         if value != wanted:
             self.faults.append(f"{name} is {value!r}: {reason}")
 
     def check(self) -> None:
-        """Raise a CheckpointError with all faults."""
+        """Raise a CheckpointError that lists all faults."""
         if self.faults:
             problem = "\n".join(f"{self._source}: {fault}" for fault in self.faults)
             raise CheckpointError(problem, "this variant of the model cannot be mapped to ours")

@@ -1,16 +1,16 @@
-"""What tensors alone do not say of a model: how many heads it has, and how many of its token ids are padding."""
+"""Facts about a model that its tensors do not tell: the number of heads, and how many token ids are padding."""
 
 from __future__ import annotations
 
 from trainer.config.model_sizes import GLM_VOCAB, GPT2_VOCAB, SIZES
 from trainer.errors import InputError
 
-# Tables of GPT-2's and GLM's tokens, as Megatron pads them for one rank.
+# The token tables of GPT-2 and GLM, padded as by Megatron for one rank.
 PADDED = {50304: {"gpt": GPT2_VOCAB, "glm": GLM_VOCAB}}
 
 
 def heads_for(source: str, kind: str, layers: int, hidden: int, given: int) -> tuple[int, list[str]]:
-    """Return the heads of a model whose file does not record them, and a note that says where they are from."""
+    """Return the heads of a model whose file does not record them, and a note about their source."""
     if given:
         return given, []
     known = {
@@ -29,14 +29,14 @@ def heads_for(source: str, kind: str, layers: int, hidden: int, given: int) -> t
 
 
 def vocab_for(kind: str, rows: int, given: int) -> tuple[int, list[str]]:
-    """Return the size of the vocabulary without its padding, and a note that says where it is from."""
+    """Return the size of the vocabulary without padding, and a note about its source."""
     if given:
         if given > rows:
-            raise InputError(f"--vocab is {given}, and the token table has {rows} rows")
+            raise InputError(f"--vocab is {given}, but the token table has {rows} rows")
         return given, []
     found = PADDED.get(rows, {}).get(kind)
     if found is None:
         return rows, []
     return found, [
-        f"the token table has {rows} rows, and {found} are taken as the vocabulary (--vocab changes that)"
+        f"the token table has {rows} rows; {found} of them are taken as the vocabulary (--vocab changes that)"
     ]

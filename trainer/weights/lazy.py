@@ -1,4 +1,4 @@
-"""Tensors that are read when they are used, so that a conversion never holds more than one of them."""
+"""Tensors that are read on use, so that a conversion never has more than one of them in memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
-# How the options of imports and exports call the types of tensors.
+# The types of tensors by their names in options of imports and exports.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BLOCK = 16 << 20
-"""Bytes of the rows that are converted at a time."""
+"""How many bytes of rows are converted at a time."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Lazy:
     dtype: torch.dtype
     read: Callable[[int, int], Tensor]
     at_once: bool = False
-    """Whether reading some rows costs as much as reading all of them."""
+    """Whether reading a few rows costs as much as reading all."""
 
     @property
     def rows(self) -> int:
@@ -31,7 +31,7 @@ class Lazy:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of a row."""
+        """Return the bytes of one row."""
         numbers = 1
         for size in self.shape[1:]:
             numbers *= size
@@ -55,7 +55,7 @@ class Lazy:
 
 
 def in_memory(tensor: Tensor) -> Lazy:
-    """Return a tensor that is in memory already."""
+    """Return a tensor that is already in memory as a Lazy."""
     return Lazy(tuple(tensor.shape), tensor.dtype, lambda start, stop: tensor[start:stop])
 
 
@@ -73,7 +73,7 @@ def rows_of(inner: Lazy, first: int, last: int) -> Lazy:
 
 
 def stacked(parts: Sequence[Lazy]) -> Lazy:
-    """Return the rows of all parts, one part after the other."""
+    """Return the rows of all parts, concatenated."""
     if len(parts) == 1:
         return parts[0]
     ends = [0]
@@ -93,7 +93,7 @@ def stacked(parts: Sequence[Lazy]) -> Lazy:
 
 
 def together(parts: Sequence[Lazy]) -> Lazy:
-    """Return tensors of one shape as one with a dimension more, the first; each is read alone."""
+    """Return tensors of one shape stacked along a new first dimension; each can be read separately."""
 
     def read(start: int, stop: int) -> Tensor:
         return torch.stack([part.whole() for part in parts[start:stop]])
@@ -102,7 +102,7 @@ def together(parts: Sequence[Lazy]) -> Lazy:
 
 
 def one_of(inner: Lazy, at: int) -> Lazy:
-    """Return one tensor of those that the first dimension numbers."""
+    """Return the tensor at index `at` of the first dimension."""
 
     def read(start: int, stop: int) -> Tensor:
         return inner.read(at, at + 1)[0][start:stop]
@@ -111,7 +111,7 @@ def one_of(inner: Lazy, at: int) -> Lazy:
 
 
 def side_by_side(parts: Sequence[Lazy]) -> Lazy:
-    """Return the columns of all parts, one part after the other."""
+    """Return the columns of all parts, concatenated."""
     if len(parts) == 1:
         return parts[0]
     shape = (parts[0].rows, sum(part.shape[1] for part in parts), *parts[0].shape[2:])
@@ -147,21 +147,21 @@ def transposed(inner: Lazy) -> Lazy:
 
 
 def reshaped(inner: Lazy, shape: Shape) -> Lazy:
-    """Return the same numbers in another shape."""
+    """Return the same numbers with another shape."""
     return Lazy(
         shape, inner.dtype, lambda start, stop: inner.whole().reshape(shape)[start:stop], at_once=True
     )
 
 
 def cast(inner: Lazy, dtype: torch.dtype) -> Lazy:
-    """Return the numbers in another type."""
+    """Return the same numbers in another type."""
     if dtype == inner.dtype:
         return inner
     return Lazy(inner.shape, dtype, lambda start, stop: inner.read(start, stop).to(dtype), inner.at_once)
 
 
 def padded(inner: Lazy, rows: int) -> Lazy:
-    """Return the tensor followed by rows of zeros, `rows` in all."""
+    """Return the tensor followed by rows of zeros, `rows` rows in total."""
     if rows == inner.rows:
         return inner
     return stacked([inner, zeros((rows - inner.rows, *inner.shape[1:]), inner.dtype)])
@@ -169,8 +169,8 @@ def padded(inner: Lazy, rows: int) -> Lazy:
 
 @dataclass(frozen=True)
 class NamedState:
-    """The tensors of one tensor parallel rank by another program's names: weights, and averages by the same names."""
+    """The tensors of one tensor parallel rank under another program's names: weights and their averages."""
 
     weights: Mapping[str, Lazy]
     moments: Mapping[str, Mapping[str, Lazy]] = field(default_factory=dict)
-    """`exp_avg` and `exp_avg_sq`, or nothing."""
+    """`exp_avg` and `exp_avg_sq`, or empty."""

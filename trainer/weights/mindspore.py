@@ -20,7 +20,7 @@ from trainer.weights.ours import shapes_for
 from trainer.weights.rules import Rule, check_shapes, refuse_unknown, rule, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target
 
-# MindSpore's optimizers name the averages of a parameter so.
+# MindSpore's names for the averages of a parameter.
 AVERAGES = {"exp_avg": "adam_m", "exp_avg_sq": "adam_v"}
 FILE = "gpt2"
 _TABLE = "backbone.embedding.word_embedding.embedding_table"
@@ -40,7 +40,7 @@ def _pairs(ours: str, theirs: str, transposed: bool = False, norm: bool = False)
     ]
 
 
-# Queries, keys and values are outputs x inputs, all other matrices inputs x outputs.
+# The matrix for queries, keys and values is outputs x inputs; all others are inputs x outputs.
 RULES = [
     rule("tokens.weight", _TABLE),
     rule("positions.weight", _POSITIONS),
@@ -61,7 +61,7 @@ RULES = [
 
 
 def is_mindspore(source: Path) -> bool:
-    """Return whether a file, or the only file of a folder, holds MindFormers' GPT-2."""
+    """Return whether a file, or the only file of a folder, contains MindFormers' GPT-2."""
     try:
         return _TABLE in _tensors(_file(source))
     except CheckpointError:
@@ -69,19 +69,19 @@ def is_mindspore(source: Path) -> bool:
 
 
 def read_mindformers(source: Path, request: ImportRequest) -> Contents:
-    """Return the contents of a file; nothing of its tensors is read yet."""
+    """Return the contents of a file; tensors are not read yet."""
     file = _file(source)
     found = _tensors(file)
     if _TABLE not in found or _POSITIONS not in found:
-        raise CheckpointError(f"{file}: does not hold MindFormers' GPT-2: it has no {_TABLE}")
+        raise CheckpointError(f"{file}: does not contain MindFormers' GPT-2: it has no {_TABLE}")
     numbers = [int(match[1]) for name in found if (match := re.match(r"backbone\.blocks\.(\d+)\.", name))]
     vocab, hidden = found[_TABLE].rows, found[_TABLE].shape[-1]
     if request.vocab > vocab:
-        raise InputError(f"--vocab is {request.vocab}, and the token table has {vocab} rows")
+        raise InputError(f"--vocab is {request.vocab}, but the token table has {vocab} rows")
     layers = 1 + max(numbers, default=0)
     heads, notes = heads_for(str(file), "gpt", layers, hidden, request.heads)
     if hidden % heads:
-        raise CheckpointError(f"{file}: hidden {hidden} does not divide by {heads} heads")
+        raise CheckpointError(f"{file}: hidden {hidden} is not divisible by {heads} heads")
     up = found.get("backbone.blocks.0.output.mapping.bias")
     inner = up.rows if up else 4 * hidden
     model = ModelConfig(
@@ -102,7 +102,7 @@ def _ours(file: Path, model: ModelConfig, found: Mapping[str, Lazy], state: bool
     needed = [name for entry in rules for name in entry.theirs]
     averages = [f"{average}.{name}" for average in AVERAGES.values() for name in needed]
     if state and not set(averages) & set(found):
-        raise CheckpointError(f"{file}: holds weights alone", "leave out --state")
+        raise CheckpointError(f"{file}: contains no optimizer state", "leave out --state")
     wanted = [*needed, *averages] if state else needed
     refuse_unknown(str(file), wanted, found.keys() - (set() if state else set(averages)), IGNORED)
     tensors = {}
@@ -118,12 +118,12 @@ def _ours(file: Path, model: ModelConfig, found: Mapping[str, Lazy], state: bool
 
 
 def _file(source: Path) -> Path:
-    """Return the file: the source itself, or the only one in a folder."""
+    """Return the file: the source itself, or the only file in a folder."""
     if source.is_file():
         return source
     files = [*sorted(source.glob("*.ckpt")), *sorted(source.glob("*.safetensors"))]
     if len(files) != 1:
-        problem = f"{source}: holds {len(files)} files of MindSpore"
+        problem = f"{source}: contains {len(files)} files of MindSpore"
         raise CheckpointError(problem, "name the .ckpt or .safetensors file itself")
     return files[0]
 
@@ -148,7 +148,9 @@ def write_ms_safetensors(contents: Contents, target: Target, wanted: ExportReque
 def _write(contents: Contents, target: Target, wanted: ExportRequest, report: Report, name: str) -> None:
     model = contents.model
     if set(shapes_for(model)) != {entry.ours for entry in rules_of(RULES, model.layers)}:
-        raise InputError("MindFormers' GPT-2 has learned positions and layer norms alone", "export it as hf")
+        raise InputError(
+            "MindFormers' GPT-2 supports only learned positions and layer norms", "export it as hf"
+        )
     tensors: dict[str, Lazy] = {}
     for moment in ("", *MOMENTS) if contents.with_state else ("",):
         before = f"{AVERAGES[moment]}." if moment else ""

@@ -1,4 +1,4 @@
-"""Snapshots of OneFlow's GPT: a folder for each variable, with raw numbers in `out` and its shape in `meta`."""
+"""Snapshots of OneFlow's GPT: a folder per variable, with raw numbers in `out` and its shape in `meta`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.weights.rules import Rows, Rule, check_shapes, refuse_unknown, rule
 MOST_META = 4096
 TYPES = {"kFloat": torch.float32, "kFloat16": torch.float16, "kDouble": torch.float64}
 _SNAPSHOT = re.compile(r"iter\D*(\d+).*snapshot")
-# The averages of a variable have its name with these endings.
+# The endings that make the names of a variable's averages.
 ENDINGS = {"exp_avg": "-m", "exp_avg_sq": "-v"}
 
 
@@ -52,7 +52,7 @@ RULES = [
 
 
 def is_oneflow(folder: Path) -> bool:
-    """Return whether a folder is a snapshot, or holds some."""
+    """Return whether a folder is a snapshot, or contains snapshots."""
     try:
         return (_snapshot(folder) / "model-wte" / "out").is_file()
     except CheckpointError:
@@ -60,7 +60,7 @@ def is_oneflow(folder: Path) -> bool:
 
 
 def read_oneflow(folder: Path, request: ImportRequest) -> Contents:
-    """Return the contents of a snapshot; the newest where the folder holds several."""
+    """Return the contents of a snapshot; of several in the folder, the newest."""
     check_access(folder)
     snapshot = _snapshot(folder)
     found = {path.parent.name: _variable(path.parent) for path in snapshot.glob("*/out")}
@@ -73,7 +73,7 @@ def read_oneflow(folder: Path, request: ImportRequest) -> Contents:
     vocab, more = vocab_for("gpt", table.rows, request.vocab)
     inner = found["model-h0-mlp-c_fc-bias"].rows if "model-h0-mlp-c_fc-bias" in found else 4 * hidden
     if hidden % heads:
-        raise CheckpointError(f"{snapshot}: hidden {hidden} does not divide by {heads} heads")
+        raise CheckpointError(f"{snapshot}: hidden {hidden} is not divisible by {heads} heads")
     model = ModelConfig(
         layers=layers,
         hidden=hidden,
@@ -125,7 +125,7 @@ def _snapshot(folder: Path) -> Path:
         if (match := _SNAPSHOT.fullmatch(path.name))
     ]
     if not named:
-        raise CheckpointError(f"{folder}: is no snapshot of OneFlow's GPT, and holds none")
+        raise CheckpointError(f"{folder}: is not a snapshot of OneFlow's GPT and contains none")
     return max(named)[1]
 
 
@@ -144,7 +144,7 @@ def _variable(folder: Path) -> Lazy:
     if dtype is None or not shape:
         raise CheckpointError(f"{meta}: names no shape, or a type that is not one of {', '.join(TYPES)}")
     if size != math.prod(shape) * dtype.itemsize:
-        raise CheckpointError(f"{file}: has {size:,} bytes, and its shape {list(shape)} needs another number")
+        raise CheckpointError(f"{file}: has {size:,} bytes, which do not fit its shape {list(shape)}")
     return Lazy(shape, dtype, partial(_rows, file, dtype, shape))
 
 

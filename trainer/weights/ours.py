@@ -1,4 +1,4 @@
-"""Our own checkpoints as contents, and contents as a checkpoint of ours."""
+"""Our checkpoints as contents, and contents as our checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainer.weights.rules import check_shapes, refuse_unknown, with_moments
 from trainer.weights.target import Target
 
 LEAST_FILE = 64 << 20
-"""Bytes of a file of an imported checkpoint; a quarter of the largest tensor, where that is more."""
+"""The bytes of a file of an imported checkpoint, or a quarter of the largest tensor if that is more."""
 SIDE_FILES = (
     TOKENIZER,
     CONFIG,
@@ -41,11 +41,11 @@ SIDE_FILES = (
     "chat_template.jinja",
     "added_tokens.json",
 )
-"""Files, other than those of tensors, that an import copies and an export writes again."""
+"""Files without tensors that an import copies and an export writes again."""
 
 
 def shapes_for(model: ModelConfig) -> dict[str, Shape]:
-    """Return the logical tensors of a model and their shapes."""
+    """Return the shapes of a model's logical tensors, by name."""
     with torch.device("meta"):
         empty = (GLM if model.kind == "glm" else GPT)(model, native.choose("cpu"))
         return shapes_of(empty, empty.parallel)
@@ -61,7 +61,7 @@ def cuts_for(model: ModelConfig) -> dict[str, Cut]:
 
 
 def read_ours(folder: Path, state: bool) -> Contents:
-    """Return the contents of a checkpoint of ours; its tensors are verified while they are read."""
+    """Return the contents of our checkpoint; its tensors are verified while they are read."""
     found = open_checkpoint(folder)
     if found.is_old:
         verify(folder)
@@ -72,7 +72,7 @@ def read_ours(folder: Path, state: bool) -> Contents:
     if state:
         names = with_moments(names)
         if names[-1] not in found.table:
-            problem = f"{folder}: holds weights alone: it has no state of an optimizer"
+            problem = f"{folder}: contains only weights and no optimizer state"
             raise CheckpointError(problem, "leave out --state")
     tensors = {name: _lazy(found, name) for name in names}
     refuse_unknown(str(folder), shapes, found.weights)
@@ -114,7 +114,7 @@ def _lazy(found: Checkpoint, name: str) -> Lazy:
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows of a tensor that go into one file."""
+    """Rows of a tensor for one file."""
 
     key: str
     first: int
@@ -122,7 +122,7 @@ class Slice:
 
 
 def write_ours(contents: Contents, target: Target, report: Report) -> None:
-    """Write a checkpoint of ours, file by file, and compare it with the hashes in its manifest."""
+    """Write a checkpoint of ours, file by file, and verify it by the hashes in its manifest."""
     shapes = shapes_for(contents.model)
     if contents.adapters is not None:
         shapes = {name: lazy.shape for name, lazy in contents.tensors.items()}

@@ -1,7 +1,7 @@
-"""Tables of names: which tensors of another program are one of ours, and how their numbers are arranged.
+"""Tables of names: which tensors of another program correspond to one of ours, and the order of their numbers.
 
-A rule holds in both directions, so that one table serves the import and the export of a family. The optimizer's
-averages are arranged as the parameter that they belong to.
+A rule works in both directions, so that one table is used for the import and the export of a family. The optimizer's
+averages have the same order as their parameter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXPERT = "{e}"
 
 
 class Rows(Enum):
-    """The order of the rows of another program's projection to queries, keys and values."""
+    """The order of rows in another program's projection to queries, keys and values."""
 
     SECTIONS = "all queries, all keys, all values"
     GROUPS = "for each group its queries, its key, its value"
@@ -32,15 +32,15 @@ class Rows(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of ours and those of another program; `{n}` stands for the number of the layer."""
+    """One of our tensors and the corresponding tensors of another program; `{n}` is the number of the layer."""
 
     ours: str
     theirs: tuple[str, ...]
-    """Several: the rows of ours, one tensor after the other."""
+    """With several names, our rows are those of one tensor after the other."""
     transposed: bool = False
     rows: Rows = Rows.SECTIONS
     experts: int = 0
-    """Of matrices of experts, which ours holds together: how many; `theirs` are those of each expert in turn."""
+    """For matrices of experts, which are one tensor in ours: their number; `theirs` are the names of all experts."""
 
     def of_layer(self, number: int) -> Rule:
         """Return the rule of one layer."""
@@ -48,7 +48,7 @@ class Rule:
         return Rule(self.ours.replace(LAYER, str(number)), names, self.transposed, self.rows)
 
     def of_experts(self, experts: int) -> Rule:
-        """Return the rule with the names of all experts, where its names have a place for the number of one."""
+        """Return the rule with the names of all experts, if its names contain an expert's number."""
         if not any(EXPERT in name for name in self.theirs):
             return self
         names = [name.replace(EXPERT, str(number)) for number in range(experts) for name in self.theirs]
@@ -63,7 +63,7 @@ def rule(ours: str, *theirs: str, transposed: bool = False, rows: Rows = Rows.SE
 def rules_of(
     rules: Sequence[Rule], layers: int, shapes: Collection[str] | None = None, experts: int = 0
 ) -> Iterator[Rule]:
-    """Yield the rules of a model with so many layers; with `shapes`, only those of tensors that the model has."""
+    """Yield the rules of a model with `layers` layers; `shapes`: only those of tensors that the model has."""
     for entry in rules:
         for number in range(layers) if LAYER in entry.ours else (0,):
             layer = entry.of_layer(number)
@@ -87,7 +87,7 @@ class Heads:
 
     groups: int
     queries: int
-    """Heads of queries that share the key and value of a group."""
+    """How many query heads share the key and value of a group."""
     size: int
 
     @classmethod
@@ -96,7 +96,7 @@ class Heads:
 
 
 def to_ours(entry: Rule, model: ModelConfig, found: Mapping[str, Lazy]) -> Lazy:
-    """Return our tensor of a rule from theirs."""
+    """Return our tensor of a rule, made from theirs."""
     parts = [found[name] for name in entry.theirs]
     if entry.experts:
         each = len(parts) // entry.experts
@@ -106,7 +106,7 @@ def to_ours(entry: Rule, model: ModelConfig, found: Mapping[str, Lazy]) -> Lazy:
 
 
 def in_sections(theirs: Lazy, rows: Rows, heads: Heads) -> Lazy:
-    """Return sections of queries, keys and values, from another order of rows."""
+    """Return rows in sections of queries, keys and values; `rows`: their present order."""
     if rows is Rows.SECTIONS:
         return theirs
     if rows is Rows.NUMBERS:
@@ -121,7 +121,7 @@ def in_sections(theirs: Lazy, rows: Rows, heads: Heads) -> Lazy:
 
 
 def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
-    """Return their tensors of a rule from ours."""
+    """Return their tensors of a rule, made from ours."""
     if entry.experts:
         return dict(_of_each_expert(entry, ours))
     if entry.rows is Rows.GROUPS:
@@ -137,7 +137,7 @@ def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
 
 
 def _of_each_expert(entry: Rule, ours: Lazy) -> Iterator[tuple[str, Lazy]]:
-    """Yield their matrices of each expert: equal parts of the rows of ours."""
+    """Yield each expert's matrices in the other program: equal parts of our rows."""
     each = len(entry.theirs) // entry.experts
     size = ours.shape[1] // each
     for at, name in enumerate(entry.theirs):
@@ -146,7 +146,7 @@ def _of_each_expert(entry: Rule, ours: Lazy) -> Iterator[tuple[str, Lazy]]:
 
 
 def in_groups(ours: Lazy, heads: Heads) -> Lazy:
-    """Return rows in groups, from sections of queries, keys and values."""
+    """Return rows in groups, given sections of queries, keys and values."""
     size, queries = heads.size, heads.queries
     keys = heads.groups * queries * size
     values = keys + heads.groups * size
@@ -168,7 +168,7 @@ def permuted(inner: Lazy, order: torch.Tensor) -> Lazy:
 
 
 def number_order(heads: Heads) -> torch.Tensor:
-    """Return for each row of our sections its place where query, key and value of a number are neighbours."""
+    """Return for each row of our sections its index if the query, key and value of a number are adjacent."""
     return (
         torch.arange(3 * heads.groups * heads.size)
         .view(heads.groups, heads.size, 3)
@@ -180,14 +180,14 @@ def number_order(heads: Heads) -> torch.Tensor:
 def refuse_unknown(
     source: str, needed: Collection[str], found: Collection[str], ignored: str = r"(?!)"
 ) -> None:
-    """Raise a CheckpointError that names tensors that are missing, or that no rule maps."""
+    """Raise a CheckpointError that lists missing tensors, or tensors without a rule."""
     missing = sorted(set(needed) - set(found))
     unknown = sorted(name for name in set(found) - set(needed) if not re.fullmatch(ignored, name))
     faults = []
     if missing:
         faults.append(f"{source}: lacks {_some(missing)}")
     if unknown:
-        faults.append(f"{source}: holds {_some(unknown)}, which this kind of model does not have")
+        faults.append(f"{source}: contains {_some(unknown)}, which this kind of model does not have")
     if faults:
         raise CheckpointError("\n".join(faults), "check that the config belongs to these weights")
 
@@ -197,9 +197,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def check_shapes(source: str, wanted: Mapping[str, Shape], found: Mapping[str, Lazy]) -> None:
-    """Raise a CheckpointError that names tensors whose shape is not that of the config."""
+    """Raise a CheckpointError that lists tensors whose shape is not that of the config."""
     faults = [
-        f"{source}: {name} is {list(found[name].shape)}, and the config makes it {list(shape)}"
+        f"{source}: {name} is {list(found[name].shape)}, but the config needs {list(shape)}"
         for name, shape in wanted.items()
         if name in found and found[name].shape != shape
     ]
@@ -208,5 +208,5 @@ def check_shapes(source: str, wanted: Mapping[str, Shape], found: Mapping[str, L
 
 
 def with_moments(names: Sequence[str]) -> list[str]:
-    """Return names and those of their averages."""
+    """Return the names together with those of their averages."""
     return [*names, *(f"{moment}.{name}" for moment in MOMENTS for name in names)]

@@ -21,21 +21,21 @@ JOURNAL = ".journal"
 
 
 class Target:
-    """Files of a folder that appears whole. A file that the journal names is not written again."""
+    """The files of a folder that appears only when it is complete. Files in the journal are not written again."""
 
     def __init__(self, path: Path, aside: Path, journal: int, done: dict[str, SavedFile]) -> None:
         self.path, self.aside = path, aside
         self._journal, self._done = journal, done
         self.resumed = len(done)
-        """Files that an earlier conversion, which was killed, had finished."""
+        """How many files were already finished by an earlier conversion that was killed."""
 
     @property
     def entries(self) -> Mapping[str, SavedFile]:
-        """Return what the journal records of each finished file."""
+        """Return the journal's entry of each finished file."""
         return self._done
 
     def write(self, name: str, write: Callable[[Path], SavedFile]) -> SavedFile:
-        """Have `write` make a file, if it is not finished yet; return its entry."""
+        """Let `write` make a file unless it is already finished; return its entry."""
         if name not in self._done:
             file = self.aside / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class Target:
         return self._done[name]
 
     def forget(self, *names: str) -> None:
-        """Have files written again although an earlier conversion had finished them."""
+        """Write these files again, even if an earlier conversion finished them."""
         for name in names:
             self._done.pop(name, None)
 
@@ -66,26 +66,26 @@ class Target:
         """Read a file again and compare it with what was written."""
         if sha256(self.aside / name) != self._done[name].sha256:
             problem = f"{self.path / name}: the disk does not return what was written to it"
-            raise TrainingFailed(problem, "look at the disk of this folder, and try again")
+            raise TrainingFailed(problem, "check the disk of this folder, and try again")
 
     def verify_all(self, verify: Callable[[Path], object]) -> None:
-        """Have `verify` compare the whole folder with what it says of itself."""
+        """Let `verify` compare the whole folder with its own records."""
         verify(self.aside)
 
     def publish(self) -> None:
-        """Give the folder its name."""
+        """Rename the folder to its final name."""
         (self.aside / JOURNAL).unlink()
         for folder, _, _ in os.walk(self.aside):
             sync(Path(folder))
         with contextlib.suppress(FileNotFoundError, OSError):
-            # An empty folder may stand there.
+            # The final name may belong to an empty folder.
             self.path.rmdir()
         os.rename(self.aside, self.path)
         sync(self.path.parent)
 
 
 class Rehearsal(Target):
-    """A target that writes nothing, so that a conversion makes its checks alone."""
+    """A target that writes nothing, so that a conversion only makes its checks."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, path, -1, {})
@@ -102,7 +102,7 @@ class Rehearsal(Target):
 
 
 def rehearsal(path: Path, need: int) -> Rehearsal:
-    """Return a target for a dry run, after the checks that the real one makes of its folder."""
+    """Return a target for a dry run, after the checks that a real conversion makes of its folder."""
     path = path.resolve()
     _refuse_existing(path)
     _check_room(path, need)
@@ -111,7 +111,7 @@ def rehearsal(path: Path, need: int) -> Rehearsal:
 
 @contextlib.contextmanager
 def open_target(path: Path, identity: Mapping[str, object], need: int) -> Iterator[Target]:
-    """Yield the target of a conversion that `identity` tells from others; `need`: bytes that it will take."""
+    """Yield the target of a conversion; `identity` distinguishes it from others; `need`: the bytes to write."""
     path = path.resolve()
     _refuse_existing(path)
     aside = path.with_name(f"{UNFINISHED}{path.name}")
@@ -134,7 +134,7 @@ def open_target(path: Path, identity: Mapping[str, object], need: int) -> Iterat
 
 @contextlib.contextmanager
 def _removed_if_refused(aside: Path, *, keep: bool = False) -> Iterator[None]:
-    """Remove the unfinished folder if the source or the request is refused: no conversion could continue it."""
+    """Remove the unfinished folder if the source or the request is refused, because no conversion could continue it."""
     try:
         yield
     except InputError:
@@ -156,7 +156,7 @@ def _lock(journal: int, path: Path) -> None:
 
 
 def _entry_of(line: str) -> tuple[str, SavedFile] | None:
-    """Return a file's name and what the journal records of it; None for a damaged line: its file is written again."""
+    """Return a file's name and its journal entry; None for a damaged line, whose file is written again."""
     try:
         entry = json.loads(line)
         name = entry.pop("name")
@@ -168,13 +168,13 @@ def _entry_of(line: str) -> tuple[str, SavedFile] | None:
 
 
 def _finished(journal: int, identity: Mapping[str, object], aside: Path) -> dict[str, SavedFile]:
-    """Return the entries of files that the same conversion has finished; remove those of another one."""
+    """Return the entries of files that this conversion has finished; remove the files of another conversion."""
     first = json.dumps(identity, sort_keys=True)
     content = os.pread(journal, os.fstat(journal).st_size, 0).decode(errors="replace")
     lines = content.split("\n")
     done = {}
     if lines[0] == first:
-        # The last line may be half written.
+        # The last line may be incomplete.
         for line in lines[1:-1]:
             name, entry = _entry_of(line) or ("", SavedFile(0, ""))
             file = aside / name
@@ -198,11 +198,11 @@ def _check_room(path: Path, need: int) -> None:
     free = status.f_bavail * status.f_frsize
     if need > free:
         problem = f"{path}: {need / 1e6:,.0f} MB are needed, and the disk has {free / 1e6:,.0f} MB left"
-        raise InputError(problem, "make room, or name another folder with -o")
+        raise InputError(problem, "free some space, or name another folder with -o")
 
 
 def identity_of(folder: Path, more: Mapping[str, object]) -> dict[str, object]:
-    """Return what tells a source from others: its path, and the size and time of each file."""
+    """Return an object that distinguishes a source from others: its path, and the size and time of each file."""
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else [folder]
     listing = [
         [str(file.relative_to(folder)), file.stat().st_size, file.stat().st_mtime_ns] for file in files

@@ -1,4 +1,4 @@
-"""Tensors that another program divided among its tensor parallel ranks: join the parts, or cut a whole."""
+"""Join a tensor that another program divided among its tensor parallel ranks, or cut a whole tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.weights.lazy import Lazy, columns_of, rows_of, side_by_side, stacke
 
 
 def joined(parts: Sequence[Lazy], cut: Cut) -> Lazy:
-    """Return the whole of the ranks' parts; the rows of a token table keep their padding."""
+    """Return the whole tensor from the ranks' parts; the rows of a token table keep their padding."""
     if cut.dim is None or len(parts) == 1:
         return parts[0]
     if cut.dim == 1:
@@ -25,7 +25,7 @@ def joined(parts: Sequence[Lazy], cut: Cut) -> Lazy:
 
 
 def part_of(whole: Lazy, cut: Cut, rank: int, ranks: int) -> Lazy:
-    """Return one rank's part of a whole, whose rows may be padded already."""
+    """Return one rank's part of a whole tensor, whose rows may already be padded."""
     if cut.dim is None or ranks == 1:
         return whole
     if cut.dim == 1:

@@ -182,7 +182,7 @@ def test_too_long_examples_are_refused_cut_or_left_out(material: Path) -> None:
         raw = config_for(material, tune={"too_long": too_long}, model={"sequence": 60})
         return ChatData(read_config(raw)).examples(str(material / "train.jsonl"))
 
-    with pytest.raises(DataError, match=r"train\.jsonl:\d+: makes \d+ tokens"):
+    with pytest.raises(DataError, match=r"train\.jsonl:\d+: has \d+ tokens"):
         examples("refuse")
     assert 0 < len(examples("leave_out")) < 20
     assert len(examples("cut")) == 20 and max(examples("cut").lengths) == 60

@@ -292,11 +292,11 @@ def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
     assert again.weights == before.weights and again.manifest.base == before.manifest.base
     for name, tensor in again.read(list(again.weights)).items():
         assert torch.equal(tensor, before.read([name])[name]), name
-    with pytest.raises(InputError, match="the weights of its base are not at"):
+    with pytest.raises(InputError, match="its base weights are not at"):
         import_weights(
             tmp_path / "peft", tmp_path / "x", request=ImportRequest(base="/no"), formats=ALL_FORMATS
         )
-    with pytest.raises(InputError, match="the optimizer's state is that of adapters"):
+    with pytest.raises(InputError, match="the optimizer's state belongs to the adapters"):
         read_whole(checkpoint, True)
     # A resume continues, and refuses another base.
     learn(tmp_path / "run", {**raw, "steps": 5})
@@ -321,7 +321,7 @@ def test_another_base_is_refused_and_one_that_moved_is_named(
     moved = tmp_path / "moved"
     base.rename(moved)
     try:
-        with pytest.raises(CheckpointError, match="the weights that they adapt are not at") as caught:
+        with pytest.raises(CheckpointError, match="their base weights are not at") as caught:
             whole(open_checkpoint(checkpoint))
         assert "--base" in caught.value.hint
         assert whole(open_checkpoint(checkpoint), moved).weights

@@ -134,8 +134,8 @@ def test_torch_files_are_read_without_running_them(tmp_path: Path) -> None:
         ("add_cross_attention", True, "add_cross_attention is True"),
         ("n_layer", -3, "n_layer is -3"),
         ("n_layer", 3, "lacks h.2.attn.c_attn.bias"),
-        ("n_layer", 1, "holds h.1.attn.c_attn.bias"),
-        ("vocab_size", 301, r"tokens.weight is \[300, 32\], and the config makes it \[301, 32\]"),
+        ("n_layer", 1, "contains h.1.attn.c_attn.bias"),
+        ("vocab_size", 301, r"tokens.weight is \[300, 32\], but the config needs \[301, 32\]"),
         ("n_head", 5, "does not divide"),
         ("model_type", "mamba", "model_type is 'mamba'"),
         ("layer_norm_epsilon", "1e-5", "layer_norm_epsilon is '1e-5'"),
@@ -174,7 +174,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists"):
         import_weights(source, tmp_path / "ours")
     assert (tmp_path / "ours" / "mine.txt").read_text() == "mine"
-    with pytest.raises(InputError, match="hold no state"):
+    with pytest.raises(InputError, match="contains no optimizer state"):
         import_weights(source, tmp_path / "other", request=ImportRequest(state=True))
 
 
@@ -301,10 +301,10 @@ def test_options_that_contradict_the_source_are_refused(tmp_path: Path) -> None:
 
 def test_a_format_or_a_pointer_that_does_not_fit_is_named(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "hf", gpt2_tensors())
-    with pytest.raises(InputError, match=r"--from megatron: .*hf is of the format hf") as caught:
+    with pytest.raises(InputError, match=r"--from megatron: .*hf has the format hf") as caught:
         import_weights(source, tmp_path / "ours", "megatron")
     assert caught.value.hint == "leave out --from"
-    with pytest.raises(InputError, match=r"--base x: .* holds no adapters"):
+    with pytest.raises(InputError, match=r"--base x: .* contains no adapters"):
         import_weights(source, tmp_path / "ours", request=ImportRequest(base="x"))
     for name, tag in (("latest_checkpointed_iteration.txt", "7"), ("latest", "global_step7")):
         folder = tmp_path / name.partition(".")[0]

@@ -126,7 +126,7 @@ def test_what_torch_saves_is_imported_with_its_state(
 
 def test_tensors_of_an_unknown_model_are_refused(tmp_path: Path) -> None:
     dcp.save({"some.weight": torch.ones(2, 2)}, checkpoint_id=str(tmp_path / "dcp"))
-    with pytest.raises(CheckpointError, match=r"holds some.weight and more, and no config.json") as found:
+    with pytest.raises(CheckpointError, match=r"contains some.weight and more, but no config.json") as found:
         import_weights(tmp_path / "dcp", tmp_path / "again")
     assert "config.json of Hugging Face" in found.value.hint
 
@@ -228,7 +228,7 @@ def test_an_import_with_state_that_was_killed_continues(
 def test_a_missing_rank_is_named(tmp_path: Path, theirs: dict[str, dict[str, Tensor]]) -> None:
     folder = described(write_zero(tmp_path / "ds", theirs, 1, 3), tmp_path)
     (folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
-    with pytest.raises(CheckpointError, match="2 files of an optimizer that 3 ranks divided"):
+    with pytest.raises(CheckpointError, match="2 files of an optimizer that was divided among 3 ranks"):
         import_weights(folder, tmp_path / "again")
     (folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
     with pytest.raises(CheckpointError, match="lacks some of zero_pp_rank_X_mp_rank_00"):
@@ -266,7 +266,7 @@ def test_weights_of_a_pipeline_are_imported_from_the_files_of_its_layers(
     done = import_weights(folder, tmp_path / "again")
     assert done.format == "deepspeed"
     assert_equal(state_of(tmp_path / "again"), own)
-    with pytest.raises(InputError, match="holds no state of an optimizer"):
+    with pytest.raises(InputError, match="contains no optimizer state"):
         import_weights(folder, tmp_path / "state", request=ImportRequest(state=True))
 
 

@@ -1,1 +1,1 @@
-"""Adapters of low rank: together with the weights that they belong to, and as folders of PEFT."""
+"""Low-rank adapters (LoRA): merged into their base weights, and as PEFT folders."""

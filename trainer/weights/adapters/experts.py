@@ -1,8 +1,8 @@
-"""Adapters of experts as PEFT has them.
+"""Adapters of experts in PEFT's form.
 
-On transformers 5 a layer's experts are one module with two parameters, and PEFT has one pair of matrices for all
-experts of a parameter: A has the rows of each expert in turn, and in B neighbouring columns are those of the experts.
-Folders that were saved with transformers 4 have a pair for each matrix of each expert; they are read too.
+In transformers 5 the experts of a layer are one module with two parameters, and PEFT has one pair of matrices for all
+experts of a parameter: A contains the rows of one expert after the other, and in B the columns of the experts
+alternate. Folders from transformers 4 have a pair for each matrix of each expert; they are read too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from trainer.weights.families.family import Family
 from trainer.weights.rules import Rule, rules_of
 
 Pair = tuple[Tensor, Tensor]
-"""The matrices A and B; of experts, with a first dimension of experts."""
+"""The matrices A and B; those of experts have a first dimension of experts."""
 
-# The module of a layer's experts in transformers, and its parameter for each of our modules.
+# transformers' module of a layer's experts, and its parameter for each of our modules.
 MODULE = "model.layers.{n}.mlp.experts"
 PARAMETERS = {"feed_forward.up": "mlp.experts.gate_up_proj", "feed_forward.down": "mlp.experts.down_proj"}
-# PEFT wraps the module once for each parameter with an adapter; the first parameter is inside.
+# PEFT wraps the module once per parameter with an adapter; the first parameter is the innermost.
 INSIDE = ".base_layer"
 
 
 @dataclass(frozen=True)
 class Found:
-    """An adapter read from a folder, and the names that its modules had there."""
+    """An adapter read from a folder, and the names of its modules in the folder."""
 
     path: str
     section: str
@@ -41,7 +41,7 @@ class Found:
 
 
 def write_experts(model: ModelConfig, pairs: Mapping[str, Tensor]) -> tuple[dict[str, Pair], dict[str, int]]:
-    """Return PEFT's pair of each of its modules, and the rank of each parameter that has an adapter."""
+    """Return PEFT's pair for each of its modules, and the rank of each parameter with an adapter."""
     found, ranks = dict[str, Pair](), dict[str, int]()
     for number in range(model.layers if model.experts else 0):
         joined = {}
@@ -58,7 +58,7 @@ def write_experts(model: ModelConfig, pairs: Mapping[str, Tensor]) -> tuple[dict
 
 
 def _joined(model: ModelConfig, module: str, prefix: str, pairs: Mapping[str, Tensor]) -> Pair | None:
-    """Return one adapter of all sections; of several, one of a higher rank that adds what they add."""
+    """Return one adapter for all sections; if several have one, it has a higher rank and adds the same."""
     if f"{prefix}all.a" in pairs:
         return pairs[f"{prefix}all.a"], pairs[f"{prefix}all.b"]
     sections = sections_of(model, module)
@@ -83,7 +83,7 @@ def _joined(model: ModelConfig, module: str, prefix: str, pairs: Mapping[str, Te
 def read_experts(
     folder: str, family: Family, model: ModelConfig, theirs: Mapping[str, Mapping[str, Tensor]], rank: int
 ) -> Iterator[Found]:
-    """Yield the adapters of experts in a folder whose other adapters have this rank."""
+    """Yield the adapters of experts in a folder whose other adapters have rank `rank`."""
     for number in range(model.layers):
         name = MODULE.format(n=number)
         outer, inner = theirs.get(name), theirs.get(name + INSIDE)
@@ -91,7 +91,7 @@ def read_experts(
             yield from _of_parameter(folder, model, number, "feed_forward.up", name + INSIDE, inner, rank)
             yield from _of_parameter(folder, model, number, "feed_forward.down", name, outer, rank)
         elif outer is not None:
-            # One parameter has an adapter: its inputs say which.
+            # Only one parameter has an adapter; its number of inputs tells which one.
             a = _both(folder, name, outer)[0]
             module = "feed_forward.down" if a.shape[1] == model.inner else "feed_forward.up"
             if model.inner == model.hidden and outer["B"].shape[0] == model.hidden:
@@ -104,7 +104,7 @@ def read_experts(
 
 def _both(folder: str, name: str, found: Mapping[str, Tensor]) -> Pair:
     if set(found) != {"A", "B"}:
-        raise CheckpointError(f"{folder}: {name} has one of lora_A and lora_B alone")
+        raise CheckpointError(f"{folder}: {name} has only one of lora_A and lora_B")
     return found["A"], found["B"]
 
 
@@ -117,7 +117,7 @@ def _of_parameter(
     found: Mapping[str, Tensor],
     rank: int,
 ) -> Iterator[Found]:
-    """Yield the adapters of one parameter of a layer: one, or two where one of twice the rank adds the same."""
+    """Yield the adapters of one parameter of a layer: one, or two for an adapter of twice the rank."""
     a, b = _both(folder, name, found)
     experts, path = model.experts, f"blocks.{number}.{module}"
     sections = sections_of(model, module)
@@ -145,7 +145,7 @@ def _of_parameter(
 def _of_each(
     folder: str, model: ModelConfig, rule: Rule, theirs: Mapping[str, Mapping[str, Tensor]]
 ) -> Iterator[Found]:
-    """Yield the adapters of a layer's matrix that has a pair for each expert."""
+    """Yield the adapters of a matrix of a layer in which each expert has a pair."""
     path = rule.ours.removesuffix(".weight")
     sections = list(sections_of(model, ".".join(path.split(".")[2:])))
     each = len(rule.theirs) // rule.experts

@@ -1,4 +1,4 @@
-"""Adapters of a checkpoint and the weights they belong to: a fingerprint of the weights, and both as one model."""
+"""The adapters of a checkpoint and their base weights: a fingerprint of the weights, and both merged to one model."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from trainer.weights.initial import open_source
 from trainer.weights.lazy import Lazy
 from trainer.weights.ours import SIDE_FILES, read_ours, shapes_for
 
-# Numbers at both ends of a tensor that a fingerprint covers.
+# A fingerprint covers this many numbers at both ends of a tensor.
 COVERED = 1024
 
 
 def adapters_of(found: Checkpoint) -> LoraConfig | None:
-    """Return how a checkpoint's adapters are made; None for a checkpoint of whole weights."""
+    """Return the config of a checkpoint's adapters; None for a checkpoint of whole weights."""
     if found.manifest.base is None:
         return None
     lora = found.manifest.config.tune.lora
     wrong = [str(fault) for fault in found.manifest.faults if fault.key.startswith("config.tune")]
     if wrong or not lora.rank:
         problem = wrong[0] if wrong else "config.tune.lora.rank is 0"
-        raise CheckpointError(f"{found.path}: names weights that it adapts, and no adapters: {problem}")
+        raise CheckpointError(f"{found.path}: names base weights, but has no adapters: {problem}")
     return lora
 
 
 def fingerprint(tensors: Mapping[str, Lazy]) -> str:
-    """Return a hash of weights: of each tensor's name, shape, and numbers in its first and its last row, in fp32."""
+    """Return a hash of weights: of each tensor's name, its shape, and numbers of its first and last row in fp32."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         lazy = tensors[name]
@@ -53,20 +53,20 @@ def fingerprint(tensors: Mapping[str, Lazy]) -> str:
 
 
 def contents_at(path: Path) -> Contents:
-    """Return the weights at a path, whatever program wrote them."""
+    """Return the weights at a path, in any known format."""
     source = open_source(path)
     return source.contents or read_ours(source.folder, state=False)
 
 
 def base_at(path: Path) -> BaseWeights:
-    """Return what a checkpoint of adapters records of the weights at a path."""
+    """Return what a checkpoint of adapters records about the base weights at a path."""
     contents = contents_at(path)
     return BaseWeights(str(Path(contents.origin.path).resolve()), fingerprint(contents.parameters))
 
 
 @dataclass(frozen=True)
 class Whole(Checkpoint):
-    """A checkpoint of adapters, read as one of whole weights: those of its base with the adapters added."""
+    """A checkpoint of adapters that reads as whole weights: its base with the adapters added."""
 
     lazies: Mapping[str, Lazy] = field(default_factory=dict)
 
@@ -79,23 +79,25 @@ class Whole(Checkpoint):
 
 
 def whole(found: Checkpoint, base: Path | None = None) -> Checkpoint:
-    """Return a checkpoint as one of whole weights; `base`: where those are that its adapters belong to."""
+    """Return a checkpoint as one of whole weights; `base`: the folder of its adapters' base weights."""
     lora = adapters_of(found)
     if lora is None:
         if base is not None:
-            raise InputError(f"--base: {found.path} holds whole weights, and no adapters", "leave --base out")
+            raise InputError(
+                f"--base: {found.path} contains whole weights and no adapters", "leave --base out"
+            )
         return found
     weights = merged(found, found.model, lora, _base_of(found, base).parameters)
     return Whole(found.path, found.manifest, weights)
 
 
 def _base_of(found: Checkpoint, named: Path | None) -> Contents:
-    """Return the weights that a checkpoint adapts; refuse others."""
+    """Return the base weights of a checkpoint's adapters; refuse other weights."""
     wanted = found.manifest.base
     assert wanted is not None
     path = named or Path(wanted.source)
     if not path.exists():
-        problem = f"{found.path}: holds adapters alone, and the weights that they adapt are not at {path}"
+        problem = f"{found.path}: contains only adapters, and their base weights are not at {path}"
         raise CheckpointError(problem, "copy them there, or name them with --base DIR")
     contents = contents_at(path)
     if (other := fingerprint(contents.parameters)) != wanted.fingerprint:
@@ -109,7 +111,7 @@ def _base_of(found: Checkpoint, named: Path | None) -> Contents:
 def merged(
     found: Checkpoint, model: ModelConfig, lora: LoraConfig, base: Mapping[str, Lazy]
 ) -> dict[str, Lazy]:
-    """Return the weights of a base with the adapters of a checkpoint added."""
+    """Return base weights with the adapters of a checkpoint added."""
     shapes = shapes_for(model)
     wrong = sorted(name for name, shape in shapes.items() if name not in base or base[name].shape != shape)
     if wrong:
@@ -123,7 +125,7 @@ def merged(
 def with_adapters(
     name: str, lazy: Lazy, pairs: Mapping[str, Tensor], model: ModelConfig, lora: LoraConfig
 ) -> Lazy:
-    """Return a tensor of a base with its adapters among `pairs` added; without any, the tensor itself."""
+    """Return a base tensor with its adapters from `pairs` added; without any, the tensor itself."""
     path, _, leaf = name.rpartition(".")
     prefix = path + MARK
     own = {key: tensor for key, tensor in pairs.items() if key.startswith(prefix)}
@@ -155,7 +157,7 @@ def _rows(
 def _matrices_of_experts(
     lazy: Lazy, added: Sequence[tuple[int, Tensor, Tensor]], scale: float, start: int, stop: int
 ) -> Tensor:
-    """Return the matrices of some experts with their adapters added."""
+    """Return the matrices of experts [start, stop) with their adapters added."""
     matrices = lazy.read(start, stop).to(torch.float32, copy=True)
     for first, a, b in added:
         own = matrices[:, first : first + b.shape[1]]
@@ -164,15 +166,15 @@ def _matrices_of_experts(
 
 
 def read_whole(folder: Path, state: bool, base: Path | None = None) -> Contents:
-    """Return the contents of a checkpoint of ours; adapters are added to the weights that they belong to."""
+    """Return the contents of our checkpoint; adapters are added to their base weights."""
     found = open_checkpoint(folder)
     lora = adapters_of(found)
     if lora is None:
         if base is not None:
-            raise InputError(f"--base: {folder} holds whole weights, and no adapters", "leave --base out")
+            raise InputError(f"--base: {folder} contains whole weights and no adapters", "leave --base out")
         return read_ours(folder, state)
     if state:
-        problem = f"{folder}: the optimizer's state is that of adapters, and not of the weights"
+        problem = f"{folder}: the optimizer's state belongs to the adapters, not to the weights"
         raise InputError(problem, "leave out --state")
     below = _base_of(found, base)
     model, known = found.model, found.manifest.base
@@ -185,6 +187,6 @@ def read_whole(folder: Path, state: bool, base: Path | None = None) -> Contents:
         {**below.files, **side},
         Progress(found.step),
         found.manifest.config,
-        ("the adapters are added to the weights that they belong to",),
+        ("the adapters are added to their base weights",),
         AdapterContents(lora, found.read(list(found.weights)), known),
     )

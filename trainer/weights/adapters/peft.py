@@ -1,4 +1,4 @@
-"""Folders of PEFT: adapter_config.json, and the matrices of the adapters under Hugging Face's names."""
+"""PEFT folders: adapter_config.json, and the adapters' matrices under Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAME = re.compile(re.escape(PREFIX) + r"(.+)\.lora_([AB])(?:\.default)?\.weight
 
 
 def is_peft(folder: Path) -> bool:
-    """Return whether a folder is one of PEFT."""
+    """Return whether a folder is in PEFT's format."""
     return (folder / CONFIG_FILE).is_file()
 
 
@@ -51,7 +51,7 @@ def _matrices(family: Family, model: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of the matrices that may have adapters."""
     modules = {module for module, _ in TARGETS.values()}
     for rule in rules_of(family.rules, model.layers):
-        # Those of experts have names for a number of experts alone.
+        # The names of experts' matrices depend on the number of experts.
         if rule.theirs and rule.ours.endswith(".weight") and ".".join(rule.ours.split(".")[2:-1]) in modules:
             yield rule
 
@@ -68,7 +68,7 @@ def write_peft(contents: Contents, target: Target, wanted: ExportRequest, report
     """Write a folder that PEFT loads."""
     adapters = contents.adapters
     if adapters is None:
-        problem = "the checkpoint holds whole weights, and no adapters"
+        problem = "the checkpoint contains whole weights and no adapters"
         raise InputError(problem, "export it with --to hf")
     family, tensors, ranks = family_for(contents), dict[str, Lazy](), dict[str, int]()
     for rule in _matrices(family, contents.model):
@@ -97,7 +97,7 @@ def _write_file(tensors: Mapping[str, Lazy], metadata: Mapping[str, str], file: 
 def _theirs(
     rule: Rule, family: Family, model: ModelConfig, pairs: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return both matrices for each of PEFT's modules of one rule; {} without an adapter."""
+    """Return both matrices for each of PEFT's modules that a rule names; {} without an adapter."""
     path = rule.ours.removesuffix(".weight")
     own = {key.removeprefix(path + MARK) for key in pairs if key.startswith(path + MARK)}
     if not own:
@@ -110,7 +110,7 @@ def _theirs(
     if len(names) > 1 and "all" not in found:
         return {names[list(sections).index(section)]: pair for section, pair in found.items()}
     a, b = found["all"] if "all" in found else _stacked(found, sections)
-    # As the rows of the matrix itself; PEFT does not transpose adapters.
+    # In the order of the matrix's rows; PEFT does not transpose adapters.
     rows = to_theirs(replace(rule, transposed=False), model, in_memory(b))
     return {name: (a, part.whole()) for name, part in zip(names, rows.values(), strict=True)}
 
@@ -118,7 +118,7 @@ def _theirs(
 def _stacked(
     found: Mapping[str, tuple[Tensor, Tensor]], sections: Mapping[str, int]
 ) -> tuple[Tensor, Tensor]:
-    """Return one adapter of a higher rank that adds what those of the sections add."""
+    """Return one adapter of a higher rank that adds the same as those of the sections."""
     a = torch.cat([pair[0] for pair in found.values()])
     b, row, column = torch.zeros(sum(sections.values()), len(a)), 0, 0
     for section, width in sections.items():
@@ -147,12 +147,12 @@ def _config(
         "inference_mode": True,
         "r": rank,
         "lora_alpha": lora.scale * rank,
-        # PEFT has no dropout for parameters, and refuses it; it matters in training alone.
+        # PEFT refuses dropout for parameters; it only matters in training.
         "lora_dropout": 0.0 if parameters else lora.dropout,
         "target_modules": sorted(_suffixes(ranks, every)),
         **({"target_parameters": sorted(parameters)} if parameters else {}),
         "rank_pattern": others,
-        # So that alpha / rank is the same everywhere.
+        # Scale alpha with the rank, so that alpha / rank is equal everywhere.
         "alpha_pattern": {name: lora.scale * own for name, own in others.items()},
         "bias": "none",
         "fan_in_fan_out": any(rule.transposed for rule in family.rules),
@@ -163,7 +163,7 @@ def _config(
 
 
 def _suffixes(adapted: Mapping[str, int], every: list[str]) -> set[str]:
-    """Return the ends of names that fit these modules and no others of the model."""
+    """Return endings of names that match these modules and no others of the model."""
     found = set()
     for name in adapted:
         parts = name.split(".")
@@ -180,12 +180,12 @@ def _suffixes(adapted: Mapping[str, int], every: list[str]) -> set[str]:
 
 
 def read_peft(folder: Path, request: ImportRequest) -> Contents:
-    """Return the adapters of a folder; `request.base` is where the weights are that they belong to."""
+    """Return the adapters in a folder; `request.base`: the folder of their base weights."""
     check_access(folder)
     keys = Keys(f"{folder / CONFIG_FILE}", read_json(folder / CONFIG_FILE))
     base = request.base or str(keys.get("base_model_name_or_path", default=""))
     if not base or not Path(base).exists():
-        problem = f"{folder}: the weights of its base are not at {base!r}"
+        problem = f"{folder}: its base weights are not at {base!r}"
         raise InputError(problem, "name them with --base: a checkpoint, a run, or a folder of Hugging Face")
     rank = keys.number("r")
     scale = keys.real("lora_alpha", default=float(rank)) / rank
@@ -195,7 +195,7 @@ def read_peft(folder: Path, request: ImportRequest) -> Contents:
         ("use_rslora", False),
         ("modules_to_save", None),
     ):
-        keys.must_be(key, wanted, wanted, "our adapters have nothing like it")
+        keys.must_be(key, wanted, wanted, "our adapters do not support it")
     _check_patterns(keys, scale)
     keys.check()
     whole, known = contents_at(Path(base)), base_at(Path(base))
@@ -216,12 +216,12 @@ def read_peft(folder: Path, request: ImportRequest) -> Contents:
 
 
 def _check_patterns(keys: Keys, scale: float) -> None:
-    """Add faults for ranks that differ. For experts' gate and up together they may differ."""
+    """Add faults for ranks that differ; only experts' gate and up together may have another rank."""
     ranks: Any = keys.get("rank_pattern") or {}
     alphas: Any = keys.get("alpha_pattern") or {}
     for key, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
         if any(not name.endswith("gate_up_proj") for name in pattern):
-            keys.faults.append(f"{key}: our adapters have all the same rank and alpha")
+            keys.faults.append(f"{key}: our adapters must all have the same rank and alpha")
             return
     for name in {**ranks, **alphas}:
         if name not in ranks or name not in alphas or float(alphas[name]) != scale * float(ranks[name]):
@@ -231,14 +231,14 @@ def _check_patterns(keys: Keys, scale: float) -> None:
 
 
 def _pairs(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Return A and B of each module of a folder."""
+    """Return the matrices A and B of each module in a folder."""
     found: dict[str, dict[str, Tensor]] = {}
     if not (folder / FILE).is_file():
         raise CheckpointError(f"{folder}: has no {FILE}", "save the adapter with safe_serialization")
     for name, lazy in read_safetensors(folder / FILE).items():
         match = _NAME.fullmatch(name)
         if match is None:
-            raise CheckpointError(f"{folder / FILE}: {name} is no matrix of a LoRA adapter")
+            raise CheckpointError(f"{folder / FILE}: {name} is not a matrix of a LoRA adapter")
         found.setdefault(match[1], {})[match[2]] = lazy.whole().to(torch.float32)
     return found
 
@@ -246,7 +246,7 @@ def _pairs(folder: Path) -> dict[str, dict[str, Tensor]]:
 def _ours(
     folder: Path, whole: Contents, theirs: Mapping[str, Mapping[str, Tensor]], rank: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the adapters under our names, and their targets; refuse adapters that only some layers have."""
+    """Return the adapters under our names, and their targets; refuse targets that only some layers have."""
     family, model = family_for(whole), whole.model
     pairs, used, layers_of = dict[str, Tensor](), set[str](), dict[str, int]()
     of_matrices = list[Found]()
@@ -259,7 +259,7 @@ def _ours(
                 continue
             a, b = theirs[name].get("A"), theirs[name].get("B")
             if a is None or b is None:
-                raise CheckpointError(f"{folder}: {name} has one of lora_A and lora_B alone")
+                raise CheckpointError(f"{folder}: {name} has only one of lora_A and lora_B")
             if len(names) == 1:
                 b = in_sections(in_memory(b), rule.rows, Heads.of(model)).whole()
             section = "all" if len(names) == 1 else sections[at]
@@ -275,12 +275,14 @@ def _ours(
         layers_of[target] = layers_of.get(target, 0) + 1
         used.update(found.names)
     if left := sorted(set(theirs) - used):
-        raise CheckpointError(f"{folder}: {left[0]} is no matrix of a {family.name} that gets adapters here")
+        raise CheckpointError(
+            f"{folder}: {left[0]} is not a matrix of a {family.name} that can have adapters"
+        )
     for target, count in layers_of.items():
         if count != model.layers:
             raise CheckpointError(f"{folder}: {count} of {model.layers} layers have an adapter on {target}")
     if not pairs:
-        raise CheckpointError(f"{folder}: holds no adapters")
+        raise CheckpointError(f"{folder}: contains no adapters")
     return pairs, list(layers_of)
 
 

@@ -1,1 +1,1 @@
-"""The model families of Hugging Face: the names of their tensors, and how their config.json is read and written."""
+"""The model families of Hugging Face: the names of their tensors, and the reading and writing of their config.json."""

@@ -12,22 +12,22 @@ from trainer.weights.families.rope import read_rope, write_rope
 from trainer.weights.keys import Keys
 from trainer.weights.rules import Rows, Rule, rule
 
-# A sample of a training; models for longer texts keep their length as `positions`.
+# The longest sample of a training; models for longer texts keep their length in `positions`.
 LONGEST_SAMPLE = 8192
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How the config of one family differs from those of the others."""
+    """What is special in the config of one family."""
 
     bias: str = "none"
-    """Our field `bias` if config.json does not tell it."""
+    """The value of our field `bias` if config.json does not contain it."""
     bias_key: str = ""
     """The key that turns these biases on or off."""
     qk_norm: bool = False
     sandwich_norms: bool = False
     window: bool = False
-    """Whether every layer may have a window."""
+    """Whether every layer may have an attention window."""
     part: float = 1.0
     interleaved: bool = False
     gated: bool = True
@@ -36,9 +36,9 @@ class Kind:
     activation: str = "silu"
     tied: bool = False
     head_dim: bool = True
-    """Whether the config can name the width of a head."""
+    """Whether the config can contain the size of a head."""
     dropout: str = ""
-    """The key of the dropout of activations."""
+    """The key of the activations' dropout."""
 
 
 def read_decoder(kind: Kind, keys: Keys) -> ModelConfig:
@@ -90,11 +90,11 @@ def _activation(kind: Kind, keys: Keys) -> str:
 
 
 def _window(kind: Kind, keys: Keys) -> int:
-    """Return the window that all layers have, or 0; layers that differ are a fault."""
+    """Return the attention window of all layers, or 0; it is a fault if the layers differ."""
     kinds = keys.get("layer_types", default=[])
     mixed = isinstance(kinds, list) and len({str(each) for each in kinds}) > 1
     if mixed or (not kind.window and keys.get("use_sliding_window", default=False)):
-        keys.faults.append("layer_types or use_sliding_window: our layers have all the same window")
+        keys.faults.append("layer_types or use_sliding_window: our layers all have the same window")
     if not kind.window:
         return 0
     return keys.number("sliding_window", default=0, least=0)
@@ -153,7 +153,7 @@ def fits_decoder(kind: Kind, model: ModelConfig) -> bool:
 
 
 def rules_with(norms: Mapping[str, str], ups: tuple[str, ...], down: str) -> list[Rule]:
-    """Return the names that all of these families share; without biases and norms that a model does not have."""
+    """Return the names that these families share, for all biases and norms that a model may have."""
     block, theirs = "blocks.{n}", "model.layers.{n}"
     found = [
         rule("tokens.weight", "model.embed_tokens.weight"),

@@ -27,7 +27,7 @@ _BLOCK = "blocks.{n}.feed_forward"
 
 
 def _rules(norms: dict[str, str], part: str, ups: tuple[str, str], down: str) -> list[Rule]:
-    """Return the rules of a decoder whose feed-forward part is `part`, with a gate and experts."""
+    """Return the rules of a decoder with feed-forward part `part`, which has a gate and experts."""
     theirs = f"model.layers.{{n}}.{part}"
     shared = [entry for entry in rules_with(norms, GATED, "down_proj") if _BLOCK not in entry.ours]
     return [
@@ -40,7 +40,7 @@ def _rules(norms: dict[str, str], part: str, ups: tuple[str, str], down: str) ->
 
 def _with_experts(model: ModelConfig, keys: Keys, experts: int, top_k: int, **more: Any) -> ModelConfig:
     if top_k > experts:
-        keys.faults.append(f"num_experts_per_tok is {top_k}, and there are {experts} experts")
+        keys.faults.append(f"num_experts_per_tok is {top_k}, but there are {experts} experts")
     aux = keys.real("router_aux_loss_coef", default=0.001)
     return replace(model, experts=experts, top_k=top_k, aux_loss=aux, **more)
 

@@ -1,4 +1,4 @@
-"""What imports and exports need to know of one family of models."""
+"""The properties of a model family that imports and exports need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.config.model import ModelConfig
 from trainer.weights.keys import Keys
 from trainer.weights.rules import Rule, rule
 
-# Their spelling of GELU, and ours.
+# Hugging Face's names of activations, and ours.
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -30,16 +30,16 @@ class Family:
     read: Callable[[Keys], ModelConfig]
     write: Callable[[ModelConfig], dict[str, object]]
     fits: Callable[[ModelConfig], bool]
-    """Whether a model of ours can be written as one of this family."""
+    """Returns whether our model can be written as one of this family."""
     prefixes: Sequence[str] = ()
-    """Prefixes that names in a file may have before those of the rules; an export writes the first."""
+    """Prefixes that tensor names in a file may have; an export writes the first one."""
     ignored: str = r"(?!)"
-    """A pattern for tensors that are no weights."""
+    """A pattern for the names of tensors that are not weights."""
     head: str = "lm_head.weight"
 
 
 def pairs(ours: str, theirs: str, transposed: bool = False) -> list[Rule]:
-    """Return the rules of a weight and its bias."""
+    """Return the rules for a weight and its bias."""
     return [
         rule(f"{ours}.weight", f"{theirs}.weight", transposed=transposed),
         rule(f"{ours}.bias", f"{theirs}.bias"),

@@ -90,6 +90,6 @@ GPT2 = Family(
     fits=_fits_gpt2,
     # The files of the original models have no prefix.
     prefixes=("transformer.", ""),
-    # Old files also hold the mask of the attention.
+    # Old files also contain the attention mask.
     ignored=r"h\.\d+\.attn\.(bias|masked_bias)",
 )

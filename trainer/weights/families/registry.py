@@ -11,7 +11,7 @@ FAMILIES = {
     for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GLM, GLM4, NEOX, STARCODER2, MIXTRAL, QWEN3_MOE)
 }
 _LATENT = "kv_lora_rank: our attention has one projection for queries, keys and values"
-# Families that our layers cannot compute, and why.
+# Families that our layers cannot compute, and the reason.
 UNMAPPED = {
     "qwen2_moe": "shared_expert_gate: our shared expert has no gate of its own",
     "deepseek_v2": _LATENT,

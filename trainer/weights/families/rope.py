@@ -9,7 +9,7 @@ from trainer.config.rope import RopeConfig
 from trainer.weights.keys import Keys
 
 KNOWN = ("default", "linear", "dynamic", "yarn", "llama3")
-# Keys of a scaling that change nothing here.
+# Keys of a scaling that have no effect here.
 NEUTRAL = {
     "rope_theta",
     "rope_type",
@@ -26,7 +26,7 @@ NEUTRAL = {
 
 
 def read_rope(keys: Keys, part: float = 1.0, interleaved: bool = False) -> RopeConfig:
-    """Return the rotary positions of a config; `part` is the family's default of what is rotated of a head."""
+    """Return the rotary positions of a config; `part`: the family's default fraction of a head that is rotated."""
     given = keys.get("rope_parameters", "rope_scaling", default={})
     if not isinstance(given, Mapping):
         keys.faults.append(f"rope_parameters is {given!r}: a mapping is needed")
@@ -34,7 +34,7 @@ def read_rope(keys: Keys, part: float = 1.0, interleaved: bool = False) -> RopeC
     base = Keys("", {**keys.document, **given}, keys.faults)
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in KNOWN:
-        keys.faults.append(f"rope_type is {kind!r}: only {', '.join(KNOWN)} are computed")
+        keys.faults.append(f"rope_type is {kind!r}: only {', '.join(KNOWN)} are supported")
         kind = "default"
     unknown = [key for key, value in given.items() if key not in NEUTRAL and value is not None]
     if unknown:

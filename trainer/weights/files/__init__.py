@@ -1,1 +1,1 @@
-"""Files of tensors, read and written piece by piece: safetensors, torch's archives, MindSpore's protobuf."""
+"""Files of tensors, read and written in pieces: safetensors, torch's archives, MindSpore's protobuf."""

@@ -1,7 +1,7 @@
 """Folders of DeepSpeed: model_states and optim_states of ZeRO 0 to 3, layers of pipelines, and universal checkpoints.
 
-With ZeRO the fp32 masters and AdamW's averages are flat, and divided among the data parallel ranks. They are read as
-slices of those files, so that one tensor is in memory at a time.
+With ZeRO the fp32 masters and AdamW's averages are flat and divided among the data parallel ranks. They are read as
+slices of these files, so that only one tensor is in memory at a time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 MASTERS = "fp32"
 ROWS = "single_partition_of_fp32_groups"
 Flat = dict[str, Lazy]
-"""Tensors of one group of parameters in a row: masters and averages."""
+"""The tensors of one group of parameters as one row: masters and averages."""
 
 
 class StateUnknown(CheckpointError):
-    """The state of the optimizer cannot be mapped to the parameters."""
+    """The optimizer's state cannot be assigned to the parameters."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem, "leave out --state to import the weights alone")
@@ -42,20 +42,20 @@ class StateUnknown(CheckpointError):
 
 @dataclass(frozen=True)
 class Saved:
-    """What a folder holds: the tensors of each model parallel rank, and what the first rank records with them."""
+    """The contents of a folder: the tensors of each model parallel rank, and what the first rank records."""
 
     folder: Path
     ranks: Sequence[NamedState]
     facts: Mapping[str, Any]
     optimizer_steps: int
     layers: Sequence[Mapping[int, Mapping[str, Lazy]]] = ()
-    """Of a pipeline, the tensors of each layer of each tensor parallel rank; `ranks` are by stage."""
+    """For a pipeline, the tensors of each layer on each tensor parallel rank; `ranks` are then by stage."""
     unknown: StateUnknown | None = None
-    """Why the state of the optimizer cannot be read."""
+    """Why the optimizer's state cannot be read; "" if it can."""
 
 
 def step_folder(folder: Path) -> Path:
-    """Return the folder with the files: this one, or the one that a pointer in it names."""
+    """Return the folder with the files: this folder, or the one that its pointer names."""
     for name in POINTERS:
         pointer = folder / name
         if pointer.is_file():
@@ -67,7 +67,7 @@ def step_folder(folder: Path) -> Path:
 
 
 def files_of(folder: Path, pattern: re.Pattern[str]) -> dict[tuple[int, ...], Path]:
-    """Return the files whose names match, by the numbers in their names."""
+    """Return the files whose names match the pattern, by the numbers in their names."""
     found = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if match := pattern.fullmatch(path.name):
@@ -76,12 +76,12 @@ def files_of(folder: Path, pattern: re.Pattern[str]) -> dict[tuple[int, ...], Pa
 
 
 def has_deepspeed(folder: Path) -> bool:
-    """Return whether a folder has the names of DeepSpeed's files."""
+    """Return whether a folder contains files with DeepSpeed's names."""
     return bool(files_of(folder, _MODEL)) or (folder / UNIVERSAL / "optimizer_state.pt").is_file()
 
 
 def read_step(folder: Path) -> Saved:
-    """Return what a folder of one step holds; nothing of its tensors is read yet."""
+    """Return the contents of a folder of one step; tensors are not read yet."""
     models = files_of(folder, _MODEL)
     first = {mp: file for (dp, mp), file in models.items() if dp == 0}
     if not first or sorted(first) != list(range(len(first))):
@@ -114,12 +114,14 @@ def read_step(folder: Path) -> Saved:
 
 
 def _layers(folder: Path, ranks: int) -> list[dict[int, Mapping[str, Lazy]]]:
-    """Return the tensors of each layer of a pipeline, for each tensor parallel rank; without a pipeline, nothing."""
+    """Return the tensors of each layer of a pipeline, for each tensor parallel rank; [] without a pipeline."""
     found: list[dict[int, Mapping[str, Lazy]]] = []
     files = files_of(folder, _LAYER)
     for (layer, model), file in sorted(files.items(), key=lambda item: (item[0][1], item[0][0])):
         if model > len(found) or model >= ranks:
-            raise CheckpointError(f"{file}: there is no model parallel rank {min(model, len(found))}")
+            raise CheckpointError(
+                f"{file}: the files of model parallel rank {min(model, len(found))} are missing"
+            )
         if model == len(found):
             found.append({})
         found[model][layer] = _tensors(read_torch(file), file)
@@ -130,7 +132,7 @@ def _layers(folder: Path, ranks: int) -> list[dict[int, Mapping[str, Lazy]]]:
 
 
 def _by_layer(layers: Mapping[int, Mapping[str, Lazy]]) -> dict[str, Lazy]:
-    """Return the tensors of all layers, by names with the numbers of the layers."""
+    """Return the tensors of all layers, with the layer's number in each name."""
     return {f"{number}.{name}": tensor for number, layer in layers.items() for name, tensor in layer.items()}
 
 
@@ -142,7 +144,7 @@ def _document(file: Path) -> Mapping[str, Any]:
 
 
 def _module(document: Mapping[str, Any], file: Path) -> dict[str, Lazy]:
-    """Return the tensors of the module; {} for a pipeline, which has files of layers instead."""
+    """Return the tensors of the module; {} for a pipeline, which has a file per layer instead."""
     module = document.get("module")
     return {} if module is None else _tensors(module, file)
 
@@ -172,7 +174,7 @@ def _with_shards(
 ) -> tuple[NamedState, int]:
     """Return masters and averages from the files of all data parallel ranks, and the optimizer's steps.
 
-    `known`: the weights, whose names and shapes serve where DeepSpeed recorded none.
+    `known`: the weights, whose names and shapes are used if DeepSpeed recorded none.
     """
     if sorted(files) != list(range(len(files))):
         raise CheckpointError(f"{folder}: lacks some of zero_pp_rank_X_mp_rank_{mp:02d}_optim_states.pt")
@@ -180,7 +182,9 @@ def _with_shards(
     world = documents[0].get("partition_count")
     world = world[0] if isinstance(world, list) and world else world
     if type(world) is int and world != len(files):
-        raise CheckpointError(f"{folder}: has {len(files)} files of an optimizer that {world} ranks divided")
+        raise CheckpointError(
+            f"{folder}: has {len(files)} files of an optimizer that was divided among {world} ranks"
+        )
     if document.get("param_shapes") is not None:
         shapes = _shapes(document, folder)
     else:
@@ -193,7 +197,7 @@ def _with_shards(
     for name, flat in found:
         for kind, tensor in flat.items():
             held[kind][name] = tensor
-    # ZeRO 3 leaves empty tensors in the module.
+    # With ZeRO 3 the module contains empty tensors.
     filled = {name: tensor for name, tensor in state.weights.items() if tensor.rows}
     weights = {**filled, **held.pop(MASTERS)}
     moments = {kind: named for kind, named in held.items() if named}
@@ -213,8 +217,8 @@ def _shapes(document: Mapping[str, Any], folder: Path) -> list[dict[str, Shape]]
 def _of_mappings(
     known: Mapping[str, Lazy], documents: Sequence[Mapping[str, Any]], files: Mapping[int, Path]
 ) -> list[dict[str, Shape]]:
-    """Return the groups that the places of parts name; without such places, nothing."""
-    # A tied module of a pipeline is in the file of a layer without its name.
+    """Return the parameter groups according to the mappings of slices; [] without mappings."""
+    # A tied module of a pipeline is in a layer's file without its name.
     tied = {f"tied_modules.{name.partition('.')[2]}": tensor for name, tensor in [*known.items()][::-1]}
     groups = list[dict[str, Shape]]()
     for document in documents:
@@ -224,7 +228,7 @@ def _of_mappings(
             for name in attributes(mapping):
                 found = known.get(name, tied.get(re.sub(r"^(tied_modules\.)[^.]+\.", r"\1", str(name))))
                 if found is None:
-                    raise StateUnknown(f"{files[0]}: param_slice_mappings names {name}, which no layer has")
+                    raise StateUnknown(f"{files[0]}: param_slice_mappings names {name}, which is in no layer")
                 groups[at] = {**groups[at], name: found.shape}
     return groups
 
@@ -232,16 +236,16 @@ def _of_mappings(
 def _guessed(
     module: Mapping[str, Lazy], documents: Sequence[Mapping[str, Any]], files: Mapping[int, Path]
 ) -> list[dict[str, Shape]]:
-    """Return the groups where no names are recorded: all in order, or matrices and vectors.
+    """Return the parameter groups if no names are recorded: all parameters in order, or matrices and vectors.
 
-    They are accepted if the masters that they lead to are the weights. A tied matrix at the end is in no group.
+    They are accepted if the masters equal the weights. A tied matrix at the end is in no group.
     """
     ranks = [_rows_of_rank(document, ROWS, files[dp]) for dp, document in enumerate(documents)]
     kinds = [(True, False)] if len(ranks[0]) == 1 else [(True,), (False,)]
     if len(ranks[0]) != len(kinds):
         groups = len(ranks[0])
         raise StateUnknown(
-            f"{files[0]}: {groups} groups of parameters, and no param_shapes names what is in them"
+            f"{files[0]}: there are {groups} groups of parameters, but no param_shapes with their names"
         )
     shapes = []
     for at, kind in enumerate(kinds):
@@ -254,7 +258,7 @@ def _guessed(
         shapes.append(group)
     for name, flat in _from_stage_1(documents, shapes, files):
         if not is_same(flat[MASTERS], module[name]):
-            raise StateUnknown(f"{files[0]}: its masters are not in the model's order, seen from {name}")
+            raise StateUnknown(f"{files[0]}: its masters are not in the model's order: {name} differs")
     return shapes
 
 
@@ -279,7 +283,7 @@ def _steps(document: Mapping[str, Any]) -> int:
 
 
 def _rows_of_rank(document: Mapping[str, Any], masters: str, file: Path) -> list[Flat]:
-    """Return the rows of numbers that one rank has: masters and averages of each group."""
+    """Return the rows of one rank: masters and averages of each group."""
     rows = []
     states = _groups(document)
     for at, master in enumerate(document.get(masters) or ()):
@@ -295,13 +299,13 @@ def _rows_of_rank(document: Mapping[str, Any], masters: str, file: Path) -> list
 def _from_stage_1(
     documents: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Shape]], files: Mapping[int, Path]
 ) -> Iterator[tuple[str, Flat]]:
-    """Yield each parameter: ranks have equal parts of the row of a group, and record what is where."""
+    """Yield each parameter: ranks have equal parts of a group's row, and record which parameter is where."""
     ranks = [_rows_of_rank(document, ROWS, files[dp]) for dp, document in enumerate(documents)]
     mappings = [document.get("param_slice_mappings") for document in documents]
     for at, group in enumerate(shapes):
         rows = [rank[at] for rank in ranks if at < len(rank)]
         if len(rows) < len(ranks):
-            raise CheckpointError(f"{files[0]}: has fewer groups than the model has")
+            raise CheckpointError(f"{files[0]}: has fewer groups than the model")
         begun = 0
         for name, shape in group.items():
             count = math.prod(shape)
@@ -314,16 +318,16 @@ def _from_stage_1(
 
 
 def _piece(mapping: object, name: str) -> tuple[int, int]:
-    """Return where in its row a rank has a part of a parameter, and how many numbers."""
+    """Return where a rank's part of a parameter is in its row, and how many numbers it has."""
     address = attributes(attributes(mapping).get(name))
     start, count = address.get("start", 0), address.get("numel", 0)
     if type(start) is not int or type(count) is not int or start < 0 or count < 0:
-        raise CheckpointError(f"{name}: has no place in the optimizer's rows")
+        raise CheckpointError(f"{name}: is not in the optimizer's rows")
     return start, count
 
 
 def _overlaps(sizes: Sequence[int], begin: int, count: int) -> Iterator[tuple[int, int]]:
-    """Yield which part of each row is in [begin, begin + count) of all rows in order."""
+    """Yield the part of each row that is in [begin, begin + count) of the concatenated rows."""
     at = 0
     for size in sizes:
         first, last = max(begin, at), min(begin + count, at + size)
@@ -334,12 +338,12 @@ def _overlaps(sizes: Sequence[int], begin: int, count: int) -> Iterator[tuple[in
 def _from_stage_3(
     documents: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Shape]], files: Mapping[int, Path]
 ) -> Iterator[tuple[str, Flat]]:
-    """Yield each parameter: every rank has an equal part of each, all parts in a row."""
+    """Yield each parameter: every rank has an equal part of each, and its parts are concatenated."""
     rows = []
     for dp, document in enumerate(documents):
         own = _rows_of_rank(document, "fp32_flat_groups", files[dp])
         if not own:
-            raise CheckpointError(f"{files[dp]}: holds no fp32_flat_groups")
+            raise CheckpointError(f"{files[dp]}: contains no fp32_flat_groups")
         kinds = [kind for kind in (MASTERS, *MOMENTS) if all(kind in flat for flat in own)]
         rows.append({kind: stacked([flat[kind] for flat in own]) for kind in kinds})
     begun = 0
@@ -374,7 +378,7 @@ def _assembled(
 
 
 def shaped(flat: Lazy, shape: Shape) -> Lazy:
-    """Return a row of numbers as a tensor; its rows are read alone."""
+    """Return a row of numbers as a tensor whose rows can be read separately."""
     shape = shape or (1,)
     return Lazy(shape, flat.dtype, partial(_rows, flat, shape))
 
@@ -390,18 +394,20 @@ def _rows(flat: Lazy, shape: Shape, start: int, stop: int) -> Tensor:
 def _undivided(
     weights: Mapping[str, Lazy], optimizer: Mapping[str, Any], file: Path, every: bool = False
 ) -> tuple[NamedState, int]:
-    """Return masters and averages of an optimizer that no ranks divide, and its steps; with `every`, of all weights.
+    """Return masters and averages of an undivided optimizer, and its steps; `every`: it must have all weights.
 
-    It is torch's, or DeepSpeed's for 16 bits around it, which has fp32 copies: one of each parameter, or one row of
-    each group.
+    The optimizer is torch's, or DeepSpeed's wrapper for 16 bits, which has fp32 copies: one per parameter, or one row
+    per group.
     """
     inner = attributes(optimizer.get("optimizer_state_dict")) or optimizer
     entries = [attributes(entry) for entry in attributes(inner.get("state")).values()]
     if not entries:
-        raise StateUnknown(f"{file}: 'optimizer' has no state: it took no steps, or another file has it")
+        raise StateUnknown(
+            f"{file}: 'optimizer' has no state: it took no steps, or its state is in another file"
+        )
     if not all(moment in entry for entry in entries if entry for moment in MOMENTS):
         keys = ", ".join(sorted({str(key) for entry in entries for key in entry})[:4])
-        raise StateUnknown(f"{file}: 'optimizer' is no AdamW: its state has {keys}")
+        raise StateUnknown(f"{file}: 'optimizer' is not AdamW: its state has {keys}")
     if optimizer.get("fp32_groups_flat") is not None:
         document = {"base_optimizer_state": inner, ROWS: optimizer["fp32_groups_flat"]}
         shapes = _guessed(weights, [document], {0: file})
@@ -413,9 +419,9 @@ def _undivided(
         placed = sum(math.prod(shape) for group in shapes for shape in group.values())
         masters = held.pop(MASTERS)
         if placed != whole or (every and len(masters) < len(weights)):
-            raise StateUnknown(f"{file}: fp32_groups_flat has {whole:,} numbers, and the model {placed:,}")
+            raise StateUnknown(f"{file}: fp32_groups_flat has {whole:,} numbers, but the model {placed:,}")
         return NamedState({**weights, **masters}, held), _steps(document)
-    # A tied output matrix is in the state dict and not among the optimizer's parameters.
+    # A tied output matrix is in the state dict but not among the optimizer's parameters.
     numbered = by_name({name: tensor.shape for name, tensor in weights.items()}, inner, every)
     if numbered is None:
         raise StateUnknown(f"{file}: the shapes in 'optimizer' are not the model's, in its order")
@@ -430,10 +436,10 @@ def _with_stages(
     documents: Sequence[Mapping[str, Any]],
     files: Mapping[int, Path],
 ) -> tuple[list[NamedState], int]:
-    """Return masters and averages of each rank of a pipeline under the names of its layers, as `3.mlp.weight`.
+    """Return masters and averages of each rank of a pipeline under the names of its layers, such as `3.mlp.weight`.
 
-    No file says which layers are on which stage. Stages have neighbouring layers, and a stage's optimizer fits exactly
-    one number of them. A module that two stages share comes first on both.
+    No file records which layers are on which stage. A stage has adjacent layers, and its optimizer fits exactly one
+    number of layers. A module that two stages share comes first on both.
     """
     found, steps, first = list[NamedState](), 0, [0] * len(layers)
     numbers = sorted(layers[0])
@@ -461,7 +467,7 @@ def _with_stages(
 
 
 def _universal(folder: Path) -> tuple[NamedState, int]:
-    """Return the parameters that have a folder each, with files of masters and averages."""
+    """Return masters and averages of the parameters, each of which has a folder of its own."""
     weights: dict[str, Lazy] = {}
     moments: dict[str, dict[str, Lazy]] = {}
     steps = 0
@@ -472,13 +478,13 @@ def _universal(folder: Path) -> tuple[NamedState, int]:
         if kind == "step":
             steps = int(tensor.whole().view(-1)[0]) if isinstance(tensor, Lazy) else int(tensor or 0)
         elif not isinstance(tensor, Lazy):
-            raise CheckpointError(f"{file}: holds no tensor")
+            raise CheckpointError(f"{file}: contains no tensor")
         elif kind == MASTERS:
             weights[name] = tensor
         elif kind in MOMENTS:
             moments.setdefault(kind, {})[name] = tensor
     if not weights:
-        raise CheckpointError(f"{folder}: holds no NAME/{MASTERS}.pt")
+        raise CheckpointError(f"{folder}: contains no NAME/{MASTERS}.pt")
     if steps == 0 and (folder / "optimizer_state.pt").is_file():
         steps = _steps(attributes(read_torch(folder / "optimizer_state.pt")))
     return NamedState(weights, moments), steps

@@ -1,6 +1,6 @@
 """Folders of torch's distributed checkpoints: `.metadata` and files of archives. No process group is needed.
 
-The metadata are a pickle: it is read as records, so that nothing it names runs.
+The metadata are a pickle, which is read as plain records, so that no code in it is run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Chunk:
 
 
 def read_distcp(folder: Path) -> dict[str, Lazy]:
-    """Return the tensors of a folder by their keys; objects that are no tensors are left out."""
+    """Return the tensors in a folder by their keys; other objects are left out."""
     described, places = _metadata(folder)
     by_key: dict[str, dict[Shape, Mapping[str, Any]]] = {}
     for index, chunk in places.items():
@@ -57,7 +57,7 @@ def read_distcp(folder: Path) -> dict[str, Lazy]:
 
 
 def read_object(folder: Path, key: str) -> Any:
-    """Return an object that is no tensor, from its key or the key of its first shard; None without one."""
+    """Return an object other than a tensor, by its key or by the key of its first shard; None if it is missing."""
     for index, chunk in _metadata(folder)[1].items():
         named = attributes(index)
         if str(named.get("fqn")).partition("/shard_")[0] == key and named.get("offset") is None:
@@ -66,7 +66,7 @@ def read_object(folder: Path, key: str) -> Any:
 
 
 def _metadata(folder: Path) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
-    """Return what a folder says of its entries, and where each part of them is."""
+    """Return what a folder records about its entries, and where each part of them is."""
     file = folder / METADATA
     metadata = attributes(read_pickle(file))
     described, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
@@ -89,16 +89,16 @@ def _tensor(
     for chunk in held:
         ends = [offset + size for offset, size in zip(chunk.offsets, chunk.tensor.shape, strict=False)]
         if len(ends) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
-            raise CheckpointError(f"{folder / METADATA}: a part of {key} lies outside of it")
+            raise CheckpointError(f"{folder / METADATA}: a part of {key} is outside of the tensor")
     if not held or sum(math.prod(chunk.tensor.shape) for chunk in held) != math.prod(shape):
-        raise CheckpointError(f"{folder / METADATA}: the parts of {key} are not the whole of it")
+        raise CheckpointError(f"{folder / METADATA}: the parts of {key} do not cover the whole tensor")
     if len(held) == 1:
         return held[0].tensor
     return Lazy(tuple(shape), held[0].tensor.dtype, partial(_read, tuple(shape), held))
 
 
 def _of_scalar(value: object, only: int) -> object:
-    """Return the shape or place of a tensor; one without dimensions has one here."""
+    """Return the shape or offset of a tensor; a tensor without dimensions gets one dimension."""
     return (only,) if value == () else value
 
 
@@ -116,12 +116,12 @@ def _chunk(
     file, start, length = _place(folder, key, places.get(listed, {}))
     tensor = read_torch_part(file, start, length)
     if not isinstance(tensor, Lazy) or tensor.shape != sizes:
-        raise CheckpointError(f"{file}: does not hold {key} as the metadata say")
+        raise CheckpointError(f"{file}: does not contain {key} as the metadata say")
     return Chunk(offsets, tensor)
 
 
 def _place(folder: Path, key: str, chunk: Mapping[str, Any]) -> tuple[Path, int, int]:
-    """Return in which file a part is, where it begins, and its length."""
+    """Return the file of a part, where the part begins in it, and its length."""
     name, start, length = (chunk.get(field) for field in ("relative_path", "offset", "length"))
     if (
         not isinstance(name, str)
@@ -132,13 +132,14 @@ def _place(folder: Path, key: str, chunk: Mapping[str, Any]) -> tuple[Path, int,
         raise CheckpointError(f"{folder / METADATA}: does not say in which file of this folder {key} is")
     if chunk.get("transform_descriptors"):
         raise CheckpointError(
-            f"{folder / METADATA}: {key} is compressed or encrypted", "save it without that"
+            f"{folder / METADATA}: {key} is compressed or encrypted",
+            "save it without compression and encryption",
         )
     return folder / name, start, length
 
 
 def _read(shape: Shape, chunks: Sequence[Chunk], start: int, stop: int) -> Tensor:
-    """Return rows from all chunks that have some of them."""
+    """Return the rows [start, stop), taken from all chunks that contain some of them."""
     found = torch.empty((stop - start, *shape[1:]), dtype=chunks[0].tensor.dtype)
     for chunk in chunks:
         begin = chunk.offsets[0]
@@ -165,7 +166,7 @@ class Item:
 
 
 def write_folder(target: Target, folder: str, items: Sequence[Item], report: Report) -> None:
-    """Write all items to a data file and its metadata below a folder of the target, unless both exist; verify them."""
+    """Write all items to a data file and its metadata below a folder of the target, unless both exist; verify both."""
     data, metadata = f"{folder}{DATA}", f"{folder}{METADATA}"
     total = sum(chunk.tensor.bytes for item in items for chunk in item.chunks)
     done = 0
@@ -177,7 +178,7 @@ def write_folder(target: Target, folder: str, items: Sequence[Item], report: Rep
 
     def write(file: Path) -> SavedFile:
         entry, description = write_distcp(file, items, wrote)
-        # Together: the metadata hold where in the file each tensor is.
+        # Write both together, because the metadata record where in the file each tensor is.
         target.write_bytes(metadata, description)
         return entry
 
@@ -189,7 +190,7 @@ def write_folder(target: Target, folder: str, items: Sequence[Item], report: Rep
 
 def write_distcp(file: Path, items: Sequence[Item], wrote: Callable[[int], None]) -> tuple[SavedFile, bytes]:
     """Write all items to one file; return its size and hash, and the content of `.metadata`."""
-    # The import loads 900 modules, torch's compiler and sympy among them, in 1.3 s: every start would wait for it.
+    # Import it only here: it loads 900 modules, including torch's compiler and sympy, in 1.3 s.
     from torch.distributed.checkpoint import filesystem, metadata
 
     described: dict[str, metadata.TensorStorageMetadata | metadata.BytesStorageMetadata] = {}
@@ -217,7 +218,7 @@ def write_distcp(file: Path, items: Sequence[Item], wrote: Callable[[int], None]
 
 
 def _described(dtype: torch.dtype, shape: Shape, chunks: Sequence[Chunk | None]) -> Any:
-    """Return what the metadata say of a tensor; None stands for the whole of one without dimensions."""
+    """Return the metadata of a tensor; a chunk of None means the whole of a tensor without dimensions."""
     from torch.distributed.checkpoint import metadata
 
     return metadata.TensorStorageMetadata(

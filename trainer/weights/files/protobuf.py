@@ -44,7 +44,7 @@ TYPES = {
 }
 NAMES = {kind: name for name, kind in TYPES.items()}
 SLICE = 512 << 20
-"""Bytes of a Value's content that are written at a time."""
+"""How many bytes of a Value's content are written at a time."""
 MOST_NAME = 4096
 MOST_VALUES = 1_000_000
 MOST_DIMS = 8
@@ -54,7 +54,7 @@ BYTES, VARINT = 2, 0
 
 @dataclass
 class _Found:
-    """A tensor whose Values were found: its type and shape, and where its contents are."""
+    """A tensor found in Values: its type, its shape, and where its contents are."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -62,7 +62,7 @@ class _Found:
 
 
 class _Fields:
-    """The fields of a message that lies in [at, end) of a file."""
+    """The fields of a message in [at, end) of a file."""
 
     def __init__(self, file: Path, stream: BinaryIO, at: int, end: int) -> None:
         self.file, self.stream, self.at, self.end = file, stream, at, end
@@ -81,7 +81,7 @@ class _Fields:
                 return value
 
     def next(self) -> tuple[int, int, int] | None:
-        """Return the number of the next field, where its content begins, and its length; a varint's value as length."""
+        """Return the next field's number, where its content begins, and its length, which for a varint is the value."""
         if self.at >= self.end:
             return None
         key = self.varint()
@@ -93,7 +93,7 @@ class _Fields:
         length = self.varint()
         begin = self.at
         if length > self.end - begin:
-            raise CheckpointError(f"{self.file}: claims {length:,} bytes at byte {begin:,}, and has fewer")
+            raise CheckpointError(f"{self.file}: claims {length:,} bytes at byte {begin:,}, but has fewer")
         self.at = begin + length
         return number, begin, length
 
@@ -104,11 +104,11 @@ class _Fields:
         try:
             return self.stream.read(length).decode()
         except UnicodeDecodeError:
-            raise CheckpointError(f"{self.file}: a name at byte {begin:,} is no text") from None
+            raise CheckpointError(f"{self.file}: a name at byte {begin:,} is not a text") from None
 
 
 def read_mindspore(file: Path) -> dict[str, Lazy]:
-    """Return the tensors of a file; their contents are read when they are used."""
+    """Return the tensors of a file; their contents are read on use."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -120,7 +120,7 @@ def read_mindspore(file: Path) -> dict[str, Lazy]:
 
 
 def _without_crc(file: Path, stream: BinaryIO, size: int) -> int:
-    """Return where the values end; where a checksum follows them, compare it."""
+    """Return where the values end; if a checksum follows them, verify it."""
     tail = len(CRC) + 10
     if size < tail:
         return size
@@ -191,12 +191,10 @@ def _tensor(fields: _Fields, tag: str, found: dict[str, _Found]) -> None:
 def _lazy(file: Path, name: str, entry: _Found) -> Lazy:
     dtype, shape = TYPES.get(entry.dtype), entry.dims or (1,)
     if dtype is None:
-        raise CheckpointError(f"{file}: {name} is of type {entry.dtype!r}, which is not known")
+        raise CheckpointError(f"{file}: {name} has the unknown type {entry.dtype!r}")
     held = sum(length for _, length in entry.pieces)
     if held != math.prod(shape) * dtype.itemsize:
-        raise CheckpointError(
-            f"{file}: {name} has {held:,} bytes, and its shape {list(shape)} needs another number"
-        )
+        raise CheckpointError(f"{file}: {name} has {held:,} bytes, which do not fit its shape {list(shape)}")
     ends = [0]
     for _, length in entry.pieces:
         ends.append(ends[-1] + length)
@@ -212,7 +210,7 @@ def _rows(
     start: int,
     stop: int,
 ) -> Tensor:
-    """Return rows, whose bytes may lie in several pieces."""
+    """Return the rows [start, stop), whose bytes may be in several pieces."""
     each = math.prod(shape[1:]) * dtype.itemsize
     first, last = start * each, stop * each
     parts = []
@@ -261,7 +259,7 @@ def _shifted(tensor: Lazy, first: int) -> Callable[[int, int], Tensor]:
 
 
 def _slices(tensor: Lazy) -> list[tuple[int, int]]:
-    """Return the rows of each Value."""
+    """Return the range of rows of each Value."""
     step = max(1, SLICE // max(1, tensor.row_bytes))
     return [(first, min(tensor.rows, first + step)) for first in range(0, tensor.rows, step)]
 

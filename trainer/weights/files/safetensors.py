@@ -1,4 +1,4 @@
-"""safetensors files: rows of their tensors on request, and a writer that takes tensors one after the other."""
+"""safetensors files: read rows of their tensors on request, and write tensors one by one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = {kind: name for name, kind in TYPES.items()}
 
 
 def read_safetensors(file: Path) -> dict[str, Lazy]:
-    """Return the tensors of a file; only its header is read now."""
+    """Return the tensors of a file; for now only its header is read."""
     header = read_header(file)
     return {
         name: Lazy(entry.shape or (1,), TYPES[entry.dtype], partial(_rows, file, entry))
@@ -49,7 +49,7 @@ def _rows(file: Path, entry: Entry, start: int, stop: int) -> Tensor:
 
 
 def read_bytes(file: Path, start: int, size: int) -> Tensor:
-    """Return some bytes of a file."""
+    """Return `size` bytes of a file, from byte `start` on."""
     content = torch.empty(size, dtype=torch.uint8)
     target, done = content.numpy().data, 0
     with file.open("rb", buffering=0) as stream:

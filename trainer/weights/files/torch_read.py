@@ -1,7 +1,7 @@
-"""Files of torch.save, read without running anything that they name: both of torch's formats, their tensors on request.
+"""Read files of torch.save in both of torch's formats, without running code in them; tensors are read on request.
 
-The pickle in such a file can name any function. Here a name is either one of a few stand-ins, or belongs to a package
-that trainings use and becomes an inert record, or the file is refused.
+The pickle in such a file can name any function. Here a name must be one of a few that have a stand-in, or belong to a
+package that trainings use: then it becomes an inert record. Otherwise the file is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STORAGES = {
     "BoolStorage": torch.bool,
     "UntypedStorage": torch.uint8,
 }
-# Packages whose objects trainings save with tensors. They become records; the packages are not imported.
+# Trainings save objects of these packages with tensors. They become records; the packages are not imported.
 RECORDED = {
     *("_codecs", "argparse", "collections", "copyreg", "datetime", "enum", "pathlib", "types"),
     *(
@@ -77,9 +77,9 @@ FAILURES = (
 
 
 class Record:
-    """An object of a class that is not imported; its attributes are in `state`."""
+    """An object whose class is not imported; its attributes are in `state`."""
 
-    # Of an object that the pickle never initialises.
+    # Objects that the pickle never initialises keep these values.
     state: Mapping[str, Any] = {}
     arguments: tuple[object, ...] = ()
 
@@ -103,21 +103,21 @@ class Record:
 
 
 class Storage:
-    """The numbers of one or more tensors: a type, a count, and where in the file they begin."""
+    """The numbers of one or more tensors: their type, their count, and where they begin in the file."""
 
     def __init__(self, file: Path, dtype: torch.dtype, count: int, start: int | None) -> None:
         self.file, self.dtype, self.count, self.start = file, dtype, count, start
 
     def read(self, first: int, count: int) -> Tensor:
-        """Return `count` numbers from `first` on."""
+        """Return `count` numbers from index `first` on."""
         if self.start is None:
-            raise CheckpointError(f"{self.file}: a tensor has no place in the file")
+            raise CheckpointError(f"{self.file}: a tensor has no data in the file")
         size = self.dtype.itemsize
         return read_bytes(self.file, self.start + first * size, count * size).view(self.dtype)
 
 
 def read_torch(file: Path) -> Any:
-    """Return the object in a file of torch.save; tensors are Lazy, unknown objects a Record."""
+    """Return the object in a file of torch.save; tensors become Lazy, unknown objects become Record."""
     with _failures(file), file.open("rb") as stream:
         is_archive = zipfile.is_zipfile(stream)
         stream.seek(0)
@@ -125,15 +125,15 @@ def read_torch(file: Path) -> Any:
 
 
 def read_torch_part(file: Path, start: int, length: int) -> Any:
-    """Return the object that torch.save wrote to a part of a file."""
+    """Return the object that torch.save wrote into a part of a file."""
     with _failures(file), file.open("rb") as stream:
         if not 0 <= start <= start + length <= file.stat().st_size:
-            raise CheckpointError(f"{file}: ends before byte {start + length:,}, where an entry should be")
+            raise CheckpointError(f"{file}: ends before byte {start + length:,}, which an entry needs")
         return _read_archive(file, _Window(stream, start, length), start)
 
 
 def read_pickle(file: Path) -> Any:
-    """Return the object in a file of one pickle without tensors."""
+    """Return the object in a file that is one pickle without tensors."""
     with _failures(file):
         if file.stat().st_size > MOST_PICKLE:
             raise CheckpointError(f"{file}: larger than {MOST_PICKLE >> 20} MB")
@@ -146,7 +146,7 @@ def read_pickle(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _failures(file: Path) -> Iterator[None]:
-    """Turn what the reading of a damaged file raises into a CheckpointError."""
+    """Raise a CheckpointError for the exceptions that reading a damaged file raises."""
     try:
         yield
     except OSError as error:
@@ -191,7 +191,7 @@ class _Window(io.RawIOBase):
 
 
 def _read_archive(file: Path, stream: BinaryIO | _Window, base: int) -> Any:
-    """Return the object in an archive; `base` is where it begins in the file."""
+    """Return the object in an archive that begins at byte `base` of the file."""
     size = stream.seek(0, io.SEEK_END)
     with zipfile.ZipFile(cast(BinaryIO, stream)) as archive:
         entries = archive.infolist()
@@ -199,18 +199,18 @@ def _read_archive(file: Path, stream: BinaryIO | _Window, base: int) -> Any:
             raise CheckpointError(f"{file}: has {len(entries):,} entries")
         pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise CheckpointError(f"{file}: a zip archive, and not one of torch.save: it has no data.pkl")
+            raise CheckpointError(f"{file}: a zip archive, but not one of torch.save: it has no data.pkl")
         prefix = pickles[0].filename.removesuffix("data.pkl")
         places = _places(file, stream, entries, size)
         content = _small(file, archive, pickles[0], MOST_PICKLE)
         order = next((entry for entry in entries if entry.filename == f"{prefix}byteorder"), None)
         if order is not None and _small(file, archive, order, 16) != b"little":
-            raise CheckpointError(f"{file}: was saved on a machine of another byte order")
+            raise CheckpointError(f"{file}: was saved on a machine with another byte order")
 
     def storage(dtype: torch.dtype, key: str, count: int) -> Storage:
         start, held = places.get(f"{prefix}data/{key}", (0, -1))
         if held != count * dtype.itemsize:
-            raise CheckpointError(f"{file}: data/{key} has not the {count:,} numbers of its tensor")
+            raise CheckpointError(f"{file}: data/{key} does not have the {count:,} numbers of its tensor")
         return Storage(file, dtype, count, base + start)
 
     return _unpickle(file, content, storage)
@@ -219,7 +219,7 @@ def _read_archive(file: Path, stream: BinaryIO | _Window, base: int) -> Any:
 def _places(
     file: Path, stream: BinaryIO | _Window, entries: Sequence[zipfile.ZipInfo], size: int
 ) -> dict[str, tuple[int, int]]:
-    """Return where the content of each entry begins and its size; refuse compressed and overlapping entries."""
+    """Return where each entry's content begins, and its size; refuse compressed and overlapping entries."""
     places, end = {}, 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
@@ -232,7 +232,7 @@ def _places(
         start = entry.header_offset + 30 + name + extra
         end = start + entry.file_size
         if end > size or entry.filename in places:
-            raise CheckpointError(f"{file}: {entry.filename} ends behind the file, or is there twice")
+            raise CheckpointError(f"{file}: {entry.filename} ends after the end of the file, or occurs twice")
         places[entry.filename] = (start, entry.file_size)
     return places
 
@@ -243,7 +243,7 @@ def _small(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: i
     return archive.read(entry)
 
 
-# -- the format before: pickles one after the other, then the numbers ----------------------------------------
+# -- the older format: pickles one after the other, then the numbers ----------------------------------------
 
 
 def _read_old(file: Path, stream: BinaryIO) -> Any:
@@ -253,7 +253,7 @@ def _read_old(file: Path, stream: BinaryIO) -> Any:
     def storage(dtype: torch.dtype, key: str, count: int) -> Storage:
         found = storages.setdefault(key, Storage(file, dtype, count, None))
         if (found.dtype, found.count) != (dtype, count):
-            raise CheckpointError(f"{file}: two tensors differ in what they say of their numbers")
+            raise CheckpointError(f"{file}: two tensors describe the same numbers differently")
         return found
 
     def unpickled() -> Any:
@@ -275,7 +275,7 @@ def _read_old(file: Path, stream: BinaryIO) -> Any:
         found.start = stream.tell()
         end = found.start + count * found.dtype.itemsize
         if count != found.count or end > size:
-            raise CheckpointError(f"{file}: ends before the numbers of its tensors, or holds others")
+            raise CheckpointError(f"{file}: ends before the numbers of its tensors, or has other numbers")
         stream.seek(end)
     return document
 
@@ -284,7 +284,7 @@ def _read_old(file: Path, stream: BinaryIO) -> Any:
 
 
 def _scan(file: Path, content: bytes) -> int:
-    """Return where the first pickle in `content` ends; refuse one that would make the reader allocate at will."""
+    """Return where the first pickle in `content` ends; refuse a pickle that makes the reader allocate too much."""
     for opcode, argument, _ in (stream := Opcodes(content)):
         if "PUT" in opcode.name and isinstance(argument, int) and argument > len(content):
             raise CheckpointError(f"{file}: its pickle asks for {argument:,} memory cells")
@@ -294,7 +294,7 @@ def _scan(file: Path, content: bytes) -> int:
 
 
 class Opcodes:
-    """The opcodes of the first pickle of some bytes; `end` is where it ended."""
+    """The opcodes of the first pickle in some bytes; afterwards `end` is where it ends."""
 
     def __init__(self, content: bytes) -> None:
         self._stream = io.BytesIO(content)
@@ -317,7 +317,7 @@ def _unpickle(file: Path, content: bytes, storage: Callable[[torch.dtype, str, i
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds dicts, lists, numbers and texts; never imports."""
+    """Builds dicts, lists, numbers and texts; never imports anything."""
 
     def __init__(
         self, file: Path, content: bytes, storage: Callable[[torch.dtype, str, int], Storage]
@@ -340,7 +340,7 @@ class _Unpickler(pickle.Unpickler):
         raise CheckpointError(problem, "do not load this file with a program that runs pickles")
 
     def persistent_load(self, key: Any) -> Any:
-        """Return a storage."""
+        """Return the storage that a key describes."""
         if not isinstance(key, tuple) or len(key) < 5 or key[0] != "storage":
             raise CheckpointError(f"{self._file}: its pickle refers to something other than a tensor")
         _, dtype, name, _, count, *view = key
@@ -350,7 +350,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _tensor(storage: Any, offset: int, shape: Sequence[int], strides: Sequence[int], *_: object) -> Lazy:
-    """Return a tensor of a storage."""
+    """Return a tensor that reads from a storage."""
     shape, strides = tuple(shape) or (1,), tuple(strides) if shape else (1,)
     numbers = (offset, *shape, *strides)
     if not isinstance(storage, Storage) or not all(type(number) is int and number >= 0 for number in numbers):
@@ -358,7 +358,7 @@ def _tensor(storage: Any, offset: int, shape: Sequence[int], strides: Sequence[i
     count = math.prod(shape)
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if count > storage.count or (count and last >= storage.count):
-        raise ValueError(f"a tensor of shape {list(shape)} lies outside of its {storage.count:,} numbers")
+        raise ValueError(f"a tensor of shape {list(shape)} is outside of its {storage.count:,} numbers")
     if _is_contiguous(shape, strides):
         return Lazy(shape, storage.dtype, partial(_rows, storage, offset, shape))
     return Lazy(shape, storage.dtype, partial(_strided, storage, offset, shape, strides), at_once=True)
@@ -409,7 +409,7 @@ STAND_INS: Mapping[str, Any] = {
 
 
 def attributes(value: object) -> Mapping[str, Any]:
-    """Return the attributes of a record, or the entries of a dict; {} for anything else."""
+    """Return the attributes of a record or the entries of a dict; {} for anything else."""
     if isinstance(value, Record):
         return value.state
     return value if isinstance(value, dict) else {}

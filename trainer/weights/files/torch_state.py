@@ -1,4 +1,4 @@
-"""The state of torch's AdamW and of optimizers like it, which know their parameters by number alone."""
+"""The state of torch's AdamW and similar optimizers, which identify their parameters only by number."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from trainer.weights.lazy import Lazy, Shape
 
 @dataclass(frozen=True)
 class Numbered:
-    """The averages of an optimizer under the names of the model."""
+    """An optimizer's averages under the model's names."""
 
     groups: Sequence[Sequence[str]]
-    """The names of each group's parameters, in its order."""
+    """The names of each group's parameters, in the group's order."""
     moments: Mapping[str, Mapping[str, Lazy]]
     steps: int
 
 
 def by_name(shapes: Mapping[str, Shape], optimizer: Mapping[str, Any], every: bool = True) -> Numbered | None:
-    """Return an optimizer's averages under the names of parameters, which are in the order of the model.
+    """Return an optimizer's averages by parameter name; None if it has no state or its shapes do not fit.
 
-    A group of matrices has those of the model in its order, a group of vectors likewise, and one of both has all. A
-    parameter that never had a gradient has no averages. None: it has no state, or its shapes do not fit these
-    parameters; with `every`, all of them.
+    The parameters are in the order of the model. A group has the model's matrices, its vectors, or all parameters, in
+    this order. A parameter that never had a gradient has no averages. `every`: the optimizer must have all parameters.
     """
     groups, states = optimizer.get("param_groups"), attributes(optimizer.get("state"))
     if not isinstance(groups, list) or not states:
@@ -44,7 +43,7 @@ def by_name(shapes: Mapping[str, Shape], optimizer: Mapping[str, Any], every: bo
         for name, entry in zip(names, own, strict=True):
             left.remove(name)
             if entry and entry[MOMENTS[0]].shape != shapes[name]:
-                # The order is another one: no state is better than one of other parameters.
+                # The order is different: no state is better than another parameter's state.
                 return None
             for moment in MOMENTS if entry else ():
                 moments[moment][name] = entry[moment]
@@ -55,9 +54,9 @@ def by_name(shapes: Mapping[str, Shape], optimizer: Mapping[str, Any], every: bo
 def masters_of(
     groups: Sequence[Sequence[str]], held: object, weights: Mapping[str, Lazy]
 ) -> dict[str, Lazy] | None:
-    """Return the fp32 copies of parameters of 16 bits by name; each group has those of its parameters, in its order.
+    """Return the fp32 copies of 16-bit parameters by name; None if they are not copies of the weights.
 
-    None: they are not the weights.
+    Each group has the copies of its parameters, in its order.
     """
     found: dict[str, Lazy] = {}
     for group, masters in zip(groups, held if isinstance(held, list) else (), strict=False):
@@ -72,7 +71,7 @@ def masters_of(
 
 
 def is_same(master: Lazy, weight: Lazy) -> bool:
-    """Return whether an fp32 copy is that of a weight, as far as the first and the last row tell."""
+    """Return whether an fp32 copy equals a weight in its first and last row."""
     if master.shape != weight.shape:
         return False
     rows = [(0, 1), (weight.rows - 1, weight.rows)]
@@ -84,14 +83,14 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
 
 
 def steps_of(optimizer: Mapping[str, Any]) -> int:
-    """Return the steps that an optimizer took: recorded with each parameter, or with each group; 0 if nowhere."""
+    """Return how many steps an optimizer took, as recorded with a parameter or a group; 0 if not recorded."""
     return max(_recorded(optimizer), default=0)
 
 
 def _recorded(optimizer: Mapping[str, Any]) -> Iterator[int]:
     states, groups = attributes(optimizer.get("state")), optimizer.get("param_groups")
     entries = [attributes(entry) for entry in states.values()]
-    # Megatron-core records one for all parameters.
+    # Megatron-core records one number for all parameters.
     entries.append({"step": states.get("common_step")})
     entries += [attributes(group) for group in (groups if isinstance(groups, list) else ())]
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Files of torch.save, written tensor by tensor: torch itself would need all of them in memory."""
+"""Write files of torch.save tensor by tensor; torch itself would need all tensors in memory."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Scalar:
 
 
 class _Numbers:
-    """Stands for the storage of a tensor in the pickle."""
+    """Represents the storage of a tensor in the pickle."""
 
     def __init__(self, key: str, tensor: Lazy) -> None:
         self.key, self.tensor = key, tensor
 
 
 class _Pickler(pickle.Pickler):
-    """Writes each Lazy as torch writes a tensor, and collects them."""
+    """Pickles each Lazy in the form of a tensor, and collects all of them."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, protocol=2)
@@ -79,14 +79,14 @@ class _Pickler(pickle.Pickler):
 
 
 class Hashed(io.RawIOBase):
-    """A file of archives, one after the other, that hashes what is written to it."""
+    """A file of one or more archives; it hashes everything that is written."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._start, self.total = stream, 0, 0
         self._digest = hashlib.sha256()
 
     def begin(self) -> None:
-        """Count from here: another archive begins."""
+        """Start counting at the beginning of another archive."""
         self._start = self.total
 
     def finish(self) -> SavedFile:
@@ -121,7 +121,7 @@ def write_torch(file: Path, document: object, wrote: Callable[[int], None]) -> S
 
 
 def write_archive(hashed: Hashed, document: object, wrote: Callable[[int], None]) -> tuple[int, int]:
-    """Append what torch.save writes of an object; return where it begins and its length."""
+    """Append an archive as torch.save writes it; return where it begins, and its length."""
     content = io.BytesIO()
     pickler = _Pickler(content)
     pickler.dump(document)
@@ -149,12 +149,12 @@ def _write_tensor(archive: zipfile.ZipFile, name: str, tensor: Lazy, wrote: Call
 
 
 def _info(name: str, size: int) -> zipfile.ZipInfo:
-    # The same time in every file: the same weights make the same bytes.
+    # Use the same time in every file, so that the same weights give the same bytes.
     info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.file_size = size
     return info
 
 
 def namespace(values: Mapping[str, object]) -> argparse.Namespace:
-    """Return the arguments of a program as it saves them."""
+    """Return values as the `argparse.Namespace` in which a program saves its arguments."""
     return argparse.Namespace(**values)

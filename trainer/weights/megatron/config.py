@@ -1,4 +1,4 @@
-"""The arguments of a training with Megatron as our config of a model, and back."""
+"""Convert the arguments of a training with Megatron to our config of a model, and back."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trainer.weights.megatron.names import OUTPUT, layer_of
 def model_of(
     source: str, arguments: Mapping[str, object], found: Mapping[str, Sequence[Lazy]], request: ImportRequest
 ) -> tuple[ModelConfig, list[str]]:
-    """Return the config of the model from the arguments of the training, or from the shapes alone."""
+    """Return the model's config from the arguments of the training, or from the shapes if there are no arguments."""
     keys = Keys(f"{source}: args", arguments)
     tables = [found.get(f"embedding.{name}.weight") for name in ("word_embeddings", "position_embeddings")]
     if tables[0] is None:
-        raise CheckpointError(f"{source}: holds no embedding.word_embeddings.weight")
+        raise CheckpointError(f"{source}: contains no embedding.word_embeddings.weight")
     padded_rows = sum(part.rows for part in tables[0])
     layers = 1 + max((layer_of(name) or 0 for name in found), default=0)
     hidden = tables[0][0].shape[1]
@@ -86,7 +86,7 @@ def from_arguments(
     )
 
 
-# Arguments that change what the model computes, and that ours cannot.
+# Arguments that change the model in a way that ours does not support.
 UNMAPPED = {
     "apply_residual_connection_post_layernorm": "our blocks add before the norm",
     "apply_layernorm_1p": "our norms multiply by the weight itself",
@@ -108,14 +108,14 @@ def _rope(keys: Keys) -> RopeConfig:
 
 
 def _bias(names: Set[str]) -> str:
-    """Return our field `bias` for the tensors of a block."""
+    """Return the value of our field `bias` for a block with tensors of these names."""
     if "mlp.linear_fc1.bias" in names:
         return "all"
     return "qkv" if "self_attention.linear_qkv.bias" in names else "none"
 
 
 def check_fits(model: ModelConfig, wanted: ExportRequest) -> None:
-    """Refuse a model that Megatron cannot build, and ranks and stages that do not divide it."""
+    """Refuse a model that Megatron cannot build, and numbers of ranks or stages that do not divide it."""
     odd = {
         f"kind {model.kind}": model.kind != "gpt",
         "window": model.window > 0,
@@ -139,11 +139,11 @@ def check_fits(model: ModelConfig, wanted: ExportRequest) -> None:
     if model.layers % wanted.pipeline:
         faults.append(f"--pipeline {wanted.pipeline} does not divide {model.layers} layers")
     if faults:
-        raise InputError("\n".join(faults), "name sizes that divide them")
+        raise InputError("\n".join(faults), "use sizes that divide them")
 
 
 def arguments_for(contents: Contents, wanted: ExportRequest) -> dict[str, object]:
-    """Return the arguments with which Megatron builds this model."""
+    """Return the arguments from which Megatron builds this model."""
     model = contents.model
     return {
         "num_layers": model.layers,

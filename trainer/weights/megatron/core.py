@@ -1,4 +1,4 @@
-"""Distributed checkpoints of Megatron-core (`torch_dist`): tensors of all layers are one, whatever the layout was."""
+"""Distributed checkpoints of Megatron-core (`torch_dist`): one tensor for all layers, in any layout."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ BACKEND = {
 }
 STACKED = re.compile(r"(decoder\.layers)\.(?!\d)")
 OTHERS = rf"{IGNORED}|(chained_\d+\.)?optimizer\..*|rng_state.*|rerun_state_machine.*"
-# Megatron-core keeps the norm before a matrix with the matrix.
+# Megatron-core stores the norm before a matrix together with the matrix.
 FUSED = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-# Matrices that expect an entry for the state of fused kernels; without those it is empty.
+# Matrices that need an entry for the state of fused kernels; without such kernels it is empty.
 MATRICES = ("self_attention.linear_proj", "self_attention.linear_qkv", "mlp.linear_fc1", "mlp.linear_fc2")
 
 
@@ -64,7 +64,7 @@ def is_megatron_core(folder: Path) -> bool:
 
 
 def read_megatron_core(folder: Path, request: ImportRequest) -> Contents:
-    """Return the contents of a folder; nothing of its tensors is read yet."""
+    """Return the contents of a folder; tensors are not read yet."""
     check_access(folder)
     path = iteration_folder(folder)
     backend = read_json(path / DESCRIPTION).get("sharded_backend")
@@ -116,7 +116,7 @@ def _state(
     weights: Mapping[str, Lazy],
     arguments: Mapping[str, object],
 ) -> dict[str, dict[str, Lazy]]:
-    """Return masters (`param`) and averages by Megatron-core's names; `held`: all tensors of the folder by key."""
+    """Return masters (`param`) and averages under Megatron-core's names; `held`: all tensors of the folder by key."""
     keys = {key: tensor for key, tensor in held.items() if not re.fullmatch(OTHERS, key)}
     by_key = state_by_key(held, keys, path)
     if by_key:
@@ -129,7 +129,7 @@ def _state(
 
 
 def _by_layer(tensors: Mapping[str, Lazy]) -> Iterator[tuple[str, Lazy]]:
-    """Yield each tensor by its name in the model: those of all layers together come apart."""
+    """Yield each tensor with its name in the model; a tensor for all layers is split into one per layer."""
     for key, tensor in tensors.items():
         if re.fullmatch(OTHERS, key):
             continue
@@ -137,7 +137,7 @@ def _by_layer(tensors: Mapping[str, Lazy]) -> Iterator[tuple[str, Lazy]]:
             yield core_name(key), tensor
             continue
         if len(tensor.shape) < 2:
-            raise CheckpointError(f"{key} is of all layers, and has no dimension for them")
+            raise CheckpointError(f"{key} is for all layers, but has no dimension for them")
         for layer in range(tensor.rows):
             yield core_name(STACKED.sub(rf"\1.{layer}.", key)), _layer(tensor, layer)
 
@@ -150,7 +150,7 @@ def _layer(tensor: Lazy, layer: int) -> Lazy:
 
 
 def write_megatron_core(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
-    """Write a folder that Megatron-core loads into any layout."""
+    """Write a folder that Megatron-core can load in any layout."""
     check_fits(contents.model, wanted)
     items = list(_items(contents, DTYPES[wanted.dtype], wanted.tensor))
     write_folder(target, "release/", items, report)
@@ -167,7 +167,7 @@ def _write_common(common: Mapping[str, object], file: Path) -> SavedFile:
 
 
 def _items(contents: Contents, dtype: torch.dtype, ranks: int) -> Iterator[Item]:
-    """Yield the tensors of the model under Megatron-core's keys, each tensor of all layers as one."""
+    """Yield the tensors of the model under Megatron-core's keys, with one tensor for all layers."""
     model, cuts = contents.model, cuts_for(contents.model)
     stacks: dict[str, list[Lazy]] = {}
     for name, ours in contents.parameters.items():

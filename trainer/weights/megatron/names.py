@@ -1,4 +1,4 @@
-"""Megatron's names of tensors in both of its generations. Rules are written in the names of Megatron-core."""
+"""Megatron's names of tensors in both generations. Rules use the names of Megatron-core."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trainer.errors import CheckpointError, InputError
 from trainer.weights.lazy import Lazy
 
 DEEPEST = 12
-"""Levels of dicts in a state dict."""
-# What the older generation calls things, and what Megatron-core does.
+"""The most levels of dicts in a state dict."""
+# Names of the older generation, and of Megatron-core.
 RENAMES = (
     (r"^language_model\.", ""),
     (r"^(encoder|transformer)\.", "decoder."),
@@ -21,11 +21,11 @@ RENAMES = (
     (r"\.post_attention_layernorm\.", ".pre_mlp_layernorm."),
     (r"\.dense_h_to_4h\.", ".linear_fc1."),
     (r"\.dense_4h_to_h\.", ".linear_fc2."),
-    # Fused kernels hold the norm before a matrix together with the matrix.
+    # Fused kernels store the norm before a matrix together with the matrix.
     (r"\.self_attention\.linear_qkv\.layer_norm_(weight|bias)$", r".input_layernorm.\1"),
     (r"\.mlp\.linear_fc1\.layer_norm_(weight|bias)$", r".pre_mlp_layernorm.\1"),
 )
-# Back, for a checkpoint of the older generation.
+# The way back, for a checkpoint of the older generation.
 OLDER = (
     (r"^decoder\.", "encoder."),
     (r"\.linear_qkv\.", ".query_key_value."),
@@ -64,7 +64,7 @@ def core_name(name: str) -> str:
 
 
 def older_name(name: str) -> str:
-    """Return the name in the older generation of a tensor of Megatron-core."""
+    """Return the older generation's name of a tensor of Megatron-core."""
     for pattern, replacement in OLDER:
         name = re.sub(pattern, replacement, name)
     return name
@@ -82,18 +82,18 @@ def core_of(ours: str) -> str:
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the layer that a tensor is in."""
+    """Return the number of the layer in a tensor's name; None if there is none."""
     match = _LAYER.search(name)
     return int(match[1]) if match else None
 
 
 def with_layer(name: str, number: int) -> str:
-    """Return the name with another number of the layer."""
+    """Return the name with another layer number."""
     return _LAYER.sub(f".layers.{number}.", name, count=1)
 
 
 def flat(document: object, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Lazy]]:
-    """Yield every tensor of nested dicts with the keys on the way to it, joined by dots."""
+    """Yield every tensor in nested dicts with its keys, joined by dots."""
     if depth > DEEPEST:
         raise CheckpointError(f"{folder}: its dicts contain each other")
     if not isinstance(document, dict):

@@ -44,7 +44,7 @@ _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 
 @dataclass(frozen=True)
 class RankStates:
-    """What the files of all ranks hold: their documents by (tensor rank, stage), and how many of each there are."""
+    """The contents of all ranks' files: documents by (tensor rank, stage), and the numbers of ranks and stages."""
 
     folder: Path
     documents: Mapping[tuple[int, int], Mapping[str, Any]]
@@ -60,7 +60,7 @@ class RankStates:
 
 
 def is_megatron(folder: Path) -> bool:
-    """Return whether a folder holds files of Megatron's ranks."""
+    """Return whether a folder contains files of Megatron's ranks."""
     try:
         found = iteration_folder(folder)
     except CheckpointError:
@@ -69,12 +69,12 @@ def is_megatron(folder: Path) -> bool:
 
 
 def read_megatron(folder: Path, request: ImportRequest) -> Contents:
-    """Return the contents of a folder; nothing of its tensors is read yet."""
+    """Return the contents of a folder; tensors are not read yet."""
     check_access(folder)
     found = iteration_folder(folder)
     files = {path.name: path / FILE for path in found.glob("mp_rank_*") if (path / FILE).is_file()}
     if not files:
-        raise CheckpointError(f"{found}: holds no mp_rank_XX/{FILE}")
+        raise CheckpointError(f"{found}: contains no mp_rank_XX/{FILE}")
     states, progress = read_ranks(found, files), Progress()
     if request.state:
         ranks = {
@@ -87,13 +87,13 @@ def read_megatron(folder: Path, request: ImportRequest) -> Contents:
 
 
 def _name_of(key: tuple[int, int], names: Iterable[str]) -> str:
-    """Return the name of the folder of a tensor parallel rank of a stage."""
+    """Return the name of the folder of a tensor parallel rank on a stage."""
     found = ((name, _RANK.match(name)) for name in names)
     return next(name for name, match in found if match and (int(match[1]), int(match[2] or 0)) == key)
 
 
 def progress_of(document: Mapping[str, Any], steps: int) -> Progress:
-    """Return how far the training was that took so many steps."""
+    """Return the progress of a training after `steps` steps."""
     iteration = document.get("iteration")
     samples = attributes(document.get("args")).get("consumed_train_samples")
     return Progress(
@@ -104,25 +104,27 @@ def progress_of(document: Mapping[str, Any], steps: int) -> Progress:
 
 
 def iteration_folder(folder: Path) -> Path:
-    """Return the folder with the ranks: this one, or the one that its pointer names."""
+    """Return the folder with the ranks: this folder, or the one that its pointer names."""
     pointer = folder / POINTER
     if not pointer.is_file():
         return folder
     text = pointer.read_text(errors="replace")[:64].strip()
     if text != "release" and not text.isdecimal():
-        raise CheckpointError(f"{pointer}: names no iteration: {text!r}")
+        raise CheckpointError(f"{pointer}: is not an iteration: {text!r}")
     return folder / (text if text == "release" else f"iter_{int(text):07d}")
 
 
 def read_ranks(folder: Path, files: Mapping[str, Path]) -> RankStates:
-    """Return the documents of all ranks, from files by the names of their folders."""
+    """Return the documents of all ranks; `files`: by the names of their folders."""
     documents = {}
     for name, file in sorted(files.items()):
         match = _RANK.match(name)
         if match is None:
             continue
         if match[3] is not None:
-            raise CheckpointError(f"{folder / name}: a mixture of experts", "our models have no experts")
+            raise CheckpointError(
+                f"{folder / name}: contains a mixture of experts", "experts of Megatron are not supported"
+            )
         document = read_torch(file)
         if not isinstance(document, dict):
             raise CheckpointError(f"{file}: not a dict")
@@ -137,12 +139,12 @@ def read_ranks(folder: Path, files: Mapping[str, Path]) -> RankStates:
 
 
 def contents_of(states: RankStates, form: str, request: ImportRequest, key: str = "model") -> Contents:
-    """Return the contents of all ranks; `key` names the state dict of the model in their documents.
+    """Return the contents of all ranks; `key`: the name of the model's state dict in their documents.
 
-    With state the documents also have `exp_avg` and `exp_avg_sq`, by the names of the model.
+    With state, the documents also have `exp_avg` and `exp_avg_sq`, with the model's names.
     """
     if request.state and not any(name.startswith(MOMENTS[0]) for name in states.first):
-        raise InputError(f"{states.folder}: holds no state of an optimizer", "leave out --state")
+        raise InputError(f"{states.folder}: contains no optimizer state", "leave out --state")
     arguments = attributes(states.first.get("args"))
     found = _by_name(states, key)
     model, notes = model_of(str(states.folder), arguments, found, request)
@@ -162,7 +164,7 @@ def contents_of(states: RankStates, form: str, request: ImportRequest, key: str 
 
 
 def _mapped(states: RankStates, model: ModelConfig, found: Mapping[str, Sequence[Lazy]]) -> dict[str, Lazy]:
-    """Return the tensors of all ranks, whole and under our names."""
+    """Return the tensors of all ranks, joined and under our names."""
     shapes, cuts = shapes_for(model), cuts_for(model)
     rows, heads = qkv_rows(states), Heads.of(model, states.tensor)
     tied = {OUTPUT} if model.tied else set()
@@ -180,26 +182,26 @@ def _mapped(states: RankStates, model: ModelConfig, found: Mapping[str, Sequence
 
 
 def qkv_rows(states: RankStates) -> Rows:
-    """Return the order of the rows of queries, keys and values, which the version of the checkpoint tells."""
+    """Return the order of the rows of queries, keys and values, which depends on the checkpoint's version."""
     version = states.first.get("checkpoint_version", 0)
     if type(version) not in (int, float) or not 0 <= version <= 3:
         problem = f"{states.folder}: checkpoint_version is {version!r}"
-        raise CheckpointError(problem, "versions 0 to 3 are known")
+        raise CheckpointError(problem, "versions 0 to 3 are supported")
     if version >= 2:
         return Rows.GROUPS
     return Rows.NUMBERS if version >= 1 else Rows.SECTIONS
 
 
 def _by_name(states: RankStates, key: str) -> dict[str, list[Lazy]]:
-    """Return the parts of each tensor by Megatron-core's name, with the number of its layer in the whole model."""
+    """Return the parts of each tensor by Megatron-core's name, with the layer numbers of the whole model."""
     keys = (
         [key] if key in states.first else [name for name in states.first if re.fullmatch(rf"{key}\d+", name)]
     )
     if not keys:
-        raise CheckpointError(f"{states.folder}: holds no weights: its files have no entry {key!r}")
+        raise CheckpointError(f"{states.folder}: contains no weights: its files have no entry {key!r}")
     found: dict[str, list[Lazy]] = {}
     before = 0
-    # Interleaved stages hold several pieces of the model: the first pieces of all stages come first.
+    # Interleaved stages have several pieces of the model: the first pieces of all stages come first.
     for name in sorted(keys, key=lambda name: (len(name), name)):
         for stage in range(states.pipeline):
             pieces = [
@@ -225,7 +227,7 @@ def _by_name(states: RankStates, key: str) -> dict[str, list[Lazy]]:
 
 
 def write_megatron(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
-    """Write a folder that Megatron-LM loads with `--load`; version 3, in the names of its older generation."""
+    """Write a folder that Megatron-LM loads with `--load`: version 3, with names of its older generation."""
     parts = divided(contents, wanted)
     total = sum(tensor.bytes for held in parts.values() for tensor in held.values())
     done = 0
@@ -260,7 +262,7 @@ def _write_rank(document: Mapping[str, Any], wrote: Callable[[int], None], file:
 
 
 def divided(contents: Contents, wanted: ExportRequest) -> dict[tuple[int, int], dict[str, Lazy]]:
-    """Return the tensors of each rank and stage under Megatron-core's names, with the layers of a stage from 0."""
+    """Return the tensors of each rank and stage under Megatron-core's names; layers of a stage count from 0."""
     model, tensor, pipeline = contents.model, wanted.tensor, wanted.pipeline
     check_fits(model, wanted)
     each, cuts, parameters = model.layers // pipeline, cuts_for(model), contents.parameters
@@ -285,7 +287,7 @@ def divided(contents: Contents, wanted: ExportRequest) -> dict[tuple[int, int], 
 
 
 def stages_of(core: str, each: int, pipeline: int) -> tuple[int, ...]:
-    """Return the stages that hold a tensor."""
+    """Return the stages that have a tensor."""
     number = layer_of(core)
     if number is not None:
         return (number // each,)
@@ -293,7 +295,7 @@ def stages_of(core: str, each: int, pipeline: int) -> tuple[int, ...]:
 
 
 def rank_part(whole: Lazy, name: str, cut: Cut, model: ModelConfig, rank: int, ranks: int) -> Lazy:
-    """Return one rank's part of a tensor of ours, in Megatron's order of rows."""
+    """Return a rank's part of one of our tensors, with rows in Megatron's order."""
     if cut.rows is not None:
         whole = padded(whole, model.padded(ranks))
     part = part_of(whole, cut, rank, ranks)
@@ -301,7 +303,7 @@ def rank_part(whole: Lazy, name: str, cut: Cut, model: ModelConfig, rank: int, r
 
 
 def nested(held: Mapping[str, Lazy]) -> dict[str, object]:
-    """Return the state dict of a rank as the older generation nests it."""
+    """Return the state dict of a rank with the nesting of the older generation."""
     language: dict[str, dict[str, object]] = {}
     document: dict[str, object] = {"language_model": language}
     for core, tensor in held.items():

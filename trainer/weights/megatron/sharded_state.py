@@ -1,7 +1,7 @@
-"""The state of the optimizer in a distributed checkpoint of Megatron-core: fp32 masters and AdamW's averages.
+"""The optimizer state in a distributed checkpoint of Megatron-core: fp32 masters and AdamW's averages.
 
-Two forms: tensors by the names of the model (`fully_reshardable`, and optimizers that no ranks divide), and rows of a
-rank's parameters (`dp_reshardable`), whose places are found as in the distributed optimizer's file.
+There are two forms: tensors with the model's names (`fully_reshardable`, and optimizers that are not divided), and rows
+of a rank's parameters (`dp_reshardable`), in which parameters are found as in the distributed optimizer's file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.weights.megatron.state import ALIGNED, is_at, places
 from trainer.weights.tensor_parts import joined, part_of
 
 MASTERS = ("fp32_param", "param")
-"""What Megatron-core calls the fp32 copies."""
+"""Megatron-core's names of the fp32 copies."""
 STATE = re.compile(rf"optimizer\.state\.({'|'.join((*MASTERS, *MOMENTS))})\.(.+)")
 _NUMBER = r"(\d{1,6})"
 ROW = re.compile(
@@ -52,7 +52,7 @@ Tensors = dict[str, Lazy]
 def state_by_key(
     tensors: Mapping[str, Lazy], weights: Mapping[str, Lazy], source: Path
 ) -> dict[str, Tensors]:
-    """Return masters (`param`) and averages by the keys of the model's tensors; {} where it has rows or nothing."""
+    """Return masters (`param`) and averages by the keys of the model's tensors; {} if there are rows, or nothing."""
     found: dict[str, Tensors] = {}
     for key, tensor in tensors.items():
         match = STATE.fullmatch(key)
@@ -62,7 +62,7 @@ def state_by_key(
         weight = weights.get(match[2])
         if weight is None or weight.shape != tensor.shape:
             shape = "no weight" if weight is None else f"a weight of shape {list(weight.shape)}"
-            problem = f"{source}: {key} is {list(tensor.shape)}, and belongs to {shape}"
+            problem = f"{source}: {key} has shape {list(tensor.shape)}, but belongs to {shape}"
             raise CheckpointError(problem, f"save it with --dist-ckpt-optim-fully-reshardable, or {REMEDY}")
         found.setdefault(kind, {})[match[2]] = tensor
     for kind in MOMENTS if found else ():
@@ -77,7 +77,7 @@ def steps_taken(source: Path, common: Mapping[str, object]) -> int:
     optimizer = attributes(common.get("optimizer"))
     inner = attributes(optimizer.get("optimizer")) or optimizer
     if not inner.get("param_groups"):
-        # A list of one: objects have shards too.
+        # Objects have shards too, so this is a list with one entry.
         shards = read_object(source, GROUP_OBJECT)
         inner = attributes(shards[0]) if isinstance(shards, list) and shards else {}
     steps = steps_of(inner)
@@ -87,11 +87,11 @@ def steps_taken(source: Path, common: Mapping[str, object]) -> int:
 
 
 def refuse_absent(tensors: Mapping[str, Lazy], source: Path) -> None:
-    """Raise an InputError that says which state there is instead of one that is read."""
+    """Raise an InputError that describes the state in the folder, because it cannot be read."""
     others = [key for key in tensors if "optimizer" in key]
     if not others:
-        raise InputError(f"{source}: holds no state of an optimizer", "leave out --state")
-    problem = f"{source}: {others[0]} and {len(others) - 1} more are of an optimizer that is not known"
+        raise InputError(f"{source}: contains no optimizer state", "leave out --state")
+    problem = f"{source}: {others[0]} and {len(others) - 1} more belong to an unknown optimizer"
     raise CheckpointError(problem, REMEDY)
 
 
@@ -105,9 +105,10 @@ def state_in_rows(
     arguments: Mapping[str, object],
     source: Path,
 ) -> dict[str, Tensors]:
-    """Return masters (`param`) and averages by Megatron-core's names from rows; {} where there are none.
+    """Return masters (`param`) and averages by Megatron-core's names from rows; {} if there are no rows.
 
-    `weights`: the whole model by those names. Rows are of a rank and stage, and of a piece of an interleaved stage.
+    `weights`: the whole model under these names. Each row is for a rank and stage, and for a piece of an interleaved
+    stage.
     """
     rows: dict[tuple[int, int], dict[tuple[str, int], Tensors]] = {}
     for key, tensor in tensors.items():
@@ -129,8 +130,8 @@ def state_in_rows(
         )
     layers = 1 + max(layer_of(name) or 0 for name in weights)
     if layers % (stages * pieces):
-        problem = f"{source}: {layers} layers are not divided evenly among {stages * pieces} pieces"
-        raise CheckpointError(f"{problem}, and which has which is not recorded", REMEDY)
+        problem = f"{source}: {layers} layers are not divisible by {stages * pieces} pieces"
+        raise CheckpointError(f"{problem}, and the layers of each piece are not recorded", REMEDY)
     found: dict[str, dict[str, list[Lazy]]] = {kind: {} for kind in ("param", *MOMENTS)}
     for stage in range(stages):
         for piece in range(pieces):
@@ -153,11 +154,11 @@ def state_in_rows(
 
 
 def cuts_by_core(names: Mapping[str, str], cuts: Mapping[str, Cut]) -> dict[str, Cut]:
-    """Return how ranks divide Megatron-core's tensors; `names`: those of ours by Megatron-core's."""
+    """Return how ranks divide Megatron-core's tensors; `names`: our names by Megatron-core's."""
     found = {}
     for core, ours in names.items():
         cut = cuts[ours]
-        # Groups of queries, keys and values are neighbours there.
+        # In Megatron-core, the queries, key and value of a group are adjacent.
         found[core] = replace(cut, sections=()) if ".attention.qkv." in ours else cut
     return {**found, OUTPUT: cuts.get("output.weight", cuts.get("tokens.weight", WHOLE))}
 
@@ -168,7 +169,7 @@ def _size(arguments: Mapping[str, object], name: str) -> int:
 
 
 def _of_piece(weights: Mapping[str, Lazy], at: int, pieces: int) -> Tensors:
-    """Return the weights of one piece of the model in the order of its modules."""
+    """Return the weights of one piece of the model, in the order of its modules."""
     layers = (1 + max(layer_of(name) or 0 for name in weights)) // pieces
     own = {
         name: weight
@@ -186,7 +187,7 @@ def _of_piece(weights: Mapping[str, Lazy], at: int, pieces: int) -> Tensors:
 
 
 def _order(name: str) -> tuple[int, int, int, str]:
-    """Return what sorts tensors as Megatron-core's modules have them."""
+    """Return a sort key that puts tensors into the order of Megatron-core's modules."""
     stem, _, leaf = name.rpartition(".")
     kind = int(leaf != "weight")
     if stem in TABLES:
@@ -199,9 +200,9 @@ def _order(name: str) -> tuple[int, int, int, str]:
 
 
 def _placed(parts: Mapping[str, Lazy], buckets: Sequence[Tensors], source: str) -> dict[str, Tensors]:
-    """Return the tensors of a rank's piece from its rows, in which they stand in reverse.
+    """Return the tensors of a rank's piece from its rows, which contain them in reverse order.
 
-    A weight that is not the next must be the only one whose numbers the masters at its place are.
+    A weight that is not next in the order must be the only one that equals the masters at this place.
     """
     found: dict[str, Tensors] = {kind: {} for kind in ("param", *MOMENTS)}
     left = list(parts)[::-1]
@@ -219,7 +220,7 @@ def _placed(parts: Mapping[str, Lazy], buckets: Sequence[Tensors], source: str) 
                 found[kind][name] = shaped(rows_of(row, start, end), parts[name].shape)
         if masters.rows - end >= ALIGNED:
             problem = (
-                f"{source}: the numbers of bucket {at} from {end:,} on are of no one weight of the model"
+                f"{source}: the numbers of bucket {at} from {end:,} on match no single weight of the model"
             )
             raise CheckpointError(problem, REMEDY)
     if left:
@@ -228,7 +229,7 @@ def _placed(parts: Mapping[str, Lazy], buckets: Sequence[Tensors], source: str) 
 
 
 def _next(masters: Lazy, end: int, left: Sequence[str], parts: Mapping[str, Lazy]) -> tuple[str, int]:
-    """Return the weight that begins behind `end` and where; "" if none does, or several could."""
+    """Return the weight that begins after `end`, and where it begins; "" if there is none, or several fit."""
     for start in places(end):
         if is_at(masters, start, parts[left[0]]):
             return left[0], start

@@ -1,9 +1,9 @@
-"""The state of Megatron's optimizers: fp32 masters and AdamW's averages under the names of the model.
+"""The state of Megatron's optimizers: fp32 masters and AdamW's averages under the model's names.
 
-Three forms: torch's AdamW for fp32, the one for 16 bits with its masters, and the distributed optimizer, whose numbers
-are rows of all parameters in a file of their own. No file records the order of the rows. It is the reverse of the
-model's, each parameter at a multiple of 64 numbers, in older versions without gaps. A place counts only if the master
-there is the weight.
+There are three forms: torch's AdamW for fp32, the one for 16 bits with its masters, and the distributed optimizer,
+whose numbers are rows of all parameters in a separate file. No file records the order in a row. It is the reverse of
+the model's order; each parameter starts at a multiple of 64 numbers, or in older versions without gaps. A place is
+accepted only if the master at this place equals the weight.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from trainer.weights.megatron.names import flat
 DISTRIBUTED = "distrib_optim.pt"
 MASTER = "param"
 ALIGNED = 64
-"""Numbers that a parameter's place in a row is a multiple of."""
+"""A parameter's place in a row is a multiple of this many numbers."""
 COMPARED = 4096
-"""Numbers at both ends of a parameter that are compared with the weight."""
+"""How many numbers at both ends of a parameter are compared with the weight."""
 NO_PARAMETERS = ("_extra_state", "inv_freq")
 Tensors = dict[str, Lazy]
 
@@ -42,7 +42,7 @@ def with_state(document: Mapping[str, object], file: Path) -> tuple[Mapping[str,
     }
     optimizer = _only(document.get("optimizer"), file)
     if optimizer is None:
-        raise InputError(f"{file}: holds no state of an optimizer", "leave out --state")
+        raise InputError(f"{file}: contains no optimizer state", "leave out --state")
     inner = attributes(optimizer.get("optimizer")) or optimizer
     rows = file.with_name(DISTRIBUTED)
     found = _distributed(pieces, rows) if rows.is_file() else _numbered(pieces, optimizer, inner, file)
@@ -66,7 +66,7 @@ def _only(found: object, file: Path) -> Mapping[str, object] | None:
     if isinstance(found, list):
         held = [entry for entry in found if attributes(entry)]
         if len(held) > 1:
-            problem = f"{file}: has {len(held)} optimizers, each of a part of the model"
+            problem = f"{file}: has {len(held)} optimizers, each for a part of the model"
             raise InputError(problem, "leave out --state")
         found = held[0] if held else None
     return attributes(found) or None
@@ -78,19 +78,19 @@ def _only(found: object, file: Path) -> Mapping[str, object] | None:
 def _numbered(
     pieces: Mapping[str, Tensors], optimizer: Mapping[str, object], inner: Mapping[str, object], file: Path
 ) -> dict[str, dict[str, Tensors]]:
-    """Return masters and averages of each piece from an optimizer that numbers its parameters."""
+    """Return masters and averages of each piece from an optimizer that identifies its parameters by number."""
     whole = {(key, name): tensor for key, piece in pieces.items() for name, tensor in piece.items()}
     labels = {f"{key}/{name}": tensor for (key, name), tensor in whole.items()}
     numbered = by_name({label: tensor.shape for label, tensor in labels.items()}, inner)
     if numbered is None:
         problem = f"{file}: the optimizer's parameters are not those of the model, or have no state"
         if inner.get("param_groups") and not inner.get("state"):
-            problem = f"{file}: a distributed optimizer, whose state was in {DISTRIBUTED}, is not here"
+            problem = f"{file}: the distributed optimizer's state in {DISTRIBUTED} is missing"
         raise CheckpointError(problem, "leave out --state to import the weights alone")
     held = optimizer.get("fp32_from_fp16_params", optimizer.get("fp32_from_fp16"))
     masters = masters_of(numbered.groups, held, labels)
     if masters is None:
-        raise CheckpointError(f"{file}: the optimizer's fp32 copies are not of the model's parameters")
+        raise CheckpointError(f"{file}: the optimizer's fp32 copies do not equal the model's parameters")
     found: dict[str, dict[str, Tensors]] = {
         key: {MASTER: {}, **{moment: {} for moment in MOMENTS}} for key in pieces
     }
@@ -109,7 +109,7 @@ def _distributed(pieces: Mapping[str, Tensors], file: Path) -> dict[str, dict[st
     document: Mapping[Any, Any] = _only(read_torch(file), file) or {}
     buffers = {key: value for key, value in document.items() if type(key) is int}
     if sorted(buffers) != list(range(len(pieces))):
-        problem = f"{file}: has {len(buffers)} buffers of parameters, and the model has {len(pieces)} pieces"
+        problem = f"{file}: has {len(buffers)} buffers of parameters, but the model has {len(pieces)} pieces"
         raise CheckpointError(problem, "leave out --state to import the weights alone")
     return {
         key: _from_rows(piece, _rows_of(attributes(buffers[at]), file), file)
@@ -118,9 +118,9 @@ def _distributed(pieces: Mapping[str, Tensors], file: Path) -> dict[str, dict[st
 
 
 def _rows_of(buffer: Mapping[Any, Any], file: Path) -> Tensors:
-    """Return the rows of a buffer: masters and averages; older versions have a list of each."""
+    """Return the rows of a buffer: masters and averages; in older versions each is a list."""
     if len(buffer) != 1:
-        raise CheckpointError(f"{file}: parameters of {len(buffer)} types; one is known")
+        raise CheckpointError(f"{file}: parameters of {len(buffer)} types; only one is supported")
     own = attributes(next(iter(buffer.values())))
     rows = {}
     for kind in (MASTER, *MOMENTS):
@@ -143,19 +143,19 @@ def _from_rows(piece: Tensors, rows: Tensors, file: Path) -> dict[str, Tensors]:
         count = prod(weight.shape)
         start = next((at for at in places(end) if is_at(rows[MASTER], at, weight)), None)
         if start is None:
-            problem = f"{file}: the numbers of {name} are not where Megatron's distributed optimizer has them"
+            problem = f"{file}: {name} is not at the place where Megatron's distributed optimizer stores it"
             raise CheckpointError(problem, "leave out --state to import the weights alone")
         end = start + count
         for kind, row in rows.items():
             found[kind][name] = shaped(rows_of(row, start, end), weight.shape)
     if rows[MASTER].rows - end >= ALIGNED:
-        problem = f"{file}: its rows have {rows[MASTER].rows - end:,} numbers of no parameter"
+        problem = f"{file}: its rows have {rows[MASTER].rows - end:,} numbers that belong to no parameter"
         raise CheckpointError(problem, "leave out --state to import the weights alone")
     return found
 
 
 def places(end: int) -> Iterator[int]:
-    """Yield where a parameter may begin after one that ends at `end`."""
+    """Yield where a parameter may begin, if the parameter before it ends at `end`."""
     aligned = -(-end // ALIGNED) * ALIGNED
     yield aligned
     if aligned != end:
@@ -163,7 +163,7 @@ def places(end: int) -> Iterator[int]:
 
 
 def is_at(row: Lazy, start: int, weight: Lazy) -> bool:
-    """Return whether the numbers from `start` on are a weight, as far as both ends tell."""
+    """Return whether the numbers from `start` on equal a weight, compared at both ends."""
     count = prod(weight.shape)
     if start + count > row.rows:
         return False

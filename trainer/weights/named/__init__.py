@@ -1,1 +1,1 @@
-"""Formats that hold any program's model under its own names: DeepSpeed's, and torch's distributed checkpoints."""
+"""Formats that contain any program's model under its own names: DeepSpeed's, and torch's distributed checkpoints."""

@@ -1,4 +1,4 @@
-"""Folders of torch's distributed checkpoints: weights and AdamW's state as `get_state_dict` names them, both ways."""
+"""Folders of torch's distributed checkpoints: weights and AdamW's state with the names of `get_state_dict`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.weights.named.optimizer import group_of
 from trainer.weights.target import Target
 
 _STATE = re.compile(rf"(?:.*\.)?state\.(?P<name>.+)\.(?P<entry>{'|'.join(MOMENTS)}|step)")
-# What programs put before the names of the whole model.
+# Prefixes that programs put before the names of the whole model.
 WRAPPERS = ("app.", "model.", "module.", "state_dict.", "_orig_mod.")
 
 
@@ -31,7 +31,7 @@ def is_dcp(folder: Path) -> bool:
 
 
 def read_dcp(folder: Path, request: ImportRequest) -> Contents:
-    """Return the contents of a folder; nothing of its tensors is read yet."""
+    """Return the contents of a folder; tensors are not read yet."""
     check_access(folder)
     weights: dict[str, Lazy] = {}
     state: dict[str, dict[str, Lazy]] = {}
@@ -49,7 +49,7 @@ def read_dcp(folder: Path, request: ImportRequest) -> Contents:
 
 
 def _stripped(weights: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """Return the weights without the wrappers' prefixes that all names share."""
+    """Return the weights without the wrapper prefixes that all names share."""
     names = dict(weights)
     for wrapper in WRAPPERS * 2:
         if all(name.startswith(wrapper) for name in names):
@@ -62,7 +62,7 @@ def _unwrapped(name: str) -> str:
 
 
 def write_dcp(contents: Contents, target: Target, request: ExportRequest, report: Report) -> None:
-    """Write a folder that `torch.distributed.checkpoint.load` reads into a model of transformers, on any ranks."""
+    """Write a folder that `torch.distributed.checkpoint.load` reads into a model of transformers on any ranks."""
     family = family_for(contents)
     items = list(_items(contents, DTYPES[request.dtype]))
     write_folder(target, "", items, report)
@@ -76,7 +76,7 @@ def _items(contents: Contents, dtype: torch.dtype) -> Iterator[Item]:
     for name, tensor in named.weights.items():
         yield _item(f"model.{name}", cast(tensor, dtype))
     if contents.model.tied:
-        # A model of transformers names the output matrix although it is the token table.
+        # A transformers model also lists the output matrix if it is the token table.
         table = next(rule.theirs[0] for rule in family.rules if rule.ours == "tokens.weight")
         whole = next(tensor for name, tensor in named.weights.items() if name.endswith(table))
         yield _item(f"model.{family.head}", cast(whole, dtype))

@@ -27,7 +27,7 @@ from trainer.weights.named.mapping import contents_by_name
 from trainer.weights.named.optimizer import group_of
 from trainer.weights.target import Target
 
-# Of the versions that load universal checkpoints, the one whose form is written.
+# The version of DeepSpeed whose form of universal checkpoints is written.
 VERSION = "0.14.0"
 _IN_LAYER = re.compile(r"(?:tied_modules\.[^.]+|(\d+))\.(.+)")
 _BLOCK = re.compile(r"(input_layernorm|post_attention_layernorm|self_attention|attention|mlp)\..+")
@@ -42,7 +42,7 @@ def is_deepspeed(folder: Path) -> bool:
 
 
 def read_deepspeed(folder: Path, request: ImportRequest) -> Contents:
-    """Return the contents of a folder; nothing of its tensors is read yet."""
+    """Return the contents of a folder; tensors are not read yet."""
     check_access(folder)
     source = step_folder(folder)
     try:
@@ -65,10 +65,10 @@ def read_deepspeed(folder: Path, request: ImportRequest) -> Contents:
 
 
 def _of_pipeline(saved: Saved) -> list[NamedState]:
-    """Return the tensors of all stages as one model in Megatron's names, for each tensor parallel rank."""
+    """Return the tensors of all stages as one model with Megatron's names, for each tensor parallel rank."""
     states = []
     for rank, layers in enumerate(saved.layers):
-        # Masters are named by layer, as `3.mlp.weight`; the ranks of all stages hold them.
+        # Masters have names by layer, such as `3.mlp.weight`; they are on the ranks of all stages.
         masters = _merged(saved.ranks[rank :: len(saved.layers)])
         blocks = [number for number in sorted(layers) if any(map(_BLOCK.fullmatch, layers[number]))]
         rename = partial(_renamed, blocks)
@@ -88,7 +88,7 @@ def _merged(ranks: Iterable[NamedState]) -> NamedState:
     weights: dict[str, Lazy] = {}
     moments: dict[str, dict[str, Lazy]] = {}
     for state in ranks:
-        # The first stage has the right one: the last has a copy of the tied module, and learns only its table.
+        # Use the first stage's: the last stage has a copy of the tied module, but trains only its table.
         weights = {**state.weights, **weights}
         for kind, named in state.moments.items():
             moments[kind] = {**named, **moments.get(kind, {})}
@@ -96,7 +96,7 @@ def _merged(ranks: Iterable[NamedState]) -> NamedState:
 
 
 def _renamed(blocks: Sequence[int], name: str) -> str:
-    """Return Megatron's name of a tensor of one layer of a pipeline, whose blocks have these numbers."""
+    """Return Megatron's name of a tensor in a layer of a pipeline; `blocks`: the layer numbers of blocks."""
     match = _IN_LAYER.fullmatch(name)
     if match is None:
         return name
@@ -145,7 +145,7 @@ def write_universal(contents: Contents, target: Target, request: ExportRequest, 
 
 
 def _ignore(size: int) -> None:
-    """Count no bytes: the file has no tensors of the model."""
+    """Do not count bytes: the file has no tensors of the model."""
 
 
 def _write(document: object, wrote: Callable[[int], None], file: Path) -> SavedFile:
@@ -153,7 +153,7 @@ def _write(document: object, wrote: Callable[[int], None], file: Path) -> SavedF
 
 
 def _facts(contents: Contents) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the files for what DeepSpeed records in addition to the parameters."""
+    """Yield the files in which DeepSpeed records facts other than the parameters."""
     group = group_of(contents.config)
     groups = [{**group, "params": []}, {**group, "weight_decay": 0.0, "params": []}]
     steps = Scalar(float(contents.progress.optimizer_steps))
@@ -162,7 +162,7 @@ def _facts(contents: Contents) -> Iterator[tuple[str, dict[str, object]]]:
         {
             "ds_version": VERSION,
             "param_groups": groups,
-            # Where ZeRO 3 looks for both.
+            # ZeRO 3 looks for both here.
             "optimizer_state_dict": {"state": {0: {"step": steps}}, "param_groups": groups},
         },
     )
@@ -185,5 +185,5 @@ def _facts(contents: Contents) -> Iterator[tuple[str, dict[str, object]]]:
         "universal_checkpoint_info": {"universal_checkpoint_version": 0.2},
     }
     yield "mp_rank_00_model_states.pt", facts
-    # The name that ZeRO 3 looks for.
+    # ZeRO 3 looks for this name.
     yield "zero_pp_rank_0_mp_rank_00_model_states.pt", facts

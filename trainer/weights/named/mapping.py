@@ -1,4 +1,4 @@
-"""Tensors by the names of another program as contents: those of a Hugging Face model, or of Megatron."""
+"""Convert tensors under another program's names to contents: those of a Hugging Face model, or of Megatron."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def contents_by_name(
 ) -> Contents:
     """Return the contents of all tensor parallel ranks; `arguments`: what the source records with the tensors.
 
-    A config.json in the folder, or in the one above it, names the family. Without one the names must be Megatron's.
+    A config.json in the folder, or in its parent folder, tells the family. Without one the names must be Megatron's.
     """
     if request.state and not states[0].moments:
-        raise InputError(f"{source}: holds no state of an optimizer", "leave out --state")
+        raise InputError(f"{source}: contains no optimizer state", "leave out --state")
     if not request.state:
         states = [NamedState(state.weights) for state in states]
     described = [folder for folder in (source, *source.parents[:1]) if (folder / CONFIG_FILE).is_file()]
     if described:
         if len(states) > 1:
-            problem = f"{source}: its tensors are divided among {len(states)} ranks, and config.json names no Megatron"
+            problem = f"{source}: its tensors are divided among {len(states)} ranks, but config.json is not Megatron's"
             raise CheckpointError(problem, "merge the ranks with the program that saved them")
         found = huggingface.contents_of(described[0], str(source), lambda: states[0], form)
     elif EMBEDDING in {core_name(name) for name in states[0].weights}:
         found = _megatron(source, form, states, arguments, request)
     else:
         some = ", ".join(sorted(states[0].weights)[:3])
-        problem = f"{source}: holds {some} and more, and no {CONFIG_FILE} says of what model"
+        problem = f"{source}: contains {some} and more, but no {CONFIG_FILE} that describes the model"
         raise CheckpointError(problem, f"copy the model's {CONFIG_FILE} of Hugging Face into the folder")
     return replace(found, progress=progress if request.state else Progress())
 

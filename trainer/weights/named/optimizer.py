@@ -6,7 +6,7 @@ from trainer.config.train_config import TrainConfig
 
 
 def group_of(config: TrainConfig) -> dict[str, object]:
-    """Return a parameter group of torch's AdamW from the config of a training of ours."""
+    """Return a parameter group of torch's AdamW, given the config of our training."""
     optimizer = config.optimizer
     return {
         "lr": optimizer.lr,
