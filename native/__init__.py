@@ -2,9 +2,9 @@
 
     ops = native.choose("cpu")    # or choose("cpu", "reference"), choose("cpu", {"attention": "reference"})
     loss = ops.cross_entropy(logits, targets)
-    ops.report()                  # what was chosen and why, to print once at the start
+    ops.report()                  # the chosen backends and the reasons, to print once at the start
 
-Importing this package loads neither torch nor the compiled library; `choose` does.
+Importing this package loads neither torch nor the compiled library; `choose` loads them.
 """
 
 from __future__ import annotations

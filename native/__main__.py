@@ -1,4 +1,4 @@
-"""`python -m native`: which backend each op would take here, and why; `build` compiles the CPU library."""
+"""`python -m native`: show which backend each op would use here, and why; `build` compiles the CPU library."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="device type: cpu, cuda, npu (default: cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument(
-        "--bounds", action="store_true", help="also show the largest errors allowed; needs torch"
+        "--bounds", action="store_true", help="also show the largest allowed errors; needs torch"
     )
-    parser.add_argument("--compiler", default="", help="for build: the C++ compiler's command")
+    parser.add_argument("--compiler", default="", help="for build: the command of the C++ compiler")
     options = parser.parse_args(arguments)
     if options.command == "build":
         return _build(options.compiler)
@@ -42,7 +42,7 @@ def bounds() -> list[dict[str, object]]:
 
 
 def as_data(device_type: str, statuses: list[Status]) -> dict[str, object]:
-    """Return the document of `--json`; `chosen` is null if no backend can run."""
+    """Return the report for `--json`; `chosen` is null if no backend can run."""
     ops = []
     for op in OPS:
         own = [status for status in statuses if status.op == op]
@@ -60,12 +60,12 @@ def as_data(device_type: str, statuses: list[Status]) -> dict[str, object]:
 
 
 def as_table(report: dict[str, object]) -> str:
-    """Return a table with a row for every backend of every op; `*` marks the backend that `auto` chooses."""
+    """Return a table with a row per backend of each op; `*` marks the backend that `auto` chooses."""
     rows = [("op", "backend", "why")]
     for op in report["ops"]:  # type: ignore[attr-defined]
         for backend in op["backends"]:
             mark = "* " if backend["backend"] == op["chosen"] else "  "
-            absent = "" if backend["available"] else "not here: "
+            absent = "" if backend["available"] else "not available: "
             rows.append((op["op"], mark + backend["backend"], absent + backend["reason"]))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     head = f"device {report['device']}, torch {report['torch'] or 'not installed'}"

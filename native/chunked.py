@@ -1,8 +1,8 @@
-"""A model's last matrix and its cross-entropy, without keeping the logits; each backend brings its own cross-entropy.
+"""A model's last matrix and its cross-entropy, without storing all logits; each backend has its own cross-entropy.
 
-The forward pass also computes both products of the backward pass, for some tokens at a time: the gradient
-is written over the logits, which are then freed. So logits of a part of the tokens exist at a time,
-and the padding columns of the vocabulary are not cut off in a copy.
+The forward pass also computes both products of the backward pass, for some tokens at a time: the gradient is written
+over the logits, which are then freed. So only the logits of some tokens exist at a time, and the padding columns of the
+vocabulary need not be cut off in a copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from native.vocabulary import tokens_at_a_time
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """The cross-entropy of a backend, for some of the tokens at a time."""
+    """The cross-entropy of a backend, computed for some of the tokens at a time."""
 
     losses: Callable[[Tensor, Tensor, bool], Tensor]
     """Takes contiguous logits, their targets, and whether to overwrite the logits with the gradient of the mean."""
@@ -32,7 +32,7 @@ class TokenLoss:
 
 
 def chunked_loss(x: Tensor, weight: Tensor, targets: Tensor, own: TokenLoss) -> Tensor:
-    """Return the mean cross-entropy of x weight^T; forward already computes the gradients that are needed."""
+    """Return the mean cross-entropy of x weight^T; the forward pass also computes the gradients."""
     if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
         return loss_in_pieces(x.detach(), weight.detach(), targets, own)
     loss: Tensor = _AtOnce.apply(x, weight, targets, own)  # type: ignore[no-untyped-call]
@@ -40,11 +40,11 @@ def chunked_loss(x: Tensor, weight: Tensor, targets: Tensor, own: TokenLoss) -> 
 
 
 class _AtOnce(torch.autograd.Function):
-    """The op for autograd: forward already computes the gradients; backward returns them."""
+    """The op for autograd: forward also computes the gradients, and backward returns them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, own: TokenLoss) -> Tensor:
-        # The matrix of a model that learns adapters alone gets no gradient.
+        # If a model only trains adapters, this matrix has no gradient.
         dw = None
         if ctx.needs_input_grad[1]:
             dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
@@ -56,7 +56,7 @@ class _AtOnce(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("the gradients of linear_cross_entropy are spent")
+            raise RuntimeError("the gradients of linear_cross_entropy were already used")
         dx, dw = ctx.gradients
         ctx.gradients = None
         for gradient in (dx, dw):
@@ -73,7 +73,7 @@ def loss_in_pieces(
     dx: Tensor | None = None,
     dw: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean loss, and fill `dx` and `dw` with the gradients if they are given."""
+    """Return the mean loss; write the gradients into `dx` and `dw` if they are given."""
     rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), x.device.type == "cpu")
     # Several bf16 gradients are added in fp32.
     several = dw is not None and rows < len(x) and dw.dtype != torch.float32
@@ -102,7 +102,7 @@ def loss_in_pieces(
 
 
 def _wide_zeros(dw: Tensor) -> Tensor:
-    """Return an fp32 tensor of zeros in the memory of `dw`, which is made twice as large."""
+    """Return fp32 zeros in the memory of `dw`, which is made twice as large."""
     storage = dw.untyped_storage()
     storage.resize_(4 * dw.numel())
     return (
@@ -111,9 +111,9 @@ def _wide_zeros(dw: Tensor) -> Tensor:
 
 
 def _narrow_in_place(total: Tensor, dw: Tensor) -> None:
-    """Round an fp32 tensor to `dw`, which has the first half of its memory; give the other half back."""
+    """Round an fp32 tensor to `dw`, which is the first half of its memory; free the other half."""
     wide, narrow = total.view(-1), dw.view(-1)
-    # The first number is written over itself; then each part's place ends where its numbers begin.
+    # The first number overwrites itself; each further part is written into memory that has already been read.
     narrow[:1] = wide[:1].clone()
     done = 1
     while done < len(wide):

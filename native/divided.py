@@ -1,7 +1,7 @@
-"""Cross-entropy of logits that ranks divide by columns, with one exchange; each backend brings two kernels.
+"""Cross-entropy of logits whose columns are divided among ranks, with one exchange; each backend has two kernels.
 
-The first reads the local logits once and makes three numbers for each token, which the ranks exchange. The second
-writes the gradient over the logits. So nothing as large as the logits is kept besides them, and in bf16 no fp32 copy.
+The first kernel reads the local logits once and computes three numbers per token, which the ranks exchange. The second
+writes the gradient over the logits. So no other tensor as large as the logits is stored, and no fp32 copy of bf16.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 
 from native.vocabulary import VocabularyPart
 
-# In place of a column: the target is another rank's, or the token is not counted.
+# These replace a column if the target belongs to another rank, or if the token is not counted.
 ELSEWHERE, IGNORED = -1, -2
 
 
 @dataclass(frozen=True)
 class ColumnKernels:
-    """What a backend brings; `columns` holds each token's target among these columns, or one of the numbers above."""
+    """The kernels of a backend; `columns` has each token's target among these columns, or one of the numbers above."""
 
     sums: Callable[[Tensor, Tensor, int, float, float], Tensor]
     """Takes logits, columns, how many are no padding, the weights of the target's logit and of every logit.
@@ -78,7 +78,7 @@ def _loss(
     tops, sums, wanted = every.unbind(1)
     top = tops.amax(0)
     total = (sums * (tops - top).exp()).sum(0)
-    # A rank whose columns are all padding has nothing.
+    # A rank whose columns are all padding contributes nothing.
     losses = total.log() + (top - wanted.sum(0))
     counted = columns != IGNORED
     count = counted.sum()
@@ -102,7 +102,7 @@ class _InPlace(torch.autograd.Function):
     ) -> Tensor:
         gradient = logits if logits.stride(-1) == 1 else logits.contiguous()
         loss = _loss(gradient, columns, part, weights, kernels, gradient=True)
-        # Makes autograd raise an error if another op saved the logits, which are overwritten here.
+        # Autograd then raises an error if another op saved the logits, which are overwritten here.
         torch.autograd.graph.increment_version(logits)
         ctx.gradient, ctx.scale_ = gradient, kernels.scale_
         return loss
@@ -113,7 +113,7 @@ class _InPlace(torch.autograd.Function):
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             raise RuntimeError(
-                "the gradient of vocabulary_cross_entropy was in place of the logits, and is spent"
+                "the gradient of vocabulary_cross_entropy overwrote the logits and was already used"
             )
         ctx.scale_(gradient, upstream)
         return gradient, None, None, None, None

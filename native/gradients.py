@@ -1,4 +1,4 @@
-"""The custom ops that the CPU and CUDA both have: their schemas, the shapes of their results, and their gradients.
+"""Custom ops that the CPU and CUDA backends share: their schemas, the shapes of their results, and their gradients.
 
 Each function takes a backend's `register` and kernels, and returns the op.
 """
@@ -30,7 +30,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def rotary_op(register: Op, compute: Op) -> Op:
-    """Register the rotation of queries and keys; its gradient turns back."""
+    """Register the rotation of queries and keys; its gradient is the opposite rotation."""
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         _, _, cosines, sines, ctx.interleaved, ctx.back = inputs
@@ -51,7 +51,7 @@ def rotary_op(register: Op, compute: Op) -> Op:
 
 
 def rotated_shapes(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Return empty tensors, in memory (batch, rows, heads, dim)."""
+    """Return empty tensors with memory order (batch, rows, heads, dim)."""
     first, second = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k))
     return first, second
 
@@ -85,7 +85,7 @@ def cross_entropy_op(register: Op, compute: Op) -> Op:
 def column_kernels(
     register: Op, sums: Op, slopes: Op, scale: Callable[[Tensor, Tensor], None]
 ) -> ColumnKernels:
-    """Register both kernels of a cross-entropy whose logits ranks divide by columns; they have no gradient."""
+    """Register both kernels of a cross-entropy with divided columns; they have no gradient."""
 
     def nothing(*_: object) -> None:
         return None
@@ -115,10 +115,10 @@ def three_of_each_token(logits: Tensor, *_: object) -> Tensor:
 
 
 def dropout_add_op(register: Op, forward: Op, backward: Op) -> Op:
-    """Register dropout of x + bias, added to a residual; the gradient computes the mask again."""
+    """Register dropout of x + bias, added to a residual; the gradient recomputes the mask."""
 
     def shapes(upstream: Tensor, state: Tensor, probability: float, biased: bool) -> tuple[Tensor, Tensor]:
-        # The gradient of the bias has no numbers without a bias.
+        # Without a bias, its gradient is empty.
         return _like(upstream), upstream.new_empty(upstream.shape[-1] if biased else 0, dtype=torch.float32)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -151,7 +151,7 @@ def dropout_add_op(register: Op, forward: Op, backward: Op) -> Op:
 
 
 def swiglu_op(register: Op, run: Callable[[Tensor, Tensor | None], Tensor]) -> Op:
-    """Register SwiGLU; `run` returns its gradient if it gets one of the result, and else its value."""
+    """Register SwiGLU; `run` returns the gradient if it gets an upstream gradient, else the value."""
 
     def gradient(ctx: Any, upstream: Tensor) -> Tensor:
         found: Tensor = back(*ctx.saved_tensors, upstream)
@@ -173,7 +173,7 @@ def half_as_wide(x: Tensor) -> Tensor:
 
 
 def grouped_linear_op(register: Op, forward: Op, backward: Op) -> Op:
-    """Register the products of the rows of each group with its matrix; `groups` tells which rows are whose."""
+    """Register the products of each group's rows with its matrix; `groups` tells which rows belong to which group."""
 
     def shape(x: Tensor, weight: Tensor, groups: Tensor) -> Tensor:
         return x.new_empty(x.shape[0], weight.shape[1])
@@ -184,7 +184,7 @@ def grouped_linear_op(register: Op, forward: Op, backward: Op) -> Op:
         return x.new_empty(x.shape if of_x else 0), weight.new_empty(weight.shape if of_weight else 0)
 
     def gradient(ctx: Any, upstream: Tensor) -> Gradients:
-        # The first of the inputs is the set of torch's keys.
+        # The first input is torch's set of dispatch keys.
         of_x, of_weight = ctx.needs_input_grad[1:3]
         first, second = back(upstream, *ctx.saved_tensors, of_x, of_weight)
         return first if of_x else None, second if of_weight else None, None
@@ -202,12 +202,12 @@ def grouped_linear_op(register: Op, forward: Op, backward: Op) -> Op:
 
 # ---- linear_cross_entropy
 
-# Takes targets, the vocabulary and the index to ignore; returns the checked targets and how to compute their loss.
+# Takes targets, the vocabulary and the index to ignore; returns the checked targets and their TokenLoss.
 MakeLoss = Callable[[Tensor, int, int], tuple[Tensor, TokenLoss]]
 
 
 def linear_cross_entropy_op(register: Op, make_loss: MakeLoss, scale: Callable[[Tensor, Tensor], None]) -> Op:
-    """Register a model's last matrix with its cross-entropy; the gradients are computed with the loss."""
+    """Register a model's last matrix with its cross-entropy; the gradients are computed together with the loss."""
 
     def shapes(
         x: Tensor,
@@ -218,7 +218,7 @@ def linear_cross_entropy_op(register: Op, make_loss: MakeLoss, scale: Callable[[
         of_x: bool,
         of_weight: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # A gradient that nobody needs has no numbers.
+        # A gradient that is not needed is empty.
         dx = _like(x) if of_x else x.new_empty(0)
         dw = _like(weight) if of_weight else x.new_empty(0)
         return x.new_empty((), dtype=torch.float32), dx, dw
@@ -246,7 +246,7 @@ def linear_cross_entropy_op(register: Op, make_loss: MakeLoss, scale: Callable[[
     def gradient(ctx: Any, upstream: Tensor, *_: Tensor) -> Gradients:
         gradients = ctx.saved_tensors
         if type(upstream) is not Tensor:
-            # torch.compile traces this: it refuses to look at a number, and a saved tensor stays as it is.
+            # torch.compile traces this, so it may not read a number, and saved tensors stay unchanged.
             gradients = tuple((each * upstream).to(each.dtype) for each in gradients)
         else:
             for each in gradients:

@@ -1,4 +1,4 @@
-"""Describe what attention hides and drops, without a mask as large as the scores."""
+"""Describe the masks and the dropout of attention without a tensor as large as the scores."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys attention hides in addition to later ones, and which later ones it shows."""
+    """Which keys attention hides in addition to later keys, and which later keys it shows."""
 
     window: int = 0
-    """Keys that a query sees: its own and those right before it; 0: all before it."""
+    """How many keys a query sees: its own and those right before it; 0: all before it."""
     documents: Tensor | None = None
-    """Numbers (batch, keys): a query sees only keys with the number that the key at its own place has."""
+    """Numbers (batch, keys): a query sees only keys with the same number as the key at its own position."""
     source: Tensor | None = None
-    """Lengths (batch,): every query sees this many first keys. Not together with a window."""
+    """Lengths (batch,): every query sees this many first keys. Not possible together with a window."""
     made: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
-    """Masks already made from this description for backends that need one; all layers of a pass share them."""
+    """Masks already made for backends that need them as tensors; all layers of a pass share them."""
 
     @property
     def is_empty(self) -> bool:
@@ -29,24 +29,24 @@ class Mask:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Which probabilities are dropped: a function of the state and of a probability's place, as native.philox says."""
+    """Which probabilities are dropped: it depends on the state and on a probability's indices; see native.philox."""
 
     chance: float
     state: Tensor
-    """One int64 number in the node's memory."""
+    """One int64 number in CPU memory."""
     first_head: int = 0
-    """The number of the first head of this call among `heads`: ranks that divide the heads drop different ones."""
+    """The number of this call's first head among `heads`: ranks that divide the heads must drop differently."""
     heads: int = 0
-    """Heads of all ranks; 0: those of this call."""
+    """The number of heads on all ranks; 0: only those of this call."""
 
     @property
     def threshold(self) -> int:
-        """Return the number below which a random 32-bit word drops."""
+        """Return the threshold: a random 32-bit word below it drops a number."""
         return threshold_of(self.chance)
 
 
 def threshold_of(chance: float) -> int:
-    """Return how many of the 32-bit words drop."""
+    """Return how many of the 2^32 possible words drop a number."""
     return min(round(chance * 2**32), 2**32 - 1)
 
 

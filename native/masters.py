@@ -1,9 +1,9 @@
-"""Store an fp32 master as the bf16 weight rounded from it and a 16-bit remainder; restore it bit for bit.
+"""Store an fp32 master as the rounded bf16 weight and a 16-bit remainder, and restore it bit for bit.
 
-The weight is the master rounded to nearest, ties to even, and the remainder is the distance of the master from the
-weight, in units of the master's last place: from -32,768 to 32,768. These are 65,537 distances: one more than 16 bits
-have. The largest one, a tie that was rounded down, is stored as -32,768 too, and marked by the sign of AdamW's average
-of squares, which is otherwise never negative. A NaN is restored as a NaN, not with the same bits.
+The weight is the master rounded to nearest, ties to even. The remainder is the distance of the master from the weight
+in units of the master's last place: from -32,768 to 32,768. These are 65,537 distances, one more than 16 bits can
+store. The largest distance, a tie that was rounded down, is also stored as -32,768, and marked by the sign of AdamW's
+average of squares, which is otherwise never negative. A NaN is restored as a NaN, but not with the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from native.update import AdamWStep
 
-# Numbers at a time: temporary memory stays in the processor's caches.
+# How many numbers are handled at a time, so that temporary memory stays in the processor's caches.
 PIECE = 1 << 17
 _TIE = 1 << 15
 _SIGN = -(1 << 31)
@@ -30,7 +30,7 @@ def split(master: Tensor, weight: Tensor, remainder: Tensor, square: Tensor) -> 
         low.copy_(own)
         distance = own.view(torch.int32) - (low.view(torch.int16).int() << 16)
         distance.masked_fill_(own.isnan(), 0)
-        # Wraps the largest distance to the smallest.
+        # This wraps the largest distance to the smallest one.
         rest.copy_(distance.short())
         power.view(torch.int32).bitwise_or_((distance == _TIE).int() * _SIGN)
 
@@ -49,7 +49,7 @@ def join(weight: Tensor, remainder: Tensor, square: Tensor) -> Tensor:
 
 
 def joined_one_by_one(update: AdamWStep, kernel: Callable[[AdamWStep], None]) -> None:
-    """Run `kernel`, which needs fp32 masters, on tensor after tensor: one master exists at a time."""
+    """Run `kernel`, which needs fp32 masters, tensor by tensor, so that only one master exists at a time."""
     for at, remainder in enumerate(update.remainders):
         weight, square = update.held[at], update.squares[at]
         master = weight if remainder is None else join(weight, remainder, square)

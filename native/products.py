@@ -1,7 +1,7 @@
-"""Products of matrices as torch computes them, except those of bf16 on a CPU that cannot multiply bf16.
+"""Products of matrices by torch, except bf16 products on a CPU without bf16 instructions.
 
-There torch has a plain loop: a tenth to a hundredth of the rate of its products in fp32. So blocks of both matrices are
-widened to fp32 and multiplied in fp32, and the sums are rounded to bf16 once.
+On such a CPU torch uses a plain loop, at a tenth to a hundredth of the rate of fp32 products. Here blocks of both
+matrices are converted to fp32 and multiplied in fp32, and the sums are rounded to bf16 once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Rows and columns of a block. A product of blocks takes far longer than to widen them, and a block takes 16 MB.
+# The rows and columns of a block. Multiplying blocks takes far longer than converting them; a block has 16 MB.
 SIDE = 2048
 
 
 @functools.cache
 def multiplies_bf16() -> bool:
-    """Return whether torch has products of bf16 for this CPU."""
+    """Return whether torch has fast bf16 products for this CPU."""
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):
-        # A torch without oneDNN has nothing to ask.
+        # A torch without oneDNN cannot be asked.
         return True
 
 
@@ -63,7 +63,7 @@ def addmm_(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add the product of two bf16 or fp16 matrices to an fp32 tensor, some rows at a time. Without gradient."""
+    """Add the product of two bf16 or fp16 matrices to an fp32 tensor, for some rows at a time. Without gradient."""
     for rows in _parts(len(a)):
         if not widens(a):
             total[rows] += a[rows] @ b
@@ -86,14 +86,14 @@ def _fill(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _parts(size: int) -> Iterator[slice]:
-    """Return a dimension's blocks, which are about equally long."""
+    """Return a dimension's blocks, which have similar sizes."""
     count = -(-size // SIDE)
     for number in range(count):
         yield slice(size * number // count, size * (number + 1) // count)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Return a block in fp32, dense in the dimension in which it is."""
+    """Return a block in fp32; the dimension that is contiguous stays contiguous."""
     return x.t().float().t() if x.stride(0) == 1 else x.float()
 
 

@@ -1,9 +1,8 @@
-"""List the backends of each op, find those that can run here, and choose one for each op.
+"""List the backends of each op, find those that can run here, and choose one per op.
 
-A backend of an op is a module with a function of the op's name and two more functions: `why_not()` returns why it
-cannot run on this node, or an empty string; `describe()` returns what it does, in one line.
-No fallback is silent: `auto` reports why it skipped a backend, and a backend that is requested by name and cannot run
-is an error.
+A backend of an op is a module with a function of the op's name and two further functions: `why_not()` returns why it
+cannot run on this node, or ""; `describe()` returns one line about its method. No fallback is silent: `auto` reports
+why it skipped a backend, and a backend that is requested by name but cannot run is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Backend:
-    """A family of kernels: the device type it serves (None: any) and the module of each op that it has."""
+    """A family of kernels: the device type that it supports (None: any), and the module of each op that it has."""
 
     name: str
     device_type: str | None
@@ -40,15 +39,15 @@ class Backend:
 
 
 class NativeError(Exception):
-    """A choice of backends that is not possible; the message gives the op and the remedy."""
+    """The choice of backends is not possible; the message has the op and the remedy."""
 
 
 class BadRequest(NativeError):
-    """A request that names ops or backends that do not exist; the message lists all of them."""
+    """The request has ops or backends that do not exist; the message lists all of them."""
 
 
 class BackendUnavailable(NativeError):
-    """Raised if a backend that was requested by name cannot run this op here."""
+    """A backend that was requested by name cannot run this op here."""
 
     def __init__(self, op: str, backend: str, reason: str) -> None:
         super().__init__(f"{op}: backend {backend!r} is not available: {reason}")
@@ -59,7 +58,7 @@ class BackendUnavailable(NativeError):
 
 @dataclass(frozen=True)
 class Status:
-    """One backend of one op on one device type; `reason` says why it cannot run, or what it does."""
+    """A backend of an op on a device type; `reason` is why it cannot run, or its description."""
 
     op: str
     backend: str
@@ -83,12 +82,12 @@ def _op(method: _Method) -> _Method:
 
 
 class Choice:
-    """The ops, each bound to the backend chosen for it. A method with `_op` declares an op and its types."""
+    """The ops, each bound to its chosen backend. A method with `_op` declares an op and its types."""
 
     def __init__(self, chosen: Sequence[Chosen], functions: Mapping[str, Callable[..., Any]]) -> None:
         self._chosen = tuple(chosen)
         for op in OPS:
-            # In front of the method of this name, which only declares types: a call goes straight to the backend.
+            # This hides the method of the same name, which only declares types: a call goes directly to the backend.
             setattr(self, op, functions[op])
 
     @_op
@@ -98,7 +97,7 @@ class Choice:
 
     @_op
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
-        """Return `x` over the root of its mean square, times `weight`; computed in fp32, in the type of `x`."""
+        """Return `x` over the root of its mean square, times `weight`, in the type of `x`; computed in fp32."""
         raise NotImplementedError
 
     @_op
@@ -136,7 +135,8 @@ class Choice:
     ) -> Tensor:
         """Return residual + dropout(x + bias).
 
-        state: (2,) in int64 on the CPU, the seed and the first counter, both from 0 to 2^62; they fix what is dropped.
+        state: (2,) of int64 on the CPU, the seed and the first counter, both from 0 to 2^62; they decide what is
+        dropped.
         """
         raise NotImplementedError
 
@@ -146,15 +146,15 @@ class Choice:
     ) -> tuple[Tensor, Tensor]:
         """Return queries and keys (batch, heads, sequence, dim) with rotary positions.
 
-        Each pair of a head's first numbers turns by the angle with these cosines and sines, (batch or 1, 1, sequence,
-        pairs). Pairs are (i, i + pairs), or with `interleaved` neighbours. The other numbers stay as they are.
+        Each pair among a head's first numbers is rotated by the angle with these cosines and sines, (batch or 1, 1,
+        sequence, pairs). The pairs are (i, i + pairs), or with `interleaved` adjacent numbers. Other numbers do not
+        change.
         """
         raise NotImplementedError
 
     @_op
     def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
-        """Return the mean over tokens whose target is not `ignore_index`, as an fp32 scalar; NaN without
-        any.
+        """Return the mean cross-entropy over tokens whose target is not `ignore_index`, in fp32; NaN without tokens.
 
         logits: (tokens, vocabulary); targets: (tokens,).
         A backend may overwrite `logits` with their gradient if they need one.
@@ -165,9 +165,9 @@ class Choice:
     def linear_cross_entropy(
         self, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, ignore_index: int = -100
     ) -> Tensor:
-        """Return `cross_entropy` of the logits x weight^T, which are not available to the caller.
+        """Return `cross_entropy` of the logits x weight^T, which the caller does not get.
 
-        x: (tokens, hidden); weight: (rows, hidden), of which those from `vocabulary` on are padding.
+        x: (tokens, hidden); weight: (rows, hidden), whose rows from `vocabulary` on are padding.
         """
         raise NotImplementedError
 
@@ -180,23 +180,23 @@ class Choice:
         smoothing: float = 0.0,
         ignore_index: int = -100,
     ) -> Tensor:
-        """Return the mean cross-entropy of logits (tokens, columns) that ranks divide by columns, as an fp32 scalar.
+        """Return the mean cross-entropy in fp32 of logits (tokens, columns) whose columns are divided among ranks.
 
-        targets: (tokens,), ids of the whole vocabulary. With `smoothing`, this part of each target's probability is
-        spread evenly over the vocabulary. A backend may overwrite `logits` with their gradient if they need one.
+        targets: (tokens,), ids of the whole vocabulary. smoothing: this fraction of each target's probability is spread
+        evenly over the vocabulary. A backend may overwrite `logits` with their gradient if they need one.
         """
         raise NotImplementedError
 
     @_op
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
-        """Return the row of `weight` for each id. Its gradient sums the tokens of a row in fp32."""
+        """Return the row of `weight` for each id. Its gradient is summed in fp32 over the tokens of a row."""
         raise NotImplementedError
 
     @_op
     def route(self, logits: Tensor, top_k: int, renormalize: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the softmax of logits (tokens, experts), and the weights and numbers of the `top_k` largest.
+        """Return the softmax of logits (tokens, experts), and the weights and indices of the `top_k` largest.
 
-        Softmax and weights are in fp32, numbers in int64 and without gradient; of equal logits the lower number comes
+        Softmax and weights are in fp32, indices in int64 and without gradient; of equal logits the lower index comes
         first. With `renormalize` the weights of a token add up to 1.
         """
         raise NotImplementedError
@@ -221,17 +221,17 @@ class Choice:
     ) -> Tensor:
         """Return softmax(q k^T / sqrt(dim)) v over (batch, heads, sequence, dim).
 
-        Causal means that the last query sees every key, the one before it all but the last, and so on. So
-        with fewer queries than keys (generation from a cache) the queries are the last positions. `mask` hides more
-        keys of a causal attention. `k` and `v` may have fewer heads, each of which several heads of `q` share.
+        Causal: the last query sees every key, the query before it all except the last key, and so on. So with fewer
+        queries than keys (generation with a cache) the queries are the last positions. `mask` hides further keys of a
+        causal attention. `k` and `v` may have fewer heads, each of which several heads of `q` share.
         """
         raise NotImplementedError
 
     @_op
     def paged_attention(self, q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:
-        """Return softmax(q k^T / sqrt(dim)) v of one new token of each text, (texts, heads, dim); without gradient.
+        """Return softmax(q k^T / sqrt(dim)) v of one new token per text, (texts, heads, dim); without gradient.
 
-        keys, values: (pages, 16, groups, dim), where a group's keys serve heads / groups heads.
+        keys, values: (pages, 16, groups, dim), where heads / groups heads share a group's keys.
         """
         raise NotImplementedError
 
@@ -246,28 +246,28 @@ class Choice:
         raise NotImplementedError
 
     def report(self) -> list[Chosen]:
-        """Return what was chosen for each op and why, in the order of `OPS`."""
+        """Return the chosen backend of each op and the reason, in the order of `OPS`."""
         return list(self._chosen)
 
 
 OPS = tuple(name for name, member in vars(Choice).items() if hasattr(member, "is_op"))
-# Ops of a CPU that share a file.
+# Ops of the CPU that share a file.
 _CPU_FILES = {
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "norm"),
     "bias_gelu": "gelu",
 }
 _CPU_ALONE = ("embedding", "route")
-# Pages in a CPU's memory have another layout: native/decode.
+# Pages in CPU memory have another layout; see native/decode.
 _NOT_ON_CPU = "paged_attention"
 _NOT_ON_ASCEND = (*_CPU_ALONE, "dropout_add", "square_sum", "vocabulary_cross_entropy")
-# In the order in which `auto` tries them; the reference is last and serves every device that torch does.
+# In the order in which `auto` tries them; the reference is last and supports every device that torch supports.
 BACKENDS = (
     Backend("cpu", "cpu", {op: f"native.cpu.{_CPU_FILES.get(op, op)}" for op in OPS if op != _NOT_ON_CPU}),
     Backend("cuda", "cuda", {op: f"native.cuda.{op}" for op in OPS if op not in _CPU_ALONE}),
-    # CANN has no kernel for a sum of squares, nor a dropout whose mask follows from a seed and a place.
+    # CANN has no kernel for a sum of squares, and none for a dropout whose mask depends on a seed and an index.
     Backend("npu", "npu", {op: f"native.npu.{op}" for op in OPS if op not in _NOT_ON_ASCEND}),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
-    # By name alone: torch's own attention. The reference is plain torch for every other op.
+    # Only chosen by name: torch's own attention. For every other op the reference is plain torch.
     Backend(TORCH, None, {"attention": "native.sdpa"}),
 )
 
@@ -275,9 +275,9 @@ BACKENDS = (
 def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choice:
     """Return a backend for every op on `device_type` (`cpu`, `cuda`, `npu`).
 
-    requested: `auto`; or a backend's name, used for every op that this backend has, with the reference for
-    the rest (the report says so); or a mapping from op to name, with `auto` for the ops left out. `torch` takes torch's
-    own attention, and for the other ops the reference, which is plain torch.
+    requested: `auto`; or a backend's name, for every op that this backend has, with the reference for the rest (the
+    report says so); or a mapping from op to name, with `auto` for ops that are not in it. `torch` means torch's own
+    attention, and the reference, which is plain torch, for the other ops.
     """
     wanted = _wanted(requested)
     statuses = survey(device_type)
@@ -331,7 +331,7 @@ def _wanted(requested: str | Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_torch(op: str, name: str) -> str:
-    """Return the backend that has torch's own `op` if that is what `name` asks for."""
+    """Return the backend with torch's own `op` if `name` asks for it, else `name`."""
     backend = next(backend for backend in BACKENDS if backend.name == TORCH)
     return REFERENCE if name == TORCH and op not in backend.modules else name
 
@@ -350,7 +350,7 @@ def _choose_one(op: str, wanted: str, device_type: str, statuses: Sequence[Statu
             raise BackendUnavailable(op, wanted, f"it has no {op} for {device_type}")
         if not found.available:
             raise BackendUnavailable(op, wanted, found.reason)
-        return Chosen(op, wanted, f"asked for: {found.reason}")
+        return Chosen(op, wanted, f"requested: {found.reason}")
     taken = next((status for status in own if status.available), None)
     passed = "; ".join(f"not {status.backend}: {status.reason}" for status in own if not status.available)
     if taken is None:
@@ -359,7 +359,7 @@ def _choose_one(op: str, wanted: str, device_type: str, statuses: Sequence[Statu
 
 
 def _explain_missing(chosen: Chosen, requested: str) -> Chosen:
-    """Return the choice with a reason for the report if the requested backend lacks this op."""
+    """Return the choice; if the requested backend lacks this op, with a reason for the report."""
     if chosen.backend == requested:
         return chosen
     return Chosen(chosen.op, chosen.backend, f"{requested} has no {chosen.op}")

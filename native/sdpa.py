@@ -12,7 +12,7 @@ from native.reference import hidden
 
 
 def why_not() -> str:
-    """Return an empty string: torch's attention runs wherever torch runs."""
+    """Return "": torch's attention runs wherever torch runs."""
     return ""
 
 
@@ -29,12 +29,12 @@ def attention(
     mask: Mask = EVERY_KEY,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    """Return the attention; the reference computes it with dropout, which a recomputation repeats.
+    """Return the attention; the reference computes it with dropout, so that recomputation can repeat it.
 
-    It passes a mask for what torch cannot be told otherwise; torch aligns the first query with the first key.
+    A mask is passed where torch has no option for it; torch aligns the first query with the first key.
     """
     if dropout is not None:
-        reason = "has no dropout that a recomputation repeats"
+        reason = "has no dropout that recomputation can repeat"
         report_fallback("attention", "torch", reason)
         return plain(q, k, v, causal, mask, dropout)
     queries, keys = q.shape[-2], k.shape[-2]

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdamWStep:
-    """One AdamW update, the `step`-th (from 1), of the masters `held` and their moments.
+    """AdamW update number `step` (from 1) of the masters `held` and their moments.
 
-    Gradients may have any floating-point type, are multiplied by `factor`, and may be overwritten.
+    Gradients may have any floating-point type; they are multiplied by `factor` and may be overwritten.
     """
 
     held: Sequence[Tensor]
@@ -24,7 +24,7 @@ class AdamWStep:
     averages: Sequence[Tensor]
     squares: Sequence[Tensor]
     lowered: Sequence[Tensor | None]
-    """For each tensor a copy in another type, overwritten with the new values, or None."""
+    """For each tensor None, or a copy in another type, which is overwritten with the new values."""
     decays: Sequence[float]
     step: int
     rate: float
@@ -36,6 +36,6 @@ class AdamWStep:
     `native.masters` says."""
 
     def rows(self) -> Iterator[Row]:
-        """Return for each tensor: master or bf16 weight, gradient, average, square, lowered copy, decay."""
+        """Yield for each tensor: master or bf16 weight, gradient, average, square, lowered copy, decay."""
         tensors = (self.held, self.gradients, self.averages, self.squares)
         return zip(*tensors, self.lowered, self.decays, strict=True)

@@ -1,1 +1,1 @@
-"""C++ of the attention that stores no scores: one kernel, compiled for each instruction set."""
+"""C++ code of attention that stores no scores: one kernel, compiled for each instruction set."""

@@ -28,7 +28,7 @@ COMPILE_FLAGS = (
 )
 LINK_FLAGS = ("-fopenmp", "-Wl,--as-needed")
 COMPILERS = ("c++", "g++", "clang++")
-# In seconds, for one file. The slowest took 8 s alone; with a sanitizer, on a busy machine, more than 300 s.
+# The time limit per file, in seconds. The slowest file took 8 s; with a sanitizer on a busy machine, over 300 s.
 TIMEOUT_S = 900
 
 
@@ -48,10 +48,10 @@ def build(folder: Path = FOLDER, compiler: str = "", out_folder: Path | None = N
     aside = target / f".{STEM}.{os.getpid()}.building"
     try:
         fault = _compile(command, folder, aside, COMPILE_FLAGS, LINK_FLAGS)
-        # A compiler without OpenMP still makes a library, for one thread; the report says so.
+        # A library from a compiler without OpenMP uses one thread; the report says so.
         if fault and _compile(command, folder, aside, _single(COMPILE_FLAGS), _single(LINK_FLAGS)):
             raise BuildFailed(fault)
-        # Libraries for several processors can be next to each other.
+        # The name contains the machine, so that libraries for several processors can be in one folder.
         out = target / f"{STEM}.{elf_machine(aside.read_bytes())}.so"
         os.replace(aside, out)
     finally:
@@ -60,10 +60,10 @@ def build(folder: Path = FOLDER, compiler: str = "", out_folder: Path | None = N
 
 
 def ensure() -> str:
-    """Compile the library for this node if none fits; return what was done, in one line, or an empty string.
+    """Compile the library for this node if there is none; return a line about what was done, or "".
 
-    It goes to the user's cache, under a hash of the sources. One process compiles, the others of the node wait for it.
-    Without a compiler nothing is done: `why_not` names the reason.
+    The library is stored in the user's cache, under a hash of the sources. One process compiles; others on the node
+    wait for it. Without a compiler nothing is done, and `why_not` returns the reason.
     """
     reason = why_not()
     if not reason or not may_build() or not any(map(shutil.which, COMPILERS)):

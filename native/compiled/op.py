@@ -1,6 +1,6 @@
 """Register ops with torch: schema, kernel for each device, shapes of the results, and gradient.
 
-So torch.compile sees one node for each op and does not break its graph, and profilers show the names of the ops.
+So torch.compile sees one node per op without a graph break, and profilers show the names of the ops.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
 
 _BELOW = torch._C._after_autograd_keyset
-# torch before 2.8 does not have it.
+# torch before 2.8 does not have this.
 _any_requires_grad: Callable[..., bool] | None = getattr(torch._C, "_any_requires_grad", None)
-# torch forgets the ops with the library, so it lives as long as this module.
+# torch removes the ops when the library object is deleted, so keep it as long as this module.
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
@@ -35,11 +35,12 @@ def register(
     backward: Callable[..., Any] | None = None,
     devices: Sequence[str] = ("CPU",),
 ) -> Callable[..., Any]:
-    """Register the op that `schema` declares, and return it.
+    """Register the op that `schema` declares; return it.
 
-    kernel: computes it on each of `devices`, torch's dispatch keys. results: returns empty tensors with the shapes of
-    the results. keep(ctx, inputs, output): saves for `backward(ctx, *gradients)`, which returns the gradients of the
-    inputs; a gradient is None for a result that the loss does not depend on. An op without `backward` has no gradient.
+    kernel: computes the op on each of `devices`, which are torch's dispatch keys. results: returns empty tensors with
+    the shapes of the results. keep(ctx, inputs, output): saves tensors for `backward(ctx, *gradients)`, which returns
+    the gradients of the inputs; a gradient is None for a result that the loss does not depend on. An op without
+    `backward` has no gradient.
     """
     name = schema.partition("(")[0]
     qualified = f"{NAMESPACE}::{name}"
@@ -60,10 +61,10 @@ def _with_gradient(
     backward: Callable[..., Any],
     devices: Sequence[str],
 ) -> Callable[..., Any]:
-    """Return what computes the op for autograd.
+    """Return the function that computes the op for autograd.
 
-    It does what `torch.library.register_autograd` does, which takes 4 us more of each call: this one does not go
-    through torch's dispatcher again to find the kernel of plain tensors.
+    It does the same as `torch.library.register_autograd`, which takes 4 us more per call: this function does not use
+    torch's dispatcher a second time to find the kernel for plain tensors.
     """
     requires_grad = _any_requires_grad or _one_requires_grad
     direct = tuple(getattr(torch._C.DispatchKey, device) for device in devices)
@@ -104,7 +105,7 @@ def _one_requires_grad(*arguments: Any) -> bool:
 
 
 def computes(op: str, *tensors: Tensor) -> bool:
-    """Return whether the kernels of `op` take these tensors; if not, report that the reference computes it."""
+    """Return whether the kernels of `op` support these tensors; if not, report that the reference computes it."""
     first = tensors[0]
     types = {x.dtype for x in tensors}
     if first.dtype in SUFFIX and len(types) == 1 and all(x.shape == first.shape for x in tensors):
@@ -115,14 +116,14 @@ def computes(op: str, *tensors: Tensor) -> bool:
 
 @functools.cache
 def kernel(name: str, dtype: torch.dtype | None, *types: Any) -> Callable[..., None]:
-    """Return the compiled function `name` for `dtype` (None: the only one) that takes arguments of `types`."""
+    """Return the compiled function `name` for `dtype` (None: there is only one) with arguments of `types`."""
     function = load().functions[name if dtype is None else f"{name}_{SUFFIX[dtype]}"]
     function.argtypes, function.restype = types, None
     return function
 
 
 def address(x: Tensor | None) -> int | None:
-    """Return where the numbers of `x` begin, as kernels take it."""
+    """Return the address of the first number of `x`; None for None."""
     return None if x is None else x.data_ptr()
 
 

@@ -1,6 +1,6 @@
 """Attention on a CPU by a kernel that never stores the scores, for every instruction set.
 
-torch's fused attention reaches 52 to 116 GFLOP/s on a processor whose matrix product reaches 400.
+On a processor whose matrix products reach 400 GFLOP/s, torch's fused attention reaches 52 to 116 GFLOP/s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from native.reference import attention as plain
 
 __all__ = ["attention", "describe", "why_not"]
 
-# What hides and drops, as the ops take it: window, documents, source, chance, state, first head and heads.
+# The ops' arguments for masks and dropout: window, documents, source, chance, state, first head and heads.
 Rest = tuple[int, Tensor | None, Tensor | None, float, Tensor | None, int, int]
 
 
@@ -74,7 +74,7 @@ class _Arguments(ctypes.Structure):
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
     products = ("", "", ", products of bf16", ", products of bf16 by AMX")[attention_level()]
-    return f"a kernel that holds no scores ({load().describe()}{products})"
+    return f"a kernel that stores no scores ({load().describe()}{products})"
 
 
 def attention(
@@ -85,9 +85,9 @@ def attention(
     mask: Mask = EVERY_KEY,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    """Compute attention; the reference computes queries that see no key, and types without a kernel."""
+    """Return the attention; the reference computes queries that see no key, and types without a kernel."""
     if torch.is_autocast_enabled("cpu"):
-        # Cast here, where autograd records it: inside, autocast could give two operands different types.
+        # Cast here, where autograd records it: inside the op, autocast could give two operands different types.
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
     with torch.autocast("cpu", enabled=False):
         blind = causal and q.shape[-2] > k.shape[-2]
@@ -101,7 +101,7 @@ def attention(
 
 
 def _rest(q: Tensor, causal: bool, mask: Mask, dropout: Dropout | None) -> Rest:
-    """Return the arguments of the ops that tell what is hidden and dropped."""
+    """Return the arguments of the ops for masks and dropout."""
     if not causal:
         mask = EVERY_KEY
     source = None if mask.source is None else mask.source.to(torch.int32).contiguous()
@@ -113,7 +113,7 @@ def _rest(q: Tensor, causal: bool, mask: Mask, dropout: Dropout | None) -> Rest:
 
 
 def _results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    """Return empty tensors for the result, in memory (batch, queries, heads, dim), and for the logarithms."""
+    """Return empty tensors for the result, with memory order (batch, queries, heads, dim), and for the logarithms."""
     batch, heads, queries, dim = q.shape
     out = q.new_empty(batch, queries, heads, dim).transpose(1, 2)
     return out, q.new_empty(batch, heads, queries, dtype=torch.float32)
@@ -122,7 +122,7 @@ def _results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _gradients(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return empty tensors for the gradients, in memory (batch, rows, heads, dim)."""
+    """Return empty tensors for the gradients, with memory order (batch, rows, heads, dim)."""
     dq, dk, dv = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v))
     return dq, dk, dv
 
@@ -185,7 +185,7 @@ def _run(
         for x in gradients[1:] if gradients else passed[3:]:
             x.zero_()
         return
-    # Forward, parts of the queries are independent; backward, heads that share keys are not.
+    # In the forward pass parts of the queries are independent; in the backward pass heads that share keys are not.
     limit = max(1, torch.get_num_threads())
     chunks = 1 if backward else min(-(-limit // (batch * heads)), -(-queries // 64))
     threads = min(limit, batch * (groups if backward else heads * chunks))
@@ -201,7 +201,7 @@ def _run(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep the result and one number per query; the backward pass computes the scores again."""
+    """Save the result and one number per query; the backward pass recomputes the scores."""
     q, k, v, *ctx.rest = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)

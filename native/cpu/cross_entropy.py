@@ -1,7 +1,6 @@
 """Cross-entropy on a CPU: loss and gradient in one pass, with the gradient written over the logits.
 
-Eager torch keeps the logits, their fp32 copy, the log-probabilities and the gradient; this code keeps one
-of them.
+Eager torch stores the logits, their fp32 copy, the log-probabilities and the gradient; this code stores one of them.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class _InPlace(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
         gradient = logits.contiguous()
         loss = _call(gradient, targets, ignore_index, True)
-        # Makes autograd raise an error if another op saved the logits, which are overwritten here.
+        # Autograd then raises an error if another op saved the logits, which are overwritten here.
         torch.autograd.graph.increment_version(logits)
         ctx.gradient = gradient
         return loss
@@ -78,7 +77,7 @@ class _InPlace(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
-            raise RuntimeError("the gradient of cross_entropy was in place of the logits, and is spent")
+            raise RuntimeError("the gradient of cross_entropy overwrote the logits and was already used")
         # Without gradient accumulation the factor is 1, which saves a pass over tokens x vocabulary.
         return (gradient if upstream.item() == 1.0 else gradient.mul_(upstream)), None, None
 
@@ -87,7 +86,7 @@ def _check(logits: Tensor, targets: Tensor) -> None:
     if logits.dtype not in SUFFIX or logits.device.type != "cpu":
         raise TypeError(
             f"cross_entropy on the cpu backend takes float32 or bfloat16 logits on a CPU, "
-            f"not {logits.dtype} on {logits.device}; the reference takes any"
+            f"not {logits.dtype} on {logits.device}; the reference supports all types"
         )
     if logits.dim() != 2 or targets.shape != logits.shape[:1]:
         raise ValueError(

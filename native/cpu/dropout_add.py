@@ -1,4 +1,4 @@
-"""Bias, dropout and residual on a CPU, with one pass in each direction; the mask is computed again, never stored."""
+"""Bias, dropout and residual on a CPU, with one pass in each direction; the mask is recomputed and never stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from native.masks import threshold_of
 
 __all__ = ["describe", "dropout_add", "why_not"]
 
-# The rows are divided into this many pieces; each has a separate sum of the bias's gradient.
+# The rows are divided into this many pieces; each has its own sum of the bias's gradient.
 PIECES = 32
 
 
@@ -42,7 +42,7 @@ def describe() -> str:
 def dropout_add(
     x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, probability: float
 ) -> Tensor:
-    """Return residual + dropout(x + bias); the reference adds tensors of two types or shapes."""
+    """Return residual + dropout(x + bias); the reference computes tensors of different types or shapes."""
     if not computes("dropout_add", x, residual):
         return reference.dropout_add(x, residual, bias, state, probability)
     result: Tensor = _FORWARD(x, residual, None if bias is None else bias.float(), state, probability)

@@ -1,4 +1,4 @@
-"""Rows of a table on a CPU, and their gradient: tokens are sorted by row, and each row is summed in fp32."""
+"""Rows of a table on a CPU. For the gradient, tokens are sorted by row, and each row is summed in fp32."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _forward(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def _backward(upstream: Tensor, ids: Tensor, rows: int) -> Tensor:
-    """Return the gradient of the table; the ids are inside, because the forward pass has read their rows."""
+    """Return the gradient of the table; the ids are valid, because the forward pass has read their rows."""
     upstream, ids = upstream.contiguous(), ids.reshape(-1).to(torch.int64).contiguous()
     out = upstream.new_empty(rows, upstream.shape[-1])
     room = torch.empty(rows + ids.numel(), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""GELU on a CPU, exact or by tanh, with one pass in each direction, which also adds a bias and sums its gradient."""
+"""GELU on a CPU, exact or by tanh, with one pass in each direction that also adds a bias and sums its gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["bias_gelu", "describe", "gelu", "why_not"]
 
 # The rows are divided into this many pieces; each has a separate sum of the bias's gradient.
 PIECES = 32
-# The numbers of a row where there is no bias.
+# The length of a row if there is no bias.
 ROW = 4096
 
 

@@ -1,8 +1,8 @@
-"""Products of groups of rows with a matrix each on a CPU, by torch's products into one result.
+"""Products of groups of rows, each with its own matrix, on a CPU: torch's products write into one result.
 
-torch's products use the processor's best instructions (AMX for bf16 where it has them), and a group is large enough
-that a call for each costs nothing. What this saves is the gradient of the matrices: autograd's of a slice is a tensor
-of zeros as large as all matrices, for each group.
+torch's products use the processor's best instructions (AMX for bf16 if available), and groups are so large that one
+call per group costs nothing. This code saves time in the gradient of the matrices: for each group, autograd's gradient
+of a slice would be a tensor of zeros as large as all matrices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model's last matrix and its cross-entropy on a CPU, some tokens at a time, without keeping the logits."""
+"""A model's last matrix and its cross-entropy on a CPU, for some tokens at a time, without storing all logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["describe", "linear_cross_entropy", "why_not"]
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    return f"no logits are kept, gradient in their place ({load().describe()})"
+    return f"logits are overwritten with their gradient ({load().describe()})"
 
 
 def linear_cross_entropy(
@@ -31,7 +31,7 @@ def linear_cross_entropy(
         if x.dtype not in SUFFIX or x.dtype != weight.dtype or x.device.type != "cpu":
             report_fallback("linear_cross_entropy", "cpu", f"has no kernel for {x.dtype} and {weight.dtype}")
             return plain(x, weight, targets, vocabulary, ignore_index)
-        # The matrix of a model that learns adapters alone gets no gradient.
+        # If a model only trains adapters, this matrix has no gradient.
         of_weight = torch.is_grad_enabled() and weight.requires_grad
         of_x = of_weight or (torch.is_grad_enabled() and x.requires_grad)
         loss: Tensor = _OP(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)[0]

@@ -47,7 +47,7 @@ def describe() -> str:
 def rotary(
     q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys that are turned; the reference computes other types than fp32 and bf16."""
+    """Return rotated queries and keys; the reference computes types other than fp32 and bf16."""
     if q.dtype not in SUFFIX or q.dtype != k.dtype:
         report_fallback("rotary", "cpu", f"has no kernel for {q.dtype} and {k.dtype}")
         return reference.rotary(q, k, cosines, sines, interleaved)

@@ -1,4 +1,4 @@
-"""Routing of tokens to experts on a CPU: softmax, the largest chances and their weights in one pass each way."""
+"""Routing of tokens to experts on a CPU: softmax, the largest probabilities and their weights in one pass each way."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def describe() -> str:
 
 
 def route(logits: Tensor, top_k: int, renormalize: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return chances, weights and numbers of experts; the reference computes other types than fp32 and bf16."""
+    """Return probabilities, weights and expert numbers; the reference computes types other than fp32 and bf16."""
     if logits.dtype not in SUFFIX:
         report_fallback("route", "cpu", f"has no kernel for {logits.dtype}")
         return reference.route(logits, top_k, renormalize)
     if not 0 < top_k <= logits.shape[-1]:
-        raise ValueError(f"route takes 1 to {logits.shape[-1]} experts for each token, not {top_k}")
+        raise ValueError(f"route takes 1 to {logits.shape[-1]} experts per token, not {top_k}")
     made: tuple[Tensor, Tensor, Tensor] = _FORWARD(logits, top_k, renormalize)
     return made
 

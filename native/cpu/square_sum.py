@@ -1,4 +1,4 @@
-"""The sum of the squares of several tensors on a CPU: each is read once, and bf16 is not copied to fp32."""
+"""The sum of the squares of several tensors on a CPU: each is read once, without an fp32 copy of bf16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SwiGLU on a CPU, with one pass in each direction; only its input is kept for the backward pass."""
+"""SwiGLU on a CPU, with one pass in each direction; only the input is stored for the backward pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def describe() -> str:
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """Return silu(gate) times up of the halves of `x`; the reference computes other types than fp32 and bf16."""
+    """Return silu(gate) times up, the halves of `x`; the reference computes types other than fp32 and bf16."""
     if not computes("swiglu", x):
         return plain(x)
     result: Tensor = _FORWARD(x)

@@ -1,4 +1,4 @@
-"""Cross-entropy on a CPU of logits that ranks divide by columns: the local logits are read once before the exchange."""
+"""Cross-entropy of logits with columns divided among ranks, on a CPU; one pass over the logits before the exchange."""
 
 from __future__ import annotations
 

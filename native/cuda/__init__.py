@@ -1,1 +1,1 @@
-"""The ops on CUDA: Triton kernels, one file per op; attention is torch's own fused one."""
+"""The ops on CUDA: Triton kernels, one file per op; attention is torch's own fused kernel."""

@@ -1,4 +1,4 @@
-"""AdamW on CUDA: one pass over weight, gradient and moments, with clipping, loss scale and the bf16 copy folded in."""
+"""AdamW on CUDA: one pass over weight, gradient and moments, including clipping, loss scale and the bf16 copy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def adamw(update: AdamWStep) -> None:
 
 
 def _computes(row: Row, remainder: Tensor | None) -> bool:
-    """Return True if the kernel takes this row: tensors without gaps, fp32 moments and masters, known gradients."""
+    """Return whether the kernel supports this row: contiguous, fp32 moments and masters, known gradient types."""
     weight, gradient, average, square, low, _ = row
     held = [x for x in (weight, average, square, low, remainder) if x is not None]
     if any(not x.is_contiguous() for x in held):
@@ -100,7 +100,7 @@ def _adamw(
     tl.store(average_at + at, average, inside)
     if REMAINDER:
         bits = weight.to(tl.int32, bitcast=True)
-        # Rounded to nearest, ties to even. A NaN keeps its upper half with a bit that makes it no infinity.
+        # Round to nearest, ties to even. A NaN keeps its upper half plus a bit that distinguishes it from infinity.
         upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         nan = weight != weight
         upper = tl.where(nan, (bits >> 16) | 0x40, upper)

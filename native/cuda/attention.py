@@ -1,4 +1,4 @@
-"""Attention on CUDA by torch's fused kernels, among them FlashAttention."""
+"""Attention on CUDA by torch's fused kernels, including FlashAttention."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["attention", "describe", "why_not"]
 
 
 def why_not() -> str:
-    """Return why there is no CUDA here, or an empty string."""
+    """Return why CUDA is not available here, or ""."""
     return "" if torch.cuda.is_available() else "torch sees no CUDA device"

@@ -1,4 +1,4 @@
-"""Bias and GELU on CUDA, with one pass in each direction; their sum is never stored, nor kept for the backward pass."""
+"""Bias and GELU on CUDA, with one pass in each direction; the sum of x and bias is never stored."""
 
 from __future__ import annotations
 

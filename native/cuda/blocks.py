@@ -1,7 +1,8 @@
 """Choose block sizes for each device.
 
-The rows for GPUs follow from what the compiler reports: no kernel spills registers at widths up to 4,096, and none more
-than 64 bytes at 16,384 (`tests/native/test_cuda.py` compiles them for each capability). None was measured on hardware.
+The rows for GPUs are based on the compiler's reports: no kernel spills registers at widths up to 4,096, and none spills
+more than 64 bytes at 16,384 (`tests/native/test_cuda.py` compiles them for each capability). No row was measured on
+hardware.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from native.cuda.language import interpreted
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes for one kind of device; all but `pieces` are powers of two."""
+    """Block sizes for one kind of device; all except `pieces` are powers of two."""
 
     flat: int
-    """Numbers of one program of an element by element kernel."""
+    """How many numbers one program of an elementwise kernel handles."""
     tile: int
-    """Numbers of the rows that one program of a norm holds at a time; at least one row."""
+    """How many numbers of rows one program of a norm has at a time; at least one row."""
     columns: int
-    """Logits that a program of the cross-entropy holds at a time."""
+    """How many logits a program of the cross-entropy has at a time."""
     pieces: int
-    """Programs whose partial sums are added in a fixed order: about two for each multiprocessor."""
+    """How many programs have partial sums, which are added in a fixed order: about two per multiprocessor."""
     widest_sums: int = 8192
-    """The widest row for which a program holds the sums of the weight's gradient next to the row."""
+    """The widest row for which a program has the sums of the weight's gradient in registers together with the row."""
 
     def rows(self, width: int) -> int:
-        """Return how many rows of `width` (a power of two) a program holds."""
+        """Return how many rows of `width` (a power of two) a program handles."""
         return max(1, self.tile // width)
 
     def warps(self, numbers: int) -> int:
-        """Return the warps of a program that holds so many numbers: 16 for each thread, from 4 to 32 warps."""
+        """Return the number of warps of a program with this many numbers: 16 numbers per thread, from 4 to 32 warps."""
         return min(32, max(4, numbers // 512))
 
 
-# The keys are compute capabilities, or names of devices that need other sizes than their capability has.
+# The keys are compute capabilities, or names of devices that need other sizes than their capability.
 TABLE = {
     "8.0": Blocks(flat=1024, tile=2048, columns=4096, pieces=216),
     "8.6": Blocks(flat=1024, tile=2048, columns=4096, pieces=168),
@@ -47,7 +48,7 @@ TABLE = {
     "9.0": Blocks(flat=1024, tile=4096, columns=8192, pieces=264),
     "10.0": Blocks(flat=1024, tile=4096, columns=8192, pieces=296),
     "12.0": Blocks(flat=1024, tile=2048, columns=4096, pieces=340),
-    # Small enough that the cases need several blocks in every direction.
+    # These are so small that the cases need several blocks in every direction.
     "interpreter": Blocks(flat=4096, tile=4096, columns=1024, pieces=5, widest_sums=128),
 }
 
@@ -58,7 +59,7 @@ def blocks_for(x: Tensor) -> Blocks:
 
 
 def key_of(x: Tensor) -> str:
-    """Return the row of the table that the device of `x` takes."""
+    """Return the key of the table's row for the device of `x`."""
     if interpreted():
         return "interpreter"
     return _key_of_device(x.device.index if x.device.index is not None else torch.cuda.current_device())
@@ -71,7 +72,7 @@ def _key_of_device(index: int) -> str:
 
 
 def nearest(capability: tuple[int, int]) -> str:
-    """Return the newest capability in the table that is not newer than this one."""
+    """Return the newest capability in the table that is not newer than `capability`."""
     known = sorted(
         (int(major), int(minor)) for major, minor in (key.split(".") for key in TABLE if key[0].isdigit())
     )

@@ -1,7 +1,7 @@
 """Cross-entropy on CUDA: loss and gradient in one launch, with the gradient written over the logits.
 
-Nothing waits for the device: the number of counted tokens stays on it, and a target outside the vocabulary makes the
-loss NaN.
+There is no synchronization with the device: the number of counted tokens stays on it, and a target outside the
+vocabulary makes the loss NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from native.cuda.language import why_not as why_not
 from native.gradients import cross_entropy_op
 from native.reference import cross_entropy as plain
 
-# fp16 is not one of them: a gradient over a million tokens is below its smallest number before the loss scale.
+# Not fp16: without the loss scale, a gradient over a million tokens is below its smallest number.
 TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -64,13 +64,13 @@ def _cross_entropy(
     target = tl.load(targets_at + row)
     counted = target != ignore_index
     valid = (target >= 0) & (target < vocabulary)
-    # Read before any thread overwrites it.
+    # Read it before any thread overwrites it.
     own = tl.load(logits_at + target, valid, float("nan")).to(tl.float32)
     tl.debug_barrier()
     # The largest logit so far, and the sum of the exponentials of the distances to it.
     top = -float("inf")
     total = 0.0
-    # Nothing of an ignored token is read.
+    # An ignored token's logits are not read.
     end = tl.where(counted, vocabulary, 0)
     for start in range(0, end, BLOCK):
         inside = start + lane < end
@@ -98,7 +98,7 @@ def _scale(
     x_at: tl.tensor, factor_at: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     factor = tl.load(factor_at).to(tl.float32)
-    # Without gradient accumulation the factor is 1: nothing is read or written.
+    # Without gradient accumulation the factor is 1, and nothing is read or written.
     if factor != 1.0:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(x_at + at, at < count, 0.0).to(tl.float32) * factor
@@ -112,7 +112,7 @@ class _InPlace(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, count: Tensor, ignore_index: int) -> Tensor:
         gradient = logits.contiguous()
         losses = losses_of(gradient, targets, ignore_index, count, logits.shape[1], gradient=True)
-        # Makes autograd raise an error if another op saved the logits, which are overwritten here.
+        # Autograd then raises an error if another op saved the logits, which are overwritten here.
         torch.autograd.graph.increment_version(logits)
         ctx.gradient = gradient
         return mean_of(losses, count)
@@ -122,18 +122,18 @@ class _InPlace(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
-            raise RuntimeError("the gradient of cross_entropy was in place of the logits, and is spent")
+            raise RuntimeError("the gradient of cross_entropy overwrote the logits and was already used")
         scale_(gradient, upstream)
         return gradient, None, None, None
 
 
 def count_of(targets: Tensor, ignore_index: int) -> Tensor:
-    """Return the number of tokens in the mean, on the device."""
+    """Return how many tokens are in the mean, as a tensor on the device."""
     return (targets != ignore_index).sum()
 
 
 def mean_of(losses: Tensor, count: Tensor) -> Tensor:
-    """Return the sum of the losses over `count` in fp32, summed in fp64; NaN without any."""
+    """Return the sum of the losses over `count` in fp32, summed in fp64; NaN if `count` is 0."""
     return (losses.sum(dtype=torch.float64) / count).float()
 
 
@@ -145,7 +145,7 @@ def losses_of(
     vocabulary: int,
     gradient: bool = False,
 ) -> Tensor:
-    """Return the loss of each token; with `gradient` the logits are overwritten with that of the mean over `count`.
+    """Return the loss of each token; `gradient`: overwrite the logits with the gradient of the mean over `count`.
 
     Columns from `vocabulary` on are padding and have no gradient.
     """
@@ -171,7 +171,7 @@ def losses_of(
 
 
 def scale_(x: Tensor, factor: Tensor) -> None:
-    """Multiply contiguous `x` by a scalar on the device in place; a factor of 1 costs no pass."""
+    """Multiply contiguous `x` in place by a scalar on the device; for a factor of 1 nothing is read."""
     blocks = blocks_for(x)
     if x.numel():
         with on_device(x):

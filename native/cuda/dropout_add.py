@@ -1,7 +1,7 @@
-"""Bias, dropout and residual on CUDA, with one pass in each direction; the mask is computed again, never stored.
+"""Bias, dropout and residual on CUDA, with one pass in each direction; the mask is recomputed and never stored.
 
-Number i of the tensor is kept by word i % 4 of Philox 4x32-10 for the counter `first counter + i / 4`, as on a CPU, so
-a seed drops the same numbers on every device.
+Word i % 4 of Philox 4x32-10 for the counter `first counter + i / 4` decides whether number i is kept. It is the same on
+a CPU, so a seed drops the same numbers on every device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def describe() -> str:
 def dropout_add(
     x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, probability: float
 ) -> Tensor:
-    """Return residual + dropout(x + bias); the reference adds tensors of two types or shapes."""
+    """Return residual + dropout(x + bias); the reference computes tensors of different types or shapes."""
     is_same = x.dtype == residual.dtype and x.shape == residual.shape
     if not is_same or not language.computes("dropout_add", x):
         return plain(x, residual, bias, state, probability)
@@ -88,7 +88,7 @@ def _apply_and_sum(
     for row in range(program * piece, tl.minimum(program * piece + piece, rows)):
         at = row * width + column
         if WHOLE:
-            # A row begins with the first word of a counter.
+            # A row starts with the first word of a counter.
             a, b, c, d = _words(seed, offset + (row * width + first) // 4 + tl.arange(0, BLOCK))
             word = _in_order(a, b, c, d, BLOCK)
         else:
@@ -109,7 +109,7 @@ def _forward(x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, pr
 def _elements(
     x: Tensor, residual: Tensor | None, bias: Tensor | None, state: Tensor, probability: float
 ) -> Tensor:
-    """Return residual + dropout(x + bias), or what dropout leaves of `x` without a residual."""
+    """Return residual + dropout(x + bias); without a residual, only the dropout."""
     x = x.contiguous()
     other, added = (x if each is None else each.contiguous() for each in (residual, bias))
     out, count, block = torch.empty_like(x), x.numel(), blocks_for(x).flat // 4

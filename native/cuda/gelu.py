@@ -1,4 +1,4 @@
-"""GELU on CUDA, with one pass in each direction; only its input is kept for the backward pass."""
+"""GELU on CUDA, with one pass in each direction; only the input is stored for the backward pass."""
 
 from __future__ import annotations
 

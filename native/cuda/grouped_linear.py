@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix each on CUDA, in one launch; nothing waits for the sizes of the groups."""
+"""Products of groups of rows, each with its own matrix, on CUDA: one launch, no synchronization for the group sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from native.cuda.language import why_not as why_not
 from native.gradients import grouped_linear_op
 from native.reference import grouped_linear as plain
 
-# Rows and columns of a program's result, and how many inner numbers it takes at a time.
+# The rows and columns of a program's result, and how many inner numbers it handles at a time.
 ROWS, COLUMNS, INNER = 64, 64, 32
 
 
@@ -39,7 +39,7 @@ def _row_products(
     matrix_row: tl.tensor, matrix_column: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ) -> None:  # fmt: skip
-    # Which group this program's rows are in: each group has as many programs as it needs, the last ones have none.
+    # Find the group of this program's rows: each group has as many programs as it needs; the last programs have none.
     left = tl.program_id(0)
     group = tl.zeros([], tl.int32)
     begin = tl.load(bounds_at)
@@ -108,7 +108,7 @@ def _rows(x: Tensor, matrices: Tensor, bounds: Tensor) -> Tensor:
     out = x.new_empty(len(x), width)
     given = (x, matrices, bounds, out, groups, width, inner, *x.stride(), *matrices.stride())
     if out.numel():
-        # Each group may begin in the middle of a program's rows.
+        # A group may begin in the middle of a program's rows.
         grid = (-(-len(x) // ROWS) + groups, -(-width // COLUMNS))
         with on_device(x):
             _row_products[grid](*given, ROWS=ROWS, COLUMNS=COLUMNS, INNER=INNER)

@@ -1,7 +1,7 @@
-"""Import Triton if it is installed, and find out why its kernels cannot run here if they cannot.
+"""Import Triton if it is installed, and find out why its kernels cannot run here.
 
 Kernels are functions that Triton compiles for the GPU. With TRITON_INTERPRET=1 its interpreter runs them in Python on
-tensors of any device: slow, but it shows without a GPU whether they compute the right numbers.
+tensors of any device: this is slow, but tests without a GPU whether their results are right.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = [
     "width_of",
 ]
 
-# The first version whose philox, interpreter and offline compiler are as these kernels use them.
+# The first version with the philox, interpreter and offline compiler that these kernels need.
 OLDEST = (3, 2)
-# Triton supports no older GPU, and none of them computes in bf16.
+# Triton supports no older GPUs, and these have no bf16.
 CAPABILITY = (8, 0)
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Elements of the widest row that a program holds in registers.
+# The length of the widest row that a program keeps in registers.
 WIDEST = 16384
 
 
 def jit(kernel: Callable[..., Any]) -> Any:
-    """Return `kernel` for Triton's compiler; unchanged, and not callable, without Triton."""
+    """Return `kernel` compiled by Triton; without Triton return it unchanged, and it must not be called."""
     return kernel if triton is None else triton.jit(kernel)
 
 
@@ -57,7 +57,7 @@ def register(
     keep: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Register an op with torch under `cuda_` and its name; tensors of a CPU are for the interpreter."""
+    """Register an op with torch under `cuda_` and its name; on CPU tensors the interpreter runs it."""
     return register_op(f"cuda_{schema}", kernel, results, keep, backward, ("CUDA", "CPU"))
 
 
@@ -67,7 +67,7 @@ def interpreted() -> bool:
 
 
 def why_not() -> str:
-    """Return why Triton's kernels cannot run here, or an empty string."""
+    """Return why Triton's kernels cannot run here, or ""."""
     if triton is None:
         return "Triton is not installed; install the package triton"
     if _version(triton.__version__) < OLDEST:
@@ -79,7 +79,7 @@ def _device_fault() -> str:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     if torch.version.hip:
-        return f"this torch is for ROCm {torch.version.hip}; the kernels are tuned and checked for CUDA alone"
+        return f"this torch is for ROCm {torch.version.hip}; the kernels are only tuned and tested for CUDA"
     capability = torch.cuda.get_device_capability()
     if capability < CAPABILITY:
         own, least = (".".join(map(str, version)) for version in (capability, CAPABILITY))
@@ -98,25 +98,25 @@ def describe(strength: str) -> str:
 
 
 def computes(op: str, x: Tensor, width: int = 0, types: Sequence[torch.dtype] = TYPES) -> bool:
-    """Return True if the kernels take tensors like `x`; otherwise report once that the reference computes `op`."""
+    """Return whether the kernels support tensors like `x`; if not, report once that the reference computes `op`."""
     if x.dtype not in types:
         report_fallback(op, "cuda", f"has no kernel for {x.dtype}")
     elif width > WIDEST:
-        report_fallback(op, "cuda", f"takes rows of at most {WIDEST:,} numbers, not {width:,}")
+        report_fallback(op, "cuda", f"supports rows of at most {WIDEST:,} numbers, not {width:,}")
     else:
         return True
     return False
 
 
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which kernels run on the device of `x`: Triton launches on the current one."""
+    """Return a context for launches on the device of `x`, because Triton launches on the current device."""
     return torch.cuda.device_of(x)
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """Return `x` as (rows, width) with neighbouring columns, copied only if its layout needs it.
+    """Return `x` as (rows, width) with contiguous columns; it is copied only if its layout needs it.
 
-    Rows may be apart, as those of a half of a wider tensor are.
+    Rows may be apart, such as those of one half of a wider tensor.
     """
     flat = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, x.shape[-1])
     return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
@@ -124,5 +124,5 @@ def rows_of(x: Tensor) -> Tensor:
 
 @functools.cache
 def width_of(width: int) -> int:
-    """Return the smallest power of two that is not less than `width`: the sizes of blocks that Triton takes."""
+    """Return the smallest power of two that is at least `width`, because Triton needs such block sizes."""
     return 1 << max(0, width - 1).bit_length()

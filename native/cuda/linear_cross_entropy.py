@@ -1,4 +1,4 @@
-"""A model's last matrix and its cross-entropy on CUDA, some tokens at a time, without keeping the logits."""
+"""A model's last matrix and its cross-entropy on CUDA, for some tokens at a time, without storing all logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from native.reference import linear_cross_entropy as plain
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    return language.describe("no logits are kept, gradient in their place")
+    return language.describe("logits are overwritten with their gradient")
 
 
 def linear_cross_entropy(
@@ -34,7 +34,7 @@ def linear_cross_entropy(
             return plain(x, weight, targets, vocabulary, ignore_index)
         if not language.computes("linear_cross_entropy", x, types=TYPES):
             return plain(x, weight, targets, vocabulary, ignore_index)
-        # The matrix of a model that learns adapters alone gets no gradient.
+        # If a model only trains adapters, this matrix has no gradient.
         of_weight = torch.is_grad_enabled() and weight.requires_grad
         of_x = of_weight or (torch.is_grad_enabled() and x.requires_grad)
         loss: Tensor = _OP(x, weight, targets, vocabulary, ignore_index, of_x, of_weight)[0]

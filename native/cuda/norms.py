@@ -1,8 +1,8 @@
-"""The kernels of layer norm and RMS norm, with or without a residual that is added first.
+"""The kernels of layer norm and RMS norm, with or without the addition of a residual before.
 
-A program holds whole rows, so that each pass reads a row once. The gradients of weight and bias are summed in a fixed
-order: a program sums its rows, then the sums of the programs are added. Rows too wide to hold these sums in registers
-too are read once more for them.
+A program has whole rows in registers, so that each pass reads a row once. The gradients of weight and bias are summed
+in a fixed order: a program sums its rows, then the programs' sums are added. If rows are too wide to keep these sums in
+registers too, the rows are read a second time for the sums.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from native.cuda.language import jit, on_device, register, rows_of, tl, width_of
 
 @dataclass(frozen=True)
 class Normal:
-    """The result of a norm, and for its backward pass the mean (of a layer norm) and inverse deviation of each row."""
+    """The result of a norm, and for the backward pass each row's mean (of a layer norm) and inverse deviation."""
 
     out: Tensor
     total: Tensor | None
-    """x plus residual, if there is one."""
+    """x + residual, if there is a residual."""
     means: Tensor | None
     inverses: Tensor
 
 
 @dataclass(frozen=True)
 class Slopes:
-    """The gradients of the input (and of the residual, which is the same), the weight and the bias."""
+    """The gradients of the input, which is also that of the residual, of the weight and of the bias."""
 
     x: Tensor
     weight: Tensor
@@ -52,7 +52,7 @@ def _normalise(
     x = tl.load(x_at + row[:, None] * x_stride + column[None, :], inside, 0.0)
     if RESIDUAL:
         residual = tl.load(residual_at + row[:, None] * residual_stride + column[None, :], inside, 0.0)
-        # Rounded before the norm, because the backward pass has the rounded sum.
+        # Round before the norm, because the backward pass only has the rounded sum.
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
         tl.store(total_at + at, x, inside)
     x = x.to(tl.float32)
@@ -186,7 +186,7 @@ def derive(
     *,
     bias: bool,
 ) -> Slopes:
-    """Return the gradients; `x` is what was normalised, `extra` is added to the gradient of `x`."""
+    """Return the gradients; `x` is the input of the norm, `extra` is added to the gradient of `x`."""
     flat, slopes = rows_of(x), rows_of(upstream)
     rows, width = flat.shape
     centre = means is not None
@@ -228,7 +228,7 @@ def derive(
 
 
 def _forward(centre: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """Return what computes a norm: its result, the sum of x and residual, and each row's mean and inverse deviation."""
+    """Return a function that computes a norm, x + residual, and each row's mean and inverse deviation."""
 
     def forward(
         x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
@@ -242,7 +242,7 @@ def _forward(centre: bool) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _results(centre: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """Return what makes empty tensors like those of the norm."""
+    """Return a function that makes empty tensors like the norm's results."""
 
     def results(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
         rows = x.numel() // max(1, x.shape[-1])
@@ -316,6 +316,6 @@ _BACKWARD = register(
 _NORM = (
     "(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-# Each returns the norm and the sum of x and residual (empty without one), and numbers for the backward pass.
+# Each returns the norm, the sum of x and residual (empty without residual), and numbers for the backward pass.
 LAYER = register(f"layer_norm{_NORM}", _forward(True), _results(True), _keep(True), _gradient)
 RMS = register(f"rms_norm{_NORM}", _forward(False), _results(False), _keep(False), _gradient)

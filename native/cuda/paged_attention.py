@@ -1,7 +1,7 @@
-"""Attention of one new token of each text over keys and values in pages, on CUDA.
+"""Attention of one new token per text over keys and values in pages, on CUDA.
 
-A program reads a stretch of one text's keys once for all heads that share them. The stretches of a text are computed by
-different programs, because a batch of few texts would leave most of a GPU idle; their results are joined afterwards.
+A program reads a range of one text's keys once for all heads that share them. Different programs compute the ranges of
+a text, because with few texts most of a GPU would otherwise be idle; their results are joined afterwards.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from native.cuda.language import why_not as why_not
 from native.paging import PAGE, Reach
 from native.reference import paged_attention as plain
 
-# Positions that a program reads, and how many of them at a time.
+# How many positions a program reads, in total and at a time.
 STRETCH, BLOCK = 256, 32
-# The fewest rows that Triton multiplies.
+# The smallest number of rows that Triton multiplies.
 LEAST_ROWS = 16
 # The widest head that fits into a program's registers.
 MOST_SIZE = 256
@@ -29,7 +29,7 @@ def describe() -> str:
 
 
 def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:
-    """Return the attention of one new token of each text."""
+    """Return the attention of one new token per text."""
     texts, heads, size = q.shape
     groups = keys.shape[2]
     if not language.computes("paged_attention", q) or size > MOST_SIZE or not texts:
@@ -51,7 +51,7 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Te
             BLOCK=BLOCK,
             PAGE=PAGE,
         )
-    # A stretch without keys has the top -infinity, and counts nothing.
+    # A range without keys has the maximum -infinity, so it contributes nothing.
     shares = torch.exp(tops - tops.amax(0))
     total = (sums * shares).sum(0)
     result: Tensor = (mixed * shares.unsqueeze(-1)).sum(0) / total.unsqueeze(-1)

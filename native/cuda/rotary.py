@@ -21,7 +21,7 @@ def describe() -> str:
 def rotary(
     q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys that are turned; angles have no gradient."""
+    """Return rotated queries and keys; angles have no gradient."""
     if q.dtype != k.dtype:
         report_fallback("rotary", "cuda", f"has no kernel for {q.dtype} and {k.dtype}")
         return plain(q, k, cosines, sines, interleaved)
@@ -37,7 +37,7 @@ def _turn_heads(
     dim: tl.tensor, half: tl.tensor, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
     REST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Turn all heads of one position; those of the result are next to each other."""
+    """Rotate all heads of one position; the heads of the result are contiguous."""
     pair = tl.arange(0, PAIRS)[None, :]
     if INTERLEAVED:
         first, second = 2 * pair, 2 * pair + 1

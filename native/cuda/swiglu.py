@@ -1,4 +1,4 @@
-"""SwiGLU on CUDA, with one pass in each direction; only its input is kept for the backward pass."""
+"""SwiGLU on CUDA, with one pass in each direction; only the input is stored for the backward pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _swiglu(
 ) -> None:  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    # The gate of an output is as far into its row of x, which is twice as long.
+    # The gate of an output has the same index in its row of x, which is twice as long.
     gate_at = at + at // inner * inner
     gate = tl.load(x_at + gate_at, inside, 0.0).to(tl.float32)
     up = tl.load(x_at + gate_at + inner, inside, 0.0).to(tl.float32)

@@ -1,1 +1,1 @@
-"""Products with packed weights and attention over a paged cache, for text generation on a CPU."""
+"""For text generation on a CPU: products with packed weights, and attention over a paged cache."""

@@ -1,4 +1,4 @@
-"""A matrix on a device, in fp32, bf16 or fp16, multiplied by torch: what `Packed` is in a CPU's memory."""
+"""A matrix on a device in fp32, bf16 or fp16, multiplied by torch; the counterpart of `Packed` for devices."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 __all__ = ["TYPES", "Matrix"]
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Names of the types that weights can have on a device."""
+"""The names of the types that weights can have on a device."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of (outputs, inputs), with a bias in its type or without one."""
+    """A matrix (outputs, inputs) with an optional bias of the same type."""
 
     data: Tensor
     bias: Tensor | None
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, device: str) -> Matrix:
-        """Return the matrix on a device. It is converted first: fewer bytes travel."""
+        """Return the matrix on a device. It is converted before the copy, so that fewer bytes are copied."""
         return cls(weight.to(dtype).to(device), None if bias is None else bias.to(dtype).to(device))
 
     @property

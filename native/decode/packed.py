@@ -1,4 +1,4 @@
-"""Products with weights packed for generation, in fp32, bf16 or 8 bits; a row's result is the same in every batch."""
+"""Products with weights packed for generation in fp32, bf16 or 8 bits; a row's result is the same in every batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["KINDS", "Packed", "why_not"]
 
 WIDTH = 16
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-"""Names of the types that weights are stored in. int8 has a scale for each output."""
+"""The names of the types that weights are stored in; int8 has a scale per output."""
 _EACH = {"fp32": 1, "bf16": 2, "int8": 4}
-"""Inputs that lie side by side."""
+"""How many inputs are stored side by side."""
 _WHOLE = {"fp32": 1, "bf16": 2, "int8": 64}
 """Inputs are padded to a multiple of this."""
 NARROW = {torch.bfloat16: 3, torch.int8: 1}
-"""The level from which a product reads `x` in the type of its weights."""
+"""From this level on, a product reads `x` in the type of its weights."""
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
@@ -41,7 +41,7 @@ class _Product(ctypes.Structure):
 
 @dataclass
 class Packed:
-    """A matrix of (outputs, inputs), in panels of 16 outputs where the compiled library is present."""
+    """A matrix (outputs, inputs), in panels of 16 outputs if the compiled library is present."""
 
     outputs: int
     inputs: int
@@ -106,7 +106,7 @@ class Packed:
 
     def _narrowed(self, x: Tensor) -> Tensor:
         if self.reads == torch.bfloat16:
-            # Pairs are read whole.
+            # Pairs are read as a whole.
             return torch.nn.functional.pad(x.to(torch.bfloat16), (0, self.inputs % 2))
         if self.reads == torch.float32:
             return x
@@ -123,7 +123,7 @@ class Packed:
 
     @property
     def structure(self) -> Any:
-        """Return what the kernel reads; valid as long as this object."""
+        """Return the structure for the kernel; it is valid as long as this object."""
         if self._structure is None:
             pointers = [
                 None if part is None else part.data_ptr() for part in (self.data, self.scales, self.bias)
@@ -137,7 +137,7 @@ class Packed:
 
 
 def quantized_bytes(inputs: int) -> int:
-    """Return the bytes of a row of `x` in 8 bits: blocks of 64 numbers, each with a scale and a sum."""
+    """Return the bytes of a row of `x` in 8 bits: blocks of 64 numbers, each block with a scale and a sum."""
     blocks = -(-inputs // 64)
     return blocks * (64 + 8)
 

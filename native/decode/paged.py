@@ -39,18 +39,18 @@ class _Batch(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Spans:
-    """Which new tokens belong to which sequence, and what each of them sees; int32 tensors but for the slots."""
+    """The sequence of each new token, and the positions that it sees; all tensors are int32 except the slots."""
 
     tables: Tensor
     """(sequences, pages): the pages of each sequence, in order."""
     begins: Tensor
-    """(sequences + 1): the first of each sequence's new tokens."""
+    """(sequences + 1): the index of each sequence's first new token."""
     first: Tensor
     """(tokens): the first position that a token sees."""
     last: Tensor
-    """(tokens): the position behind the last one that it sees."""
+    """(tokens): the position after the last one that a token sees."""
     slots: Tensor
-    """(tokens), int64: where its key and value go: 16 x page + offset."""
+    """(tokens), int64: where the token's key and value are stored: 16 x page + offset."""
     longest: int
     """The largest of `last`."""
 
@@ -61,7 +61,7 @@ def pages(count: int, groups: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def store(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
-    """Put the keys and values of new tokens, (tokens, groups, size), into their slots."""
+    """Store the keys and values of new tokens, (tokens, groups, size), in their slots."""
     if why_not():
         page, offset = slots // PAGE, slots % PAGE
         key_pages[page, :, :, offset] = keys
@@ -84,7 +84,7 @@ def store(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, 
 
 
 def attend(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scale: float) -> Tensor:
-    """Return the attention of each new token, (tokens, heads, size), over what it sees."""
+    """Return the attention of each new token, (tokens, heads, size), over the positions that it sees."""
     if why_not():
         return reference(q, key_pages, value_pages, spans, scale)
     tokens, heads, size = q.shape
@@ -120,7 +120,7 @@ def attend(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scal
 
 
 def reference(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scale: float) -> Tensor:
-    """Return what `attend` does, in plain torch."""
+    """Return the same as `attend`, computed in plain torch."""
     out, begins = torch.empty_like(q), spans.begins.tolist()
     for number, (begin, end) in enumerate(itertools.pairwise(begins)):
         table = spans.tables[number, : -(-int(spans.last[begin:end].max()) // PAGE)].long()

@@ -1,4 +1,4 @@
-"""A whole step of a model in one call of the compiled library: a list of instructions for all threads."""
+"""A whole step of a model as one call of the compiled library: a list of instructions that all threads work on."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 
 
 class Op(IntEnum):
-    """What an instruction computes."""
+    """The operation of an instruction."""
 
     EMBED = 0
     NORM = 1
     PRODUCT = 2
     PLACE = 3
-    """Rotate queries and keys, and put keys and values into the cache."""
+    """Rotate queries and keys, and store keys and values in the cache."""
     ATTEND = 4
     GATE = 5
     ADD = 6
@@ -44,7 +44,7 @@ class Op(IntEnum):
 
 
 class Activation(IntEnum):
-    """What follows a product."""
+    """The activation after a product."""
 
     NONE = 0
     GELU_TANH = 1
@@ -53,11 +53,11 @@ class Activation(IntEnum):
 
 @dataclass(eq=False)
 class Buffer:
-    """Rows of numbers, one for each token of a step."""
+    """Rows of numbers, one row per token of a step."""
 
     width: int
     dtype: torch.dtype = torch.float32
-    """int8: rows of bytes, see `quantized_bytes`."""
+    """int8 means rows of bytes; see `quantized_bytes`."""
     data: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def reserve(self, rows: int) -> None:
@@ -66,15 +66,15 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction; what an operation does not use is left out."""
+    """One instruction; fields that its operation does not use are left out."""
 
     op: Op
     x: Buffer | None = None
     out: Buffer | None = None
     rounded: Buffer | None = None
-    """Gets the results in bf16, or of QUANTIZE in 8 bits."""
+    """Receives the results in bf16; for QUANTIZE, in 8 bits."""
     sum: Buffer | None = None
-    """The results of a product are added to its rows."""
+    """The results of a product are added to the rows of this buffer."""
     product: Packed | None = None
     weight: Tensor | None = None
     bias: Tensor | None = None
@@ -90,9 +90,9 @@ class Instruction:
     eps: float = 0.0
     scale: float = 1.0
     offset: int = 0
-    """Numbers of each row of `x` and `out` before those that are meant."""
+    """Skip this many numbers at the beginning of each row of `x` and `out`."""
     of_wanted: bool = False
-    """Whether there are rows for the wanted tokens alone."""
+    """Whether only the wanted tokens have rows."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class _Step(ctypes.Structure):
 
 
 SMALL = 1 << 19
-"""Multiply-adds of a step below which other threads cost more time than they save: about 50 microseconds."""
+"""With fewer multiply-adds in a step, further threads cost more time than they save: about 50 microseconds."""
 
 
 class Program:
@@ -159,7 +159,7 @@ class Program:
         self._multiplications = sum(product.outputs * product.inputs for product in packed)
 
     def run(self, inputs: Inputs, begin: int = 0, end: int | None = None) -> None:
-        """Work through the instructions [begin, end); results are in the buffers."""
+        """Run the instructions [begin, end); the results are in the buffers."""
         self.reserve(inputs.tokens)
         end = len(self.code) if end is None else end
         spans = inputs.spans
@@ -187,7 +187,7 @@ class Program:
         _function()(first, end - begin, ctypes.addressof(step), ctypes.addressof(self._pieces))
 
     def reserve(self, rows: int) -> None:
-        """Give the buffers at least so many rows."""
+        """Make the buffers large enough for this many rows."""
         if rows <= self._rows:
             return
         self._rows = max(rows, min(2 * self._rows, 1024))
@@ -234,15 +234,17 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def largest(row: Tensor) -> int:
-    """Return the index of the largest number of a row in fp32, the first of several."""
+    """Return the index of the largest number in an fp32 row; of several, the first index."""
     if why_not() or row.dtype != torch.float32 or not row.is_contiguous():
         return int(row.argmax())
     return int(_largest()(row.data_ptr(), row.numel()))
 
 
 def likelihoods(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log probability of each row's target, and whether no other token is more likely; of equally likely
-    ones the first counts. The library must be present; rows of `logits` are in fp32."""
+    """Return the log probability of each row's target, and whether it is the most likely token; of equals, the first.
+
+    The library must be present; rows of `logits` are in fp32.
+    """
     assert logits.dtype == torch.float32 and logits.stride(1) == 1 and targets.dtype == torch.int64
     rows, width = logits.shape
     found, best, targets = torch.empty(rows), torch.empty(rows, dtype=torch.bool), targets.contiguous()

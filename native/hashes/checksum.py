@@ -1,6 +1,6 @@
-"""A checksum of 128 bits that notices damage and costs less than reading the memory; it resists no attacker.
+"""A 128-bit checksum that detects damage and is faster than memory; it is not secure against attackers.
 
-`checksum.cpp` says how it is computed. Every change within one word of eight bytes is noticed for certain.
+`checksum.cpp` describes the algorithm. It always detects a change within one word of eight bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from native.compiled.library import Library, LibraryMissing, load
 
 __all__ = ["SIZE", "block_checksums", "is_available"]
 
-# Bytes of a checksum.
+# The bytes of a checksum.
 SIZE = 16
 
 
 def block_checksums(blocks: Sequence[memoryview]) -> bytes:
-    """Return the checksum of each block, 16 bytes each. Only where `is_available`."""
+    """Return the checksum of each block, 16 bytes each; only call this if `is_available`."""
     library = _library()
     assert library is not None, "the compiled library is missing"
     out = np.empty(SIZE * len(blocks), np.uint8)
     start = out.ctypes.data
     for at, block in enumerate(blocks):
-        # frombuffer also takes memory that may not be written.
+        # frombuffer also accepts read-only memory.
         source = np.frombuffer(block, np.uint8).ctypes.data if len(block) else 0
         library.functions.native_checksum(
             ctypes.c_int(library.level),
@@ -38,7 +38,7 @@ def block_checksums(blocks: Sequence[memoryview]) -> bytes:
 
 
 def is_available() -> bool:
-    """Return whether the compiled library is here; without it, SHA-256 is as fast as any code of Python."""
+    """Return whether the compiled library is present; without it, SHA-256 is as fast as any Python code."""
     return _library() is not None
 
 

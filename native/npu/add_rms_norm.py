@@ -1,6 +1,6 @@
 """Residual and RMS norm on Ascend NPUs in one pass by CANN's npu_add_rms_norm.
 
-torch_npu has no derivative of it, so the backward pass is that of npu_rms_norm, called here.
+torch_npu has no derivative for it, so the backward pass calls that of npu_rms_norm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5)
     """Return x + residual, rounded to their type, and its RMS norm."""
     if x.dtype != residual.dtype or not library.computes("add_rms_norm", x):
         return plain(x, residual, weight, eps)
-    # The kernel takes the weight in the type of the input alone.
+    # The kernel only accepts a weight in the type of the input.
     if weight.dtype != x.dtype:
         report_fallback("add_rms_norm", "npu", f"needs a weight of {x.dtype}, not {weight.dtype}")
         return plain(x, residual, weight, eps)

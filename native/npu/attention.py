@@ -1,8 +1,8 @@
 """Attention on Ascend NPUs by CANN's npu_fusion_attention, which never writes the square of scores to memory.
 
-Each mask takes the form that the kernel knows best: causal and sliding window by one compressed mask for all lengths,
-documents as sequences of their own, GLM's source as a prefix. Only combinations of them take a mask as large as the
-scores.
+Each mask is passed in the form that is fastest for the kernel: causal and sliding window as a compressed mask for all
+lengths, documents as separate sequences, GLM's source as a prefix. Only combinations of them need a mask as large as
+the scores.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from native.npu import library
 from native.reference import attention as plain
 from native.reference import hidden
 
-# Sparse modes: the whole mask; causal, the last query at the last key; a band; causal with a prefix.
+# Sparse modes: the whole mask; causal with the last query at the last key; a band; causal with a prefix.
 WHOLE, CAUSAL, BAND, PREFIX = 1, 3, 4, 6
-# The size of the mask that modes 3 and 4 take for any sequence length; mode 6 has 1,024 rows more.
+# The size of the mask for modes 3 and 4 with any sequence length; mode 6 needs 1,024 more rows.
 COMPRESSED = 2048
-# Limits of the kernel: width of a head, heads, batches with prefixes, sequences of mixed lengths, their tokens.
+# The kernel's limits: width of a head, heads, batches with prefixes, sequences of mixed lengths, their tokens.
 MOST_DIM, MOST_HEADS, MOST_PREFIXES, MOST_SEQUENCES, MOST_TOKENS = 768, 256, 32, 1024, 1 << 20
-# Keys of `Mask.made`, which otherwise are sizes: numbers in the node's memory, read once per batch.
+# Keys of `Mask.made` for numbers in CPU memory, which are read once per batch; the other keys are sizes.
 _ENDS, _LENGTHS = (-1, -1), (-1, -2)
 
 
@@ -64,11 +64,11 @@ def _fault(q: Tensor, k: Tensor, causal: bool, dropout: Dropout | None) -> str:
     if q.dtype not in library.TYPES:
         return f"has no kernel for {q.dtype}"
     if dropout is not None:
-        return "has no dropout that a recomputation repeats"
+        return "has no dropout that recomputation can repeat"
     if q.shape[-1] > MOST_DIM or q.shape[1] > MOST_HEADS:
-        return f"takes at most {MOST_HEADS} heads of at most {MOST_DIM} numbers"
+        return f"supports at most {MOST_HEADS} heads of at most {MOST_DIM} numbers"
     if not q.numel() or not k.numel() or (causal and q.shape[-2] > k.shape[-2]):
-        return "takes no queries without keys"
+        return "does not support queries without keys"
     return ""
 
 
@@ -89,14 +89,14 @@ def _form(q: Tensor, k: Tensor, mask: Mask) -> Mapping[str, object]:
     if mask.source is not None and mask.documents is None and len(q) <= MOST_PREFIXES:
         if _LENGTHS not in mask.made:
             mask.made[_LENGTHS] = mask.source.cpu()
-        # A prefix shorter than what the first query sees anyway has no effect, and is not allowed.
+        # A prefix that the first query sees anyway has no effect, and is not allowed.
         prefix = [min(max(length, keys - queries), keys) for length in mask.made[_LENGTHS].tolist()]
         return {"atten_mask": _with_prefix(q.device), "sparse_mode": PREFIX, "prefix": prefix}
     return {"atten_mask": hidden(mask, queries, keys, q.device), "sparse_mode": WHOLE}
 
 
 def _ends(mask: Mask, q: Tensor, k: Tensor) -> list[int]:
-    """Return where the documents of all samples end in one row of tokens; nothing if the kernel cannot take them so."""
+    """Return where the documents of all samples end in one row of tokens; [] if the kernel does not support them so."""
     if q.shape[-2] != k.shape[-2] or len(q) * q.shape[-2] > MOST_TOKENS or mask.documents is None:
         return []
     if _ENDS not in mask.made:
@@ -106,7 +106,7 @@ def _ends(mask: Mask, q: Tensor, k: Tensor) -> list[int]:
 
 
 def _runs(numbers: Tensor) -> Tensor:
-    """Return the ends of runs of equal numbers in each row, counted over all rows; none if a number has two runs."""
+    """Return the ends of runs of equal numbers, counted over all rows; an empty tensor if a number has two runs."""
     last = torch.ones_like(numbers, dtype=torch.bool)
     last[:, :-1] = numbers[:, 1:] != numbers[:, :-1]
     ends = last.flatten().nonzero().flatten() + 1
@@ -116,7 +116,7 @@ def _runs(numbers: Tensor) -> Tensor:
 
 
 def _documents(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
-    """Return the attention of every document to itself, all as sequences of one row of tokens."""
+    """Return the attention of every document to itself, with all documents as sequences in one row of tokens."""
     batch, heads, length, dim = q.shape
     rows, keys, values = (x.transpose(1, 2).reshape(batch * length, x.shape[1], dim) for x in (q, k, v))
     form: Mapping[str, object] = {
@@ -136,7 +136,7 @@ def _future(device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _with_prefix(device: torch.device) -> Tensor:
-    """Return the mask for prefixes: that of `_future` over 1,024 rows, of which the left half is False."""
+    """Return the mask for prefixes: `_future` above 1,024 further rows whose left half is False."""
     below = torch.ones(COMPRESSED // 2, COMPRESSED, dtype=torch.bool, device=device)
     below[:, : COMPRESSED // 2] = False
     return torch.cat((_future(device), below))

@@ -1,4 +1,4 @@
-"""Bias and GELU on Ascend NPUs: CANN has no kernel for both, so npu_gelu follows the sum."""
+"""Bias and GELU on Ascend NPUs: CANN has no kernel for both, so a sum is followed by npu_gelu."""
 
 from __future__ import annotations
 

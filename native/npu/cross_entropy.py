@@ -1,8 +1,8 @@
 """Cross-entropy on Ascend NPUs by CANN's npu_cross_entropy_loss.
 
-The kernel returns loss and logarithms in the type of the logits, so these are passed in fp32. A negative ignore_index
-means none to it, and with a gradient its mean takes no other: so ignored tokens get target 0, and their losses are left
-out of the sum here.
+The kernel returns loss and logarithms in the type of the logits, so these are passed in fp32. For the kernel a negative
+ignore_index means none, and its mean supports no other one with a gradient. So ignored tokens get target 0 here, and
+their losses are left out of the sum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from native.npu import library
 from native.reference import cross_entropy as plain
 
-# Rows that the kernel takes at a time.
+# How many rows the kernel handles at a time.
 MOST_ROWS = 200_000
 
 
@@ -37,7 +37,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> 
 
 
 def losses_of(logits: Tensor, targets: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each token, 0 where it is not counted, and the logarithms of all probabilities, in fp32."""
+    """Return each token's loss, 0 for tokens that are not counted, and the logarithms of all probabilities, in fp32."""
     kernel = library.kernel("npu_cross_entropy_loss")
     known = torch.where(counted, targets, 0).to(torch.int64)
     pieces = zip(logits.contiguous().split(MOST_ROWS), known.split(MOST_ROWS), strict=True)
@@ -49,5 +49,5 @@ def losses_of(logits: Tensor, targets: Tensor, counted: Tensor) -> tuple[Tensor,
 
 
 def mean_of(losses: Tensor, count: Tensor) -> Tensor:
-    """Return the sum of the fp32 losses over `count`; NaN without any."""
+    """Return the sum of the fp32 losses over `count`; NaN if `count` is 0."""
     return losses.sum() / count

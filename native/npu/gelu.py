@@ -1,4 +1,4 @@
-"""GELU on Ascend NPUs by CANN's npu_gelu: torch's own function ignores `approximate` there and always takes tanh."""
+"""GELU on Ascend NPUs by CANN's npu_gelu, because torch's own function ignores `approximate` there and uses tanh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix each on Ascend NPUs: one call of CANN's npu_grouped_matmul for all."""
+"""Products of groups of rows, each with its own matrix, on Ascend NPUs: one call of CANN's npu_grouped_matmul."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.autograd.function import once_differentiable
 from native.npu import library
 from native.reference import grouped_linear as plain
 
-# What the kernel divides by groups: the rows of the first operand, or the inner dimension.
+# The dimension that the kernel divides into groups: the rows of the first operand, or the inner dimension.
 ROWS, INNER = 0, 2
-# `split_item` of one result for all groups.
+# The value of `split_item` for one result of all groups.
 ONE_RESULT = 3
 
 

@@ -1,6 +1,6 @@
 """Layer norm on Ascend NPUs by torch's own function, which is one kernel of CANN there.
 
-It computes in fp32 inside and sums the weight's gradient in fp32, so that neither input nor output is copied to fp32.
+It computes in fp32 and sums the weight's gradient in fp32, so inputs and outputs are not copied to fp32.
 """
 
 from __future__ import annotations

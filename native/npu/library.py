@@ -1,7 +1,7 @@
-"""Find CANN's kernels: torch_npu's functions, or why they cannot be called here.
+"""Find CANN's kernels: torch_npu's functions, or the reason why they cannot be called here.
 
-Written after the pages of Ascend/op-plugin (docs/zh/custom_APIs/torch_npu, commit 517f2e7) and tested with stand-ins
-that check every argument as these pages say; nothing here has run on an NPU yet.
+The calls follow the pages of Ascend/op-plugin (docs/zh/custom_APIs/torch_npu, commit 517f2e7) and are tested with
+stand-ins that check every argument as these pages describe; nothing here has run on an NPU yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST = ("910A", "910ProA", "910ProB", "910PremiumA")
 
 
 def missing(*names: str) -> str:
-    """Return why these functions of torch_npu cannot be called here, or an empty string."""
+    """Return why these functions of torch_npu cannot be called here, or ""."""
     if importlib.util.find_spec("torch_npu") is None:
         return "torch_npu is not installed"
     runtime = getattr(torch, "npu", None)
@@ -33,30 +33,30 @@ def missing(*names: str) -> str:
 
 
 def without_attention() -> str:
-    """Return why this chip has no kernels of attention, or an empty string: their pages name Atlas A2 and later."""
+    """Return why this chip has no attention kernels, or ""; their pages name Atlas A2 and later."""
     report = getattr(getattr(torch, "npu", None), "get_device_name", None)
     name = str(report()) if report is not None else ""
     return f"{name} has no such kernel" if name.removeprefix("Ascend").startswith(FIRST) else ""
 
 
 def kernel(name: str) -> Callable[..., Any]:
-    """Return a function of torch_npu; `missing` has said that it is there."""
+    """Return a function of torch_npu; `missing` must have found it."""
     function = _found(name)
     assert function is not None, name
     return function
 
 
 def _found(name: str) -> Callable[..., Any] | None:
-    # The module has most of them; backward functions are only among torch's ops.
+    # The module has most functions; backward functions are only among torch's ops.
     own = getattr(importlib.import_module("torch_npu"), name, None)
     found: Callable[..., Any] | None = own if own is not None else getattr(torch.ops.npu, name, None)
     return found
 
 
 def computes(op: str, x: Tensor) -> bool:
-    """Return True if CANN's kernels take tensors like `x`; otherwise report once that the reference computes `op`."""
+    """Return whether CANN's kernels support tensors like `x`; if not, report once that the reference computes `op`."""
     if x.dtype not in TYPES:
         report_fallback(op, "npu", f"has no kernel for {x.dtype}")
         return False
-    # CANN refuses empty tensors in several kernels, and there is nothing to compute.
+    # Several kernels of CANN refuse empty tensors, for which there is nothing to compute.
     return x.numel() > 0

@@ -1,4 +1,4 @@
-"""A model's last matrix and its cross-entropy on Ascend NPUs, some tokens at a time, without keeping the logits."""
+"""A model's last matrix and its cross-entropy on Ascend NPUs, for some tokens at a time, without storing all logits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from native.npu.cross_entropy import losses_of, mean_of
 from native.npu.cross_entropy import why_not as why_not
 from native.reference import linear_cross_entropy as plain
 
-# fp16 would lose small gradients before the loss scale multiplies them.
+# Not fp16, which would lose small gradients before the loss scale multiplies them.
 TYPES = (torch.float32, torch.bfloat16)
 
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    return "no logits are kept; CANN's npu_cross_entropy_loss"
+    return "no logits are stored; CANN's npu_cross_entropy_loss"
 
 
 def linear_cross_entropy(
@@ -42,7 +42,7 @@ def linear_cross_entropy(
 def _losses(
     logits: Tensor, targets: Tensor, ignore_index: int, vocabulary: int, count: Tensor | None
 ) -> Tensor:
-    """Return the losses; with `count` overwrite the logits with the gradient of the mean over it."""
+    """Return the losses; `count`: overwrite the logits with the gradient of the mean over it."""
     counted = targets != ignore_index
     losses, slopes = losses_of(logits[:, :vocabulary].float(), targets, counted)
     if count is None:

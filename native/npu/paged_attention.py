@@ -1,4 +1,4 @@
-"""Attention of one new token of each text over pages, on Ascend NPUs by CANN's npu_fused_infer_attention_score."""
+"""Attention of one new token per text over pages, on Ascend NPUs by CANN's npu_fused_infer_attention_score."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from native.paging import PAGE, Reach
 from native.reference import paged_attention as plain
 
 TYPES = (torch.float16, torch.bfloat16)
-# Limits of the kernel: heads, heads that share keys, the width of a head, numbers of all heads of one position, and
-# numbers of all pages.
+# The kernel's limits: heads, heads that share keys, width of a head, numbers of all heads at one position, and numbers
+# in all pages.
 MOST_HEADS, MOST_SHARE, MOST_SIZE, MOST_WIDTH, MOST_NUMBERS = 256, 64, 512, 65535, 2**31 - 1
 
 
@@ -27,7 +27,7 @@ def describe() -> str:
 
 
 def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:
-    """Return the attention of one new token of each text."""
+    """Return the attention of one new token per text."""
     texts, heads, size = q.shape
     groups = keys.shape[2]
     fault = _fault(q, keys, reach)
@@ -35,7 +35,7 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Te
         if fault:
             report_fallback("paged_attention", "npu", fault)
         return plain(q, keys, values, reach)
-    # One query of each text, (texts, 1, heads x size); pages of (16, groups x size).
+    # One query per text, (texts, 1, heads x size); pages of (16, groups x size).
     out, _ = library.kernel("npu_fused_infer_attention_score")(
         q.reshape(texts, 1, heads * size),
         keys.flatten(2),
@@ -57,12 +57,12 @@ def _fault(q: Tensor, keys: Tensor, reach: Reach) -> str:
     if q.dtype not in TYPES:
         return f"has no kernel for {q.dtype}"
     if not reach.from_start:
-        return "has no window of positions"
+        return "does not support a window"
     if keys.numel() > MOST_NUMBERS:
-        return f"takes at most {MOST_NUMBERS:,} numbers of keys (a smaller --cache)"
+        return f"supports at most {MOST_NUMBERS:,} numbers of keys (a smaller --cache)"
     if heads > MOST_HEADS or heads // groups > MOST_SHARE or size > MOST_SIZE or groups * size > MOST_WIDTH:
         return (
-            f"takes at most {MOST_HEADS} heads of at most {MOST_SIZE} numbers, {MOST_SHARE} for each head of keys, "
+            f"supports at most {MOST_HEADS} heads of at most {MOST_SIZE} numbers, {MOST_SHARE} per key head, "
             f"and {MOST_WIDTH:,} numbers of a position"
         )
     return ""

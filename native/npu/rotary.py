@@ -1,7 +1,7 @@
 """Rotary positions of queries and keys on Ascend NPUs by CANN's npu_rotary_mul.
 
-Turning the gradients the other way is the same kernel with negative sines. torch_npu's own derivative keeps queries and
-keys for the gradients of the angles, which have none.
+The gradient uses the same kernel with negative sines. torch_npu's own derivative would store queries and keys for the
+gradients of the angles, which are not needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from native.fallback import report_fallback
 from native.npu import library
 from native.reference import rotary as plain
 
-# The first size that the kernel does not take.
+# The smallest size that the kernel does not support.
 WIDTH, SIZE = 896, 1000
 
 
@@ -33,7 +33,7 @@ def describe() -> str:
 def rotary(
     q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys that are turned; the reference turns what the kernel does not take."""
+    """Return rotated queries and keys; the reference computes what the kernel does not support."""
     fault = next(filter(None, (_fault(x, cosines, interleaved) for x in (q, k))), "")
     if fault:
         report_fallback("rotary", "npu", fault)

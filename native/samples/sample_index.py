@@ -1,7 +1,7 @@
 """Compute samples over a stream of documents in compiled code: where they begin, their order, a batch's tokens.
 
-It takes and returns arrays and does not need torch. The trainer contains a NumPy version of each function,
-which is used without the compiled library and which defines the correct result.
+It takes and returns arrays and does not need torch. The trainer has a NumPy version of each function, which is used
+without the compiled library and defines the correct result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Source(ctypes.Structure):
 def sample_starts(
     lengths: NDArray[np.int32], documents: NDArray[np.int32], sequence: int, out: NDArray[Any], threads: int
 ) -> None:
-    """Write where each sample begins into `out`: (samples + 1, 2) of int32 or int64.
+    """Write the beginning of each sample into `out`: (samples + 1, 2) of int32 or int64.
 
     The stream must have at least samples * sequence + 1 tokens.
     """
@@ -68,7 +68,7 @@ def shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
     `items` has one dimension, fewer than 2^32 items, and 4 or 8 bytes per item.
     """
     if items.ndim != 1 or items.itemsize not in (4, 8) or not items.flags.c_contiguous or len(items) >= 2**32:
-        raise TypeError(f"a contiguous row of 4 or 8 bytes an item is needed, not {items.dtype}")
+        raise TypeError(f"a contiguous row with 4 or 8 bytes per item is needed, not {items.dtype}")
     name, key, at, *rest = random.get_state()
     key, pos = np.ascontiguousarray(key, np.uint32).copy(), np.array([at], np.int32)
     load().functions.native_shuffle(
@@ -84,9 +84,9 @@ def shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
 def blend(
     weights: NDArray[np.float64], available: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Return for each sample of a blend its corpus and its number within that corpus.
+    """Return for each sample of a blend its corpus, and its number within the corpus.
 
-    `available` holds the number of samples of each corpus, or infinity.
+    `available` is the number of samples of each corpus, or infinity.
     """
     padded = len(weights) if len(weights) < _MANY else -(-len(weights) // _SIDE_BY_SIDE) * _SIDE_BY_SIDE
     shares, most = np.full(padded, -np.inf), np.full(padded, np.inf)
@@ -105,7 +105,7 @@ def blend(
 
 
 class Reader:
-    """A reader of the samples of one corpus in one order; it keeps the arrays alive that the C++ code reads."""
+    """Reads the samples of one corpus in one order; it keeps the arrays alive that the C++ code reads."""
 
     def __init__(
         self,
@@ -132,8 +132,7 @@ class Reader:
         self._read.restype = ctypes.c_int64
 
     def read(self, numbers: NDArray[np.int64], each: int) -> NDArray[np.int64]:
-        """Return the first `each` tokens of each sample; raise IndexError if a sample is outside the
-        corpus."""
+        """Return the first `each` tokens of each sample; raise IndexError if a sample is outside the corpus."""
         numbers = np.ascontiguousarray(numbers, np.int64)
         out = np.empty((len(numbers), each), np.int64)
         done = self._read(

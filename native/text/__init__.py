@@ -1,1 +1,1 @@
-"""Compiled code for text: byte pair encoding and reading JSON lines."""
+"""Compiled code for text: byte pair encoding, and reading of JSON lines."""

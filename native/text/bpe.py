@@ -1,6 +1,6 @@
 """Encode UTF-8 text to token ids by byte-level BPE in C++.
 
-It works on tables in memory; reading tokenizer files is the caller's work.
+It works on tables in memory; the caller reads tokenizer files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Added", "Bpe", "NotUtf8", "Tables", "check_places", "unicode_ranges"
 # These two limits exist because a pair of ids and its rank are packed into one 64-bit number.
 MOST_MERGES = (1 << 23) - 1
 LARGEST_ID = (1 << 20) - 2
-# In bytes. A document's ids are counted in 32 bits, and each byte may become one id.
+# In bytes: a document's ids are counted in 32 bits, and each byte may become an id.
 LARGEST_DOCUMENT = (1 << 31) - 2
 MOST_THREADS = 256
 # The same value as SLACK in bpe.cpp.
@@ -51,8 +51,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one tokenizer: the id of every byte, and (left, right, merged) ids of every merge by
-    rank."""
+    """The tables of one tokenizer: the id of every byte, and (left, right, merged) ids of every merge by rank."""
 
     byte_ids: NDArray[np.uint32]  # (256,)
     merges: NDArray[np.uint32]  # (merges, 3)
@@ -95,7 +94,7 @@ class _Job(ctypes.Structure):
 
 
 class Bpe:
-    """A tokenizer's model with its caches, which take a fixed 4 MiB per thread. `dtype` is uint16 or int32."""
+    """A tokenizer's model with its caches, which have a fixed size of 4 MiB per thread. `dtype` is uint16 or int32."""
 
     def __init__(self, tables: Tables, dtype: Any, threads: int = 1) -> None:
         self.dtype = np.dtype(dtype)
@@ -116,7 +115,7 @@ class Bpe:
         byte_ids = np.ascontiguousarray(tables.byte_ids, np.uint32)
         merges = np.ascontiguousarray(tables.merges, np.uint32).reshape(-1, 3)
         if max(byte_ids.max(), merges.max(initial=0)) > LARGEST_ID:
-            raise ValueError(f"a token of id {merges.max()}; at most {LARGEST_ID}")
+            raise ValueError(f"a token with id {merges.max()}; at most {LARGEST_ID}")
         added = sorted(tables.added, key=lambda token: -len(token.text))
         ends = np.cumsum([len(token.text) for token in added], dtype=np.int64)
         ids = np.array([token.id for token in added], np.uint32)
@@ -143,8 +142,7 @@ class Bpe:
     def encode(
         self, text: Any, starts: NDArray[np.int64], ends: NDArray[np.int64], eod: int | None = None
     ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return the ids of all documents text[starts[i]:ends[i]] in one array, and the number of ids of
-        each.
+        """Return the ids of all documents text[starts[i]:ends[i]] in one array, and the number of ids of each document.
 
         text: any object with a buffer of bytes; starts and ends ascend, and documents do not overlap.
         eod: this id is appended to every document that has ids, and counted in its length.

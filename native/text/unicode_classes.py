@@ -17,13 +17,13 @@ CODE_POINTS = 0x110000
 AT_ONCE = 4096
 _SURROGATES = range(0xD800, 0xE000)
 
-# Frames that show a character's kind: a letter joins the `a`, a number the `1`, and any other character
-# except white space the `!`. The line ends separate the three copies of the character.
+# Frames that show the kind of a character: a letter joins the `a`, a number the `1`, and any other character except
+# white space the `!`. Line ends separate the three copies of the character.
 FRAME = "a{0}\n1{0}\n!{0}\n"
 _PLACES = (1, 4, 7)
 
-# One frame per kind. If a character joins its neighbour in one of the first three, it has that kind. That a
-# character is white space, which joins none, shows only in the last frame.
+# One frame per kind. A character that joins its neighbour in one of the first three frames has that kind. White space,
+# which joins none, is only visible in the last frame.
 FRAMES = ("!{0}\n", "a{0}\n", "1{0}\n", FRAME)
 
 Range = tuple[int, int, int]
@@ -42,14 +42,14 @@ def kinds(codes: Sequence[int]) -> list[int]:
 
 def _kind(joins_letter: bool, joins_number: bool, joins_other: bool) -> int:
     if joins_letter + joins_number + joins_other > 1:
-        raise ValueError("a character of two kinds: the expression of `tokenizers` is another one")
+        raise ValueError("a character has two kinds: `tokenizers` uses another expression")
     return LETTER if joins_letter else NUMBER if joins_number else OTHER if joins_other else SPACE
 
 
 def ranges(codes: Iterable[int] = range(CODE_POINTS)) -> list[Range]:
     """Return half-open ranges (first, end, kind) of all code points that are not OTHER.
 
-    Surrogates count as OTHER; they never occur in text.
+    Surrogates count as OTHER, because they never occur in text.
     """
     found: list[Range] = []
     for code, kind in _asked(codes):

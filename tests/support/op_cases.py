@@ -1,9 +1,8 @@
-"""Define the test cases of every op, and how far a backend may be from the reference.
+"""Define the test cases of every op, and how much a backend may differ from the reference.
 
-The tests (for values and gradients) and the benchmark use them; shapes and allowed errors are defined only
-here. The expected result of a case is the reference in fp64 on the same, already rounded, inputs. An error
-is the largest difference divided by the largest absolute value expected, so that it means the same for
-losses and gradients.
+The tests (for values and gradients) and the benchmark use them; shapes and allowed errors are defined only here. The
+expected result of a case is the reference in fp64 for the same, already rounded inputs. An error is the largest
+difference divided by the largest absolute expected value, so that it has the same meaning for losses and gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.support.op_shapes import LARGE, LARGE_ARGUMENTS, NONE, SHAPES, TORCH_
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an op: a maker below creates its inputs from `shape`; `arguments` are passed to the op unchanged."""
+    """One call of an op: a function below makes its inputs from `shape`; `arguments` are passed to the op unchanged."""
 
     op: str
     name: str
@@ -29,8 +28,13 @@ class Case:
     shape: tuple[int, ...]
     value_error: float
     gradient_error: float
+<<<<<<< HEAD:tests/support/op_cases.py
     """The largest error allowed for this project's backends; `allowed` also covers torch's."""
     arguments: Mapping[str, object]
+=======
+    """The largest allowed error of this project's backends; `allowed` also covers torch's."""
+    arguments: Mapping[str, Any]
+>>>>>>> 89567b5 (native: plain English in texts and messages):native/cases.py
 
     def __str__(self) -> str:
         return f"{self.op}-{self.name}-{str(self.dtype).removeprefix('torch.')}"
@@ -42,20 +46,20 @@ class Case:
         return torch.float32 if is_wide else self.dtype
 
     def allowed(self, backend: str) -> tuple[float, float]:
-        """Return the largest errors of value and gradients that `backend` may have."""
+        """Return the largest allowed errors of value and gradients for `backend`."""
         own = (self.value_error, self.gradient_error)
         return TORCH_ERRORS.get((self.op, self.dtype), own) if backend == "reference" else own
 
     def inputs(self, seed: int = 0) -> tuple[Tensor, ...]:
-        """Return new inputs, always the same for one seed."""
+        """Return new inputs; they are always the same for the same seed."""
         return _MAKERS[self.op](self, torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of an op for a case: its value and the gradient of every input that has one.
+    """The result of an op for a case: its value, and the gradient of every input that has one.
 
-    Several values are joined in one row.
+    Several values are joined to one row.
     """
 
     value: Tensor
@@ -82,9 +86,9 @@ def meaning(case: Case, reference: Callable[..., Any], inputs: tuple[Tensor, ...
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference over the largest expected value; infinity if NaN and infinities differ.
+    """Return the largest difference over the largest expected value; infinity if NaNs or infinities differ.
 
-    Where zero is expected everywhere, as for the gradient of a query that has one key, it is the largest difference.
+    If zero is expected everywhere, as for the gradient of a query with only one key, return the largest difference.
     """
     actual, expected = actual.double(), expected.double()
     finite = expected.isfinite()
@@ -121,7 +125,7 @@ def _joined(values: tuple[Tensor, ...]) -> Tensor:
 
 
 def _upstream(value: Tensor, seed: int) -> Tensor:
-    """Return an upstream gradient that is not 1, so that a backend that ignores it fails.
+    """Return an upstream gradient other than 1, so that a backend that ignores it fails.
 
     It is the same for every type of value.
     """
@@ -164,7 +168,7 @@ def _swiglu(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
 
 
 def _edited(case: Case, x: Tensor) -> Tensor:
-    """Return rows with what the case's name says."""
+    """Return the rows with the change that the case's name describes."""
     if case.name == "transposed":
         return x.transpose(0, 1).contiguous().transpose(0, 1)
     if case.name == "huge rows":
@@ -183,7 +187,7 @@ def _dropout_add(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
 
 def _rotary(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     batch, heads, groups, rows, dim, pairs = case.shape
-    # As views of one projection.
+    # Queries and keys are views of one projection.
     mixed = torch.randn(batch, rows, (heads + groups) * dim, generator=generator).to(case.dtype)
     q, k = (
         part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in mixed.split([heads * dim, groups * dim], -1)
