@@ -1,4 +1,4 @@
-"""Describe which keys and values one new token of each text sees, where they lie in pages."""
+"""Describe which keys and values one new token of each text attends to, and where they are in pages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAGE = 16
-"""Positions of a page."""
+"""The positions of a page."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The pages of some texts, and the positions in them that the new token of each text sees."""
+    """The pages of some texts, and the positions in them that each text's new token attends to."""
 
     tables: Tensor
-    """(texts, pages) in int32: the pages of each text, in order; what is behind its last one is any page."""
+    """(texts, pages) in int32: the pages of each text, in order; entries after its last page may be any page."""
     first: Tensor
-    """(texts,) in int32: the first position that a token sees."""
+    """(texts,) in int32: the first position that a token attends to."""
     last: Tensor
-    """(texts,) in int32: the position behind the last one that it sees."""
+    """(texts,) in int32: the position after the last one that a token attends to."""
     lengths: tuple[int, ...]
-    """The numbers of `last`, in the node's memory."""
+    """The numbers of `last`, in CPU memory."""
     from_start: bool = True
-    """Whether every token sees its text from the first position on."""
+    """Whether every token attends to its text from the first position on."""

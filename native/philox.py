@@ -1,7 +1,7 @@
-"""Random words from a key and a counter by Philox 4x32-10: the same wherever and whenever they are computed.
+"""Random words from a key and a counter by Philox 4x32-10: the same on every device and at any time.
 
-A number in a tensor has the word `number % 4` of the counter `number // 4`. Nothing of the order of computation, the
-threads or the device enters, so a backward pass or a recomputation makes the same words again.
+Number `number` of a tensor has word `number % 4` of counter `number // 4`. The order of computation, the threads and
+the device have no effect, so a backward pass or a recomputation makes the same words again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def words(seed: int | Tensor, counters: Tensor) -> Tensor:
 
 
 def draws_itself(device: torch.device) -> bool:
-    """Return whether a device's own generator draws: arithmetic on int64 is slow there. A state repeats its numbers."""
+    """Return whether the device's own generator is used, because int64 arithmetic is slow there; it is repeatable."""
     return device.type != "cpu"
 
 
 def factors(dropout: Dropout, probabilities: Tensor) -> Tensor:
-    """Return what each of `probabilities` (batch, heads, queries, keys) is multiplied by: 0, or 1 / (1 - chance).
+    """Return the factor of each of `probabilities` (batch, heads, queries, keys): 0, or 1 / (1 - chance).
 
-    A row of keys is counted as if rounded up to a multiple of four.
+    The length of a row of keys is rounded up to a multiple of four.
     """
     if draws_itself(probabilities.device):
         generator = torch.Generator(probabilities.device)
@@ -58,7 +58,7 @@ def factors(dropout: Dropout, probabilities: Tensor) -> Tensor:
 
 
 def kept_numbers(shape: torch.Size, state: Tensor, probability: float) -> Tensor:
-    """Return the mask of dropout, True where a number is kept; `state` has the seed and the first counter."""
+    """Return the mask of dropout, True for numbers that are kept; `state` has the seed and the first counter."""
     seed, offset = state[0], state[1]
     count = shape.numel()
     counters = offset + torch.arange(-(-count // 4), device=state.device)

@@ -337,8 +337,8 @@ def _of_torch(op: str, name: str) -> str:
 
 
 def _unknown(kind: str, name: object, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(name), known, n=1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    closest = difflib.get_close_matches(str(name), known, n=1)
+    remedy = f"did you mean {closest[0]!r}?" if closest else f"known: {', '.join(known)}"
     return f"there is no {kind} {name!r}; {remedy}"
 
 

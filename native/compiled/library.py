@@ -60,9 +60,9 @@ HEADERS = (
 SOURCES = (*HEADERS, *CODE)
 BUILD_HINT = "build it with `python -m native build`"
 LEVELS = ("baseline", "AVX2", "AVX-512")
-# A variable with the name of a level: no higher one is used, for comparisons with another processor.
+# An environment variable with the highest level to use, for comparisons with another processor.
 LEVEL_VARIABLE = "CLUSTERCTL_NATIVE_LEVEL"
-# A variable: with the value `never`, a node without a fitting library does not compile one.
+# An environment variable; with the value `never`, a node without a fitting library does not compile one.
 BUILD_VARIABLE = "CLUSTERCTL_NATIVE_BUILD"
 
 # The ELF machine numbers of the processors that nodes may have.
@@ -83,19 +83,19 @@ class Library:
     openmp: bool
 
     def describe(self) -> str:
-        """Return the instruction set and the threading, in words."""
+        """Return a description of the instruction set and the threading."""
         processor = LEVELS[self.level] if platform.machine() == "x86_64" else platform.machine()
         return f"C++, {processor}, {'OpenMP' if self.openmp else 'one thread'}"
 
 
 @functools.cache
 def load() -> Library:
-    """Return the library of this folder or of the user's cache; LibraryMissing lists every refused file and why."""
+    """Return the library in this folder or in the user's cache; LibraryMissing lists every refused file and why."""
     return load_from(FOLDER, cache_folder())
 
 
 def cache_folder() -> Path:
-    """Return the folder for libraries that nodes compile from these sources."""
+    """Return the cache folder of libraries that nodes compile from these sources."""
     digest = hashlib.sha256()
     for name in SOURCES:
         with contextlib.suppress(OSError):
@@ -106,9 +106,9 @@ def cache_folder() -> Path:
 
 @functools.cache
 def attention_level() -> int:
-    """Return which products attention's kernel has here.
+    """Return which products the attention kernel uses on this processor.
 
-    0: those of AVX2 or less, 1: of AVX-512, 2: of bf16 too, 3: of bf16 by AMX.
+    0: those of AVX2 or less; 1: also AVX-512; 2: also AVX-512 with bf16; 3: also AMX with bf16.
     """
     try:
         library = load()
@@ -118,12 +118,12 @@ def attention_level() -> int:
 
 
 def may_build() -> bool:
-    """Return whether the environment lets a node compile a library."""
+    """Return whether the environment allows that a node compiles a library."""
     return os.environ.get(BUILD_VARIABLE) != "never"
 
 
 def highest_level() -> int:
-    """Return the level that the environment allows at most; raise LibraryMissing for a name that is no level."""
+    """Return the highest level that the environment allows; raise LibraryMissing for an unknown name."""
     name = os.environ.get(LEVEL_VARIABLE, LEVELS[-1])
     if name not in LEVELS:
         raise LibraryMissing(f"{LEVEL_VARIABLE} is {name!r}; try: {', '.join(LEVELS)}")
@@ -174,7 +174,7 @@ def _open(path: Path, folder: Path) -> Library:
 
 
 def _is_own(folder: Path) -> bool:
-    """Return whether only this user can write to `folder`: code of others is not loaded."""
+    """Return whether only this user can write to `folder`, because code of other users must not be loaded."""
     try:
         facts = folder.stat()
     except OSError:
@@ -183,7 +183,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def elf_machine(data: bytes) -> str:
-    """Return the processor that an ELF file is for, as `uname -m` names it."""
+    """Return the processor of an ELF file, with the name that `uname -m` uses."""
     return _MACHINES.get(struct.unpack_from("<H", data, 18)[0], "another processor")
 
 
@@ -196,7 +196,7 @@ def elf_fault(data: bytes) -> str:
         return f"is built for {machine}, and this node is {platform.machine()}"
     sections, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
     # The section table is at the end of the file.
-    return "is cut short" if sections + size * count > len(data) else ""
+    return "is truncated" if sections + size * count > len(data) else ""
 
 
 def _stale(data: bytes, source: Path) -> str:
@@ -205,4 +205,4 @@ def _stale(data: bytes, source: Path) -> str:
         text = source.read_bytes()
     except OSError as error:
         return f"cannot be compared with its source: {error}"
-    return "" if text + b"\0" in data else f"is stale: {source.name} is not the one that it was built from"
+    return "" if text + b"\0" in data else f"is stale: {source.name} has changed since it was built"

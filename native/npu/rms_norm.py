@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Return the RMS norm of `x`."""
     if not library.computes("rms_norm", x):
         return plain(x, weight, eps)
-    # The kernel takes the weight in the type of the input or in fp32, and 2 to 8 dimensions.
+    # The kernel supports a weight in the type of the input or in fp32, and 2 to 8 dimensions.
     if weight.dtype not in (x.dtype, torch.float32):
         weight = weight.float()
     out: Tensor = library.kernel("npu_rms_norm")(x.reshape(-1, x.shape[-1]), weight, eps)[0]

@@ -44,14 +44,14 @@ def rotary(
 
 
 def _fault(x: Tensor, cosines: Tensor, interleaved: bool) -> str:
-    """Return why the kernel does not take x (batch, heads, rows, dim), or an empty string."""
+    """Return why the kernel does not support x (batch, heads, rows, dim), or ""."""
     batch, heads = x.shape[:2]
     if 2 * cosines.shape[-1] >= WIDTH:
-        return f"turns fewer than {WIDTH} numbers of a head, not {2 * cosines.shape[-1]}"
+        return f"rotates fewer than {WIDTH} numbers of a head, not {2 * cosines.shape[-1]}"
     if interleaved and len(cosines) > 1:
-        return "has one set of angles for all samples where pairs are neighbours"
+        return "needs the same angles for all samples if pairs are interleaved"
     if (batch * heads if interleaved else max(batch, heads)) >= SIZE:
-        return f"takes fewer than {SIZE} samples and heads, not {batch} and {heads}"
+        return f"supports fewer than {SIZE} samples and heads, not {batch} and {heads}"
     return ""
 
 

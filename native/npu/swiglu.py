@@ -19,7 +19,7 @@ def describe() -> str:
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """Return silu(gate) times up of the halves of `x`; the kernel takes no tensor with gaps."""
+    """Return silu(gate) times up, the halves of `x`; the kernel needs a tensor without gaps."""
     if not library.computes("swiglu", x):
         return plain(x)
     out: Tensor = library.kernel("npu_swiglu")(x.contiguous(), dim=-1)

@@ -52,7 +52,7 @@ def ranges(codes: Iterable[int] = range(CODE_POINTS)) -> list[Range]:
     Surrogates count as OTHER, because they never occur in text.
     """
     found: list[Range] = []
-    for code, kind in _asked(codes):
+    for code, kind in _code_kinds(codes):
         if kind == OTHER:
             continue
         if found and found[-1][1:] == (code, kind):
@@ -62,7 +62,7 @@ def ranges(codes: Iterable[int] = range(CODE_POINTS)) -> list[Range]:
     return found
 
 
-def _asked(codes: Iterable[int]) -> Iterator[tuple[int, int]]:
+def _code_kinds(codes: Iterable[int]) -> Iterator[tuple[int, int]]:
     real = (code for code in codes if code not in _SURROGATES)
     while some := list(itertools.islice(real, AT_ONCE)):
         yield from zip(some, kinds(some), strict=True)

@@ -46,7 +46,7 @@ def test_a_missing_library_says_where_it_was_looked_for(copy_of_sources: Path) -
 def test_a_library_of_another_source_is_stale(installed: Path, name: str) -> None:
     with (installed / name).open("a") as file:
         file.write("// changed\n")
-    assert f"is stale: {Path(name).name} is not the one that it was built from" in refusal(installed)
+    assert f"is stale: {Path(name).name} has changed since it was built" in refusal(installed)
 
 
 def test_a_stale_library_that_was_rebuilt_is_taken_in_the_same_process(installed: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_library_cut_short_at_any_length_is_refused(compiled: Library) -> None
     assert elf_fault(data) == ""
     for size in range(0, len(data), 97):
         assert elf_fault(data[:size]), size
-    assert elf_fault(data[:-1]) == "is cut short"
+    assert elf_fault(data[:-1]) == "is truncated"
 
 
 def test_text_in_its_place_is_refused(installed: Path) -> None:

@@ -214,7 +214,7 @@ def test_rotary_keeps_the_angles_alone_and_leaves_to_the_reference_what_the_kern
     report_fallback.cache_clear()
     q, k = torch.randn(2, 2, 5, 8), torch.randn(2, 1, 5, 8)
     angles = torch.rand(2, 1, 5, 4)
-    with pytest.warns(RuntimeWarning, match="one set of angles for all samples where pairs are neighbours"):
+    with pytest.warns(RuntimeWarning, match="the same angles for all samples if pairs are interleaved"):
         actual = npu_rotary.rotary(q, k, angles.cos(), angles.sin(), True)
     for ours, theirs in zip(actual, reference.rotary(q, k, angles.cos(), angles.sin(), True), strict=True):
         assert torch.equal(ours, theirs)
