@@ -82,7 +82,7 @@ class Campaign:
                     thread.join(0.2)
         except KeyboardInterrupt:
             self.closed.set()
-            say("ending: running faults are cleaned up first")
+            log("ending: running faults are cleaned up first")
             for thread in threads:
                 thread.join()
         self.scanner.close()
@@ -111,7 +111,7 @@ class Campaign:
             reason = str(error) if isinstance(error, NotPlayed) else traceback.format_exc()
             with self.telling:
                 self.problems.append(f"fault {fault.number}, {fault}: could not be injected")
-                say(f"{fault.number:>4}  {fault}: could not be injected: {reason}\nsee {folder}")
+                log(f"{fault.number:>4}  {fault}: could not be injected: {reason}\nsee {folder}")
             lane.renew()
             return
         if fault.kind == "disk full" and lane.is_up(fault.node):
@@ -122,9 +122,9 @@ class Campaign:
             self.stories.append(story)
             if self.results is not None:
                 note_result(self.results, story)
-            say(line_of(story, len(self.stories), self.count))
+            log(line_of(story, len(self.stories), self.count))
             if not verdict.well or verdict.cause is False or story.left:
-                say("\n".join(f"          {problem}" for problem in self._wrong(story, folder)))
+                log("\n".join(f"          {problem}" for problem in self._wrong(story, folder)))
         if verdict.well and verdict.cause is not False and not story.left and not self.keep:
             shutil.rmtree(folder)
             shutil.rmtree(lane.shared / f"f{fault.number}", ignore_errors=True)
@@ -162,11 +162,11 @@ def build_library() -> None:
     """Compile the trainer's library if it is missing or old: a rank that compiles takes longer than any timeout."""
     reason = library.why_not()
     if reason:
-        say(f"compiling the library of the embedded trainer: {reason}")
+        log(f"compiling the library of the embedded trainer: {reason}")
         build.build()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, flush=True)
 
 
@@ -259,27 +259,27 @@ def main() -> int:
     options = arguments()
     faults = chosen(options)
     if options.list or not faults:
-        say("\n".join(f"{fault.number:>4}  {fault}" for fault in faults) or "no fault to inject")
+        log("\n".join(f"{fault.number:>4}  {fault}" for fault in faults) or "no fault to inject")
         return 0
     missing = namespaces.why_not()
     if missing:
-        say(f"nodes in namespaces are not possible here: {missing}")
+        log(f"nodes in namespaces are not possible here: {missing}")
         return 2
     if any(fault.real for fault in faults):
         try:
             build_library()
         except build.BuildFailed as reason:
-            say(f"the embedded trainer has no library, so its faults cannot be judged: {reason}")
+            log(f"the embedded trainer has no library, so its faults cannot be judged: {reason}")
             return 2
     take_signals()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="faults-", dir="/var/tmp"))
     folder.mkdir(exist_ok=True)
     campaign = Campaign(faults, folder, options.lanes, keep=options.keep, results=options.results)
     stories = campaign.play()
-    say("\n" + "\n".join(table(stories)) + "\n\n" + "\n".join([*figures(stories), *campaign.problems]))
-    say(f"{len(stories)} faults in {(time.monotonic() - campaign.began) / 60:.1f} min, seed {options.seed}")
+    log("\n" + "\n".join(table(stories)) + "\n\n" + "\n".join([*figures(stories), *campaign.problems]))
+    log(f"{len(stories)} faults in {(time.monotonic() - campaign.began) / 60:.1f} min, seed {options.seed}")
     if options.results is not None:
-        say(totals(options.results))
+        log(totals(options.results))
     verdicts = [judge(story) for story in stories]
     fine = all(verdict.well and verdict.cause is not False for verdict in verdicts) and not any(
         story.left for story in stories
@@ -287,7 +287,7 @@ def main() -> int:
     if fine and not campaign.problems and options.folder is None:
         shutil.rmtree(folder)
     else:
-        say(f"the folders of faults with an unexpected outcome are in {folder}")
+        log(f"the folders of faults with an unexpected outcome are in {folder}")
     return int(not fine or bool(campaign.problems))
 
 

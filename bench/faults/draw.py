@@ -38,7 +38,7 @@ class Kind:
     phases: tuple[str, ...]
     real: bool = False
     """Whether it is also injected into the embedded trainer."""
-    often: int = 1
+    per_round: int = 1
     """How many times it occurs in one round of all kinds."""
     only_real: bool = False
     """Whether it is only injected into the embedded trainer."""
@@ -60,7 +60,7 @@ KINDS = {
     "node frozen": Kind((PUSH, FIRST_STEP, RUNNING, CHECKPOINT)),
     "link cut briefly": Kind((PUSH, RUNNING, CHECKPOINT)),
     "link cut for long": Kind((RUNNING, CHECKPOINT)),
-    "connection dropped": Kind((RUNNING, CHECKPOINT, STOP), often=2),
+    "connection dropped": Kind((RUNNING, CHECKPOINT, STOP), per_round=2),
     "launcher cut off": Kind((RUNNING,)),
     "disk full": Kind((STARTING, RUNNING, CHECKPOINT), real=True, details=("bytes", "inodes")),
     "children left behind": Kind((RUNNING,)),
@@ -115,7 +115,7 @@ class Fault:
 def draw(seed: int, count: int, kinds: Sequence[str] = (), share: float = 0.1) -> list[Fault]:
     """Return `count` faults: rounds of all kinds, the phases of each kind in turn, the rest random."""
     chance = random.Random(seed)
-    wanted = [name for name in (kinds or KINDS) for _ in range(KINDS[name].often)]
+    wanted = [name for name in (kinds or KINDS) for _ in range(KINDS[name].per_round)]
     phases = {name: _turns(chance, KINDS[name].phases) for name in set(wanted)}
     found: list[Fault] = []
     while len(found) < count:

@@ -135,14 +135,14 @@ class Group:
     def add(self, word: int) -> int:
         """Return the sum of all ranks' numbers; raise if a rank is gone."""
         if self.rank:
-            self._say(self.peers[0], word)
+            self._send(self.peers[0], word)
             return self._receive(self.peers[0])
         total = word + sum(self._receive(peer) for peer in self.peers)
         for peer in self.peers:
-            self._say(peer, total)
+            self._send(peer, total)
         return total
 
-    def _say(self, peer: Any, word: int) -> None:
+    def _send(self, peer: Any, word: int) -> None:
         peer.write(b"%d\n" % word)
         peer.flush()
 
@@ -187,7 +187,7 @@ class Rank:
         step = self.group.add(step)
         state = self.group.add(state)
         self._beat(step)
-        self._tell("start", step=step, steps=self.steps, state=state, resumed_from=path or None)
+        self._record("start", step=step, steps=self.steps, state=state, resumed_from=path or None)
         stopping = False
         while step < self.steps and not stopping:
             self._strike(step + 1)
@@ -197,16 +197,16 @@ class Rank:
             due = stopping or step == self.steps or step % self.every == 0
             self._beat(step, pause=due)
             print(f"step {step} of attempt {self.attempt}", flush=True)
-            self._tell("step", step=step, steps=self.steps, loss=state / 2**64, state=state)
+            self._record("step", step=step, steps=self.steps, loss=state / 2**64, state=state)
             if due:
                 self._save(step, state)
                 self._beat(step)
-        self._tell("stopped" if stopping else "end", step=step, state=state)
+        self._record("stopped" if stopping else "end", step=step, state=state)
 
     def _save(self, step: int, state: int) -> None:
         if self.rank == 0:
             path = save(self.checkpoints, step, state, self.save_seconds)
-            self._tell("checkpoint", step=step, path=str(path))
+            self._record("checkpoint", step=step, path=str(path))
         self.group.add(0)
 
     def _beat(self, step: int, pause: bool = False) -> None:
@@ -214,7 +214,7 @@ class Rank:
         if not pause:
             os.ftruncate(self.heartbeat, written)
 
-    def _tell(self, event: str, **facts: Any) -> None:
+    def _record(self, event: str, **facts: Any) -> None:
         if self.rank == 0:
             line = {"event": event, **facts, "attempt": self.attempt, "node": self.node, "time": time.time()}
             os.write(self.metrics, json.dumps(line).encode() + b"\n")

@@ -353,7 +353,7 @@ class Desk:
             process.wait()
             return 124
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return everything that commands wrote to stderr, oldest file first."""
         files = sorted(self.folder.glob("*.err"), key=lambda path: path.stat().st_mtime)
         return "\n".join(path.read_text(errors="replace") for path in files)

@@ -38,7 +38,7 @@ class Story:
     steps: int = 0
     reasons: tuple[str, ...] = ()
     """The reason of each restart."""
-    said: str = ""
+    output: str = ""
     """What the user's commands wrote to stderr."""
     codes: Mapping[str, int] = field(default_factory=dict)
     """The exit code of each command, by name."""
@@ -90,7 +90,7 @@ def judge(story: Story) -> Verdict:
 
 def _end(story: Story) -> Iterator[str]:
     want = expected_end(story.fault)
-    if story.fault.kind == "Ctrl-C" and UNBORN in story.said and not story.phase:
+    if story.fault.kind == "Ctrl-C" and UNBORN in story.output and not story.phase:
         # Python had not started yet.
         return
     if story.phase not in want.phases:
@@ -101,7 +101,7 @@ def _end(story: Story) -> Iterator[str]:
     for name, code in story.codes.items():
         if code in (1, 70, 124) or (code < 0 and code not in (-2, -9)):
             yield f"`{name}` ended with {code}"
-    if "Traceback (most recent call last)" in _ours(story.said):
+    if "Traceback (most recent call last)" in _ours(story.output):
         yield "a traceback on the user's screen"
     # The latter means that Python was interrupted before the first line of our code.
     if story.fault.kind == "Ctrl-C" and story.codes.get("launch") not in (
@@ -122,7 +122,7 @@ def _cause(story: Story) -> bool | None:
         return None
     if story.phase == "finished":
         return any(re.search(pattern, reason) for reason in story.reasons)
-    return bool(re.search(pattern, story.said))
+    return bool(re.search(pattern, story.output))
 
 
 def one_attempt(

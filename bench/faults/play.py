@@ -194,7 +194,7 @@ class Play:
         if fault.phase in (ANY, BEFORE):
             return True
         looks: dict[str, Callable[[], bool]] = {
-            PUSH: lambda: "reach " in self.desk.said(),
+            PUSH: lambda: "reach " in self.desk.output(),
             STARTING: lambda: bool(self._record(RANK.format(rank=fault.rank)).get("pid")),
             FIRST_STEP: lambda: self._step() >= 1,
             RUNNING: lambda: self._step() >= fault.step * (REAL if fault.real else 1),
@@ -443,7 +443,7 @@ class Play:
         run = self.run
         if run is None:
             return Story(
-                self.fault, said=self.desk.said(), codes=self.codes, left=left, seconds=seconds,
+                self.fault, output=self.desk.output(), codes=self.codes, left=left, seconds=seconds,
                 missed=self.missed,
             )  # fmt: skip
         events, attempt = [event.as_json() for event in run.event_lines()], int(run.read_record().attempt)
@@ -455,7 +455,7 @@ class Play:
             attempt=attempt,
             steps=self.steps,
             reasons=tuple(event["why"] for event in events if event["event"] == "restart"),
-            said=self.desk.said(),
+            output=self.desk.output(),
             codes=self.codes,
             metrics=[metric.as_json() for metric in run.metric_lines()],
             struck=struck,

@@ -116,23 +116,23 @@ class _Played:
 
     def __init__(self, data: bytes) -> None:
         self._parts = list(data.partition(b"C\x01"))
-        self._asked = threading.Event()
+        self._requested = threading.Event()
 
     def receive(self, size: int, timeout: float) -> bytes:
         if self._parts[0]:
             greeting, self._parts[0] = self._parts[0], b""
             return greeting
         # After an invalid greeting no request will come, so wait only briefly.
-        self._asked.wait(0.01)
+        self._requested.wait(0.01)
         rest, self._parts = b"".join(self._parts), [b""]
         return rest
 
     def send(self, data: bytes) -> None:
         if b'"open"' in data:
-            self._asked.set()
+            self._requested.set()
 
     def close(self) -> None:
-        self._asked.set()
+        self._requested.set()
 
     def last_words(self) -> str:
         return ""
@@ -183,7 +183,7 @@ def requests(data: bytes) -> str:
     before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     sink, errors = os.open(os.devnull, os.O_WRONLY), io.StringIO()
     agent = Agent("/nowhere", {"echo": _echo}.get, sink)
-    stream = ByteReader(_once(data))
+    stream = ByteReader(_one_request(data))
     try:
         with contextlib.redirect_stderr(errors):
             agent._listen(stream.read)
@@ -203,7 +203,7 @@ def _echo(request: Request) -> dict[str, object]:
     return {}
 
 
-def _once(data: bytes) -> Any:
+def _one_request(data: bytes) -> Any:
     left = [data]
     return lambda: left.pop() if left else b""
 

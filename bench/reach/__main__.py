@@ -92,11 +92,11 @@ def main() -> int:
 def measured(rows: list[str], sizes: Sizes, out: Path | None) -> list[Measured]:
     """Measure every row on the same nodes and print each row when it is complete."""
     found: list[Measured] = []
-    say(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start")
+    log(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start")
     with field(most(rows, sizes)) as site:
-        bench = Bench(site, sizes, say)
+        bench = Bench(site, sizes, log)
         for row in rows:
-            say(f"{row}, load {os.getloadavg()[0]:.1f}")
+            log(f"{row}, load {os.getloadavg()[0]:.1f}")
             these = list(getattr(bench, row)())
             found += these
             print(table(these), flush=True)
@@ -122,7 +122,7 @@ def most(rows: list[str], sizes: Sizes) -> int:
     return max(needs[row] for row in rows)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

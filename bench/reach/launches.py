@@ -16,7 +16,7 @@ from bench.reach.figures import Measured
 from bench.reach.model import fit
 from clusterctl.jobs.run_folder import RunDir
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 # Variants of a launch, with the options of each.
 LAUNCHES = {"launch --no-checks": ("--no-checks",), "launch with checks": ()}
 # Per node, the ranks while the controller is idle, and their command.
@@ -60,8 +60,8 @@ class Idle:
 class Launches:
     """Measures launches of `true`, and controllers of runs that sleep."""
 
-    def __init__(self, field: Field, runs: int, tell: Tell) -> None:
-        self.field, self.runs, self.tell = field, runs, tell
+    def __init__(self, field: Field, runs: int, log: Log) -> None:
+        self.field, self.runs, self.log = field, runs, log
         self.folder = field.folder / "runs"
         self.started: list[Launched] = []
         self.idle: list[Idle] = []
@@ -76,7 +76,7 @@ class Launches:
         found = {name: Measured("launch", count, f"clusterctl {name}") for name in ("exec", *LAUNCHES)}
         cpus: dict[str, list[float]] = {name: [] for name in found}
         for turn in range(self.runs):
-            self.tell(f"    launch, {count} nodes, turn {turn + 1}")
+            self.log(f"    launch, {count} nodes, turn {turn + 1}")
             for name, measured in found.items():
                 sample, cpu = self._timed(self._argv(name, count), count)
                 measured.samples.append(sample)

@@ -73,7 +73,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
             with relay_for(how, nodes) as relay:
                 started = threading.Event()
 
-                def one(home: Path, link: Connection) -> None:
+                def push_to(home: Path, link: Connection) -> None:
                     try:
                         push_tree(
                             link, source, str(home / "dest"), relay=relay, progress=lambda *_: started.set()
@@ -82,7 +82,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
                         started.set()
 
                 threads = [
-                    threading.Thread(target=one, args=pair) for pair in zip(places, links, strict=True)
+                    threading.Thread(target=push_to, args=pair) for pair in zip(places, links, strict=True)
                 ]
                 threads[0].start()
                 # Wait until it has started, so that the first node is the first of the chain.

@@ -40,18 +40,18 @@ EXECS, BULK = tuple(SETTINGS)[:2], tuple(SETTINGS)
 
 Method = Callable[[], Sample]
 """Runs one tool once."""
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Bench:
     """The methods that measure the rows, all on one field."""
 
-    def __init__(self, field: Field, sizes: Sizes, tell: Tell) -> None:
+    def __init__(self, field: Field, sizes: Sizes, log: Log) -> None:
         self.field = field
         self.sizes = sizes
-        self.tell = tell
+        self.log = log
         self.points: list[Point] = []
-        self.launches = Launches(field, min(3, sizes.runs), tell)
+        self.launches = Launches(field, min(3, sizes.runs), log)
         self.payload = make_payload(field.folder / "payload", sizes.megabytes)
         self.tree = make_tree(field.folder / "tree", sizes.files)
 
@@ -101,7 +101,7 @@ class Bench:
                 # This command opens the connections that stay open.
                 method()
         yield from self.compared("exec, warm", count, methods)
-        self.tell(f"    {f.end_background()} background processes ended")
+        self.log(f"    {f.end_background()} background processes ended")
 
     def ten(self) -> Iterator[Measured]:
         """Measure ten commands in a row over one set of connections, as `launch` and `doctor` run them."""
@@ -401,7 +401,7 @@ class Bench:
             if isinstance(method, str):
                 found[name].missing = method
         for turn in range(runs or self.sizes.runs):
-            self.tell(f"    {row}, {count} nodes, turn {turn + 1}")
+            self.log(f"    {row}, {count} nodes, turn {turn + 1}")
             for name, method in methods.items():
                 if isinstance(method, str):
                     continue
@@ -410,7 +410,7 @@ class Bench:
                 sample = method()
                 failed = max(sample.failed, after())
                 if failed:
-                    self.tell(f"    {name}: {failed} failed: {self.field.last_words()}")
+                    self.log(f"    {name}: {failed} failed: {self.field.last_words()}")
                 found[name].samples.append(Sample(sample.wall, sample.cpu, failed, sample.output[-200:]))
         return list(found.values())
 

@@ -78,7 +78,7 @@ def measure(site: Ground, program: str, seconds: float) -> dict[str, tuple[float
     attempt = on_node(run, "node1") / "attempts" / "1"
     wait_for("eight ranks", lambda: len(records(attempt)) == RANKS)
     time.sleep(SETTLE)
-    who = kept(site, run)
+    who = background_processes(site, run)
     before, began = {name: use_of(pids) for name, pids in who.items()}, time.monotonic()
     time.sleep(seconds)
     after, took = {name: use_of(pids) for name, pids in who.items()}, time.monotonic() - began
@@ -86,7 +86,7 @@ def measure(site: Ground, program: str, seconds: float) -> dict[str, tuple[float
     return {name: (100 * (after[name].cpu - before[name].cpu) / took, after[name]) for name in who}
 
 
-def kept(site: Ground, run: RunDir) -> dict[str, set[int]]:
+def background_processes(site: Ground, run: RunDir) -> dict[str, set[int]]:
     """Return all processes of clusterctl that stay for a run, except the run's ranks."""
     attempt = on_node(run, "node1") / "attempts" / "1"
     supervisor = int((read_json(str(attempt / "supervisor.json")) or {})["pid"])

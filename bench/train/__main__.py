@@ -51,7 +51,7 @@ WORKS = {
     "ranks-fp32": Work(SMALL, 2, "fp32", ranks=2),
     "llama-124m-bf16": Work("llama-124M", 1, "bf16"),
     "llama-124m-fp32": Work("llama-124M", 1, "fp32"),
-    "1.3b-bf16": Work("gpt2-1.3B", 1, "bf16", narrow=True, apart=True),
+    "1.3b-bf16": Work("gpt2-1.3B", 1, "bf16", narrow=True, sequential=True),
     "gpu-345m": Work("gpt2-345M", 8, "bf16", device="cuda:0", square=8192),
     "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
 }
@@ -60,7 +60,7 @@ LEAST = 3
 KINDS = ("ours", "eager", "compile", "huggingface", "megatron", "products", "loop", "loop-eager")
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -106,18 +106,18 @@ def measure(name: str, options: argparse.Namespace) -> JsonObject:
     subjects = together() if work.ranks > 1 else alone(tuned)
     if work.model == "llama-124M":
         subjects = [subject for subject in subjects if subject.kind != "megatron"]
-    elif work.apart:
+    elif work.sequential:
         subjects = [subject for subject in subjects if subject.kind in ("ours", "compile", "huggingface")]
     subjects = [subject for subject in subjects if not options.only or subject.kind in options.only]
     until = time.monotonic() + options.seconds
     with scratch() as folder:
         field = Field(folder, work, options.peers, threads=1 if options.cpu else 0)
-        for some in [[subject] for subject in subjects] if work.apart else [subjects]:
+        for group in [[subject] for subject in subjects] if work.sequential else [subjects]:
             try:
                 # Subjects that run one after the other take the smallest number of steps.
-                take_turns(start_all(field, some, say), 0.0 if work.apart else until, LEAST)
+                take_turns(start_all(field, group, log), 0.0 if work.sequential else until, LEAST)
             finally:
-                for subject in some:
+                for subject in group:
                     subject.end()
         return answer(name, field, subjects, "cpu" if options.cpu else "seconds")
 
@@ -268,7 +268,7 @@ def memory(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
             candidate for candidate in subjects if not options.only or candidate.kind in options.only
         ]:
             try:
-                take_turns(start_all(field, [subject], say), 0.0, LEAST)
+                take_turns(start_all(field, [subject], log), 0.0, LEAST)
             finally:
                 subject.end()
         found = answer(
@@ -298,14 +298,14 @@ def losses(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     from bench.train.losses import losses_row, losses_table
 
     with scratch() as folder:
-        found = losses_row(folder, say)
+        found = losses_row(folder, log)
     return found, losses_table(found)
 
 
 def start(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     from bench.train.start import TURNS, start_row, start_table
 
-    found = start_row(TURNS, say)
+    found = start_row(TURNS, log)
     return found, start_table(found)
 
 
@@ -368,7 +368,7 @@ def main() -> int:
         parser.error(f"there is no row {', '.join(unknown)}; rows are {', '.join(ROWS)}")
     found = []
     for name in options.rows or DEFAULT:
-        say(name)
+        log(name)
         result, text = ROWS[name](name, options)
         found.append(result)
         print(f"{text}\n", flush=True)

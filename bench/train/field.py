@@ -51,7 +51,7 @@ class Work:
     """The side of the square matrices whose product gives the machine's rate."""
     narrow: bool = False
     """Whether peers keep everything in bf16, because fp32 masters would not fit the machine; ours has masters."""
-    apart: bool = False
+    sequential: bool = False
     """Whether subjects run one after the other, because they do not fit the memory together."""
 
 
@@ -72,7 +72,7 @@ class Subject:
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     gone: str = ""
 
-    def say(self, word: str) -> None:
+    def send(self, word: str) -> None:
         """Send a line to every rank; `answer` will report ranks that have ended."""
         for process in self.processes:
             assert process.stdin is not None
@@ -100,12 +100,12 @@ class Subject:
         )
 
     def step(self) -> StepFigures:
-        self.say("go")
+        self.send("go")
         return self.answer()
 
     def finish(self) -> None:
         """Let the subject continue after the last measured step and wait for its end."""
-        self.say("go")
+        self.send("go")
         for process in self.processes:
             process.wait()
 
@@ -281,16 +281,16 @@ def write_batches(config: TrainConfig, folder: Path) -> Path:
     return path
 
 
-def start_all(ground: Field, subjects: Sequence[Subject], tell: Any) -> list[Subject]:
+def start_all(ground: Field, subjects: Sequence[Subject], log: Any) -> list[Subject]:
     """Start the subjects and run their warm-up; return those that work. The others have the reason in `gone`."""
     started = []
     for subject in subjects:
-        tell(f"{subject.name}: starts")
+        log(f"{subject.name}: starts")
         try:
             ground.start(subject)
             for _ in range(WARM_STEPS - 1):
                 subject.step()
-            subject.say("reset")
+            subject.send("reset")
             started.append(subject)
         except Gone as gone:
             subject.gone = str(gone)

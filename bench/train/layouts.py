@@ -85,7 +85,7 @@ class Layout:
             "recompute": self.recompute.config(),
         }
 
-    def kept(self) -> tuple[Any, ...]:
+    def without_recompute(self) -> tuple[Any, ...]:
         """Return all settings except recomputation."""
         rest = (self.tensor, self.pipeline, self.interleave, self.sequence, self.layers)
         return (*rest, self.zero, self.offload)
@@ -175,10 +175,12 @@ class Measure:
         config = config_of(self.model, self.prefix, **layout.config())
         try:
             done = self.server.train(ranks, config)
-            off = apart(done.losses, self.alone.losses)
+            off = largest_gap(done.losses, self.alone.losses)
             wrong = ["too far"] if not off <= ALLOWED else []
-            wrong += ["different norm"] if not apart(done.norms, self.alone.norms) <= ALLOWED_NORM else []
-            same = self.seen.setdefault((ranks, *layout.kept()), done.losses) == done.losses
+            wrong += (
+                ["different norm"] if not largest_gap(done.norms, self.alone.norms) <= ALLOWED_NORM else []
+            )
+            same = self.seen.setdefault((ranks, *layout.without_recompute()), done.losses) == done.losses
             wrong += ["different bits than without recomputation"] if not same else []
             if self.resume and layout.recompute == NONE:
                 wrong += self._resumed(ranks, config, done)
@@ -195,7 +197,7 @@ class Measure:
         return wrong if half.files == whole.files else [*wrong, "different checkpoint after a resume"]
 
 
-def apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def largest_gap(ours: Sequence[float], theirs: Sequence[float]) -> float:
     if len(ours) != len(theirs):
         return float("inf")
     return max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))

@@ -52,16 +52,16 @@ OURS = Run("clusterctl, bf16", "ours", "bf16")
 OTHERS = (Run("eager, fp32, 1", "eager", "fp32", 1), Run("clusterctl, fp32", "ours", "fp32"), OURS)
 
 
-def losses_row(folder: Path, tell: Any) -> dict[str, Any]:
+def losses_row(folder: Path, log: Any) -> dict[str, Any]:
     """Return the losses of every run, and the errors of layer norm gradients during the trainer's run."""
     corpus = make_texts(folder)
     losses = {}
     for run in (REFERENCE, *AUTOCASTS, *OTHERS):
-        tell(f"{run.name}: {STEPS} steps")
+        log(f"{run.name}: {STEPS} steps")
         losses[run.name] = train(folder, corpus, run)
     errors = {}
     for step in range(EVERY, STEPS + 1, EVERY):
-        tell(f"layer norms after {step} steps")
+        log(f"layer norms after {step} steps")
         errors[step] = norm_errors(folder, corpus, step)
     return {"row": "losses", "losses": losses, "layer_norms": errors}
 
@@ -185,7 +185,7 @@ def differences(losses: Mapping[str, Sequence[float]]) -> dict[str, list[float]]
 
 def losses_table(found: Mapping[str, Any]) -> str:
     """Return a table of differences from the reference, the band, and the layer norms."""
-    losses, apart = found["losses"], differences(found["losses"])
+    losses, gaps = found["losses"], differences(found["losses"])
     lines = [
         f"losses: {STEPS} steps; differences from {REFERENCE.name}, means of {WINDOW} steps, in thousandths"
     ]
@@ -194,11 +194,11 @@ def losses_table(found: Mapping[str, Any]) -> str:
     lines.append(f"  {'up to step':<26}" + "".join(f"{(i + 1) * WINDOW:>8}" for i in at) + f"{'largest':>9}")
     plain = smooth(losses[REFERENCE.name])
     lines.append(f"  {REFERENCE.name:<26}" + "".join(f"{plain[i]:>8.3f}" for i in at))
-    for name, difference in apart.items():
+    for name, difference in gaps.items():
         text = "".join(f"{1000 * difference[i]:>+8.2f}" for i in at)
         lines.append(f"  {name:<26}{text}{1000 * max(map(abs, difference)):>9.2f}")
-    band = max(max(map(abs, apart[run.name])) for run in AUTOCASTS)
-    own = max(map(abs, apart[OURS.name]))
+    band = max(max(map(abs, gaps[run.name])) for run in AUTOCASTS)
+    own = max(map(abs, gaps[OURS.name]))
     lines.append(f"  ours in bf16 {'lies in' if own <= band else 'LEAVES'} the band of the autocast runs")
     errors = found["layer_norms"]
     lines.append("  error of layer norms' gradients, relative to fp64, at our weights")

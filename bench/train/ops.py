@@ -203,11 +203,11 @@ def medians(ops: list[Callable], inputs: tuple, repeat: int, clock: Callable[[],
     times: list[list[float]] = [[] for _ in ops]
     for _ in range(repeat + 2):
         for op, own in zip(ops, times, strict=True):
-            own.append(once(op, inputs, clock))
+            own.append(run_once(op, inputs, clock))
     return [statistics.median(own[2:]) * 1e3 for own in times]
 
 
-def once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
+def run_once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
     """Return the seconds by `clock` of one forward and backward pass on copies of the inputs."""
     import torch
 

@@ -25,7 +25,7 @@ from bench.runs.times import first_step
 TURNS = 5
 
 
-def start_row(turns: int, tell: Any) -> dict[str, Any]:
+def start_row(turns: int, log: Any) -> dict[str, Any]:
     """Return the seconds of each turn, and the parts of the ranks' own start."""
     ours: list[float] = []
     theirs: list[float] = []
@@ -35,7 +35,7 @@ def start_row(turns: int, tell: Any) -> dict[str, Any]:
         # From now on code and data are on the nodes and in the page cache.
         site.stop(site.launch(str(job)))
         for number in range(turns):
-            tell(f"turn {number + 1} of {turns}")
+            log(f"turn {number + 1} of {turns}")
             seconds, part = launched(site, job)
             ours.append(seconds)
             parts["clusterctl"].append(part)

@@ -134,7 +134,7 @@ def test_what_went_wrong_is_said(changes: Mapping[str, Any], says: str) -> None:
 
 def test_a_ranks_own_traceback_is_no_fault_and_another_rank_is_a_wrong_cause() -> None:
     quoted = "  | Traceback (most recent call last):\nnode1:0 Traceback (most recent call last):\n"
-    assert judge(replace(WELL, said=quoted)).well
+    assert judge(replace(WELL, output=quoted)).well
     other = ("restart 1 of 6 now: rank 3 on node2 (device 1) killed (SIGKILL)",)
     assert judge(replace(WELL, reasons=other)).cause is False
 

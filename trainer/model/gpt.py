@@ -88,8 +88,8 @@ class GPT(Transformer):
         return F.dropout(x, self.config.dropout, self.training)
 
     def _sight(self, tokens: Tensor, at: Tensor) -> Sight:
-        apart = self.ends is not None and self.ends.attention
-        documents = masks.documents(tokens, self.ends.eod) if apart and self.ends else None
+        separate = self.ends is not None and self.ends.attention
+        documents = masks.documents(tokens, self.ends.eod) if separate and self.ends else None
         length = tokens.shape[1] * self.context.size
         turning = turns(at, self.config, length) if self.config.rotary else None
         mask = native.Mask(self.config.window if self.config.window < length else 0, documents)

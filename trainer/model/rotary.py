@@ -45,8 +45,8 @@ def frequencies(rope: RopeConfig, size: int, context: int, length: int, device: 
         return plain / rope.factor
     if rope.scaling == "llama3":
         # How many full turns a pair makes over the original positions.
-        often = plain * (original / (2 * math.pi))
-        fast = ((often - rope.low_freq) / (rope.high_freq - rope.low_freq)).clamp(0.0, 1.0)
+        turns_made = plain * (original / (2 * math.pi))
+        fast = ((turns_made - rope.low_freq) / (rope.high_freq - rope.low_freq)).clamp(0.0, 1.0)
         return plain * (fast + (1.0 - fast) / rope.factor)
     if rope.scaling == "yarn":
         fast = _unscaled_part(rope, size, original, device)
@@ -57,8 +57,8 @@ def frequencies(rope: RopeConfig, size: int, context: int, length: int, device: 
 def _unscaled_part(rope: RopeConfig, size: int, original: int, device: torch.device) -> Tensor:
     """Return for each pair 1 if yarn keeps its frequency, 0 if yarn divides it by the factor, or a value between."""
 
-    def pair_of(often: float) -> float:
-        return size * math.log(original / (often * 2 * math.pi)) / (2 * math.log(rope.base))
+    def pair_of(turns_made: float) -> float:
+        return size * math.log(original / (turns_made * 2 * math.pi)) / (2 * math.log(rope.base))
 
     first = max(math.floor(pair_of(rope.beta_fast)), 0)
     last = min(math.ceil(pair_of(rope.beta_slow)), size - 1)

@@ -159,7 +159,7 @@ async def _tokenize(service: Service, request: web.Request) -> web.Response:
     if len(prompt) > MOST_TEXT:
         fields.fault("prompt", f"has {len(prompt)} characters; at most {MOST_TEXT} are encoded at a time")
     fields.done()
-    ids = await service.apart(len(body), lambda: service.decoder.tokenizer.encode(prompt))
+    ids = await service.encode(len(body), lambda: service.decoder.tokenizer.encode(prompt))
     return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": service.decoder.window})
 
 

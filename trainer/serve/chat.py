@@ -48,7 +48,7 @@ async def chat(service: Service, request: web.Request) -> web.StreamResponse:
     body = await service.body(request)
     order = _read(Fields.read(body, IGNORED), service)
     prompt = render(service.template or PLAIN, order.messages, service.tokenizer_config)
-    started, length = await service.apart(len(prompt), lambda: _started(service.decoder, prompt, order))
+    started, length = await service.encode(len(prompt), lambda: _started(service.decoder, prompt, order))
     service.reserve(request, [own for own, _ in started], in_pieces=order.stream)
     async with service.running(started, in_pieces=order.stream) as streams:
         frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": service.name}

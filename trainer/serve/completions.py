@@ -48,7 +48,7 @@ async def completions(service: Service, request: web.Request) -> web.StreamRespo
     """Answer a request to continue prompts."""
     body = await service.body(request)
     order = read_order(Fields.read(body, IGNORED), service)
-    choices = await service.apart(len(body), lambda: choices_of(order, service.decoder))
+    choices = await service.encode(len(body), lambda: choices_of(order, service.decoder))
     service.reserve(request, [choice.request for choice in choices], in_pieces=order.stream)
     prompt_tokens = sum(len(choice.ids) for choice in choices[:: order.count])
     started = [(choice.request, choice.sink) for choice in choices]

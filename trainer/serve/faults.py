@@ -124,8 +124,8 @@ class Fields:
     def done(self) -> None:
         unknown = [name for name in self._body if name not in self._taken]
         for name in unknown[:_MOST_UNKNOWN]:
-            near = difflib.get_close_matches(name[:40], self._taken, n=1)
-            self.fault(name[:60], "unknown field" + (f"; did you mean {near[0]}?" if near else ""))
+            closest = difflib.get_close_matches(name[:40], self._taken, n=1)
+            self.fault(name[:60], "unknown field" + (f"; did you mean {closest[0]}?" if closest else ""))
         if self._faults:
             message = "; ".join(f"{name}: {problem}" for name, problem in self._faults)
             if len(unknown) > _MOST_UNKNOWN:

@@ -50,7 +50,7 @@ async def api(service: Service, request: web.Request) -> web.StreamResponse:
     """Answer a request as Megatron's text generation server does."""
     body = await service.body(request)
     order = read_order(Fields.read(body), service.decoder)
-    started, prompts = await service.apart(len(body), lambda: _started(service.decoder, order))
+    started, prompts = await service.encode(len(body), lambda: _started(service.decoder, order))
     service.reserve(request, [own for own, _ in started])
     async with service.running(started) as streams:
         await service.texts(streams)

@@ -80,8 +80,8 @@ at("stop").addEventListener("click", () => control && control.abort());
 at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) generate();
 });
-const asked = new URLSearchParams(location.search).get("prompt");
-if (asked !== null) { at("prompt").value = asked; generate(); }
+const initial = new URLSearchParams(location.search).get("prompt");
+if (initial !== null) { at("prompt").value = initial; generate(); }
 </script></body></html>
 """)
 

@@ -84,7 +84,7 @@ class Service:
             content += chunk
         return bytes(content)
 
-    async def apart(self, size: int, work: Callable[[], Answer]) -> Answer:
+    async def encode(self, size: int, work: Callable[[], Answer]) -> Answer:
         """Return the result of `work`, which handles `size` bytes; for a large size it runs in a thread."""
         if size <= SHORT:
             return work()

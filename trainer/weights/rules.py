@@ -185,14 +185,14 @@ def refuse_unknown(
     unknown = sorted(name for name in set(found) - set(needed) if not re.fullmatch(ignored, name))
     faults = []
     if missing:
-        faults.append(f"{source}: lacks {_some(missing)}")
+        faults.append(f"{source}: lacks {_listed(missing)}")
     if unknown:
-        faults.append(f"{source}: contains {_some(unknown)}, which this kind of model does not have")
+        faults.append(f"{source}: contains {_listed(unknown)}, which this kind of model does not have")
     if faults:
         raise CheckpointError("\n".join(faults), "check that the config belongs to these weights")
 
 
-def _some(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.train.layouts import STEPS, Layout, apart, config_of, corpus
+from bench.train.layouts import STEPS, Layout, config_of, corpus, largest_gap
 from bench.train.rank_server import Failed, Server, Trained
 from trainer.plan.resolve import try_config
 
@@ -97,7 +97,7 @@ class Measure:
             found = self.server.continue_from(middle, target.ranks, self._config(target))
         except Failed as error:
             return row | {"off": None, "wrong": str(error)}
-        off = apart(found.losses, expected.losses[HALF:])
+        off = largest_gap(found.losses, expected.losses[HALF:])
         wrong = [] if off <= ALLOWED else ["too far"]
         if source == target:
             same = found.losses == expected.losses[HALF:] and found.norms == expected.norms[HALF:]
