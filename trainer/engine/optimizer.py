@@ -240,7 +240,7 @@ class LossScale:
         self.value = config.initial if config else 1.0
         # Steps without an overflow since the last overflow or the last doubling.
         self.clean = 0
-        # The scale halves at this many further overflows.
+        # The scale halves after this many further overflows.
         self.patience = config.hysteresis if config else 0
 
     @property

@@ -38,7 +38,7 @@ class Pipeline:
     ends: Any = None
     """The group of the first and the last stage; None on other stages."""
     ways: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
-    """Groups for the messages of the backward and forward passes, which alternate by the sender's stage.
+    """Groups for the messages of backward passes, and of forward passes; the sender's stage decides which one is used.
 
     Each group carries one kind of message in one direction between two ranks. NCCL runs the operations between two
     ranks of a group in order, so two ranks that both send before they receive would wait for each other forever.

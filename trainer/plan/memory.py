@@ -149,7 +149,7 @@ def learned_parameters(config: TrainConfig) -> int:
 
 
 def under_way(config: TrainConfig, layout: Layout, stage: int) -> float:
-    """Return for how many micro-batches a stage keeps all its activations at the same time (1F1B)."""
+    """Return for how many micro-batches a stage keeps activations (1F1B); one piece of several is a fraction."""
     micros = accumulation(config.global_batch or 1, config.micro_batch, layout.readers)
     stages_, pieces = layout.pipeline, config.parallel.interleave
     if stages_ == 1:

@@ -119,9 +119,7 @@ def _layers(folder: Path, ranks: int) -> list[dict[int, Mapping[str, Lazy]]]:
     files = files_of(folder, _LAYER)
     for (layer, model), file in sorted(files.items(), key=lambda item: (item[0][1], item[0][0])):
         if model > len(found) or model >= ranks:
-            raise CheckpointError(
-                f"{file}: the files of model parallel rank {min(model, len(found))} are missing"
-            )
+            raise CheckpointError(f"{file}: there is no model parallel rank {min(model, len(found))}")
         if model == len(found):
             found.append({})
         found[model][layer] = _tensors(read_torch(file), file)
