@@ -104,7 +104,7 @@ def test_fp16_on_cpus_is_planned_with_a_note(run: Run, tmp_path: Path) -> None:
     for kind, noted in (("cpu", True), ("cuda", False)):
         code, out, err = run("plan", "half.yaml", "--what-if", f"nodes=1,devices=8,kind={kind}")
         assert code == 0 and "tokens/s" in out
-        assert ("a CPU multiplies fp16" in err) == noted
+        assert ("a CPU computes in fp16" in err) == noted
 
 
 def test_what_is_surely_not_meant_is_said_and_stops_nothing(run: Run, tmp_path: Path) -> None:

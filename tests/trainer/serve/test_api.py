@@ -243,7 +243,7 @@ def test_megatrons_rules_are_answered_with_400_and_a_message(server: Server, cha
 
 
 def test_an_address_that_others_reach_needs_a_key(serving: Start, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="there is no API key"), serving(model, "--host", "0.0.0.0"):
+    with pytest.raises(AssertionError, match="so an API key is needed"), serving(model, "--host", "0.0.0.0"):
         pass
     (tmp_path / "key").write_text("a secret key\n")
     with serving(model, "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "key")) as server:
