@@ -122,7 +122,7 @@ def test_a_run_that_went_on_from_its_checkpoint_is_well_and_its_cause_right() ->
         ({"attempt": 4}, "4 attempts, not 2 to 2"),
         ({"codes": {"launch": 70}}, "`launch` ended with 70"),
         ({"codes": {"launch": 124}}, "`launch` ended with 124"),
-        ({"said": "Traceback (most recent call last):\n  x"}, "a traceback on the user's screen"),
+        ({"output": "Traceback (most recent call last):\n  x"}, "a traceback on the user's screen"),
         ({"lost_lines": ("node1/rank-0.out of attempt 1: 5 of 9 bytes",)}, "5 of 9 bytes"),
     ],
 )
