@@ -268,7 +268,8 @@ class WithExamples:
             return rest
         except WRONG_WORDS as error:
             option = getattr(error, "option_name", "")
-            if not option or self.key not in COMMANDS_OF_USERS or "--" in typed:
+            unknown = option and type(error).__name__ == "NoSuchOption"
+            if not unknown or self.key not in COMMANDS_OF_USERS or "--" in typed:
                 raise wrong_words(error, ctx) from None
             import shlex
 

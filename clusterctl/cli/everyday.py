@@ -32,6 +32,14 @@ def show_help(
     """Print the help of a command, or of the program."""
     from clusterctl.cli.main import command
 
+    found = command()
+    for number, word in enumerate(words or ()):
+        if not hasattr(found, "commands"):
+            before = " ".join(["clusterctl", *(words or ())[:number]])
+            raise UsageError(f"{word!r} is too much: `{before}` has no commands", f"{before} -h")
+        if word not in found.commands:
+            break
+        found = found.commands[word]
     command()(args=[*(words or ()), "--help"], prog_name="clusterctl", standalone_mode=False)
 
 

@@ -318,7 +318,8 @@ def connected(
     trust_new = accept_new or settings.accept_new_host_keys
     patience = connect_timeout or settings.connect_timeout
     ssh_option.warn_without_ssh(cluster)
-    kept_for = duration(persist or settings.persist)
+    with at_option("--persist" if persist else "`persist` in the settings, or $CLUSTERCTL_PERSIST"):
+        kept_for = duration(persist or settings.persist)
     if kept_for:
         from clusterctl.keeper.client import KeeperTransport
         from clusterctl.keeper.messages import WayOptions
@@ -340,6 +341,15 @@ def connected(
         transport = by_host
     with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:
         yield connections
+
+
+@contextmanager
+def at_option(option: str) -> Iterator[None]:
+    """Name an option in the error of its value."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{option}: {error.message}", error.hint) from None
 
 
 def runs_folder() -> Path:

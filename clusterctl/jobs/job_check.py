@@ -207,9 +207,11 @@ def rehearse(job: Job, cluster: Cluster) -> Rehearsal:
 def forwarded(job: Job) -> dict[str, str]:
     """Return the variables that a job forwards from this environment; raise UsageError if some are not set."""
     if missing := missing_variables(job):
-        raise UsageError(
-            f"{job.source}: forward: {', '.join(missing)} is not set here", "set it, or take it off the list"
-        )
+        names = ", ".join(missing)
+        if job.document is None:
+            remedy = f"export it, or give a value: --env {missing[0]}=VALUE"
+            raise UsageError(f"--env {names}: it is not set here", remedy)
+        raise UsageError(f"{job.source}: forward: {names} is not set here", "set it, or take it off the list")
     return inherited(job.forward)
 
 

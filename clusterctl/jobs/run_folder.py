@@ -428,11 +428,7 @@ def find_run(folder: Path, name: str) -> RunDir:
     if "/" in name and not Path(name).exists():
         raise UsageError(f"{name}: no such file or folder", "name a run, or a folder that exists")
     runs = all_runs(folder)
-    if not runs:
-        raise UsageError(
-            f"no runs in {folder}", "start one with `clusterctl launch JOB`, or `clusterctl demo`"
-        )
-    if name == "last":
+    if name == "last" and runs:
         return runs[0]
     hits = [run for run in runs if run.run_id == name] or [run for run in runs if run.run_id.startswith(name)]
     if len(hits) == 1:
@@ -441,6 +437,13 @@ def find_run(folder: Path, name: str) -> RunDir:
         raise UsageError(
             f"{name!r} begins {len(hits)} runs: {', '.join(run.run_id for run in hits[:5])}",
             "give more of the id",
+        )
+    if Path(name).is_dir():
+        remedy = "name a run (`clusterctl runs` lists them), or the folder of a checkpoint"
+        raise UsageError(f"{name}: a folder, but not of a run: it has no run.json", remedy)
+    if not runs:
+        raise UsageError(
+            f"no runs in {folder}", "start one with `clusterctl launch JOB`, or `clusterctl demo`"
         )
     raise UsageError(
         f"no run {name!r} in {folder}",

@@ -283,10 +283,11 @@ def _checked_directory(directory: Path) -> Path:
 def _check_counts(nodes: int, devices: int, mode: str) -> None:
     most = MAX_NODES if mode == "namespaces" else MAX_ON_LOOPBACK
     if not 1 <= nodes <= most:
-        raise UsageError(f"{nodes} nodes are not possible in mode {mode}", f"use 1 to {most}")
+        raise UsageError(f"-n {nodes}: so many nodes are not possible in mode {mode}", f"use 1 to {most}")
     if not 1 <= devices <= sandbox_devices.MAX_DEVICES:
         raise UsageError(
-            f"{devices} devices per node are not possible", f"use 1 to {sandbox_devices.MAX_DEVICES}"
+            f"--devices {devices}: so many per node are not possible",
+            f"use 1 to {sandbox_devices.MAX_DEVICES}",
         )
 
 

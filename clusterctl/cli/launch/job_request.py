@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli.launch.node_choice import Choice
-from clusterctl.cli.options import NodeOptions, complete_jobs
+from clusterctl.cli.options import NodeOptions, at_option, complete_jobs
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class JobRequest(NodeOptions):
         from clusterctl.jobs import job as jobs
 
         argv = self.words or []
+        with at_option("--devices"):
+            devices = None if self.devices is None else named_devices(self.devices)
         if not argv:
             raise UsageError(
                 "no job file and no command given",
@@ -116,7 +118,7 @@ class JobRequest(NodeOptions):
                 )
             job = jobs.load(Path(argv[0]), self.overrides or (), choice.faults)
             job = self._changed(job)
-            return job if self.devices is None else replace(job, devices=named_devices(self.devices))
+            return job if devices is None else replace(job, devices=devices)
         if self.overrides:
             raise UsageError(
                 "--set needs a job file", "pass settings of a command as its own arguments, after `--`"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +83,7 @@ def push(
     chosen = selection.chosen()
     if not source.exists():
         raise UsageError(f"{source}: no such file or folder", "give the file or folder to push")
+    _refuse_node_in(node_path, f"clusterctl push {shlex.quote(str(source))} {{path}} -n {{nodes}}")
     if how.image:
         from clusterctl.cli.nodes.push_image import push_image
 
@@ -103,6 +106,14 @@ def push(
         _show_dry_run(tree, dest, outcomes, as_json)
     else:
         show_pushed(outcomes, as_json)
+
+
+def _refuse_node_in(path: str | None, example: str) -> None:
+    """Raise a UsageError for a path in the form of scp, NODE:/PATH: nodes are chosen by options."""
+    if path and (found := re.fullmatch(r"(?P<nodes>[^/:~]+):(?P<path>[/~].*)", path)):
+        words = example.replace("{path}", shlex.quote(found["path"]))
+        words = words.replace("{nodes}", shlex.quote(found["nodes"]))
+        raise UsageError(f"{path}: a path on the nodes has no node in it", words)
 
 
 class _Push:
@@ -196,6 +207,7 @@ def pull(
     from clusterctl.cli.views.progress_bar import bar
     from clusterctl.transfer import pull as pulling
 
+    _refuse_node_in(node_path, f"clusterctl pull {{path}} {shlex.quote(str(dest))} -n {{nodes}}")
     chosen = selection.chosen()
     places = {node.name: pulling.pull_place(dest, node.name, node_path) for node in chosen.nodes}
     if dry_run:

@@ -15,6 +15,7 @@ from clusterctl.cli.options import (
     Force,
     Json,
     NodeOptions,
+    at_option,
     cluster_of,
     connected,
     has_inventory,
@@ -138,7 +139,8 @@ def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) ->
     from clusterctl.inventory.cluster import named_devices
     from clusterctl.ranktable import api, from_nodes
 
-    devices = None if query.devices is None else named_devices(query.devices)
+    with at_option("--devices"):
+        devices = None if query.devices is None else named_devices(query.devices)
     chosen = selection.chosen()
     api.buildable(query.hardware)
     with connected(chosen, accept_new) as connections:

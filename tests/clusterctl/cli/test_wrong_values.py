@@ -28,6 +28,25 @@ NODES = [
 LINES = [
     (("init", "--from", ""), "--from: the command is empty"),
     (("init", "--from", " "), "--from: the command is empty"),
+    (("exec", "all", "--persist", "99y", "--", "true"), "--persist: '99y' is not a duration"),
+    (("ranktable", "build", "--devices", "9-1"), "--devices: '9-1' is not"),
+    (("launch", "job.yaml", "--devices", "[0,1"), "--devices: '[0,1' is not"),
+    (("launch", "--devices", "x", "--", "true"), "--devices: 'x' is not"),
+    (("plan", "job.yaml", "--set"), "option '--set' requires an argument\n  try: clusterctl plan -h"),
+    (("launch", "job.yaml", "--sweep", "env.A=1", "--each"), "option '--each' requires an argument"),
+    (
+        ("launch", "--env", "CLUSTERCTL_TEST_UNSET", "--", "true"),
+        "--env CLUSTERCTL_TEST_UNSET: it is not set",
+    ),
+    (("generate", "empty"), "empty: a folder, but not of a run"),
+    (("checkpoint", "verify", "empty"), "empty: a folder, but not of a run"),
+    (("tensorboard", "empty"), "empty: a folder, but not of a run"),
+    (("sandbox", "up", "-n", "0"), "-n 0: so many nodes"),
+    (("sandbox", "up", "--devices", "-1"), "--devices -1: so many"),
+    (("help", "exec", "more"), "'more' is too much"),
+    (("help", "nodes", "list", "more"), "'more' is too much: `clusterctl nodes list` has no commands"),
+    (("push", "empty", "node1:/tmp/x"), "node1:/tmp/x: a path on the nodes has no node in it"),
+    (("pull", "node[1-2]:~/x", "out"), "clusterctl pull '~/x' out -n 'node[1-2]'"),
 ]
 
 
@@ -35,6 +54,7 @@ LINES = [
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     (tmp_path / "job.yaml").write_text(COMMAND)
+    (tmp_path / "empty").mkdir()
     return tmp_path
 
 

@@ -34,10 +34,10 @@ def test_importing_the_sandbox_loads_no_ssh_and_no_cryptography() -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({"nodes": 0}, "0 nodes"),
-        ({"nodes": 251, "mode": "embedded"}, "251 nodes"),
-        ({"devices": 0}, "0 devices"),
-        ({"devices": 17}, "17 devices"),
+        ({"nodes": 0}, "-n 0: so many"),
+        ({"nodes": 251, "mode": "embedded"}, "-n 251: so many"),
+        ({"devices": 0}, "--devices 0: so many"),
+        ({"devices": 17}, "--devices 17: so many"),
         ({"mode": "loopbak"}, "unknown mode 'loopbak'"),
     ],
 )
