@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
 
 
+OUTPUT = Path("cluster.yaml")
 Hosts = Annotated[
     str | None,
     typer.Option("--hosts", metavar="SET", help="Names or addresses of the nodes: node[1-4], 10.0.0.[1-8]."),
@@ -48,9 +49,9 @@ def init(
     kind: Annotated[
         str | None, typer.Option(metavar="KIND", help="Kind of the devices: cpu, cuda or npu. Default: npu.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path(
-        "cluster.yaml"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")
+    ] = OUTPUT,
     job: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Write NAME.yaml instead: a commented job that trains a model."),
@@ -72,6 +73,16 @@ def init(
             )
         _write_from(source, job, force, dry_run)
     elif job is not None:
+        if nodes := [
+            name for name, value in (("--hosts", hosts), ("--hostfile", hostfile)) if value is not None
+        ]:
+            raise UsageError(
+                f"--job writes a job, and {nodes[0]} is about nodes", "write one after the other"
+            )
+        if output != OUTPUT:
+            raise UsageError(
+                f"--job {job}: the file gets this name, so -o {output} is unused", "leave out -o"
+            )
         _write_job(job, force, dry_run)
     elif hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile can't be given together", "one of them names the nodes")

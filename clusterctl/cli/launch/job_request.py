@@ -116,9 +116,14 @@ class JobRequest(NodeOptions):
                     f"{argv[0]} is a job file; {argv[1]!r} is one word too many",
                     "change keys of a job with --set; give either a job file or a command",
                 )
+            self._refuse_command_options(argv[0])
             job = jobs.load(Path(argv[0]), self.overrides or (), choice.faults)
             job = self._changed(job)
             return job if devices is None else replace(job, devices=devices)
+        if not argv[0].strip():
+            raise UsageError(
+                "the command is empty", "name a program after `--`; is a variable of the shell unset?"
+            )
         if self.overrides:
             raise UsageError(
                 "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
@@ -128,6 +133,18 @@ class JobRequest(NodeOptions):
         given = {name: value for name, value in pairs if value is not None}
         job = jobs.from_command(argv, code, self.devices, given)
         return self._changed(replace(job, forward=tuple(name for name, value in pairs if value is None)))
+
+    def _refuse_command_options(self, job_file: str) -> None:
+        """Raise a UsageError for options that a job file has as keys."""
+        remedies = {
+            "--code": (self.code, "--set code=DIR"),
+            "--no-code": (self.no_code, "leave `code` out of the file"),
+            "--env": (self.env, "--set env.NAME=VALUE"),
+        }
+        given = [name for name, (value, _) in remedies.items() if value]
+        if given:
+            remedy = "; ".join(remedies[name][1] for name in given)
+            raise UsageError(f"{', '.join(given)} is for a command, and {job_file} is a job file", remedy)
 
     def _changed(self, job: Job) -> Job:
         """Return the job with what `--per-node` and `--env-style` say."""

@@ -86,6 +86,8 @@ class JobChanges:
         if self.restarts is not None:
             job = replace(job, restart=replace(job.restart or Restart(), max=self.restarts))
         job = replace(job, share_devices=True) if self.share else job
+        if self.notify is not None and not self.notify.strip():
+            raise UsageError("--notify is empty", f"give {FORMS}")
         if problem := problem_of(self.notify or ""):
             raise UsageError(f"--notify: {problem}", FORMS)
         job = replace(job, notify=self.notify) if self.notify else job

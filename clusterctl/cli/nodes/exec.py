@@ -147,6 +147,10 @@ def exec_(
     unreachable."""
     from clusterctl.exec.command import Command
 
+    if not words[0].strip():
+        raise UsageError(
+            "the command is empty", "name a program after `--`; is a variable of the shell unset?"
+        )
     chosen = options.cluster_of(cluster, selection, exclude)
     form.check(chosen)
     job = _job_with_setup(how.job) if how.job else None
