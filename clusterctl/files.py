@@ -63,7 +63,7 @@ def save_new(path: Path, text: str, *, force: bool = False, dry_run: bool = Fals
             return False
         if existing is not None and not force:
             raise UsageError(
-                f"{path}: another file with this name exists", "--force overwrites it; -o names another file"
+                f"{path}: another file with this name exists", "--force overwrites it; or choose another name"
             )
         if not dry_run:
             replace_file(path, text)

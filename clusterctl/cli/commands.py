@@ -227,7 +227,7 @@ def wrong_words(error: Exception, ctx: Any) -> Exception:
 
     parameter, text = getattr(error, "param", None), str(getattr(error, "message", error))
     if parameter is not None and isinstance(error, typer.BadParameter) and text:
-        text = f"{parameter.get_error_hint(ctx)}: {text}".replace("'", "", 2)
+        text = parameter.get_error_hint(ctx).replace("'", "") + f": {text}"
     else:
         text = str(getattr(error, "format_message", error.__str__)())
         text = text[:1].lower() + text[1:]

@@ -49,6 +49,8 @@ LINES = [
     (("plan", "job.yaml", "--code", "empty"), "--code is for a command, and job.yaml is a job file"),
     (("launch", "job.yaml", "--notify", ""), "--notify is empty"),
     (("exec", "all", "--", ""), "the command is empty"),
+    (("logs", "tail", "last", "-n", "-3"), "--lines / -n: -3 is out of range"),
+    (("init", "--job", "cluster"), "exists\n  try: --force overwrites it; or choose another name"),
     (("launch", "--no-code", "--", ""), "the command is empty"),
     (("push", "empty", ""), "the path on the nodes is empty"),
     (("pull", "", "out"), "the path on the nodes is empty"),
