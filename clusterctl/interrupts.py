@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # The C module: the Python module `signal` would import enum.
 import _signal as signal  # type: ignore[import-not-found]
+import atexit
 import os
 
 EXIT_INTERRUPTED = 130
@@ -19,9 +20,20 @@ def while_loading() -> None:
     """From now on Ctrl-C ends this process at once, without a traceback; an ignored SIGINT stays ignored."""
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, end_at_once)
+        # Python gives back the signal's default at its end, which would change the exit code of finished work.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def while_working() -> None:
     """From now on Ctrl-C raises KeyboardInterrupt, as usual."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def handled() -> None:
+    """Let this process end with its own exit code after a KeyboardInterrupt.
+
+    If it came within `exec` of a text, as dataclasses use it, Python would kill itself by SIGINT at its end. The next
+    text that is evaluated resets that.
+    """
+    eval("0")

@@ -47,6 +47,9 @@ def run(argv: list[str]) -> int:
         command()(args=argv, prog_name="clusterctl")
         return 0
     except SystemExit as done:
+        if _was_interrupted(done):
+            interrupts.handled()
+            print("interrupted", file=sys.stderr)
         return done.code if isinstance(done.code, int) else int(bool(done.code))
     except ClusterctlError as error:
         report_error(error)
@@ -58,6 +61,7 @@ def run(argv: list[str]) -> int:
         report_error(fault)
         return fault.exit_code
     except KeyboardInterrupt:
+        interrupts.handled()
         print("interrupted", file=sys.stderr)
         return interrupts.EXIT_INTERRUPTED
     # The outermost handler: any other exception is a bug.
@@ -85,6 +89,11 @@ def warm_up() -> None:
 
     for verb in ("exec", "push", "pull"):
         command().commands[verb]
+
+
+def _was_interrupted(done: SystemExit) -> bool:
+    """Return whether a program ends because of Ctrl-C, which typer turns into an exit code without a word."""
+    return isinstance(getattr(done.__context__, "__cause__", None), KeyboardInterrupt)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -44,3 +44,35 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
         capture_output=True,
     )
     assert done.returncode == 7
+
+
+@pytest.mark.parametrize(
+    "within", ["os.kill(os.getpid(), 2)", "exec('os.kill(os.getpid(), 2)\\nwhile 1: pass')"]
+)
+def test_ctrl_c_while_a_command_works_ends_with_one_line_too(tmp_path: Path, within: str) -> None:
+    code = f"import os\nimport clusterctl.cli.options as o\no.runs_folder = lambda: {within}\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterctl", "runs"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_after_the_work_changes_no_exit_code() -> None:
+    # The last moments of Python: modules are being deleted.
+    code = "class Late:\n    def __del__(self, kill=__import__('os').kill, pid=__import__('os').getpid()):\n"
+    code += "        kill(pid, 2)\n"
+    code += "import sys; sys.late = Late(); sys.argv = ['', 'version']\n"
+    code += "from clusterctl.cli.entry import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("clusterctl ") and done.stderr == ""
