@@ -156,6 +156,8 @@ class TrainSummary:
     memory_per_device_bytes: Mapping[str, int]
     highest_stage: int
     memory_of_the_node_bytes: int
+    offload_disk_bytes: int
+    """Of a node; 0 without offload to NVMe."""
     memory_of_a_device_bytes: int | None
     usable_memory_bytes: int | None
     fits: bool | None

@@ -23,11 +23,12 @@ from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.engine.deepspeed_passes import DeepSpeedRunner, PipelineRunner, SingleStageRunner
 from trainer.engine.deepspeed_shards import Moments, Shares
+from trainer.engine.nvme_folders import RunFolders, folders
 from trainer.engine.optimizer import MOMENTS, LossScale, adamw, owners
 from trainer.engine.parts import Place
 from trainer.engine.passes import Batch, Model, loss_weights, tokens_of
 from trainer.engine.rank_state import clip_factor, norm_of, saves_copy
-from trainer.engine.rows_on_disk import RowsOnDisk, folders, remove_files
+from trainer.engine.rows_on_disk import RowsOnDisk
 from trainer.engine.torch_engine import StepResult
 from trainer.errors import InputError
 from trainer.model.adapter import AdaptedColumns, AdaptedRows
@@ -55,6 +56,7 @@ class DeepSpeedEngine:
         self.data, self.parallel, self.pipeline = groups.data, groups.tensor, groups.pipeline
         self.model, self.cuts, self.shapes = model, cuts_of(model), shapes or shapes_of(model, model.parallel)
         self.run = run
+        self.folders: RunFolders | None = None
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         everything = dict(model.named_parameters())
         self.parameters: Mapping[str, nn.Parameter] = learned(everything)
@@ -99,6 +101,8 @@ class DeepSpeedEngine:
         options = settings(config, micros, numbers, self.device, self.run)
         if uses_disk(config.deepspeed):
             require_libaio()
+            given = settings_of(config.deepspeed)
+            self.folders = RunFolders(given, self.run, self.groups.everyone.rank)
         groups = ParallelGroups(self.groups) if self.parallel.size > 1 and self.pipeline.stages == 1 else None
         # Divide the model before it is moved, so that no device needs memory for all of it.
         if config.zero == 3:
@@ -174,8 +178,8 @@ class DeepSpeedEngine:
         """Log the count, time and rate of each exchange if the settings ask for it; remove this rank's files."""
         if settings_of(self.config.deepspeed).get("comms_logger", {}).get("enabled"):
             self.deepspeed.comm.log_summary()
-        if self.disk is not None:
-            remove_files(settings_of(self.config.deepspeed), self.run, self.groups.everyone.rank)
+        if self.folders is not None:
+            self.folders.remove()
 
     def any(self, flag: bool) -> bool:
         return self.groups.everyone.any(flag)

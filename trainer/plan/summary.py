@@ -15,6 +15,7 @@ from trainer.plan.checkpoints import checkpoint_cost, disk_faults
 from trainer.plan.checks import lint, name_notes
 from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import Stage, learned_parameters, stages
+from trainer.plan.offload import offload_disk
 from trainer.plan.reported import with_reported
 from trainer.plan.resolve import plan_config
 from trainer.plan.time import CONVENTIONS, cost, per_token
@@ -116,6 +117,7 @@ def summary(
         "memory_per_device_bytes": need.as_json(),
         "highest_stage": highest.stage,
         "memory_of_the_node_bytes": max(stage.node for stage in found),
+        "offload_disk_bytes": offload_disk(config, layout, hardware),
         "memory_of_a_device_bytes": int(hardware.memory * 1e9) or None,
         "usable_memory_bytes": int(hardware.room) or None,
         "fits": need.total <= hardware.room if hardware.room else None,

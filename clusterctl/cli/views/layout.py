@@ -120,6 +120,8 @@ def _memory_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
             "",
             f"the optimizer takes {size(summary.memory_of_the_node_bytes)} of host memory per device",
         )
+    if summary.offload_disk_bytes:
+        yield "", f"offload takes up to {size(summary.offload_disk_bytes)} of each node's disk (nvme_path)"
 
 
 def _time_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:

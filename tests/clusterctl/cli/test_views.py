@@ -188,6 +188,15 @@ def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> N
     assert drawn(tables.plan_facts(made, two)).count(line) == 2
 
 
+def test_a_plan_tells_what_offload_takes_of_a_disk() -> None:
+    answer = check({"train": TRAIN, "world_size": 1})
+    summary = read_check(answer).summary
+    assert summary is not None and "nvme_path" not in drawn(*layout.training(summary))
+    moved = replace(summary, offload_disk_bytes=21_000_000_000)
+    line = "offload takes up to 21 GB of each node's disk (nvme_path)"
+    assert line in drawn(*layout.training(moved))
+
+
 def test_an_answer_of_the_trainer_without_a_figure_is_refused_with_its_key() -> None:
     answer = check({"train": TRAIN, "world_size": 1})
     del answer["summary"]["checkpoints"]["kept"]

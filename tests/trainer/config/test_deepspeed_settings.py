@@ -95,3 +95,25 @@ def test_every_contradiction_is_named_at_once(merged: Merge) -> None:
 def test_settings_that_cannot_be_followed_are_refused(settings: Any, says: str, merged: Merge) -> None:
     _, faults = merged(settings)
     assert any(says in str(fault) for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("zero", "refused"),
+    [
+        ({"offload_param": {"device": "nvme", "nvme_path": "/nvme"}}, "offload_param"),
+        ({"offload_param": {"device": "cpu"}}, ""),
+        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}, ""),
+    ],
+)
+def test_weights_on_a_disk_are_refused_with_adapters(zero: Any, refused: str, merged: Merge) -> None:
+    tune = {"task": "chat", "train": "/chat.jsonl", "lora": {"rank": 4}}
+    others = {"tune": tune, "init": {"source": "/base"}, "data": {"tokenizer": "/tokenizer.json"}}
+    _, faults = merged({"zero_optimization": {"stage": 3, **zero}}, 2, **others)
+    if not refused:
+        assert not faults
+        return
+    (fault,) = faults
+    assert fault.key == f"{KEY}zero_optimization.{refused}.device" and fault.remedy == "device: cpu"
+    assert "the weights that LoRA leaves as they are cannot be read there" in fault.what
+    _, faults = merged({"zero_optimization": {"stage": 3, **zero}}, 2)
+    assert not faults, "without adapters"

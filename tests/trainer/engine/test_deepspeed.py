@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.engine.test_layouts import MODELS, STEPS, alike, changes_of, losses  # noqa: F401
+from trainer.plan.summary import check
 
 pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.slow
@@ -262,13 +263,17 @@ def test_offload_to_a_disk_gives_the_losses_of_memory_and_its_checkpoints_need_n
         return losses(metrics(tmp_path / name, "step"))
 
     train("memory", {"offload_optimizer": {"device": "cpu"}})
-    train("whole", zero)
     train("parts", zero, CLUSTERCTL_FAULT="rank1:step6:exit7")
-    assert list((tmp_path / "nvme" / "parts").rglob("*.swp"))
+    left = sum(file.stat().st_size for file in (tmp_path / "nvme" / "parts").rglob("*.swp"))
+    engine = {"deepspeed": {"zero_optimization": {"stage": 3, **zero}}}
+    planned = check({"train": raw_config(engine=engine, model=ON_DISK), "world_size": 2})
+    assert 0.5 < left / planned["summary"]["offload_disk_bytes"] < 1.01
+    train("whole", zero)
+    assert not (tmp_path / "nvme" / "parts").exists(), "the next start removes what a failed run left"
     shutil.copytree(tmp_path / "parts", tmp_path / "moved")
     train("parts", zero)
     train("moved", {})
-    assert not list((tmp_path / "nvme").rglob("*.swp"))
+    assert not list((tmp_path / "nvme").iterdir())
     for name in ("parts", "moved"):
         assert [start["step"] for start in metrics(tmp_path / name, "start")] == [0, 4]
     assert len(of("whole")) == 6 and of("parts") == of("whole")
