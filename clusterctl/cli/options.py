@@ -373,6 +373,16 @@ def run_named(name: str) -> RunDir:
     return run
 
 
+def run_with_checkpoints(name: str) -> RunDir:
+    """Return the run that a command line names for its checkpoints; `last` is no run of generate, serve or eval."""
+    from clusterctl.jobs.run_folder import all_runs
+
+    if name == "last":
+        newest = (run.run_id for run in all_runs(runs_folder()) if not run.read_record().job.only_reads_model)
+        name = next(newest, name)
+    return run_named(name)
+
+
 def refuse_pending(run: RunDir) -> None:
     """Raise a UsageError if a run still waits for its nodes."""
     from clusterctl.jobs.phase import Phase

@@ -117,6 +117,11 @@ class Job:
         return self.processes == "node" or self.fills_launcher
 
     @property
+    def only_reads_model(self) -> bool:
+        """Whether this is a run of `generate`, `serve` or `eval`, which has no checkpoints of its own."""
+        return self.trainer and self.train is None
+
+    @property
     def fills_launcher(self) -> bool:
         """Whether the command is a launcher whose open options are filled in."""
         return self.processes != "device" and launchers.recognise(self.command) is not None

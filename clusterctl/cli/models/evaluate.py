@@ -109,4 +109,8 @@ def _evaluate_here(order: Order, where: str, as_json: bool) -> None:
 
 def results_of(where: str) -> Path:
     """Return the folder for results: in the folder of a run, or ./evaluations for a checkpoint's folder."""
-    return Path(EVALUATIONS_DIR) if Path(where).is_dir() else options.run_named(where).root / EVALUATIONS_DIR
+    return (
+        Path(EVALUATIONS_DIR)
+        if Path(where).is_dir()
+        else options.run_with_checkpoints(where).root / EVALUATIONS_DIR
+    )

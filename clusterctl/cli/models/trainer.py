@@ -143,7 +143,7 @@ def checkpoint_of(where: str) -> Path:
         raise UsageError(
             f"{where}: not a checkpoint: it has no manifest.json", "name a step-... folder, or a run"
         )
-    run = options.run_named(where)
+    run = options.run_with_checkpoints(where)
     found = sorted(path for path in run.checkpoints.glob("step-*") if (path / "manifest.json").is_file())
     if not found:
         node, folder = next(iter(run.read_record().run_dirs.items()))

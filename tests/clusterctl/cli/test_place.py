@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clusterctl.cli import options
 from clusterctl.cli.models.place import OnNodes, RankPlaces, job_on, ranks_of
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.plan import make_plan
+from clusterctl.jobs.run_folder import RunDir
+from tests.support.records import record_of
 
 
 def cluster(*kinds: str, devices: int = 4) -> Cluster:
@@ -73,3 +78,28 @@ def test_what_cannot_compute_is_refused_before_anything_starts(
     with pytest.raises(UsageError, match=says) as caught:
         ranks_of(cluster(*kinds), device, *division)
     assert caught.value.hint
+
+
+def test_the_last_run_with_checkpoints_is_no_run_that_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_RUNS", str(tmp_path))
+    reader = job_on(OnNodes(cluster("cpu")), "serve", [], RankPlaces())
+    for age, (name, job) in enumerate(
+        {
+            "served": reader,
+            "trained": replace(reader, train={"steps": 3}, trainer=False),
+            "program": replace(reader, trainer=False),
+        }.items()
+    ):
+        run = RunDir(tmp_path / name)
+        run.write_record(replace(record_of({"node1": [0]}), run=name, job=job))
+        os.utime(run.record, (1000 - age, 1000 - age))
+    assert options.run_named("last").run_id == "served"
+    assert options.run_with_checkpoints("last").run_id == "trained"
+    (tmp_path / "trained" / "run.json").unlink()
+    # A program of the user's may save checkpoints too.
+    assert options.run_with_checkpoints("last").run_id == "program"
+    (tmp_path / "program" / "run.json").unlink()
+    assert options.run_with_checkpoints("last").run_id == "served"
+    assert options.run_with_checkpoints("served").run_id == "served"
