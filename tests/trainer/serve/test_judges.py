@@ -59,7 +59,9 @@ def write_lines(file: Path, texts: list[str], key: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not find_spec("lm_eval"), reason="lm-eval is not installed")
+@pytest.mark.skipif(
+    not (find_spec("lm_eval") and find_spec("tenacity")), reason="lm-eval[api] is not installed"
+)
 @pytest.mark.timeout(400)
 def test_lm_eval_gets_the_figures_of_our_own_evaluation(server: Server, model: Path, tmp_path: Path) -> None:
     # Pages that fit one window: of longer ones lm-eval makes windows that are one token shorter for a server.
