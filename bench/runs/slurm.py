@@ -9,6 +9,7 @@ medians of whole commands, which take turns.
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 import time
@@ -108,13 +109,15 @@ def submitted(place: Place, rounds: int) -> None:
     """Measure the seconds from a command to the first line of a program on two nodes."""
     (place.folder / "job.yaml").write_text(JOB)
     srun = ["srun", "-N2", "--exclusive", "/bin/echo", "the first line"]
+    queued: list[float] = []
     ways: dict[str, Callable[[], float]] = {
         "srun -N2, to its first line": lambda: first_line(place, lambda: place(srun)),
         "sbatch of srun -N2, to its first line": lambda: batch_line(place),
-        "submit slurm, to its first line": lambda: submit_line(place, ()),
-        "submit slurm --no-checks, to its first line": lambda: submit_line(place, ("--no-checks",)),
+        "submit slurm, to its first line": lambda: submit_line(place, queued, ()),
+        "submit slurm --no-checks, to its first line": lambda: submit_line(place, queued, ("--no-checks",)),
     }
     show(ways, rounds)
+    show_times("of both: until Slurm starts the batch file", queued[2:])
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -141,19 +144,21 @@ def batch_line(place: Place) -> float:
 def submit_line(place: Place, more: Sequence[str]) -> float:
     """Submit the job; return when its first line reached the folder of the run."""
     _settle(place)
-    began = time.perf_counter()
+    typed, began = time.time(), time.perf_counter()
     run = place([*OURS, "submit", "slurm", "job.yaml", *more]).strip()
     folder = place.folder / "runs" / run
     _wait(
         lambda: any("the first line" in path.read_text() for path in folder.glob("attempts/1/logs/*/*.out"))
     )
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    queued.append(float((place.folder / "began").read_text()) - typed)
+    return seconds
 
 
 def _settle(place: Place) -> None:
     """Wait until all nodes are idle and Slurm has nothing to schedule."""
     _wait(lambda: set(place(["sinfo", "-h", "-N", "-o", "%T"]).split()) == {"idle"})
-    time.sleep(REST)
+    time.sleep(REST + random.uniform(0, PERIOD))
 
 
 def _wait(ready: Callable[[], bool]) -> None:
@@ -170,7 +175,11 @@ def show(ways: dict[str, Callable[[], float]], rounds: int) -> None:
             if number:
                 times[name].append(seconds)
     for name, found in times.items():
-        print(f"{name:46} {median(found):6.3f} s  ({min(found):.3f}-{max(found):.3f})", flush=True)
+        show_times(name, found)
+
+
+def show_times(name: str, found: Sequence[float]) -> None:
+    print(f"{name:46} {median(found):6.3f} s  ({min(found):.3f}-{max(found):.3f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 # Bytes of a piece; larger for files that would have more than 9,000: S3 allows 10,000 parts.
 PIECE, MOST_PIECES = 16 << 20, 9_000
 THREADS = 8
+# Files that are moved at the same time; their parts share the threads.
+FILES = 4
+# Bytes that are read, hashed and written at once.
+BLOCK = 1 << 20
+# Times that a part is sent which arrives damaged, and how stores name that.
+MOST_SENDS = 3
+DAMAGED = ("BadDigest", "XAmzContentSHA256Mismatch")
 # Objects whose text is read whole.
 MOST_TEXT = 256 << 20
 PARTIAL = ".part"
@@ -39,6 +47,8 @@ REFUSALS = {
     "ExpiredToken": "get new temporary keys",
     "RequestTimeTooSkewed": "the clock of the node is wrong: run an NTP client",
     "QuotaExceeded": "the store is full: free some space there",
+    "BadDigest": "bytes change on the way to the store: check the network and the memory of the node",
+    "XAmzContentSHA256Mismatch": "bytes change on the way to the store: check the network and the memory of the node",
 }
 
 
@@ -107,9 +117,10 @@ class Store:
             "read_timeout": 60 if patient else 10,
             "retries": {"mode": "standard", "max_attempts": 6 if patient else 2},
             "max_pool_connections": 2 * THREADS,
+            "s3": {"payload_signing_enabled": True},
         }
         if how["endpoint"] and self._scheme == "s3":
-            self._settings["s3"] = {"addressing_style": "path"}
+            self._settings["s3"]["addressing_style"] = "path"
         try:
             config = botocore.config.Config(**self._settings)
             self._client: Any = boto3.session.Session().client(
@@ -125,6 +136,13 @@ class Store:
             raise Refused(
                 f"{self._scheme}://{self._bucket}: {problem}", "check `storage` in the job"
             ) from None
+        # The hash that a thread's last part was signed with.
+        self._signed = threading.local()
+        self._client.meta.events.register("before-send.s3.UploadPart", self._note_hash)
+
+    def _note_hash(self, request: Any, **_: object) -> None:
+        value = request.headers.get("X-Amz-Content-SHA256", "")
+        self._signed.hash = value.decode() if isinstance(value, bytes) else value
 
     @contextlib.contextmanager
     def _at(self, key: str) -> Iterator[None]:
@@ -196,8 +214,13 @@ class Store:
 
     def upload(self, files: list[dict[str, Any]], report: Callable[[int], None]) -> dict[str, Any]:
         """Send files; return for each name its size, and the hash of each piece."""
-        with _pool() as pool:
-            return {entry["name"]: self._upload(entry["path"], entry["key"], report, pool) for entry in files}
+        with _pool(THREADS) as pool, _pool(FILES) as outer:
+
+            def send(number: int) -> Order:
+                return self._upload(files[number]["path"], files[number]["key"], report, pool)
+
+            sent = _all(outer, send, range(len(files)))
+        return {files[number]["name"]: answer for number, answer in enumerate(sent)}
 
     def _upload(
         self, path: str, key: str, report: Callable[[int], None], pool: ThreadPoolExecutor
@@ -236,20 +259,13 @@ class Store:
         def send(number: int) -> tuple[str, str]:
             start, count = ranges[number - 1]
             data = _pread(handle, path, start, count)
-            tag = hashlib.md5(data).hexdigest()
-            if present.get(number) != (count, tag):
-                with self._at(key):
-                    answer = self._client.upload_part(
-                        Bucket=self._bucket,
-                        Key=key,
-                        UploadId=upload,
-                        PartNumber=number,
-                        Body=data,
-                        ContentMD5=_md5(data),
-                    )
-                tag = answer["ETag"].strip('"')
+            stored, tag = present.get(number, (-1, ""))
+            if stored == count and tag == hashlib.md5(data).hexdigest():
+                digest = hashlib.sha256(data).hexdigest()
+            else:
+                digest, tag = self._send_part(key, upload, number, data)
             report(count)
-            return hashlib.sha256(data).hexdigest(), tag
+            return digest, tag
 
         sent = _all(pool, send, range(1, len(ranges) + 1))
         parts = [{"PartNumber": number, "ETag": tag} for number, (_, tag) in enumerate(sent, 1)]
@@ -258,6 +274,23 @@ class Store:
                 Bucket=self._bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
             )
         return [digest for digest, _ in sent]
+
+    def _send_part(self, key: str, upload: str, number: int, data: bytes) -> tuple[str, str]:
+        """Send a part; return its SHA-256, with which the library has signed it, and the store's tag."""
+        place = {"Bucket": self._bucket, "Key": key, "UploadId": upload, "PartNumber": number}
+        for attempt in range(MOST_SENDS):
+            self._signed.hash = ""
+            try:
+                with self._at(key):
+                    answer = self._client.upload_part(**place, Body=data)
+                break
+            except Refused as refused:
+                if refused.code not in DAMAGED or attempt + 1 == MOST_SENDS:
+                    raise
+        digest: str = self._signed.hash
+        if len(digest) != 64:
+            digest = hashlib.sha256(data).hexdigest()
+        return digest, answer["ETag"].strip('"')
 
     def _begin(self, key: str) -> tuple[str, dict[int, tuple[int, str]]]:
         """Return the upload of an interrupted attempt with its parts, or a new one."""
@@ -279,9 +312,12 @@ class Store:
     def download(self, files: list[dict[str, Any]], report: Callable[[int], None]) -> dict[str, Any]:
         """Fetch objects to files; return how many bytes were fetched, and how many were there already."""
         total = {"fetched": 0, "present": 0}
-        with _pool() as pool:
-            for entry in files:
-                fetched, present = self._download(entry, report, pool)
+        with _pool(THREADS) as pool, _pool(FILES) as outer:
+
+            def fetch(number: int) -> tuple[int, int]:
+                return self._download(files[number], report, pool)
+
+            for fetched, present in _all(outer, fetch, range(len(files))):
                 total["fetched"] += fetched
                 total["present"] += present
         return total
@@ -311,14 +347,13 @@ class Store:
                 start = number * piece
                 count = int(min(piece, size - start))
                 wanted = hashes[number] if hashes else ""
-                if wanted and hashlib.sha256(_pread(handle, path, start, count)).hexdigest() == wanted:
+                if wanted and _holds(handle, path, start, count, wanted):
                     report(count)
                     return 0
-                data = self._range(key, start, count, size)
-                if wanted and hashlib.sha256(data).hexdigest() != wanted:
+                digest = self._fetch(key, handle, path, (start, count, size))
+                if wanted and digest != wanted:
                     text = f"{self._scheme}://{self._bucket}/{key}: bytes from {start} differ from their hash"
                     raise Refused(text, "the object was changed or damaged in the store: upload it again")
-                _pwrite(handle, path, data, start)
                 report(count)
                 return count
 
@@ -330,29 +365,42 @@ class Store:
             os.replace(aside, path)
         return fetched, size - fetched
 
-    def _range(self, key: str, start: int, count: int, size: int) -> bytes:
-        """Return some bytes of an object; a connection that breaks is tried again."""
-        last = f"bytes={start}-{start + count - 1}"
+    def _fetch(self, key: str, handle: int, path: str, where: tuple[int, int, int]) -> str:
+        """Write a piece of an object to its place, and return its SHA-256; a broken connection is tried again.
+
+        `where` is the piece's first byte, its number of bytes, and that of the whole object.
+        """
         for attempt in range(4):
             with self._at(key):
                 try:
-                    answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=last)
-                    found = answer.get("ContentRange", "").rpartition("/")[2] or "an unknown number of"
-                    if found != str(size):
-                        raise Refused(
-                            f"{key}: has {found} bytes in the store, {size} were expected", "upload it again"
-                        )
-                    # Not more, whatever the store sends.
-                    data = bytes(answer["Body"].read(count))
+                    return self._copy(key, handle, path, where)
                 except (self._errors.IncompleteReadError, self._errors.HTTPClientError, OSError):
                     if attempt == 3:
                         raise
-                    continue
-                if len(data) == count:
-                    return data
-        raise Refused(
-            f"{self._scheme}://{self._bucket}/{key}: ends before byte {start + count}", "try again later"
-        )
+        raise AssertionError("the last attempt returns or raises")
+
+    def _copy(self, key: str, handle: int, path: str, where: tuple[int, int, int]) -> str:
+        start, count, size = where
+        last = start + count
+        answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes={start}-{last - 1}")
+        digest = hashlib.sha256()
+        with contextlib.closing(answer["Body"]) as body:
+            found = answer.get("ContentRange", "").rpartition("/")[2] or "an unknown number of"
+            if found != str(size):
+                raise Refused(
+                    f"{key}: has {found} bytes in the store, {size} were expected", "upload it again"
+                )
+            # Not more than the piece, whatever the store sends.
+            while start < last:
+                data = body.read(min(BLOCK, last - start))
+                if not data:
+                    raise Refused(
+                        f"{self._scheme}://{self._bucket}/{key}: ends before byte {last}", "try again later"
+                    )
+                digest.update(data)
+                _pwrite(handle, path, data, start)
+                start += len(data)
+        return digest.hexdigest()
 
 
 def piece_of(size: int) -> int:
@@ -361,11 +409,11 @@ def piece_of(size: int) -> int:
     return max(PIECE, -(-size // MOST_PIECES // mega) * mega)
 
 
-def _pool() -> ThreadPoolExecutor:
+def _pool(threads: int) -> ThreadPoolExecutor:
     # Imported here: a controller loads this module, and mostly moves no files itself.
     from concurrent.futures import ThreadPoolExecutor
 
-    return ThreadPoolExecutor(THREADS)
+    return ThreadPoolExecutor(threads)
 
 
 def _all(pool: ThreadPoolExecutor, work: Callable[[int], Any], numbers: range) -> list[Any]:
@@ -413,6 +461,18 @@ def _pread(handle: int, path: str, start: int, count: int) -> bytes:
         parts.append(data)
         at += len(data)
     return b"".join(parts)
+
+
+def _holds(handle: int, path: str, start: int, count: int, wanted: str) -> bool:
+    """Return whether a piece of a file has a hash; a part that was never written is not read."""
+    try:
+        if os.lseek(handle, start, os.SEEK_DATA) >= start + count:
+            return False
+    except OSError as problem:
+        if problem.errno == errno.ENXIO:
+            # Nothing was written from there to the end.
+            return False
+    return hashlib.sha256(_pread(handle, path, start, count)).hexdigest() == wanted
 
 
 def _pwrite(handle: int, path: str, data: bytes, start: int) -> None:

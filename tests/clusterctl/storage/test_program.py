@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -80,6 +81,57 @@ def test_an_interrupted_upload_leaves_no_object_and_continues_with_its_parts(
     sent(access, big)
     assert store.objects["data/big"] == big.read_bytes() and not store.uploads
     assert sum(line.startswith("PUT") for line in store.requests[before:]) == 3
+
+
+def test_a_part_that_is_damaged_on_the_way_is_sent_again(
+    store: ObjectStore, access: Access, big: Path
+) -> None:
+    store.damages = 2
+    found = sent(access, big)
+    assert store.objects["data/big"] == big.read_bytes()
+    pieces = [big.read_bytes()[start : start + (1 << 20)] for start in range(0, SIZE, 1 << 20)]
+    assert found.files["big"].pieces == tuple(hashlib.sha256(piece).hexdigest() for piece in pieces)
+
+
+def test_a_way_that_always_damages_is_reported(store: ObjectStore, access: Access, big: Path) -> None:
+    store.damages = 1000
+    with pytest.raises(WorkFailed, match="UploadPart: XAmzContentSHA256Mismatch") as raised:
+        sent(access, big)
+    assert "bytes change on the way" in raised.value.hint and not store.objects
+
+
+class Counted:
+    """The hashes of the program, counted."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.append(name)
+        return getattr(hashlib, name)
+
+
+def test_bytes_are_hashed_once(
+    tmp_path: Path, access: Access, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted()
+    monkeypatch.setattr(program, "hashlib", counted)
+    found = sent(access, big)
+    # Each part has the hash that its request was signed with.
+    assert counted.names == []
+    fetched(access, found, tmp_path / "back")
+    assert counted.names == ["sha256"] * 6
+    fetched(access, found, tmp_path / "back")
+    assert counted.names == ["sha256"] * 12
+
+
+def test_small_files_are_moved_at_the_same_time(tmp_path: Path, store: ObjectStore, access: Access) -> None:
+    files = [tmp_path / f"small{number}" for number in range(4)]
+    for path in files:
+        path.write_bytes(path.name.encode())
+    store.before_write = Barrier(2, timeout=20).wait
+    found = sent(access, *files)
+    assert fetched(access, found, tmp_path / "back") == Downloaded(24, 0)
 
 
 def test_a_download_survives_broken_connections_and_continues_after_an_end(
