@@ -125,7 +125,7 @@ def test_a_job_at_its_time_limit_is_ended_and_says_why(login: Login) -> None:
 
 
 def test_a_run_continues_on_other_nodes_after_a_node_was_killed(login: Login) -> None:
-    run, number = login.submit(job(login, steps=60, every=4))
+    run, number = login.submit(job(login, steps=60, every=4) + SLOW)
     login.wait_for_steps(run, 10, 100)
     nodes = login("squeue", "-h", "-j", str(number), "-o", "%N").stdout
     assert nodes.strip() == "node[1-2]"
@@ -211,7 +211,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
 
 def test_a_preempted_job_says_so_and_continues_where_it_was(limited: Login) -> None:
     part = "{nodes: 2, time: 10, partition: sandbox}"
-    run, number = limited.submit(job(limited, steps=40, part=part))
+    run, number = limited.submit(job(limited, part=part) + SLOW)
     limited.wait_for_steps(run, 6, 100)
     urgent = ("sbatch", "-p", "urgent", "-N2", "--exclusive", "--wrap=sleep 5")
     assert limited(*urgent).returncode == 0
@@ -220,7 +220,7 @@ def test_a_preempted_job_says_so_and_continues_where_it_was(limited: Login) -> N
     limited.start_now(number, 60)
     limited.finished(run, 200)
     # The step that was under way when the job was preempted was finished and saved.
-    assert numbers(limited, run) == list(range(1, 41))
+    assert numbers(limited, run) == list(range(1, STEPS + 1))
 
 
 def test_a_rank_that_exceeds_the_memory_of_its_job_is_named(limited: Login) -> None:
