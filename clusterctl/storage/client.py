@@ -238,9 +238,15 @@ class AnswerLines:
 def here(access: Access) -> StoreClient:
     """Return the store as this machine reaches it."""
 
+    opened: list[program.Store] = []
+
     def send(order: dict[str, object], report: Progress) -> object:
         try:
-            return program.carry_out(order, report)
+            if order["action"] == "probe":
+                return program.carry_out(order, report)
+            if not opened:
+                opened.append(program.open_store(order))
+            return program.carry_out(order, report, opened[0])
         except program.Refused as refused:
             kind = UsageError if order["action"] == "probe" else WorkFailed
             raise kind(str(refused), refused.hint) from None

@@ -96,6 +96,11 @@ def carry_out(order: dict[str, Any], report: Callable[[int], None]) -> dict[str,
     return actions[order["action"]]() or {}
 
 
+def open_store(order: Order) -> Store:
+    """Return the store of an order."""
+    return Store(order["store"], patient=order["action"] != "probe")
+
+
 class Store:
     """One bucket."""
 

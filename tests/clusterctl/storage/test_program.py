@@ -125,6 +125,18 @@ def test_bytes_are_hashed_once(
     assert counted.names == ["sha256"] * 12
 
 
+def test_this_machine_opens_a_store_once(
+    tmp_path: Path, access: Access, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = []
+    opened = program.open_store
+    monkeypatch.setattr(program, "open_store", lambda order: (orders.append(order), opened(order))[1])
+    client = here(access)
+    found = client.upload({"big": str(big)}, access.address)
+    client.download(found, access.address, str(tmp_path / "back"))
+    assert len(orders) == 1
+
+
 def test_small_files_are_moved_at_the_same_time(tmp_path: Path, store: ObjectStore, access: Access) -> None:
     files = [tmp_path / f"small{number}" for number in range(4)]
     for path in files:
