@@ -45,6 +45,8 @@ CODE = (
 )
 HEADERS = (
     "compiled/native.h",
+    "compiled/levels.h",
+    "compiled/lanes.h",
     "compiled/transpose_avx512.h",
     "attention/avx512_lanes.h",
     "attention/kernel.h",

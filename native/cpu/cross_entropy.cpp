@@ -1,5 +1,7 @@
-// Cross-entropy over a vocabulary, forward and backward in one pass over the logits: a row is read from memory once,
-// processed in cache, and overwritten with its gradient. Sums are fp32 within a block and fp64 over a row.
+// Cross-entropy over a vocabulary, forward and backward. A row of logits is read once for its sum of exp, a block at a
+// time with the largest logit so far, and again for the gradient, which overwrites it. Sums are fp32 within a block and
+// fp64 over a row.
+#ifndef LANES_LEVEL
 #include "../compiled/native.h"
 
 #include <cmath>
@@ -8,141 +10,18 @@ NATIVE_TEXT(native_text_of_cross_entropy)
 
 namespace {
 
-// Number of elements summed in fp32 before they are added to the fp64 sum. A lane that holds the largest term, 1,
-// loses terms below 6e-8: with 4,096 elements the measured error of the sum was 5e-6, with 256 it is 2e-7.
-constexpr int64_t BLOCK = 256;
-
 struct Row {
     int64_t vocabulary;
     int64_t target;
-    float scale;     // of the gradient: 1 / number of targets that are not ignored
-    float* scratch;  // a row of fp32; unused where the logits themselves are fp32
+    float scale;  // of the gradient: 1 / number of targets that are not ignored
     bool gradient;
 };
 
-NATIVE_INLINE int64_t block_end(int64_t start, int64_t n) { return start + BLOCK < n ? start + BLOCK : n; }
-
-// Return the largest logit; bf16 logits are converted to fp32 in `wide` in the same loop.
-NATIVE_INLINE float widen_and_max(const uint16_t* logits, float* wide, int64_t n) {
-    float largest = -INFINITY;
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        const int64_t end = block_end(start, n);
-#pragma omp simd
-        for (int64_t i = start; i < end; ++i) wide[i] = to_float(logits[i]);
-        const float here = max_of(wide + start, end - start);
-        largest = here > largest ? here : largest;
-    }
-    return largest;
-}
-NATIVE_INLINE float widen_and_max(const float* logits, float*, int64_t n) { return max_of(logits, n); }
-
-NATIVE_INLINE float exp_block(float* x, int64_t n, float largest) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) x[i] = exp_nonpositive(x[i] - largest);
-    return sum_of(x, n);
-}
-
-// Replace each element by exp(x - largest); return their sum.
-NATIVE_INLINE double exp_and_sum(float* x, int64_t n, float largest) {
-    double total = 0.0;
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        total += exp_block(x + start, block_end(start, n) - start, largest);
-    }
-    return total;
-}
-
-// Return the same sum without changing the elements.
-NATIVE_INLINE double sum_of_exp(const float* x, int64_t n, float largest) {
-    float block[BLOCK];
-    double total = 0.0;
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        const int64_t size = block_end(start, n) - start;
-        std::memcpy(block, x + start, sizeof(float) * static_cast<size_t>(size));
-        total += exp_block(block, size, largest);
-    }
-    return total;
-}
-
-NATIVE_INLINE float* wide_row(uint16_t*, float* scratch) { return scratch; }
-NATIVE_INLINE float* wide_row(float* logits, float*) { return logits; }
-
-// Subtract first: added to a logit of 1e38 the logarithm would be lost.
-NATIVE_INLINE float loss(double sum, float largest, float at_target) {
-    return static_cast<float>(std::log(sum) + (static_cast<double>(largest) - at_target));
-}
-
-// Return the loss of one row; if requested, overwrite the logits with the gradient.
-template <typename T>
-NATIVE_INLINE float row_loss(T* logits, const Row& row) {
-    const int64_t n = row.vocabulary;
-    float* wide = wide_row(logits, row.scratch);
-    const float at_target = to_float(logits[row.target]);
-    const float largest = widen_and_max(logits, wide, n);
-    if (!row.gradient) return loss(sum_of_exp(wide, n, largest), largest, at_target);
-    const double sum = exp_and_sum(wide, n, largest);
-    const float factor = static_cast<float>(row.scale / sum);
-    const float own = wide[row.target];
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) store(&logits[i], wide[i] * factor);
-    store(&logits[row.target], static_cast<float>((own / sum - 1.0) * row.scale));
-    return loss(sum, largest, at_target);
-}
-
-template <typename T>
-using RowLoss = float (*)(T*, const Row&);
-
-template <typename T>
-float row_plain(T* logits, const Row& row) { return row_loss(logits, row); }
-#ifdef NATIVE_X86
-template <typename T>
-NATIVE_AVX2 float row_avx2(T* logits, const Row& row) { return row_loss(logits, row); }
-template <typename T>
-NATIVE_AVX512 float row_avx512(T* logits, const Row& row) { return row_loss(logits, row); }
-#endif
-
-template <typename T>
-RowLoss<T> row_for(int level) {
-#ifdef NATIVE_X86
-    if (level == 2) return row_avx512<T>;
-    if (level == 1) return row_avx2<T>;
-#endif
-    (void)level;
-    return row_plain<T>;
-}
-
-int thread_number() {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-struct Arguments {
-    const int64_t* targets;  // each is within the vocabulary, or ignored
-    float* losses;           // (tokens): 0 where the target is ignored
-    float* scratch;          // (threads, vocabulary)
-    int64_t tokens, vocabulary, columns, counted, ignore_index;  // columns from `vocabulary` on are padding
-    int gradient, threads, level;
+// The largest number of a row, and the sum of exp(number - largest).
+struct Sum {
+    float largest;
+    double sum;
 };
-
-template <typename T>
-void cross_entropy(T* logits, const Arguments& a) {
-    const RowLoss<T> loss_of = row_for<T>(a.level);
-    const float scale = a.counted ? 1.0f / static_cast<float>(a.counted) : 0.0f;
-    // Below 64 Ki elements, waking the other threads takes longer than they save.
-#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.tokens * a.vocabulary > 65536)
-    for (int64_t i = 0; i < a.tokens; ++i) {
-        T* row = logits + i * a.columns;
-        const int64_t real = a.targets[i] == a.ignore_index ? 0 : a.vocabulary;
-        a.losses[i] = 0.0f;
-        if (real) {
-            float* scratch = a.scratch + thread_number() * a.vocabulary;
-            a.losses[i] = loss_of(row, Row{a.vocabulary, a.targets[i], scale, scratch, a.gradient != 0});
-        }
-        if (a.gradient) std::memset(row + real, 0, sizeof(T) * static_cast<size_t>(a.columns - real));
-    }
-}
 
 // A rank's columns of the logits, for a vocabulary that ranks divide.
 struct Columns {
@@ -150,7 +29,6 @@ struct Columns {
     const int64_t* targets;  // the column of each token's target; -1: another rank's; -2: the token is not counted
     float* numbers;          // (3, tokens): the largest logit, the sum of exp(logit - largest), the weighted sum of logits
     const float* factors;    // (3, tokens), or null: what the gradient is computed from
-    float* scratch;          // (threads, vocabulary), for bf16
     int64_t tokens, vocabulary, columns, row;  // columns from `vocabulary` on are padding; `row`: from one to the next
     float of_target, of_all;  // weights of the target's logit and of every logit
     int threads, level, bf16;
@@ -160,54 +38,44 @@ struct Columns {
     }
 };
 
-NATIVE_INLINE double sum_in_blocks(const float* x, int64_t n) {
-    double total = 0.0;
-    for (int64_t start = 0; start < n; start += BLOCK) total += sum_of(x + start, block_end(start, n) - start);
-    return total;
+// Return the loss. Subtract first: added to a logit of 1e38 the logarithm would be lost.
+NATIVE_INLINE float loss_of(const Sum& all, float at_target) {
+    return static_cast<float>(std::log(all.sum) + (static_cast<double>(all.largest) - at_target));
 }
 
-template <typename T>
-struct ColumnSums {
-    NATIVE_INLINE void run(const Columns& a, int64_t t, float* scratch) {
-        const int64_t n = a.vocabulary, target = a.targets[t];
-        T* logits = static_cast<T*>(a.logits_of(t));
-        float* wide = wide_row(logits, scratch);
-        const float largest = widen_and_max(logits, wide, n);
-        double wanted = 0.0;
-        if (target >= 0) wanted += static_cast<double>(a.of_target) * wide[target];
-        if (a.of_all != 0.0f) wanted += a.of_all * sum_in_blocks(wide, n);
-        a.numbers[t] = largest;
-        a.numbers[a.tokens + t] = static_cast<float>(sum_of_exp(wide, n, largest));
-        a.numbers[2 * a.tokens + t] = static_cast<float>(wanted);
-    }
+}  // namespace
+
+#define LANES_FILE "../cpu/cross_entropy.cpp"
+#include "../compiled/levels.h"
+
+namespace {
+
+struct Arguments {
+    const int64_t* targets;  // each is within the vocabulary, or ignored
+    float* losses;           // (tokens): 0 where the target is ignored
+    int64_t tokens, vocabulary, columns, counted, ignore_index;  // columns from `vocabulary` on are padding
+    int gradient, threads, level;
 };
 
 template <typename T>
-struct ColumnSlopes {
-    NATIVE_INLINE void run(const Columns& a, int64_t t, float*) {
-        const int64_t target = a.targets[t], n = target == -2 ? 0 : a.vocabulary;
-        const float top = a.factors[t], factor = a.factors[a.tokens + t], share = a.factors[2 * a.tokens + t];
-        const float each = a.of_all * share;
-        T* logits = static_cast<T*>(a.logits_of(t));
-        const float own = target >= 0 ? exp_nonpositive(to_float(logits[target]) - top) : 0.0f;
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(&logits[i], exp_nonpositive(to_float(logits[i]) - top) * factor - each);
-        if (target >= 0) store(&logits[target], own * factor - each - a.of_target * share);
-        std::memset(logits + n, 0, sizeof(T) * static_cast<size_t>(a.columns - n));
-    }
-};
-
-template <typename Work>
-void all_columns(const Columns& a) {
-    const auto row = for_level<Work, const Columns&, int64_t, float*>(a.level);
+void cross_entropy(T* logits, const Arguments& a) {
+    const auto row_loss = BEST_OF(a.level, row_loss<T>);
+    const float scale = a.counted ? 1.0f / static_cast<float>(a.counted) : 0.0f;
+    // Below 64 Ki elements, waking the other threads takes longer than they save.
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.tokens * a.vocabulary > 65536)
-    for (int64_t t = 0; t < a.tokens; ++t) row(a, t, a.scratch + thread_number() * a.vocabulary);
+    for (int64_t i = 0; i < a.tokens; ++i) {
+        T* row = logits + i * a.columns;
+        const int64_t real = a.targets[i] == a.ignore_index ? 0 : a.vocabulary;
+        a.losses[i] = real ? row_loss(row, Row{a.vocabulary, a.targets[i], scale, a.gradient != 0}) : 0.0f;
+        if (a.gradient) std::memset(row + real, 0, sizeof(T) * static_cast<size_t>(a.columns - real));
+    }
 }
 
 template <typename T>
 void columns(const Columns& a) {
-    if (a.factors) all_columns<ColumnSlopes<T>>(a);
-    else all_columns<ColumnSums<T>>(a);
+    const auto row = a.factors ? BEST_OF(a.level, column_slopes<T>) : BEST_OF(a.level, column_sums<T>);
+#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.tokens * a.vocabulary > 65536)
+    for (int64_t t = 0; t < a.tokens; ++t) row(a, t);
 }
 
 }  // namespace
@@ -232,3 +100,109 @@ NATIVE_EXPORT int native_openmp() {
     return 0;
 #endif
 }
+
+#else  // for each instruction set
+
+// Lanes add 16 numbers of a block. A lane that holds the largest term, 1, loses terms below 6e-8: with 256 the measured
+// error of a sum was 5e-6.
+constexpr int64_t BLOCK = 64 * WIDTH;
+
+template <typename T>
+LANES_INLINE float largest_in(const T* x, int64_t n) {
+    Lanes most[4];
+    for (Lanes& each : most) each = all(-__builtin_inff());
+    int64_t i = 0;
+    for (; i + 4 * WIDTH <= n; i += 4 * WIDTH) {
+        most[0] = largest(load(x + i), most[0]);
+        most[1] = largest(load(x + i + WIDTH), most[1]);
+        most[2] = largest(load(x + i + 2 * WIDTH), most[2]);
+        most[3] = largest(load(x + i + 3 * WIDTH), most[3]);
+    }
+    float found = largest_of(largest(largest(most[0], most[1]), largest(most[2], most[3])));
+    for (; i < n; ++i) found = to_float(x[i]) > found ? to_float(x[i]) : found;
+    return found;
+}
+
+template <typename T>
+struct Exp {
+    const T* x;
+    float largest;
+    LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const {
+        const Lanes v = exp_lanes<float>(load(x + i, count) - largest);
+        if (count >= WIDTH) return v;
+        float part[WIDTH];
+        save(part, v);
+        return load(part, count);
+    }
+};
+
+template <typename T>
+struct Numbers {
+    const T* x;
+    LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const { return load(x + i, count); }
+};
+
+template <typename T>
+LANES_INLINE Sum sum_of_exp(const T* x, int64_t n) {
+    Sum found{-__builtin_inff(), 0.0};
+    for (int64_t start = 0; start < n; start += BLOCK) {
+        const int64_t size = n - start < BLOCK ? n - start : BLOCK;
+        const float most = largest_in(x + start, size);
+        if (most > found.largest) {
+            found.sum *= std::exp(static_cast<double>(found.largest) - most);
+            found.largest = most;
+        }
+        // Without a larger number so far, all are -infinity or NaN.
+        found.sum += row_sum(Exp<T>{x + start, found.largest > -__builtin_inff() ? found.largest : 0.0f}, size);
+    }
+    return found;
+}
+
+template <typename T>
+struct Gradient {
+    T* x;
+    float largest, factor, each;
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+        save(x + i, exp_lanes<T>(load(x + i, count) - largest) * factor - each, count);
+    }
+};
+
+// Return the loss of one row; if requested, overwrite the logits with the gradient.
+template <typename T>
+LANES_TARGET float row_loss(T* logits, const Row& row) {
+    const int64_t n = row.vocabulary;
+    const float at_target = to_float(logits[row.target]);
+    const Sum all = sum_of_exp(logits, n);
+    if (!row.gradient) return loss_of(all, at_target);
+    const float own = exp_nonpositive(at_target - all.largest);
+    for_row(Gradient<T>{logits, all.largest, static_cast<float>(row.scale / all.sum), 0.0f}, n);
+    store(&logits[row.target], static_cast<float>((own / all.sum - 1.0) * row.scale));
+    return loss_of(all, at_target);
+}
+
+template <typename T>
+LANES_TARGET void column_sums(const Columns& a, int64_t t) {
+    const int64_t n = a.vocabulary, target = a.targets[t];
+    const T* logits = static_cast<const T*>(a.logits_of(t));
+    const Sum all = sum_of_exp(logits, n);
+    double wanted = 0.0;
+    if (target >= 0) wanted += static_cast<double>(a.of_target) * to_float(logits[target]);
+    if (a.of_all != 0.0f) wanted += a.of_all * row_sum(Numbers<T>{logits}, n);
+    a.numbers[t] = all.largest;
+    a.numbers[a.tokens + t] = static_cast<float>(all.sum);
+    a.numbers[2 * a.tokens + t] = static_cast<float>(wanted);
+}
+
+template <typename T>
+LANES_TARGET void column_slopes(const Columns& a, int64_t t) {
+    const int64_t target = a.targets[t], n = target == -2 ? 0 : a.vocabulary;
+    const float top = a.factors[t], factor = a.factors[a.tokens + t], share = a.factors[2 * a.tokens + t];
+    const float each = a.of_all * share;
+    T* logits = static_cast<T*>(a.logits_of(t));
+    const float own = target >= 0 ? exp_nonpositive(to_float(logits[target]) - top) : 0.0f;
+    for_row(Gradient<T>{logits, top, factor, each}, n);
+    if (target >= 0) store(&logits[target], own * factor - each - a.of_target * share);
+    std::memset(logits + n, 0, sizeof(T) * static_cast<size_t>(a.columns - n));
+}
+
+#endif

@@ -2,6 +2,7 @@
 // logistic function s and z = 2 sqrt(2 / pi) (x + 0.044715 x^3), which equals x (1 + tanh(z / 2)) / 2. The bias's
 // gradient is computed per piece of rows and added in the order of the pieces, so that it is the same for any number of
 // threads.
+#ifndef LANES_LEVEL
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_gelu)
@@ -15,20 +16,46 @@ struct Arguments {
     int tanh, threads, level;
 };
 
+#define LANES_FILE "../cpu/gelu.cpp"
+#include "../compiled/levels.h"
+
 namespace {
+
+template <typename T, bool TANH, bool BIAS>
+void gelu(const Arguments& a) {
+    const auto one = a.above ? BEST_OF(a.level, piece<T, TANH, BIAS, true>) : BEST_OF(a.level, piece<T, TANH, BIAS, false>);
+    const int64_t pieces = (a.rows + a.piece - 1) / a.piece;
+#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.width > 16384)
+    for (int64_t number = 0; number < pieces; ++number) one(a, number);
+}
+
+template <typename T>
+void gelu(const Arguments& a) {
+    if (a.bias) a.tanh ? gelu<T, true, true>(a) : gelu<T, false, true>(a);
+    else a.tanh ? gelu<T, true, false>(a) : gelu<T, false, false>(a);
+}
+
+}  // namespace
+
+NATIVE_EXPORT void native_gelu_f32(const Arguments* a) { gelu<float>(*a); }
+NATIVE_EXPORT void native_gelu_bf16(const Arguments* a) { gelu<uint16_t>(*a); }
+
+NATIVE_EXPORT const char* native_source_gelu() { return native_text_of_gelu; }
+
+#else  // for each instruction set
 
 constexpr float SLOPE = 1.5957691216f;  // 2 sqrt(2 / pi)
 constexpr float CUBE = 0.044715f;
 
 // The normal distribution's density at x and its integral up to x. The integral's smaller side is exp(-x^2 / 2) times a
 // polynomial in t = 1 / (1 + 0.35 |x| / sqrt(2)), fitted by least squares to a relative error of 1e-8.
-NATIVE_INLINE void normal(float x, float* density, float* integral) {
-    const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
-    const float size = float_of(magnitude < 0x41500000u ? magnitude : 0x41500000u);  // 13, beyond which exp is 0
-    const float e = exp_nonpositive(-0.5f * size * size);
-    const float t = 1.0f / (1.0f + 0.2474873734f * size);
-    float p = 4.13102401e-2f;
-    p = p * t - 1.750059050e-1f;
+template <typename T>
+LANES_INLINE void normal(Lanes x, Lanes* density, Lanes* integral) {
+    const Words bits = (Words)x;
+    const Lanes size = smallest(all(13.0f), (Lanes)(bits & 0x7fffffffu));  // 13, beyond which exp is 0
+    const Lanes e = exp_lanes<T>(-0.5f * size * size);
+    const Lanes t = quotient<T>(all(1.0f), 0.2474873734f * size + 1.0f);
+    Lanes p = t * 4.13102401e-2f - 1.750059050e-1f;
     p = p * t + 2.199866485e-1f;
     p = p * t - 8.01377177e-2f;
     p = p * t + 1.315923752e-1f;
@@ -37,91 +64,68 @@ NATIVE_INLINE void normal(float x, float* density, float* integral) {
     p = p * t + 1.859911419e-1f;
     p = p * t + 1.973749662e-1f;
     p = p * t + 1.974712401e-1f;
-    const float from_half = 0.5f - 0.5f * e * p * t;
+    const Lanes from_half = 0.5f - 0.5f * e * p * t;
     *density = 0.3989422804f * e;
-    *integral = 0.5f + float_of(bits_of(from_half) | (bits & 0x80000000u));
+    *integral = 0.5f + (Lanes)((Words)from_half | (bits & 0x80000000u));
 }
 
-template <bool TANH>
-NATIVE_INLINE float value(float x) {
-    if (TANH) return x * fitted_logistic(x * (SLOPE + SLOPE * CUBE * (x * x)));
-    float part, rest;
-    normal(x, &rest, &part);
+template <typename T, bool TANH>
+LANES_INLINE Lanes value(Lanes x) {
+    if (TANH) return x * logistic<T>(x * (SLOPE + SLOPE * CUBE * (x * x)));
+    Lanes part, density;
+    normal<T>(x, &density, &part);
     return x * part;
 }
 
-template <bool TANH>
-NATIVE_INLINE float slope(float x) {
+template <typename T, bool TANH>
+LANES_INLINE Lanes slope(Lanes x) {
     if (TANH) {
-        const float part = fitted_logistic(x * (SLOPE + SLOPE * CUBE * (x * x)));
-        return part + x * part * (1.0f - part) * (SLOPE + 3.0f * SLOPE * CUBE * (x * x));
+        const Lanes square = x * x, part = logistic<T>(x * (SLOPE + SLOPE * CUBE * square));
+        return part + x * part * (1.0f - part) * (SLOPE + 3.0f * SLOPE * CUBE * square);
     }
-    float part, rest;
-    normal(x, &rest, &part);
-    return part + x * rest;
+    Lanes part, density;
+    normal<T>(x, &density, &part);
+    return part + x * density;
 }
 
-template <typename T, bool TANH>
-NATIVE_INLINE void forward(const T* x, const float* bias, T* out, int64_t n) {
-    if (bias) {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(&out[i], value<TANH>(to_float(x[i]) + bias[i]));
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(&out[i], value<TANH>(to_float(x[i])));
-    }
-}
-
-template <typename T, bool TANH>
-NATIVE_INLINE void backward(const T* x, const float* bias, const T* above, T* out, float* sums, int64_t n) {
-    if (bias) {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) {
-            const float own = to_float(above[i]) * slope<TANH>(to_float(x[i]) + bias[i]);
-            sums[i] += own;
-            store(&out[i], own);
-        }
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(&out[i], to_float(above[i]) * slope<TANH>(to_float(x[i])));
-    }
-}
-
-template <typename T, bool TANH, bool BACK>
-struct Piece {
-    NATIVE_INLINE void run(const Arguments& a, int64_t piece) {
-        const int64_t n = a.width, end = (piece + 1) * a.piece < a.rows ? (piece + 1) * a.piece : a.rows;
-        for (int64_t r = piece * a.piece; r < end; ++r) {
-            const T* x = static_cast<const T*>(a.x) + r * n;
-            T* out = static_cast<T*>(a.out) + r * n;
-            if (BACK) {
-                const T* above = static_cast<const T*>(a.above) + r * n;
-                backward<T, TANH>(x, a.bias, above, out, a.bias ? a.sums + piece * n : nullptr, n);
-            } else {
-                forward<T, TANH>(x, a.bias, out, n);
-            }
-        }
+template <typename T, bool TANH, bool BIAS>
+struct Forward {
+    const T* x;
+    const float* bias;
+    T* out;
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+        const Lanes v = load(x + i, count);
+        save(out + i, value<T, TANH>(BIAS ? v + load(bias + i, count) : v), count);
     }
 };
 
-template <typename T, bool TANH>
-void gelu(const Arguments& a) {
-    const auto one = a.above ? for_level<Piece<T, TANH, true>, const Arguments&, int64_t>(a.level)
-                             : for_level<Piece<T, TANH, false>, const Arguments&, int64_t>(a.level);
-    const int64_t pieces = (a.rows + a.piece - 1) / a.piece;
-#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.width > 16384)
-    for (int64_t piece = 0; piece < pieces; ++piece) one(a, piece);
+template <typename T, bool TANH, bool BIAS>
+struct Backward {
+    const T *x, *above;
+    const float* bias;
+    T* out;
+    float* sums;
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+        const Lanes v = load(x + i, count);
+        const Lanes own = load(above + i, count) * slope<T, TANH>(BIAS ? v + load(bias + i, count) : v);
+        if (BIAS) save(sums + i, load(sums + i, count) + own, count);
+        save(out + i, own, count);
+    }
+};
+
+template <typename T, bool TANH, bool BIAS, bool BACK>
+LANES_TARGET void piece(const Arguments& a, int64_t number) {
+    const int64_t n = a.width, end = (number + 1) * a.piece < a.rows ? (number + 1) * a.piece : a.rows;
+    for (int64_t r = number * a.piece; r < end; ++r) {
+        const T* x = static_cast<const T*>(a.x) + r * n;
+        T* out = static_cast<T*>(a.out) + r * n;
+        if (BACK) {
+            const T* above = static_cast<const T*>(a.above) + r * n;
+            for_row(Backward<T, TANH, BIAS>{x, above, a.bias, out, BIAS ? a.sums + number * n : nullptr}, n);
+        } else {
+            for_row(Forward<T, TANH, BIAS>{x, a.bias, out}, n);
+        }
+    }
 }
 
-}  // namespace
-
-NATIVE_EXPORT void native_gelu_f32(const Arguments* a) {
-    if (a->tanh) gelu<float, true>(*a);
-    else gelu<float, false>(*a);
-}
-NATIVE_EXPORT void native_gelu_bf16(const Arguments* a) {
-    if (a->tanh) gelu<uint16_t, true>(*a);
-    else gelu<uint16_t, false>(*a);
-}
-
-NATIVE_EXPORT const char* native_source_gelu() { return native_text_of_gelu; }
+#endif

@@ -1,6 +1,7 @@
 // Layer norm and RMS norm, alone or of the sum of two tensors, forward and backward: a row is read once and processed
 // in fp32. The weight's gradients are sums over rows. They are computed per piece of rows and added in the order of
 // the pieces, so that the result is the same for any number of threads.
+#ifndef LANES_LEVEL
 #include "../compiled/native.h"
 
 #include <cmath>
@@ -14,152 +15,22 @@ struct Arguments {
     void *out, *added;           // (rows, width): the norm, or the gradient of x; and the sum, rounded, if there is one
     float* facts;                // (rows, 2): mean and 1 / deviation; of an RMS norm (rows, 1): 1 / root of the mean square
     float* sums;                 // (pieces, 2, width): for the gradients of the weight and the bias
-    float* scratch;              // (threads, 2, width)
     int64_t rows, width, piece;  // `piece`: rows per piece
     float eps;
     int threads, level;
 };
 
+#define LANES_FILE "../cpu/norm.cpp"
+#include "../compiled/levels.h"
+
 namespace {
-
-// Block size of sums over 64 lanes: a lane adds few enough fp32 numbers to keep its last bits.
-constexpr int64_t BLOCK = 1024;
-
-// Return the sum in four chains, because one waits for each addition.
-NATIVE_INLINE float block_sum(const float* x, int64_t n) {
-    float a[LANES] = {}, b[LANES] = {}, c[LANES] = {}, d[LANES] = {};
-    int64_t i = 0;
-    for (; i + 4 * LANES <= n; i += 4 * LANES) {
-        for (int j = 0; j < LANES; ++j) a[j] += x[i + j];
-        for (int j = 0; j < LANES; ++j) b[j] += x[i + LANES + j];
-        for (int j = 0; j < LANES; ++j) c[j] += x[i + 2 * LANES + j];
-        for (int j = 0; j < LANES; ++j) d[j] += x[i + 3 * LANES + j];
-    }
-    for (int j = 0; j < LANES; ++j) a[j] = (a[j] + b[j]) + (c[j] + d[j]);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int j = 0; j < half; ++j) a[j] += a[j + half];
-    return a[0] + (i < n ? sum_of(x + i, n - i) : 0.0f);
-}
-
-NATIVE_INLINE float total(const float* x, int64_t n) {
-    double sum = 0.0;
-    for (int64_t i = 0; i < n; i += BLOCK) sum += block_sum(x + i, n - i < BLOCK ? n - i : BLOCK);
-    return static_cast<float>(sum);
-}
-
-// Write the row in fp32 to `wide`; with a residual also the sum, and its rounded values are those that count.
-template <typename T>
-NATIVE_INLINE void read_row(const Arguments& a, int64_t r, float* wide) {
-    const int64_t n = a.width;
-    const T* x = static_cast<const T*>(a.x) + r * n;
-    if (!a.residual) {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) wide[i] = to_float(x[i]);
-        return;
-    }
-    const T* residual = static_cast<const T*>(a.residual) + r * n;
-    T* added = static_cast<T*>(a.added) + r * n;
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-        T rounded;
-        store(&rounded, to_float(x[i]) + to_float(residual[i]));
-        added[i] = rounded;
-        wide[i] = to_float(rounded);
-    }
-}
-
-template <typename T, bool RMS>
-NATIVE_INLINE void forward_row(const Arguments& a, int64_t r, float* wide, float* square) {
-    const int64_t n = a.width;
-    T* out = static_cast<T*>(a.out) + r * n;
-    const float *weight = a.weight, *bias = a.bias;  // copies avoid a read from the struct per number
-    read_row<T>(a, r, wide);
-    const float mean = RMS ? 0.0f : total(wide, n) / static_cast<float>(n);
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-        wide[i] -= mean;
-        square[i] = wide[i] * wide[i];
-    }
-    const float inverse = 1.0f / std::sqrt(total(square, n) / static_cast<float>(n) + a.eps);
-    if (bias) {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(&out[i], wide[i] * inverse * weight[i] + bias[i]);
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(&out[i], wide[i] * inverse * weight[i]);
-    }
-    if (RMS) {
-        a.facts[r] = inverse;
-    } else {
-        a.facts[2 * r] = mean;
-        a.facts[2 * r + 1] = inverse;
-    }
-}
-
-// dx = inverse (g - mean(g) - y mean(g y)), where y is the normalised row and g the gradient times the weight; an RMS
-// norm has no mean(g). The gradient of the sum is added.
-template <typename T, bool RMS>
-NATIVE_INLINE void backward_row(const Arguments& a, int64_t r, float* slope, float* product, float* sums) {
-    const int64_t n = a.width;
-    const T* x = static_cast<const T*>(a.x) + r * n;
-    const T* above = static_cast<const T*>(a.above) + r * n;
-    T* out = static_cast<T*>(a.out) + r * n;
-    const float mean = RMS ? 0.0f : a.facts[2 * r], inverse = RMS ? a.facts[r] : a.facts[2 * r + 1];
-    const float* weight = a.weight;
-    float* bias_sums = sums + n;
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-        const float up = to_float(above[i]);
-        const float normal = (to_float(x[i]) - mean) * inverse;
-        slope[i] = up * weight[i];
-        product[i] = slope[i] * normal;
-        sums[i] += up * normal;
-        if (!RMS) bias_sums[i] += up;
-    }
-    const float one = RMS ? 0.0f : total(slope, n) / static_cast<float>(n);
-    const float two = total(product, n) / static_cast<float>(n);
-    if (a.of_sum) {
-        const T* of_sum = static_cast<const T*>(a.of_sum) + r * n;
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) {
-            const float normal = (to_float(x[i]) - mean) * inverse;
-            store(&out[i], inverse * (slope[i] - one - normal * two) + to_float(of_sum[i]));
-        }
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) {
-            const float normal = (to_float(x[i]) - mean) * inverse;
-            store(&out[i], inverse * (slope[i] - one - normal * two));
-        }
-    }
-}
-
-template <typename T, bool RMS, bool BACK>
-struct Piece {
-    NATIVE_INLINE void run(const Arguments& a, int64_t piece, float* scratch) {
-        const int64_t end = (piece + 1) * a.piece < a.rows ? (piece + 1) * a.piece : a.rows;
-        float* sums = BACK ? a.sums + piece * 2 * a.width : nullptr;
-        for (int64_t r = piece * a.piece; r < end; ++r) {
-            if (BACK) backward_row<T, RMS>(a, r, scratch, scratch + a.width, sums);
-            else forward_row<T, RMS>(a, r, scratch, scratch + a.width);
-        }
-    }
-};
 
 template <typename T, bool RMS>
 void norm(const Arguments& a) {
-    const auto one = a.above ? for_level<Piece<T, RMS, true>, const Arguments&, int64_t, float*>(a.level)
-                             : for_level<Piece<T, RMS, false>, const Arguments&, int64_t, float*>(a.level);
+    const auto one = a.above ? BEST_OF(a.level, piece<T, RMS, true>) : BEST_OF(a.level, piece<T, RMS, false>);
     const int64_t pieces = (a.rows + a.piece - 1) / a.piece;
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.width > 16384)
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-#ifdef _OPENMP
-        float* scratch = a.scratch + omp_get_thread_num() * 2 * a.width;
-#else
-        float* scratch = a.scratch;
-#endif
-        one(a, piece, scratch);
-    }
+    for (int64_t number = 0; number < pieces; ++number) one(a, number);
 }
 
 }  // namespace
@@ -171,3 +42,179 @@ NATIVE_EXPORT void native_rms_norm_f32(const Arguments* a) { norm<float, true>(*
 NATIVE_EXPORT void native_rms_norm_bf16(const Arguments* a) { norm<uint16_t, true>(*a); }
 
 NATIVE_EXPORT const char* native_source_norm() { return native_text_of_norm; }
+
+#else  // for each instruction set
+
+// The numbers of a row in fp32.
+template <typename T>
+struct Numbers {
+    const T* x;
+    LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const { return load(x + i, count); }
+};
+
+// The squares of what is above the mean.
+template <typename T>
+struct Squares {
+    const T* x;
+    float mean;
+    LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const {
+        Lanes v = load(x + i, count) - mean;
+        if (count < WIDTH) {
+            float part[WIDTH];
+            save(part, v);
+            v = load(part, count);
+        }
+        return v * v;
+    }
+};
+
+// The sum of two rows, whose rounded numbers are written and are those that count.
+template <typename T, bool RMS>
+struct Sums {
+    const T *x, *residual;
+    T* added;
+    LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const {
+        save(added + i, load(x + i, count) + load(residual + i, count), count);
+        const Lanes v = load(added + i, count);
+        return RMS ? v * v : v;
+    }
+};
+
+template <typename T>
+struct Normal {
+    const T* x;
+    const float *weight, *bias;
+    T* out;
+    float mean, inverse;
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+        const Lanes v = (load(x + i, count) - mean) * inverse * load(weight + i, count);
+        save(out + i, bias ? v + load(bias + i, count) : v, count);
+    }
+};
+
+template <typename T, bool RMS>
+LANES_INLINE void forward_row(const Arguments& a, int64_t r) {
+    const int64_t n = a.width;
+    const T* x = static_cast<const T*>(a.x) + r * n;
+    double sum = 0.0, squares = 0.0;
+    if (a.residual) {
+        T* added = static_cast<T*>(a.added) + r * n;
+        const double found = row_sum(Sums<T, RMS>{x, static_cast<const T*>(a.residual) + r * n, added}, n);
+        (RMS ? squares : sum) = found;
+        x = added;
+    } else if (!RMS) {
+        sum = row_sum(Numbers<T>{x}, n);
+    }
+    const float count = static_cast<float>(n), mean = RMS ? 0.0f : static_cast<float>(sum) / count;
+    if (!RMS || !a.residual) squares = row_sum(Squares<T>{x, mean}, n);
+    const float inverse = 1.0f / std::sqrt(static_cast<float>(squares) / count + a.eps);
+    for_row(Normal<T>{x, a.weight, a.bias, static_cast<T*>(a.out) + r * n, mean, inverse}, n);
+    if (RMS) {
+        a.facts[r] = inverse;
+    } else {
+        a.facts[2 * r] = mean;
+        a.facts[2 * r + 1] = inverse;
+    }
+}
+
+// Rows of a backward pass. dx = inverse (g - mean(g) - y mean(g y)), where y is the normalised row and g the gradient
+// times the weight; an RMS norm has no mean(g). The gradient of the sum is added.
+template <typename T, bool RMS, int ROWS>
+struct Rows {
+    const T *x, *above, *of_sum;
+    const float* weight;
+    T* out;
+    float *weight_sums, *bias_sums;
+    int64_t n;
+    float mean[ROWS], inverse[ROWS];
+
+    // Add the gradients of the weight and the bias, and g and g y to the sums.
+    LANES_MEMBER void add(int64_t i, int64_t count, Lanes* slopes, Lanes* products) const {
+        const Lanes w = load(weight + i, count);
+        Lanes of_weight = load(weight_sums + i, count), of_bias = RMS ? Lanes{} : load(bias_sums + i, count);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+            const Lanes up = load(above + r * n + i, count);
+            const Lanes normal = (load(x + r * n + i, count) - mean[r]) * inverse[r], slope = up * w;
+            if (!RMS) slopes[r] += slope;
+            products[r] += slope * normal;
+            of_weight += up * normal;
+            if (!RMS) of_bias += up;
+        }
+        save(weight_sums + i, of_weight, count);
+        if (!RMS) save(bias_sums + i, of_bias, count);
+    }
+
+    LANES_MEMBER void run() const {
+        double slope[ROWS] = {}, product[ROWS] = {};
+        constexpr int64_t BLOCK = 64 * WIDTH;
+        for (int64_t start = 0; start < n; start += BLOCK) {
+            const int64_t end = n - start < BLOCK ? n : start + BLOCK;
+            Lanes slopes[ROWS] = {}, products[ROWS] = {};
+            int64_t i = start;
+            for (; i + WIDTH <= end; i += WIDTH) add(i, WIDTH, slopes, products);
+            if (i < end) add(i, end - i, slopes, products);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) {
+                if (!RMS) slope[r] += sum_of(slopes[r]);
+                product[r] += sum_of(products[r]);
+            }
+        }
+        const float count = static_cast<float>(n);
+        for (int r = 0; r < ROWS; ++r) {
+            const int64_t at = r * n;
+            const float one = static_cast<float>(slope[r]) / count, two = static_cast<float>(product[r]) / count;
+            for_row(Slope{x + at, above + at, of_sum ? of_sum + at : nullptr, weight, out + at, mean[r], inverse[r], one, two},
+                    n);
+        }
+    }
+
+    struct Slope {
+        const T *x, *above, *of_sum;
+        const float* weight;
+        T* out;
+        float mean, inverse, one, two;
+        LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+            const Lanes normal = (load(x + i, count) - mean) * inverse;
+            Lanes v = load(above + i, count) * load(weight + i, count) - normal * two;
+            v = inverse * (RMS ? v : v - one);
+            save(out + i, of_sum ? v + load(of_sum + i, count) : v, count);
+        }
+    };
+};
+
+template <typename T, bool RMS, int ROWS>
+LANES_INLINE void backward_rows(const Arguments& a, int64_t r, float* sums) {
+    const int64_t n = a.width, at = r * n;
+    Rows<T, RMS, ROWS> rows{};
+    rows.x = static_cast<const T*>(a.x) + at;
+    rows.above = static_cast<const T*>(a.above) + at;
+    rows.of_sum = a.of_sum ? static_cast<const T*>(a.of_sum) + at : nullptr;
+    rows.weight = a.weight;
+    rows.out = static_cast<T*>(a.out) + at;
+    rows.weight_sums = sums;
+    rows.bias_sums = sums + n;
+    rows.n = n;
+    for (int i = 0; i < ROWS; ++i) {
+        rows.mean[i] = RMS ? 0.0f : a.facts[2 * (r + i)];
+        rows.inverse[i] = RMS ? a.facts[r + i] : a.facts[2 * (r + i) + 1];
+    }
+    rows.run();
+}
+
+// Together: as many rows as registers have room for, because their sums are read and written once.
+template <typename T, bool RMS, bool BACK>
+LANES_TARGET void piece(const Arguments& a, int64_t number) {
+    constexpr int TOGETHER = LANES_LEVEL >= 2 ? 4 : 2;
+    const int64_t end = (number + 1) * a.piece < a.rows ? (number + 1) * a.piece : a.rows;
+    int64_t r = number * a.piece;
+    if (!BACK) {
+        for (; r < end; ++r) forward_row<T, RMS>(a, r);
+        return;
+    }
+    float* sums = a.sums + number * 2 * a.width;
+    for (; r + TOGETHER <= end; r += TOGETHER) backward_rows<T, RMS, TOGETHER>(a, r, sums);
+    for (; r < end; ++r) backward_rows<T, RMS, 1>(a, r, sums);
+}
+
+#endif

@@ -28,7 +28,7 @@ class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in norm.cpp."""
 
     _fields_ = structure(
-        ("x", "residual", "above", "of_sum", "weight", "bias", "out", "added", "facts", "sums", "scratch"),
+        ("x", "residual", "above", "of_sum", "weight", "bias", "out", "added", "facts", "sums"),
         ("rows", ctypes.c_int64),
         ("width", ctypes.c_int64),
         ("piece", ctypes.c_int64),
@@ -40,7 +40,7 @@ class _Arguments(ctypes.Structure):
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    return f"a row at a time, sums in fp32; layer norms only in bf16 ({load().describe()})"
+    return f"a row at a time, sums in fp32 ({load().describe()})"
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -113,8 +113,7 @@ def _run(name: str, tensors: tuple[Tensor | None, ...], eps: float) -> None:
     rows, width, threads = len(facts), x.shape[-1], torch.get_num_threads()
     if not rows:
         return
-    scratch = torch.empty(threads, 2, width, dtype=torch.float32)
-    addresses = map(address, (*tensors, scratch))
+    addresses = map(address, tensors)
     arguments = _Arguments(*addresses, rows, width, -(-rows // PIECES), eps, threads, load().level)
     kernel(name, x.dtype, POINTER)(ctypes.byref(arguments))
 

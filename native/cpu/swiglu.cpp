@@ -1,46 +1,18 @@
 // SwiGLU, forward and backward: silu(gate) x up of rows whose halves are gate and up, where silu(z) is z times the
 // logistic function of z.
+#ifndef LANES_LEVEL
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_swiglu)
 
+#define LANES_FILE "../cpu/swiglu.cpp"
+#include "../compiled/levels.h"
+
 namespace {
 
 template <typename T>
-NATIVE_INLINE void forward(const T* x, T* out, int64_t n) {
-    const T* up = x + n;
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-        const float a = to_float(x[i]);
-        store(&out[i], a * fitted_logistic(a) * to_float(up[i]));
-    }
-}
-
-template <typename T>
-NATIVE_INLINE void backward(const T* x, const T* above, T* out, int64_t n) {
-    const T* up = x + n;
-    T* of_up = out + n;
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-        const float a = to_float(x[i]), g = to_float(above[i]);
-        const float s = fitted_logistic(a);
-        store(&out[i], g * to_float(up[i]) * (s + a * s * (1.0f - s)));
-        store(&of_up[i], g * a * s);
-    }
-}
-
-template <typename T, bool BACK>
-struct Row {
-    NATIVE_INLINE void run(const T* x, const T* above, T* out, int64_t n) {
-        if (BACK) backward(x, above, out, n);
-        else forward(x, out, n);
-    }
-};
-
-template <typename T>
 void swiglu(const T* x, const T* above, T* out, int64_t rows, int64_t n, int threads, int level) {
-    const auto one = above ? for_level<Row<T, true>, const T*, const T*, T*, int64_t>(level)
-                           : for_level<Row<T, false>, const T*, const T*, T*, int64_t>(level);
+    const auto one = above ? BEST_OF(level, row<T, true>) : BEST_OF(level, row<T, false>);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * n > 16384)
     for (int64_t r = 0; r < rows; ++r) {
         one(x + 2 * r * n, above ? above + r * n : nullptr, out + (above ? 2 : 1) * r * n, n);
@@ -60,3 +32,34 @@ NATIVE_EXPORT void native_swiglu_bf16(const uint16_t* x, const uint16_t* above, 
 }
 
 NATIVE_EXPORT const char* native_source_swiglu() { return native_text_of_swiglu; }
+
+#else  // for each instruction set
+
+template <typename T>
+struct Forward {
+    const T *x, *up;
+    T* out;
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+        const Lanes a = load(x + i, count);
+        save(out + i, a * logistic<T>(a) * load(up + i, count), count);
+    }
+};
+
+template <typename T>
+struct Backward {
+    const T *x, *up, *above;
+    T *out, *of_up;
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+        const Lanes a = load(x + i, count), g = load(above + i, count), s = logistic<T>(a), value = a * s;
+        save(out + i, g * load(up + i, count) * (s + value * (1.0f - s)), count);
+        save(of_up + i, g * value, count);
+    }
+};
+
+template <typename T, bool BACK>
+LANES_TARGET void row(const T* x, const T* above, T* out, int64_t n) {
+    if (BACK) for_row(Backward<T>{x, x + n, above, out, out + n}, n);
+    else for_row(Forward<T>{x, x + n, out}, n);
+}
+
+#endif

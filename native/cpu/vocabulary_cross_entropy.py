@@ -22,7 +22,7 @@ class _Columns(ctypes.Structure):
     """The layout of `struct Columns` in cross_entropy.cpp."""
 
     _fields_ = structure(
-        ("logits", "targets", "numbers", "factors", "scratch"),
+        ("logits", "targets", "numbers", "factors"),
         *((name, ctypes.c_int64) for name in ("tokens", "vocabulary", "columns", "row")),
         ("of_target", ctypes.c_float),
         ("of_all", ctypes.c_float),
@@ -75,9 +75,8 @@ def _run(
     of_all: float,
 ) -> None:
     threads, is_bf16 = torch.get_num_threads(), logits.dtype == torch.bfloat16
-    scratch = torch.empty(threads if is_bf16 and factors is None else 0, own)
     arguments = _Columns(
-        *map(address, (logits, columns.contiguous(), numbers, factors, scratch)),
+        *map(address, (logits, columns.contiguous(), numbers, factors)),
         logits.shape[0],
         own,
         logits.shape[1],

@@ -1,0 +1,244 @@
+// A register of fp32 numbers for one instruction set, and what kernels do with it. Included by levels.h alone.
+#ifndef NATIVE_LANES
+#define NATIVE_LANES
+NATIVE_TEXT(native_text_of_lanes)
+#endif
+
+#define LANES_MEMBER inline __attribute__((always_inline)) LANES_TARGET
+#define LANES_INLINE static LANES_MEMBER
+
+namespace {
+namespace LANES_SET {
+
+typedef float Lanes __attribute__((vector_size(LANES_BYTES)));
+typedef uint32_t Words __attribute__((vector_size(LANES_BYTES)));
+typedef int32_t Signed __attribute__((vector_size(LANES_BYTES)));
+constexpr int64_t WIDTH = LANES_BYTES / 4;
+
+LANES_INLINE Lanes all(float x) { return x - Lanes{}; }
+LANES_INLINE Words all_words(uint32_t x) { return x - Words{}; }
+
+LANES_INLINE Lanes load(const float* x) {
+    Lanes v;
+    std::memcpy(&v, x, sizeof v);
+    return v;
+}
+
+LANES_INLINE Words load_words(const uint32_t* x) {
+    Words v;
+    std::memcpy(&v, x, sizeof v);
+    return v;
+}
+
+LANES_INLINE Lanes load(const uint16_t* x) {
+#if LANES_LEVEL >= 2
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+    return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#elif LANES_LEVEL == 1
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+    return (Lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+#else
+    typedef uint16_t Halves __attribute__((vector_size(LANES_BYTES / 2)));
+    Halves v;
+    std::memcpy(&v, x, sizeof v);
+    return (Lanes)(__builtin_convertvector(v, Words) << 16);
+#endif
+}
+
+LANES_INLINE void save(float* at, Lanes v) { std::memcpy(at, &v, sizeof v); }
+
+// Round to nearest, ties to even; a NaN stays NaN. AVX512-BF16 makes zeros of numbers below 1.2e-38.
+LANES_INLINE void save(uint16_t* at, Lanes v) {
+#if LANES_LEVEL == 3
+    const __m256i halves = (__m256i)_mm512_cvtneps_pbh((__m512)v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), halves);
+#else
+    const Words bits = (Words)v;
+    Words rounded = bits + (0x7fffu + ((bits >> 16) & 1u));
+#if LANES_LEVEL == 2
+    rounded = (Words)_mm512_mask_mov_epi32((__m512i)rounded, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q),
+                                           _mm512_set1_epi32(0x7fc00000));
+    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)(rounded >> 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), halves);
+#else
+    rounded = v == v ? rounded : all_words(0x7fc00000u);
+#if LANES_LEVEL == 1
+    const __m256i high = (__m256i)(rounded >> 16);
+    const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), halves);
+#else
+    typedef uint16_t Halves __attribute__((vector_size(LANES_BYTES / 2)));
+    const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
+    std::memcpy(at, &halves, sizeof halves);
+#endif
+#endif
+#endif
+}
+
+// The first `count` numbers, and zeros.
+template <typename T>
+LANES_INLINE Lanes load(const T* x, int64_t count) {
+    if (count >= WIDTH) return load(x);
+    T part[WIDTH] = {};
+    for (int64_t i = 0; i < count; ++i) part[i] = x[i];
+    return load(part);
+}
+
+template <typename T>
+LANES_INLINE void save(T* at, Lanes v, int64_t count) {
+    if (count >= WIDTH) return save(at, v);
+    T part[WIDTH];
+    save(part, v);
+    for (int64_t i = 0; i < count; ++i) at[i] = part[i];
+}
+
+// With a NaN in `b`, these return it.
+LANES_INLINE Lanes largest(Lanes a, Lanes b) {
+#if LANES_LEVEL >= 2
+    return _mm512_max_ps(a, b);
+#elif LANES_LEVEL == 1
+    return _mm256_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+LANES_INLINE Lanes smallest(Lanes a, Lanes b) {
+#if LANES_LEVEL >= 2
+    return _mm512_min_ps(a, b);
+#elif LANES_LEVEL == 1
+    return _mm256_min_ps(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+// Return a / b for a finite b of 1 or more; for bf16 AVX2 takes a faster way, at most 1e-6 off.
+template <typename T>
+LANES_INLINE Lanes quotient(Lanes a, Lanes b) {
+#if LANES_LEVEL == 1
+    if (sizeof(T) == 2) {
+        const Lanes first = _mm256_rcp_ps(b);
+        return a * (first * (2.0f - b * first));
+    }
+#endif
+    return a / b;
+}
+
+LANES_INLINE float sum_of(Lanes v) {
+#if LANES_LEVEL >= 2
+    return _mm512_reduce_add_ps(v);
+#else
+    float x[WIDTH];
+    save(x, v);
+    for (int64_t half = WIDTH / 2; half > 0; half /= 2)
+        for (int64_t i = 0; i < half; ++i) x[i] += x[i + half];
+    return x[0];
+#endif
+}
+
+// Return the largest number; NaNs are ignored.
+LANES_INLINE float largest_of(Lanes v) {
+    float x[WIDTH], most = -__builtin_inff();
+    save(x, v);
+    for (int64_t i = 0; i < WIDTH; ++i) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+#if LANES_LEVEL >= 2
+// Return 2^r for |r| <= 1/2, fitted to a relative error of 1e-7, or of 3e-6 for a result in bf16.
+template <typename T>
+LANES_INLINE Lanes power_near_zero(Lanes r) {
+    Lanes p = sizeof(T) == 2 ? r * 9.582853221e-3f + 5.590642621e-2f : r * 1.326472721e-3f + 9.671512812e-3f;
+    if (sizeof(T) != 2) p = p * r + 5.550733745e-2f;
+    p = p * r + (sizeof(T) == 2 ? 2.402409862e-1f : 2.402224208e-1f);
+    p = p * r + (sizeof(T) == 2 ? 6.931241932e-1f : 6.931469776e-1f);
+    return p * r + 1.0f;
+}
+#endif
+
+// Return exp(x) for x <= 0, as exp_nonpositive of native.h does; T is the type of the result that it is for.
+template <typename T>
+LANES_INLINE Lanes exp_lanes(Lanes x) {
+#if LANES_LEVEL >= 2
+    const Lanes clamped = largest(all(-88.0f), x), n = _mm512_roundscale_ps(clamped * 1.44269504f, 0);
+    Lanes r = clamped * 1.44269504f - n;
+    if (sizeof(T) != 2) r = clamped * 1.92596299e-8f + r;  // the rest of 1 / ln 2
+    // Not less than -87.3, or a NaN.
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, all(-87.3f), _CMP_NLT_UQ), power_near_zero<T>(r), n);
+#else
+    const Lanes clamped = largest(all(-88.0f), x);
+    const Lanes shifted = clamped * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+    const Lanes r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+    Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + (r + 1.0f);
+    return p * (Lanes)(((Words)shifted - (0x4b400000u - 127u)) << 23);
+#endif
+}
+
+// As fitted_logistic of native.h; T is the type of the result that it is for.
+template <typename T>
+LANES_INLINE Lanes logistic(Lanes z) {
+#if LANES_LEVEL >= 2
+    // 1 / (1 + 2^x), and 0 beyond 60: smaller numbers would make denormal products, which take long.
+    const Lanes x = largest(all(-200.0f), z * -1.44269504f), n = _mm512_roundscale_ps(x, 0);
+    const Lanes below = _mm512_scalef_ps(power_near_zero<T>(x - n), n) + 1.0f;
+    return _mm512_maskz_div_ps(_mm512_cmp_ps_mask(x, all(60.0f), _CMP_NGT_UQ), all(1.0f), below);
+#else
+    const Lanes c = smallest(all(18.0f), largest(all(-18.0f), z)), w = c * c;
+    Lanes p = w * 1.413938010e-11f + 8.352430904e-8f, q = w * 3.212757080e-9f + 5.251880372e-6f;
+    p = p * w + 5.533238109e-5f;
+    q = q * w + 1.628102180e-3f;
+    p = p * w + 8.386956156e-3f;
+    q = q * w + 1.168811138e-1f;
+    p = p * w + 2.499999892e-1f;
+    q = q * w + 1.0f;
+    return smallest(all(0.5f), largest(all(-0.5f), quotient<T>(c * p, q))) + 0.5f;
+#endif
+}
+
+// Return the sum of `term(i, count)` over the numbers of a row, which are `count` from place i on; zeros behind them.
+// Lanes add 64 registers at most, in four chains, because one waits for each addition.
+template <typename Term>
+LANES_INLINE double row_sum(const Term& term, int64_t n) {
+    constexpr int64_t BLOCK = 64 * WIDTH;
+    double sum = 0.0;
+    for (int64_t start = 0; start < n; start += BLOCK) {
+        const int64_t end = n - start < BLOCK ? n : start + BLOCK;
+        Lanes chain[4] = {};
+        int64_t i = start;
+        for (; i + 4 * WIDTH <= end; i += 4 * WIDTH) {
+            chain[0] += term(i, WIDTH);
+            chain[1] += term(i + WIDTH, WIDTH);
+            chain[2] += term(i + 2 * WIDTH, WIDTH);
+            chain[3] += term(i + 3 * WIDTH, WIDTH);
+        }
+        for (; i + WIDTH <= end; i += WIDTH) chain[0] += term(i, WIDTH);
+        if (i < end) chain[1] += term(i, end - i);
+        sum += sum_of((chain[0] + chain[1]) + (chain[2] + chain[3]));
+    }
+    return sum;
+}
+
+// Call `each(i, count)` for all numbers of a row.
+template <typename Each>
+LANES_INLINE void for_row(const Each& each, int64_t n) {
+    int64_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH) each(i, WIDTH);
+    if (i < n) each(i, n - i);
+}
+
+#include LANES_FILE
+
+}  // namespace LANES_SET
+}  // namespace
+
+#undef LANES_LEVEL
+#undef LANES_SET
+#undef LANES_BYTES
+#undef LANES_TARGET
+#undef LANES_MEMBER
+#undef LANES_INLINE
