@@ -124,6 +124,33 @@ LANES_INLINE Lanes quotient(Lanes a, Lanes b) {
     return a / b;
 }
 
+// Return `x` where its word is at least the threshold, else 0.
+LANES_INLINE Lanes kept(Lanes x, Words words, uint32_t threshold) {
+#if LANES_LEVEL >= 2
+    return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask((__m512i)words, _mm512_set1_epi32(static_cast<int>(threshold))), x);
+#elif LANES_LEVEL == 1
+    const __m256i least = _mm256_set1_epi32(static_cast<int>(threshold));
+    return (Lanes)_mm256_and_si256((__m256i)x, _mm256_cmpeq_epi32(_mm256_max_epu32((__m256i)words, least), (__m256i)words));
+#else
+    return (Lanes)((Words)x & (Words)(words >= all_words(threshold)));
+#endif
+}
+
+// Return the place of the first number that is `x`, or -1.
+LANES_INLINE int first_equal(Lanes v, float x) {
+#if LANES_LEVEL >= 2
+    const unsigned found = _mm512_cmp_ps_mask(v, all(x), _CMP_EQ_OQ);
+#elif LANES_LEVEL == 1
+    const unsigned found = static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(v, all(x), _CMP_EQ_OQ)));
+#else
+    float part[WIDTH];
+    save(part, v);
+    unsigned found = 0;
+    for (int i = 0; i < WIDTH; ++i) found |= static_cast<unsigned>(part[i] == x) << i;
+#endif
+    return found ? __builtin_ctz(found) : -1;
+}
+
 LANES_INLINE float sum_of(Lanes v) {
 #if LANES_LEVEL >= 2
     return _mm512_reduce_add_ps(v);
@@ -138,10 +165,20 @@ LANES_INLINE float sum_of(Lanes v) {
 
 // Return the largest number; NaNs are ignored.
 LANES_INLINE float largest_of(Lanes v) {
+#if LANES_LEVEL >= 2
+    // The second operand is the result if one is a NaN, so it is always one that is none.
+    Lanes most = _mm512_max_ps(v, all(-__builtin_inff()));
+    most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0x4e));
+    most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0xb1));
+    most = _mm512_max_ps(most, _mm512_permute_ps(most, 0x4e));
+    most = _mm512_max_ps(most, _mm512_permute_ps(most, 0xb1));
+    return most[0];
+#else
     float x[WIDTH], most = -__builtin_inff();
     save(x, v);
     for (int64_t i = 0; i < WIDTH; ++i) most = x[i] > most ? x[i] : most;
     return most;
+#endif
 }
 
 #if LANES_LEVEL >= 2

@@ -167,15 +167,44 @@ struct Gradient {
     }
 };
 
+// Replace numbers by exp(number - largest) and return them.
+struct ExpInPlace {
+    float* x;
+    float largest;
+    LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const {
+        save(x + i, exp_lanes<float>(load(x + i, count) - largest), count);
+        return load(x + i, count);
+    }
+};
+
+struct Scaled {
+    float *x, factor;
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const { save(x + i, load(x + i, count) * factor, count); }
+};
+
+// In fp32 there is room for exp of the logits, so that it is computed once.
+LANES_INLINE Sum gradient_over(float* logits, int64_t n, float scale) {
+    Sum all{largest_in(logits, n), 0.0};
+    for (int64_t start = 0; start < n; start += BLOCK)
+        all.sum += row_sum(ExpInPlace{logits + start, all.largest}, n - start < BLOCK ? n - start : BLOCK);
+    for_row(Scaled{logits, static_cast<float>(scale / all.sum)}, n);
+    return all;
+}
+
+LANES_INLINE Sum gradient_over(uint16_t* logits, int64_t n, float scale) {
+    const Sum all = sum_of_exp(logits, n);
+    for_row(Gradient<uint16_t>{logits, all.largest, static_cast<float>(scale / all.sum), 0.0f}, n);
+    return all;
+}
+
 // Return the loss of one row; if requested, overwrite the logits with the gradient.
 template <typename T>
 LANES_TARGET float row_loss(T* logits, const Row& row) {
     const int64_t n = row.vocabulary;
     const float at_target = to_float(logits[row.target]);
-    const Sum all = sum_of_exp(logits, n);
-    if (!row.gradient) return loss_of(all, at_target);
+    if (!row.gradient) return loss_of(sum_of_exp(logits, n), at_target);
+    const Sum all = gradient_over(logits, n, row.scale);
     const float own = exp_nonpositive(at_target - all.largest);
-    for_row(Gradient<T>{logits, all.largest, static_cast<float>(row.scale / all.sum), 0.0f}, n);
     store(&logits[row.target], static_cast<float>((own / all.sum - 1.0) * row.scale));
     return loss_of(all, at_target);
 }

@@ -2,11 +2,8 @@
 // number i of the tensor is kept if word i % 4 of Philox 4x32-10 is at least the threshold, where the counter is
 // offset + i / 4 in its two low words (0 in the others) and the key is the seed. So it is the same for any number of
 // threads, instruction set and device.
+#ifndef LANES_LEVEL
 #include "../compiled/native.h"
-
-#ifdef NATIVE_X86
-#include <immintrin.h>
-#endif
 
 NATIVE_TEXT(native_text_of_dropout)
 
@@ -22,39 +19,75 @@ struct Arguments {
     int threads, level;
 };
 
+#define LANES_FILE "../cpu/dropout.cpp"
+#include "../compiled/levels.h"
+
 namespace {
 
-constexpr int64_t BLOCK = 1024;  // words at a time, a multiple of 4
+template <typename T>
+void dropout(const Arguments& a, bool back) {
+    const auto one = back ? BEST_OF(a.level, piece<T, true>) : BEST_OF(a.level, piece<T, false>);
+    const int64_t pieces = (a.rows + a.piece - 1) / a.piece;
+#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.width > 16384)
+    for (int64_t number = 0; number < pieces; ++number) one(a, number);
+}
 
-// Write four words for each of `count` counters.
-NATIVE_INLINE void words(uint64_t seed, uint64_t counter, int64_t count, uint32_t* out) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-        const uint64_t own = counter + static_cast<uint64_t>(i);
-        uint32_t a = static_cast<uint32_t>(own), b = static_cast<uint32_t>(own >> 32), c = 0, d = 0;
+}  // namespace
+
+// Compute the gradients if `residual` is null, else the value.
+NATIVE_EXPORT void native_dropout_f32(const Arguments* a) { dropout<float>(*a, !a->residual); }
+NATIVE_EXPORT void native_dropout_bf16(const Arguments* a) { dropout<uint16_t>(*a, !a->residual); }
+
+NATIVE_EXPORT const char* native_source_dropout() { return native_text_of_dropout; }
+
+#else  // for each instruction set
+
+constexpr int64_t BLOCK = 128;    // words at a time: few, so that memory is read while words are computed
+constexpr int64_t COUNTERS = 16;  // as many more may be computed than are asked for
+
+// Write four words for each of `count` counters. With AVX2 and AVX-512 a word has 64 bits of a vector, of which the upper
+// 32 may hold anything: that is what the multiplication reads and writes, so that no halves are moved between the rounds.
+LANES_INLINE void write_words(uint64_t seed, uint64_t counter, int64_t count, uint32_t* out) {
+#if LANES_LEVEL >= 2
+    const __m512i left_factor = _mm512_set1_epi64(0xD2511F53), right_factor = _mm512_set1_epi64(0xCD9E8D57);
+    const __m512i first_half = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    const __m512i last_half = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    for (int64_t i = 0; i < count; i += 16) {
+        __m512i a[2], b[2], c[2], d[2];
+#pragma GCC unroll 2
+        for (int g = 0; g < 2; ++g) {
+            const __m512i own = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(counter) + i + 8 * g),
+                                                 _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+            a[g] = own;
+            b[g] = _mm512_srli_epi64(own, 32);
+            c[g] = d[g] = _mm512_setzero_si512();
+        }
         uint32_t key = static_cast<uint32_t>(seed), other = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 10
         for (int round = 0; round < 10; ++round) {
-            const uint64_t left = static_cast<uint64_t>(a) * 0xD2511F53u;
-            const uint64_t right = static_cast<uint64_t>(c) * 0xCD9E8D57u;
-            a = static_cast<uint32_t>(right >> 32) ^ b ^ key;
-            b = static_cast<uint32_t>(right);
-            c = static_cast<uint32_t>(left >> 32) ^ d ^ other;
-            d = static_cast<uint32_t>(left);
+            const __m512i first = _mm512_set1_epi64(key), second = _mm512_set1_epi64(other);
+#pragma GCC unroll 2
+            for (int g = 0; g < 2; ++g) {
+                const __m512i left = _mm512_mul_epu32(a[g], left_factor), right = _mm512_mul_epu32(c[g], right_factor);
+                // 0x96: the exclusive or of all three.
+                a[g] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(right, 32), b[g], first, 0x96);
+                c[g] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(left, 32), d[g], second, 0x96);
+                b[g] = right;
+                d[g] = left;
+            }
             key += 0x9E3779B9u;
             other += 0xBB67AE85u;
         }
-        out[4 * i] = a;
-        out[4 * i + 1] = b;
-        out[4 * i + 2] = c;
-        out[4 * i + 3] = d;
+#pragma GCC unroll 2
+        for (int g = 0; g < 2; ++g) {
+            const __m512i front = _mm512_mask_shuffle_epi32(a[g], 0xAAAA, b[g], _MM_PERM_CCAA);
+            const __m512i back = _mm512_mask_shuffle_epi32(c[g], 0xAAAA, d[g], _MM_PERM_CCAA);
+            uint32_t* to = out + 4 * (i + 8 * g);
+            _mm512_storeu_si512(to, _mm512_permutex2var_epi64(front, first_half, back));
+            _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi64(front, last_half, back));
+        }
     }
-}
-
-#ifdef NATIVE_X86
-// The same for a multiple of 8 counters. A word has 64 bits of a vector, of which the upper 32 may hold anything: that is
-// what the multiplication reads and writes, so that no halves are moved between the rounds.
-NATIVE_AVX2 void words_avx2(uint64_t seed, uint64_t counter, int64_t count, uint32_t* out) {
+#elif LANES_LEVEL == 1
     const __m256i left_factor = _mm256_set1_epi64x(0xD2511F53), right_factor = _mm256_set1_epi64x(0xCD9E8D57);
     for (int64_t i = 0; i < count; i += 8) {
         __m256i a[2], b[2], c[2], d[2];
@@ -88,86 +121,89 @@ NATIVE_AVX2 void words_avx2(uint64_t seed, uint64_t counter, int64_t count, uint
             _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
         }
     }
-}
-#endif
-
-// Return `x` if its word keeps it, else 0; without a branch, which compilers would make masks of.
-NATIVE_INLINE float kept(float x, uint32_t word, uint32_t threshold) {
-    return float_of(bits_of(x) & (word >= threshold ? 0xffffffffu : 0u));
-}
-
-template <typename T, bool BACK>
-struct Piece {
-    NATIVE_INLINE void run(const Arguments& a, int64_t piece) {
-        const int64_t end = (piece + 1) * a.piece < a.rows ? (piece + 1) * a.piece : a.rows;
-        for (int64_t r = piece * a.piece; r < end; ++r) row(a, r, a.sums ? a.sums + piece * a.width : nullptr);
+#else
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        const uint64_t own = counter + static_cast<uint64_t>(i);
+        uint32_t a = static_cast<uint32_t>(own), b = static_cast<uint32_t>(own >> 32), c = 0, d = 0;
+        uint32_t key = static_cast<uint32_t>(seed), other = static_cast<uint32_t>(seed >> 32);
+#pragma GCC unroll 10
+        for (int round = 0; round < 10; ++round) {
+            const uint64_t left = static_cast<uint64_t>(a) * 0xD2511F53u;
+            const uint64_t right = static_cast<uint64_t>(c) * 0xCD9E8D57u;
+            a = static_cast<uint32_t>(right >> 32) ^ b ^ key;
+            b = static_cast<uint32_t>(right);
+            c = static_cast<uint32_t>(left >> 32) ^ d ^ other;
+            d = static_cast<uint32_t>(left);
+            key += 0x9E3779B9u;
+            other += 0xBB67AE85u;
+        }
+        out[4 * i] = a;
+        out[4 * i + 1] = b;
+        out[4 * i + 2] = c;
+        out[4 * i + 3] = d;
     }
-
-    NATIVE_INLINE void row(const Arguments& a, int64_t r, float* sums) {
-        uint32_t word[BLOCK + 32];
-        for (int64_t start = 0; start < a.width; start += BLOCK) {
-            const int64_t n = a.width - start < BLOCK ? a.width - start : BLOCK;
-            // The first number of these need not be the first of its counter.
-            const int64_t at = r * a.width + start, first = at % 4, count = (first + n + 3) / 4;
-            const uint64_t counter = a.offset + static_cast<uint64_t>(at / 4);
-#ifdef NATIVE_X86
-            if (a.level == 1) words_avx2(a.seed, counter, (count + 7) / 8 * 8, word);
-            else
 #endif
-                words(a.seed, counter, count, word);
-            part(a, at, start, n, word + first, sums);
-        }
-    }
+}
 
-    NATIVE_INLINE void part(const Arguments& a, int64_t at, int64_t start, int64_t n, const uint32_t* word, float* sums) {
-        const T* x = static_cast<const T*>(a.x) + at;
-        T* out = static_cast<T*>(a.out) + at;
-        const uint32_t threshold = a.threshold;
-        const float scale = a.scale;
-        if (BACK) {
-            if (sums) {
-#pragma omp simd
-                for (int64_t i = 0; i < n; ++i) {
-                    const float own = kept(to_float(x[i]) * scale, word[i], threshold);
-                    sums[start + i] += own;
-                    store(&out[i], own);
-                }
-                return;
-            }
-#pragma omp simd
-            for (int64_t i = 0; i < n; ++i) store(&out[i], kept(to_float(x[i]) * scale, word[i], threshold));
-            return;
-        }
-        const T* residual = static_cast<const T*>(a.residual) + at;
-        if (a.bias) {
-            const float* bias = a.bias + start;
-#pragma omp simd
-            for (int64_t i = 0; i < n; ++i) {
-                const float own = kept((to_float(x[i]) + bias[i]) * scale, word[i], threshold);
-                store(&out[i], to_float(residual[i]) + own);
-            }
-            return;
-        }
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) {
-            store(&out[i], to_float(residual[i]) + kept(to_float(x[i]) * scale, word[i], threshold));
-        }
+// The numbers of a row from `start` on.
+template <typename T>
+struct Part {
+    const T *x, *residual;
+    const float* bias;
+    T* out;
+    float* sums;
+    const uint32_t* word;
+    uint32_t threshold;
+    float scale;
+    LANES_MEMBER Lanes dropped(int64_t i, int64_t count) const {
+        const Lanes v = load(x + i, count);
+        return kept((bias ? v + load(bias + i, count) : v) * scale, load_words(word + i), threshold);
     }
 };
 
 template <typename T>
-void dropout(const Arguments& a, bool back) {
-    const auto one = back ? for_level<Piece<T, true>, const Arguments&, int64_t>(a.level)
-                          : for_level<Piece<T, false>, const Arguments&, int64_t>(a.level);
-    const int64_t pieces = (a.rows + a.piece - 1) / a.piece;
-#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.width > 16384)
-    for (int64_t piece = 0; piece < pieces; ++piece) one(a, piece);
+struct Forward : Part<T> {
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+        save(this->out + i, load(this->residual + i, count) + this->dropped(i, count), count);
+    }
+};
+
+template <typename T>
+struct Backward : Part<T> {
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+        const Lanes own = this->dropped(i, count);
+        if (this->sums) save(this->sums + i, load(this->sums + i, count) + own, count);
+        save(this->out + i, own, count);
+    }
+};
+
+template <typename T, bool BACK>
+LANES_INLINE void row(const Arguments& a, int64_t r, float* sums) {
+    // Lanes read a register of words for the last numbers too.
+    uint32_t word[BLOCK + 4 * COUNTERS + 16] = {};
+    for (int64_t start = 0; start < a.width; start += BLOCK) {
+        const int64_t n = a.width - start < BLOCK ? a.width - start : BLOCK;
+        // The first number of these need not be the first of its counter.
+        const int64_t at = r * a.width + start, first = at % 4, count = (first + n + 3) / 4;
+        write_words(a.seed, a.offset + static_cast<uint64_t>(at / 4), count, word);
+        const Part<T> part{static_cast<const T*>(a.x) + at,
+                           BACK ? nullptr : static_cast<const T*>(a.residual) + at,
+                           BACK || !a.bias ? nullptr : a.bias + start,
+                           static_cast<T*>(a.out) + at,
+                           sums ? sums + start : nullptr,
+                           word + first,
+                           a.threshold,
+                           a.scale};
+        if (BACK) for_row(Backward<T>{part}, n);
+        else for_row(Forward<T>{part}, n);
+    }
 }
 
-}  // namespace
+template <typename T, bool BACK>
+LANES_TARGET void piece(const Arguments& a, int64_t number) {
+    const int64_t end = (number + 1) * a.piece < a.rows ? (number + 1) * a.piece : a.rows;
+    for (int64_t r = number * a.piece; r < end; ++r) row<T, BACK>(a, r, a.sums ? a.sums + number * a.width : nullptr);
+}
 
-// Compute the gradients if `residual` is null, else the value.
-NATIVE_EXPORT void native_dropout_f32(const Arguments* a) { dropout<float>(*a, !a->residual); }
-NATIVE_EXPORT void native_dropout_bf16(const Arguments* a) { dropout<uint16_t>(*a, !a->residual); }
-
-NATIVE_EXPORT const char* native_source_dropout() { return native_text_of_dropout; }
+#endif

@@ -74,7 +74,7 @@ def _run(
     renormalize: bool,
 ) -> None:
     (tokens, experts), threads = chances.shape, torch.get_num_threads()
-    scratch = torch.empty(threads, experts)
+    scratch = torch.empty(threads, 2, -(-experts // 16) * 16)
     pointers = map(address, (logits, chances, weights, chosen, *rest, scratch))
     sizes = (tokens, experts, chosen.shape[1])
     arguments = _Arguments(*pointers, *sizes, renormalize, threads, load().level)
