@@ -216,7 +216,8 @@ LANES_INLINE Lanes exp_lanes(Lanes x) {
 #endif
 }
 
-// As fitted_logistic of native.h; T is the type of the result that it is for.
+// Return the logistic function, at most 2e-7 off, or 3e-6 of itself for a result in bf16; exactly 0 or 1 where it is nearer
+// than fp32 can tell. Without AVX-512 it is 1 / 2 plus z P(z^2) / Q(z^2), fitted on 16.6 on both sides to 4e-9.
 template <typename T>
 LANES_INLINE Lanes logistic(Lanes z) {
 #if LANES_LEVEL >= 2

@@ -101,25 +101,6 @@ NATIVE_INLINE float exp_nonpositive(float x) {
     return p * scale;
 }
 
-// Return the logistic function, at most 2e-7 off, and exactly 0 and 1 beyond 18; of a NaN, 0 or 1. It is 1 / 2 plus
-// z P(z^2) / Q(z^2), fitted on 16.6 on both sides to 4e-9: two short chains of operations side by side, where exp has a
-// long one. Limits are those of integers, which need one instruction; compilers make several of those of floats.
-NATIVE_INLINE float fitted_logistic(float z) {
-    const uint32_t bits = bits_of(z), size = bits & 0x7fffffffu, sign = bits & 0x80000000u;
-    const float c = float_of(size < 0x41900000u ? size : 0x41900000u), w = c * c;
-    float p = 1.413938010e-11f, q = 3.212757080e-9f;
-    p = p * w + 8.352430904e-8f;
-    q = q * w + 5.251880372e-6f;
-    p = p * w + 5.533238109e-5f;
-    q = q * w + 1.628102180e-3f;
-    p = p * w + 8.386956156e-3f;
-    q = q * w + 1.168811138e-1f;
-    p = p * w + 2.499999892e-1f;
-    q = q * w + 1.0f;
-    const uint32_t half = bits_of(c * p / q);
-    return 0.5f + float_of((half < 0x3f000000u ? half : 0x3f000000u) | sign);
-}
-
 // Sums and maxima over 16 lanes for any register width: every processor adds in the same order, and the compiler can
 // use vectors without permission to reorder. An `omp simd reduction` does not achieve this: GCC 12 fixes its width
 // before inlining, by the compiler's default, and used four lanes for AVX2.
