@@ -31,7 +31,7 @@ static inline bool rounds_to_bf16(int level) {
      : (level) == 1 ? avx2::__VA_ARGS__                                             \
                     : plain::__VA_ARGS__)
 #else
-#define BEST_OF(level, ...) ((void)(level), plain::__VA_ARGS__)
+#define BEST_OF(level, ...) ((level) ? plain::__VA_ARGS__ : plain::__VA_ARGS__)  // the form that names a template
 #endif
 #endif
 
