@@ -21,6 +21,12 @@ def describe() -> str:
     return language.describe("all groups in one launch")
 
 
+def _sizes(x: Tensor) -> dict[str, int]:
+    """Return the sizes of a program; with four warps, or with more of fp32 at a time, some devices spill registers."""
+    inner = INNER // 2 if x.dtype == torch.float32 else INNER
+    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "INNER": inner, "num_warps": 8}
+
+
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Return the rows of each group times the transpose of its matrix."""
     device = x.device.type
@@ -111,7 +117,7 @@ def _rows(x: Tensor, matrices: Tensor, bounds: Tensor) -> Tensor:
         # A group may begin in the middle of a program's rows.
         grid = (-(-len(x) // ROWS) + groups, -(-width // COLUMNS))
         with on_device(x):
-            _row_products[grid](*given, ROWS=ROWS, COLUMNS=COLUMNS, INNER=INNER)
+            _row_products[grid](*given, **_sizes(x))
     return out
 
 
@@ -123,7 +129,7 @@ def _matrices(upstream: Tensor, x: Tensor, bounds: Tensor) -> Tensor:
     if out.numel():
         grid = (-(-outputs // ROWS), -(-inputs // COLUMNS), len(bounds) - 1)
         with on_device(x):
-            _matrix_products[grid](*given, ROWS=ROWS, COLUMNS=COLUMNS, INNER=INNER)
+            _matrix_products[grid](*given, **_sizes(x))
     return out
 
 

@@ -40,6 +40,7 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Te
     tops, sums = torch.empty(2, stretches, texts, heads, dtype=torch.float32, device=q.device)
     given = (q, keys, values, tables, reach.first, reach.last, mixed, tops, sums)
     numbers = (texts, heads, groups, size, tables.shape[1], size**-0.5)
+    wide = q.dtype == torch.float32
     rows = max(LEAST_ROWS, width_of(heads // groups))
     with on_device(q):
         _stretch[texts, groups, stretches](
@@ -48,8 +49,10 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Te
             ROWS=rows,
             WIDTH=max(16, width_of(size)),
             STRETCH=STRETCH,
-            BLOCK=BLOCK,
+            # Products of fp32 need more registers.
+            BLOCK=BLOCK // 2 if wide else BLOCK,
             PAGE=PAGE,
+            num_warps=16 if wide else 4,
         )
     # A range without keys has the maximum -infinity, so it contributes nothing.
     shares = torch.exp(tops - tops.amax(0))
