@@ -37,7 +37,8 @@ def decode(kind: type[T], value: Any, key: str = "") -> T:
 
     Unknown keys are ignored, since a newer version may write more of them. A missing key takes the field's default.
     """
-    return typing.cast(T, _decoder(kind)(value, key))
+    wanted: Any = kind
+    return typing.cast(T, _decoder(wanted)(value, key))
 
 
 Decoder = Callable[[Any, str], Any]

@@ -1,9 +1,9 @@
-"""Measure commands in a Slurm allocation, and the time from the submission of a job to its first line.
+"""Measure commands inside a Slurm allocation, and the way of a job from its submission to its first line.
 
     python -m bench.runs.slurm [--rounds 7]
 
-It runs a real Slurm on four nodes in network namespaces (needs root and the packages slurm-wlm and munge). Results are
-medians of whole commands, which take turns.
+A real Slurm over four nodes in network namespaces (root; packages slurm-wlm and munge). Medians of whole commands,
+which take turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clusterctl.sandbox import cluster, namespaces, slurm
 NODES = 4
 OURS = [sys.executable, "-m", "clusterctl"]
 SRUN = ["srun", "--overlap", f"-N{NODES}", "--ntasks-per-node=1", "hostname"]
-# Opens the agents of all nodes: by one Slurm step, or by one step per node.
+# Opens the agents of all nodes: by one step, or by one for each.
 OPEN = """
 import sys, time
 from clusterctl.platforms.allocation import cluster_of, VARIABLES
@@ -35,15 +35,21 @@ with Connections(SrunTransport(nodes if sys.argv[1] == "one" else ())) as connec
     assert all(outcome.ok for outcome in connections.on_each(nodes, lambda node, link: link.hello()))
     print(time.perf_counter() - began)
 """
-JOB = "command: [/bin/echo, the first line]\nslurm: {nodes: 2, time: 10, extra: [--exclusive]}\n"
-# Seconds to wait before each submission: Slurm delays a batch job if it scheduled one in the last 3 s.
-REST = 4.0
-# The time limit for a first line, in seconds.
+JOB = """\
+command: [/bin/echo, the first line]
+slurm: {nodes: 2, time: 10, extra: [--exclusive], setup: [date +%s.%N > began]}
+"""
+# Seconds of rest before each submission. Slurm delays a batch job if it scheduled in the last 3 s, and the end of the
+# job before makes it schedule up to 4 s later.
+REST = 8.0
+# Slurm starts batch jobs once a second; each submission falls at another point of that second.
+PERIOD = 1.0
+# Seconds until a first line counts as never come.
 PATIENCE = 60.0
 
 
 class Place:
-    """A project on the disk that all nodes share, and a login node."""
+    """A project on the disk of all nodes, and a login node."""
 
     def __init__(self, made: cluster.Sandbox) -> None:
         self.folder = made.directory / "shared"
@@ -61,7 +67,7 @@ class Place:
         return done.stdout
 
     def allocation(self, words: Sequence[str], job: str) -> str:
-        """Run a command as if in the allocation of a job."""
+        """Run a command as inside the allocation of a job."""
         variables = f"SLURM_JOB_ID={job} SLURM_JOBID={job} SLURM_JOB_NODELIST=node[1-{NODES}]"
         return self(["env", *variables.split(), *words])
 
@@ -94,7 +100,7 @@ def inside(place: Place, rounds: int) -> None:
         "open all agents, one step": lambda: float(
             place.allocation([sys.executable, "-c", OPEN, "one"], job)
         ),
-        "open all agents, one step per node": lambda: float(
+        "open all agents, a step for each": lambda: float(
             place.allocation([sys.executable, "-c", OPEN, "each"], job)
         ),
         "clusterctl nodes (contacts none)": lambda: timed(lambda: place.allocation([*OURS, "nodes"], job)),
@@ -106,7 +112,7 @@ def inside(place: Place, rounds: int) -> None:
 
 
 def submitted(place: Place, rounds: int) -> None:
-    """Measure the seconds from a command to the first line of a program on two nodes."""
+    """Measure the seconds from typing a command to the first line of a program on two nodes."""
     (place.folder / "job.yaml").write_text(JOB)
     srun = ["srun", "-N2", "--exclusive", "/bin/echo", "the first line"]
     queued: list[float] = []
@@ -141,8 +147,11 @@ def batch_line(place: Place) -> float:
     return time.perf_counter() - began
 
 
-def submit_line(place: Place, more: Sequence[str]) -> float:
-    """Submit the job; return when its first line reached the folder of the run."""
+def submit_line(place: Place, queued: list[float], more: Sequence[str]) -> float:
+    """Submit the job; return when its first line has reached the folder of the run.
+
+    The seconds until its batch file starts are added to `queued`.
+    """
     _settle(place)
     typed, began = time.time(), time.perf_counter()
     run = place([*OURS, "submit", "slurm", "job.yaml", *more]).strip()
@@ -156,7 +165,7 @@ def submit_line(place: Place, more: Sequence[str]) -> float:
 
 
 def _settle(place: Place) -> None:
-    """Wait until all nodes are idle and Slurm has nothing to schedule."""
+    """Wait until all nodes are idle, and Slurm has nothing left to schedule."""
     _wait(lambda: set(place(["sinfo", "-h", "-N", "-o", "%T"]).split()) == {"idle"})
     time.sleep(REST + random.uniform(0, PERIOD))
 
@@ -167,7 +176,7 @@ def _wait(ready: Callable[[], bool]) -> None:
 
 
 def show(ways: dict[str, Callable[[], float]], rounds: int) -> None:
-    """Measure all alternatives in turn, after one round that does not count; print their medians and ranges."""
+    """Measure the ways in turn, after one round that does not count; print the median and the range of each."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-# A JSON object each: what is to be done, and what was done.
+# Called with the number of bytes that were moved.
+Report = Callable[[int], None]
 # Bytes of a piece; larger for files that would have more than 9,000: S3 allows 10,000 parts.
 PIECE, MOST_PIECES = 16 << 20, 9_000
 THREADS = 8
@@ -82,9 +83,12 @@ def main() -> int:
     return 1 if "refused" in answer else 0
 
 
-def carry_out(order: dict[str, Any], report: Callable[[int], None]) -> dict[str, Any]:
-    """Return the result of an order; raise Refused with what went wrong and where."""
-    store = Store(order["store"], patient=order["action"] != "probe")
+def carry_out(order: dict[str, Any], report: Report, opened: Store | None = None) -> dict[str, Any]:
+    """Return the result of an order; raise Refused with what went wrong and where.
+
+    `opened` is the store of the order, from one before: to open it takes as long as to send some megabytes.
+    """
+    store = opened or open_store(order)
     actions: dict[str, Callable[[], Any]] = {
         "probe": lambda: store.probe(order["key"]),
         "upload": lambda: {"files": store.upload(order["files"], report)},
@@ -96,7 +100,7 @@ def carry_out(order: dict[str, Any], report: Callable[[int], None]) -> dict[str,
     return actions[order["action"]]() or {}
 
 
-def open_store(order: Order) -> Store:
+def open_store(order: dict[str, Any]) -> Store:
     """Return the store of an order."""
     return Store(order["store"], patient=order["action"] != "probe")
 
@@ -114,7 +118,8 @@ class Store:
         self._errors = botocore.exceptions
         self._bucket, self._scheme = how["bucket"], how["scheme"]
         key, secret, token = how["keys"] or (None, None, None)
-        # Many stores that speak S3's protocol refuse its newer checksums; we send an MD5 of our own.
+        # Many stores that speak S3's protocol refuse its newer checksums. The signature of each request covers the
+        # SHA-256 of its body instead, so that a store notices bytes that were damaged on the way.
         self._settings: dict[str, Any] = {
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
@@ -217,19 +222,17 @@ class Store:
 
     # ---- uploads
 
-    def upload(self, files: list[dict[str, Any]], report: Callable[[int], None]) -> dict[str, Any]:
+    def upload(self, files: list[dict[str, Any]], report: Report) -> dict[str, Any]:
         """Send files; return for each name its size, and the hash of each piece."""
         with _pool(THREADS) as pool, _pool(FILES) as outer:
 
-            def send(number: int) -> Order:
+            def send(number: int) -> dict[str, Any]:
                 return self._upload(files[number]["path"], files[number]["key"], report, pool)
 
             sent = _all(outer, send, range(len(files)))
         return {files[number]["name"]: answer for number, answer in enumerate(sent)}
 
-    def _upload(
-        self, path: str, key: str, report: Callable[[int], None], pool: ThreadPoolExecutor
-    ) -> dict[str, Any]:
+    def _upload(self, path: str, key: str, report: Report, pool: ThreadPoolExecutor) -> dict[str, Any]:
         handle = _open(path, os.O_RDONLY)
         try:
             size = os.fstat(handle).st_size
@@ -256,7 +259,7 @@ class Store:
         path: str,
         key: str,
         ranges: list[tuple[int, int]],
-        report: Callable[[int], None],
+        report: Report,
         pool: ThreadPoolExecutor,
     ) -> list[str]:
         upload, present = self._begin(key)
@@ -314,7 +317,7 @@ class Store:
 
     # ---- downloads
 
-    def download(self, files: list[dict[str, Any]], report: Callable[[int], None]) -> dict[str, Any]:
+    def download(self, files: list[dict[str, Any]], report: Report) -> dict[str, Any]:
         """Fetch objects to files; return how many bytes were fetched, and how many were there already."""
         total = {"fetched": 0, "present": 0}
         with _pool(THREADS) as pool, _pool(FILES) as outer:
@@ -327,9 +330,7 @@ class Store:
                 total["present"] += present
         return total
 
-    def _download(
-        self, entry: dict[str, Any], report: Callable[[int], None], pool: ThreadPoolExecutor
-    ) -> tuple[int, int]:
+    def _download(self, entry: dict[str, Any], report: Report, pool: ThreadPoolExecutor) -> tuple[int, int]:
         path, key, size = os.path.expanduser(entry["path"]), entry["key"], entry["bytes"]
         piece, hashes = entry["piece"], entry["pieces"]
         aside = path + PARTIAL

@@ -52,7 +52,10 @@ def test_the_report_shows_how_far_off_the_model_is() -> None:
     rough = [*points(0.2, 0.004, 0.020, 2)[:-1], Point(256, 6.0, 1.2, 5.0)]
     said = report(rough, model_of(rough, 2))
     assert said.count("%") == 2 + len(rough) and "\n  10000" in said
-    assert "fitted without the largest size, the model predicts 3.27 s for 256 nodes, which took 6.00 s (-45%)" in said
+    assert (
+        "fitted without the largest size, the model predicts 3.27 s for 256 nodes, which took 6.00 s (-45%)"
+        in said
+    )
 
 
 def test_the_report_ends_with_whether_flat_is_enough() -> None:

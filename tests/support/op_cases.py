@@ -28,13 +28,8 @@ class Case:
     shape: tuple[int, ...]
     value_error: float
     gradient_error: float
-<<<<<<< HEAD:tests/support/op_cases.py
     """The largest error allowed for this project's backends; `allowed` also covers torch's."""
     arguments: Mapping[str, object]
-=======
-    """The largest allowed error of this project's backends; `allowed` also covers torch's."""
-    arguments: Mapping[str, Any]
->>>>>>> 89567b5 (native: plain English in texts and messages):native/cases.py
 
     def __str__(self) -> str:
         return f"{self.op}-{self.name}-{str(self.dtype).removeprefix('torch.')}"

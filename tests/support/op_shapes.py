@@ -1,8 +1,4 @@
-<<<<<<< HEAD:tests/support/op_shapes.py
 """The shapes and arguments of the cases of every op: the data of `tests.support.op_cases`."""
-=======
-"""The shapes and arguments of all ops' cases, and the largest allowed errors: the data of `native.cases`."""
->>>>>>> 89567b5 (native: plain English in texts and messages):native/case_table.py
 
 from __future__ import annotations
 
@@ -16,12 +12,6 @@ from native.bounds import BF16, FP32
 from native.masks import Dropout, Mask
 from native.vocabulary import VocabularyPart
 
-<<<<<<< HEAD:tests/support/op_shapes.py
-=======
-# One rounding to bf16 has an error of 2^-9 = 0.002; sums of rounded products and a second rounding add to it.
-FP32, BF16 = torch.float32, torch.bfloat16
-
->>>>>>> 89567b5 (native: plain English in texts and messages):native/case_table.py
 
 @dataclass(frozen=True)
 class AnotherRank:
@@ -33,52 +23,6 @@ class AnotherRank:
         return torch.stack((own, other.to(own)))
 
 
-<<<<<<< HEAD:tests/support/op_shapes.py
-=======
-# (op, type) -> allowed error of the value and of the gradients.
-ERRORS = {
-    ("layer_norm", FP32): (2e-6, 2e-6),
-    ("layer_norm", BF16): (4e-3, 4e-3),
-    ("rms_norm", FP32): (2e-6, 2e-6),
-    ("rms_norm", BF16): (4e-3, 4e-3),
-    ("add_layer_norm", FP32): (2e-6, 2e-6),
-    # The sum is rounded before its norm is computed.
-    ("add_layer_norm", BF16): (8e-3, 8e-3),
-    ("add_rms_norm", FP32): (2e-6, 2e-6),
-    ("add_rms_norm", BF16): (8e-3, 8e-3),
-    # The slope multiplies an error of the logistic function, which is at most 2e-7, by up to 12.
-    ("gelu", FP32): (1e-6, 4e-6),
-    ("gelu", BF16): (4e-3, 8e-3),
-    ("bias_gelu", FP32): (1e-6, 4e-6),
-    # torch also rounds the sum.
-    ("bias_gelu", BF16): (8e-3, 1.2e-2),
-    ("swiglu", FP32): (1e-6, 1e-6),
-    # torch also rounds silu(gate).
-    ("swiglu", BF16): (8e-3, 8e-3),
-    ("dropout_add", FP32): (1e-6, 2e-6),
-    ("dropout_add", BF16): (4e-3, 4e-3),
-    ("rotary", FP32): (1e-6, 1e-6),
-    # torch also rounds cosines, sines and products.
-    ("rotary", BF16): (1.2e-2, 1.2e-2),
-    ("cross_entropy", FP32): (1e-6, 2e-6),
-    # The loss is fp32 in both backends; the gradient is rounded twice.
-    ("cross_entropy", BF16): (1e-6, 6e-3),
-    ("linear_cross_entropy", FP32): (1e-6, 4e-6),
-    # The logits are rounded.
-    ("linear_cross_entropy", BF16): (4e-3, 2e-2),
-    ("vocabulary_cross_entropy", FP32): (1e-6, 4e-6),
-    ("vocabulary_cross_entropy", BF16): (1e-6, 6e-3),
-    ("embedding", FP32): (0.0, 1e-6),
-    ("embedding", BF16): (0.0, 4e-3),
-    ("route", FP32): (1e-6, 6e-6),
-    ("route", BF16): (1e-6, 4e-3),
-    ("grouped_linear", FP32): (2e-6, 4e-6),
-    ("grouped_linear", BF16): (8e-3, 8e-3),
-    ("attention", FP32): (2e-6, 4e-6),
-    ("attention", BF16): (2e-2, 2e-2),
-}
-
->>>>>>> 89567b5 (native: plain English in texts and messages):native/case_table.py
 # Errors allowed for torch's own fp32 kernels where they are less exact than this project's: over 50,257
 # columns the gradient of torch's cross-entropy is 3.9e-6 off on a processor without AVX-512.
 TORCH_ERRORS = {
@@ -134,13 +78,8 @@ LARGE: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 WRONG = {"a NaN": float("nan"), "an infinity": float("inf")}
 _ROWS = (*_NORMS, "gelu", "bias_gelu", "swiglu")
 _EDGES = {"empty": (0, 64), "transposed": (6, 5, 34), "huge rows": (3, 64), **dict.fromkeys(WRONG, (3, 64))}
-<<<<<<< HEAD:tests/support/op_shapes.py
 SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, object]], ...] = (
     # torch's own exact GELU of infinity is not a number in fp32.
-=======
-SHAPES: tuple[tuple[str, str, tuple[int, ...], Mapping[str, Any]], ...] = (
-    # In fp32, torch's own exact GELU of infinity is not a number.
->>>>>>> 89567b5 (native: plain English in texts and messages):native/case_table.py
     *((op, name, shape, LARGE_ARGUMENTS.get(op, NONE)) for op in _ROWS for name, shape in _EDGES.items()),
     ("layer_norm", "small", (3, 5, 64), NONE),
     ("layer_norm", "odd", (7, 129), {"eps": 1e-3}),

@@ -9,17 +9,18 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from trainer.config.deepspeed import Settings, parts_on_disk
+from trainer.config.deepspeed import parts_on_disk
 from trainer.errors import InputError
 
 IN_USE = "clusterctl-in-use"
 """The locked file in the folder of a run. A folder without it is never removed."""
 
 
-def folders(given: Settings, run: str) -> dict[str, Settings]:
+def folders(given: Mapping[str, Any], run: str) -> dict[str, Mapping[str, Any]]:
     """Return the settings of what DeepSpeed keeps in files, with the run's own folder."""
     return {
         part: {**own, "nvme_path": str(Path(own["nvme_path"]) / run)}
@@ -30,7 +31,7 @@ def folders(given: Settings, run: str) -> dict[str, Settings]:
 class RunFolders:
     """The folders of a run on this node, held by one of its ranks."""
 
-    def __init__(self, given: Settings, run: str, rank: int) -> None:
+    def __init__(self, given: Mapping[str, Any], run: str, rank: int) -> None:
         """Remove what ended runs left, also an earlier attempt of this one, and hold the folders of `run`."""
         self.rank = rank
         self.held: dict[Path, int] = {}

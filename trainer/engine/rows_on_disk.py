@@ -1,7 +1,6 @@
-"""The rows of weights and moments that DeepSpeed stores in files (offload to NVMe).
+"""The rows of weights and moments that DeepSpeed keeps in files (offload to NVMe).
 
-A row is in memory only while it is used; rows of less than 1 MiB always stay in memory. DeepSpeed's file names are the
-same in every run, so each run gets its own folder.
+A row is in memory only while it is used. DeepSpeed leaves rows of less than 1 MiB in memory.
 """
 
 from __future__ import annotations
@@ -13,23 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config.deepspeed import parts_on_disk
 from trainer.engine.optimizer import MOMENTS
-
-
-def folders(given: Mapping[str, Any], run: str) -> dict[str, Mapping[str, Any]]:
-    """Return the settings of what DeepSpeed keeps in files, with the run's own folder."""
-    return {
-        part: {**own, "nvme_path": str(Path(own["nvme_path"]) / run)}
-        for part, own in parts_on_disk(given).items()
-    }
-
-
-def remove_files(given: Mapping[str, Any], run: str, rank: int) -> None:
-    """Remove what DeepSpeed keeps in files for a rank; other ranks may still use theirs."""
-    for own in folders(given, run).values():
-        for folder in Path(str(own["nvme_path"])).glob(f"zero_stage_3/*/rank{rank}"):
-            shutil.rmtree(folder)
 
 
 class RowsOnDisk:
@@ -40,7 +23,7 @@ class RowsOnDisk:
         self.zero, self.adamw, self.rows = zero, adamw, rows
 
     def read(self) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-        """Return copies of all rows and of their moments; moments are zero before the first update."""
+        """Return copies of all rows and of their moments; moments are zeros before the first update."""
         weights, moments = list[Tensor](), {moment: list[Tensor]() for moment in MOMENTS}
         for number, row in enumerate(self.rows):
             with self._in_memory(number, changed=False):
@@ -51,7 +34,7 @@ class RowsOnDisk:
         return weights, moments
 
     def write(self, weights: Sequence[Tensor], moments: Mapping[str, Sequence[Tensor]], taken: int) -> None:
-        """Replace all rows and moments, and the weights that DeepSpeed computes with, after `taken` updates."""
+        """Replace all rows and moments, and the weights that DeepSpeed computes with; `taken` updates were made."""
         for number, row in enumerate(self.rows):
             with self._in_memory(number, changed=True):
                 row.data.copy_(weights[number])
@@ -67,7 +50,7 @@ class RowsOnDisk:
 
     @contextmanager
     def _in_memory(self, number: int, *, changed: bool) -> Iterator[None]:
-        """Read a row and its moments from their files; write them back if they are changed."""
+        """Read a row and its moments from their files; write them again if they have changed."""
         swaps = self.zero._swappable_optimizer_subgroup(number)
         if swaps:
             self.zero._optimizer_states_and_gradient_swap_in(number)
