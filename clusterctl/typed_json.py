@@ -49,7 +49,7 @@ Decoder = Callable[[Any, str], Any]
 def _decoder(kind: Any) -> Decoder:
     """Return what reads values of a type. A type is examined once; a list of runs has thousands of values of each."""
     origin = typing.get_origin(kind)
-    if kind is Any:
+    if kind in (Any, object):
         return _anything
     if is_dataclass(kind):
         return _dataclass_decoder(kind)
