@@ -19,6 +19,7 @@ from clusterctl.jobs.record import FORMAT, RunRecord
 from clusterctl.platforms import slurm
 from clusterctl.platforms.allocation import KINDS
 from clusterctl.runs.state import RunState, read_state, write_state
+from clusterctl.text import escape_controls
 from clusterctl.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
@@ -159,11 +160,24 @@ def _note_end(run: RunDir, submission: Submission, before: RunState) -> None:
         phase = Phase.STOPPED if submission.ended == "CANCELLED" else Phase.FAILED
         nodes = dict.fromkeys(run.read_record().cluster.names, phase)
         verdict = why or f"the Slurm job ended ({submission.ended}) before the run did"
+        if submission.ended == "FAILED":
+            verdict += f": {_last_words(run)}"
         write_state(run, RunState(phase, nodes, verdict=f"job {submission.job}: {verdict}"))
         run.add_event("ended", phase=phase, verdict=verdict)
-    elif why and before.phase is not Phase.FINISHED and not before.verdict:
+    elif why and submission.ended != "FAILED" and before.phase is not Phase.FINISHED and not before.verdict:
+        # FAILED adds nothing: the batch file fails because the run did not finish.
         write_state(run, replace(before, verdict=f"job {submission.job}: {why}"))
     write_submission(run, submission)
+
+
+def _last_words(run: RunDir) -> str:
+    """Return the last line that the batch file of a failed job wrote, and where it is."""
+    log = log_file(run)
+    try:
+        lines = [line for line in _end_of(log).splitlines() if line.strip()]
+    except FileNotFoundError:
+        return f"its node cannot write {log}: keep the project on a disk that all nodes share (/tmp is none)"
+    return f"{escape_controls(lines[-1].strip()[:300])} (see {log})" if lines else f"{log} is empty"
 
 
 def note_cancelled(run: RunDir, submission: Submission) -> None:
@@ -179,13 +193,17 @@ def log_file(run: RunDir) -> Path:
 def put_back(run: RunDir) -> str:
     """Return why a job that has run waits again, from the end of its log; "" if it has not run, or nothing says why."""
     try:
-        with log_file(run).open("rb") as file:
-            file.seek(max(0, log_file(run).stat().st_size - LOG_END))
-            text = file.read().decode("utf-8", "replace")
+        text = _end_of(log_file(run))
     except FileNotFoundError:
         return ""
     found = list(PUT_BACK.finditer(text))
     return (found[-1]["ours"] or STEPD[found[-1]["stepd"]]) if found else ""
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_END))
+        return file.read().decode("utf-8", "replace")
 
 
 def describe(job: int, entry: slurm.QueueEntry, before: str = "") -> str:

@@ -17,6 +17,7 @@ from clusterctl.cli.launch.run import (
     show_plan,
     stopping_on_interrupt,
 )
+from clusterctl.cli.launch.submit import is_submitted, submit_again
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def resume_run(
     if dry_run:
         show_plan(cluster, job, as_json=as_json, argv=True)
         show_continuation(found)
+        return
+    if elsewhere is None and is_submitted(found):
+        # Slurm chooses the nodes, as it did before.
+        submit_again(found, job, as_json=as_json)
         return
     names = set(cluster.names)
     former = [node for node in record.cluster.nodes if node.name not in names]

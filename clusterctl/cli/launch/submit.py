@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,6 +78,30 @@ def slurm(
         shutil.rmtree(run.root)
         raise
     submission.write_submission(run, submission.Submission(number, time.time()))
+    _report(run, number, as_json=as_json)
+
+
+def submit_again(run: RunDir, job: Job, *, as_json: bool) -> None:
+    """Submit a run whose Slurm job has ended to Slurm again: it continues from its newest checkpoint."""
+    from clusterctl.platforms import slurm as program
+    from clusterctl.platforms import submission
+
+    before = submission.read_submission(run)
+    if before is None or not before.ended:
+        problem = f"the Slurm job of {run.run_id} has not ended"
+        raise UsageError(problem, f"clusterctl status {run.run_id}")
+    text = (run.root / "batch.sh").read_text()
+    program.refuse_impossible(text)
+    run.write_record(replace(run.read_record(), job=job))
+    run.stop_asked.unlink(missing_ok=True)
+    number = program.submit(text)
+    submission.write_pending(run, "submitted to Slurm again")
+    submission.write_submission(run, submission.Submission(number, time.time()))
+    run.add_event("note", text=f"submitted again as Slurm job {number}")
+    _report(run, number, as_json=as_json)
+
+
+def _report(run: RunDir, number: int, *, as_json: bool) -> None:
     if as_json:
         screen.show_json({"run": run.run_id, "folder": str(run.root), "job": number})
     else:
@@ -119,7 +144,12 @@ def _faults(job: Job) -> list[Fault]:
     return [document.fault(path, problem, remedy) for path, problem, remedy in found]
 
 
+def is_submitted(run: RunDir) -> bool:
+    """Return whether a run was submitted to Slurm."""
+    return (run.root / "batch.sh").exists()
+
+
 def require_submitted(run: RunDir) -> None:
     """Raise a UsageError if no job of Slurm belongs to a run."""
-    if not (run.root / "batch.sh").exists():
+    if not is_submitted(run):
         raise UsageError(f"{run.run_id} was not submitted to Slurm", "clusterctl submit slurm JOB")

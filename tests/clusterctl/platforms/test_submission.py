@@ -79,6 +79,42 @@ def test_a_run_that_ended_by_itself_keeps_its_end(waiting: RunDir) -> None:
     assert (state.phase, state.verdict) == (Phase.FINISHED, "")
 
 
+def test_a_batch_file_that_fails_says_why(waiting: RunDir) -> None:
+    log = submission.log_file(waiting)
+    log.write_text("one\nline 14: module: command not found\x1b[0m\n\n")
+    verdict = stands(waiting, "FAILED").verdict
+    assert f"failed: line 14: module: command not found\\x1b[0m (see {log})" in verdict
+
+
+def test_nodes_that_do_not_see_the_run_s_folder_are_named_as_the_reason(waiting: RunDir) -> None:
+    assert "keep the project on a disk that all nodes share" in stands(waiting, "FAILED").verdict
+
+
+def test_a_run_that_was_stopped_is_not_said_to_have_failed(waiting: RunDir) -> None:
+    write_state(waiting, RunState(Phase.STOPPED, {}))
+    state = stands(waiting, "FAILED")
+    assert (state.phase, state.verdict) == (Phase.STOPPED, "")
+
+
+def test_a_run_whose_job_has_ended_is_submitted_again(
+    waiting: RunDir, command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (waiting.root / "batch.sh").write_text("#!/bin/bash\n")
+    texts: list[str] = []
+    monkeypatch.setattr(slurm, "queue", lambda: {7: slurm.QueueEntry("RUNNING")})
+    monkeypatch.setattr(slurm, "refuse_impossible", texts.append)
+    monkeypatch.setattr(slurm, "submit", lambda text: texts.append(text) or 8)
+    monkeypatch.chdir(waiting.root.parent.parent)
+    code, _, err = command_line("resume", waiting.run_id)
+    assert code == UsageError.exit_code and "has not ended" in err and not texts
+    stands(waiting, "FAILED")
+    code, out, err = command_line("resume", waiting.run_id)
+    assert code == 0 and out.strip() == waiting.run_id and "Slurm job 8" in err, err
+    assert texts == ["#!/bin/bash\n"] * 2 and waiting.phase() is Phase.PENDING
+    found = submission.read_submission(waiting)
+    assert found is not None and (found.job, found.ended) == (8, "")
+
+
 def test_a_job_that_waits_again_makes_its_run_wait_again(waiting: RunDir) -> None:
     write_state(waiting, RunState(Phase.STOPPED, {}))
     assert stands(waiting, "PENDING", "BeginTime").phase is Phase.PENDING
