@@ -68,7 +68,7 @@ def test_a_ramp_is_the_same_training_on_two_ranks_and_after_a_resume(
 
 
 @pytest.mark.parametrize(
-    ("steps", "says"), [(12, "the first 9 have fewer than 8"), (6, "which has 6 samples of 8")]
+    ("steps", "says"), [(12, "the first 9 steps have fewer than 8"), (6, "which has 6 of 8 samples")]
 )
 def test_a_plan_tells_what_a_ramp_means(
     raw_config: Callable[..., dict[str, Any]], steps: int, says: str
