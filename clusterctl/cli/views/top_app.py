@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 LOG_LINES, SHORT_LOG = 2000, 8
 # Ranks by which one turn of the mouse wheel moves.
 WHEEL = 3
+# Seconds after a change of the size until everything is drawn once more.
+SETTLED = 0.5
 
 
 class Lines(Widget):
@@ -169,6 +171,8 @@ class TopApp(App[None]):
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.tick)
+        # A terminal that was still changing its size may have lost a part of the first frame.
+        self.set_timer(SETTLED, lambda: self.refresh(layout=True))
 
     # -- drawing
 
