@@ -25,12 +25,14 @@ from clusterctl.transport.connection import read_answer
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections
+    from clusterctl.transport.fanout import Connections, Outcome
     from clusterctl.transport.link import PendingRequest
 
 
-# Seconds for a connection between two nodes: lost first packets are sent again after 1 and 3, and nodes may be busy.
-PATIENCE = 8.0
+# Seconds for a connection between two nodes: lost first packets are sent again after 1 and 3.
+PATIENCE = 5.0
+# Seconds for the second attempt of nodes that had no answer where others had one: they or the network may be busy.
+MORE_PATIENCE = 10.0
 
 
 def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) -> list[Finding]:
@@ -44,8 +46,13 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
         opened = _opened(request, master.name)
         if opened.port is None:
             return [_taken(master, port, opened)]
-        arguments = {"address": master.address, "port": opened.port, "token": token, "timeout": PATIENCE}
-        outcomes = connections.on_each(nodes, lambda node, link: link.ask(Knock, "knock", arguments))
+        arguments = {"address": master.address, "port": opened.port, "token": token}
+        outcomes = _knock(nodes, connections, {**arguments, "timeout": PATIENCE})
+        missed = [entry.node for entry in outcomes if entry.value is not None and not entry.value.reached]
+        if 0 < len(missed) < len(nodes):
+            again = _knock(missed, connections, {**arguments, "timeout": MORE_PATIENCE})
+            second = {entry.node.name: entry for entry in again}
+            outcomes = [second.get(entry.node.name, entry) for entry in outcomes]
     finally:
         if request.result is None:
             with contextlib.suppress(ClusterctlError):
@@ -57,6 +64,12 @@ def master_port(nodes: Sequence[Node], connections: Connections, port: int = 0) 
         if entry.error is not None
     ]
     return [*failed, *_reached(master, opened.port, reply)]
+
+
+def _knock(
+    nodes: Sequence[Node], connections: Connections, arguments: Mapping[str, object]
+) -> list[Outcome[Knock]]:
+    return connections.on_each(nodes, lambda node, link: link.ask(Knock, "knock", arguments))
 
 
 def _opened(request: PendingRequest, node: str) -> OpenedPort:

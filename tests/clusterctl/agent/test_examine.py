@@ -19,7 +19,7 @@ from clusterctl.agent import network as agent_network
 from clusterctl.agent import own_python
 from clusterctl.agent.processes import state_letter
 from clusterctl.checks import doctor, network
-from clusterctl.checks.answers import CommandResult
+from clusterctl.checks.answers import CommandResult, Knock
 from clusterctl.checks.query import NODE_PYTHON, PACKAGES
 from clusterctl.errors import FindingsError
 from clusterctl.inventory.cluster import Cluster, Node
@@ -257,6 +257,26 @@ def test_every_node_comes_to_the_masters_port_and_nothing_stays_open(tmp_path: P
         again = network.master_port(chosen.nodes, connections, port)
         assert again[0].level == "ok"
         wait_for(lambda: not connections.of(chosen.nodes[0]).call("examine", {"ports": [port]})["ports"])
+
+
+def test_a_node_without_an_answer_tries_once_more_where_others_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[float]()
+    ask = Connection.ask
+
+    def busy_at_first(link: Connection, kind: type, op: str, params: dict[str, object]) -> object:
+        if op == "knock":
+            asked.append(float(str(params["timeout"])))
+            if len(asked) == 1:
+                return Knock(False, "no answer within 5 s")
+        return ask(link, kind, op, params)
+
+    monkeypatch.setattr(Connection, "ask", busy_at_first)
+    with Connections(LocalTransport()) as connections:
+        found = network.master_port(cluster(tmp_path).nodes, connections)
+    assert [(finding.level, finding.where) for finding in found] == [("ok", "all nodes")], found
+    assert len(asked) == 3 and asked[-1] > asked[0]
 
 
 def test_a_port_that_somebody_has_is_bad_with_the_holders_name(tmp_path: Path) -> None:
