@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 # The scanner of PyYAML looks ahead a thousand characters at every level: such a text would take it a second.
 _OPENINGS = re.compile(r"[\[{](?:\s*[\[{]){99}")
+# A node set as a key of a flow mapping, without quotes: `{node[1-4]: {}}`.
+_SET_IN_BRACES = re.compile(r"[{,]\s*[\w.-]+\[[^\]]*\]")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -87,6 +89,16 @@ def load_document(path: Path, maker: str = "clusterctl init") -> Document:
     return parse_document(text, str(path))
 
 
+def _remedy_of(problem: str, lines: list[str]) -> str:
+    """Return what to try about yaml's `problem` in `lines`, the line with the error or none at the end of the file."""
+    line = lines[0] if lines else ""
+    if "'\\t'" in problem:
+        return "indent with spaces, not tabs"
+    if _SET_IN_BRACES.search(line):
+        return 'put a name with brackets in quotes: {"node[1-4]": ...}'
+    return "check quotes, colons and the indentation"
+
+
 def parse_document(text: str, source: str) -> Document:
     """Parse a text; `source` names it in messages."""
     import yaml
@@ -101,7 +113,7 @@ def parse_document(text: str, source: str) -> Document:
         fault = Fault(
             f"{source}:{line}:{column}",
             f"not valid yaml: {error.problem}",
-            "indent with spaces, not tabs; check quotes and colons",
+            _remedy_of(error.problem or "", text.splitlines()[line - 1 : line]),
         )
         raise InputFaults([fault]) from None
     except yaml.reader.ReaderError as error:

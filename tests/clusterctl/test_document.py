@@ -117,3 +117,17 @@ def test_secrets_are_known_by_their_names_or_a_password_in_an_address() -> None:
         "LONG": "a" * 1_000_000 + "://" + ":" * 1_000_000,
     }
     assert secrets_in({**harmless, **secret}) == list(secret)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("nodes: {node[1-4]: {host: a}}\n", 'put a name with brackets in quotes: {"node[1-4]": ...}'),
+        ("nodes:\n\tnode1: {}\n", "indent with spaces, not tabs"),
+        ("nodes: 'node1\n", "check quotes, colons and the indentation"),
+    ],
+)
+def test_a_text_that_is_not_yaml_names_what_to_change(text: str, remedy: str) -> None:
+    with pytest.raises(InputFaults) as caught:
+        parse_document(text, "cluster.yaml")
+    assert [fault.remedy for fault in caught.value.faults] == [remedy]

@@ -59,7 +59,7 @@ def curriculum_faults(
             yield Fault(f"{key}.{name}", problem, "change it, or curriculum.multiple")
     parts = parallel.context * (parallel.tensor if parallel.sequence else 1)
     if own.multiple % parts:
-        problem = f"{own.multiple} tokens do not divide by {parts} ranks"
+        problem = f"{own.multiple} tokens are not divisible by {parts} ranks"
         yield Fault(f"{key}.multiple", problem, f"use a multiple of {parts}")
     if model.kind == "glm":
         yield Fault(key, "GLM's samples are not cut: windows has their lengths", "leave it out")

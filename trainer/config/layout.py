@@ -31,10 +31,10 @@ class Layout:
     def of(cls, world: int, tensor: int = 1, pipeline: int = 1, context: int = 1) -> Layout:
         """Return the layout of `world` ranks; those that tensor and pipeline leave are data parallel."""
         if world % (tensor * pipeline):
-            raise ValueError(f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}")
+            raise ValueError(f"{world} ranks are not divisible by tensor {tensor} x pipeline {pipeline}")
         if world // (tensor * pipeline) % context:
             raise ValueError(
-                f"{world // (tensor * pipeline)} data parallel ranks do not divide by context {context}"
+                f"{world // (tensor * pipeline)} data parallel ranks are not divisible by context {context}"
             )
         return cls(world // (tensor * pipeline), tensor, pipeline, context)
 

@@ -25,7 +25,7 @@ def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
     tensor, pipeline, context = config.parallel.tensor, config.parallel.pipeline, config.parallel.context
     if world % (tensor * pipeline * context) == 0:
         return Layout.of(world, tensor, pipeline, context), []
-    problem = f"{world} ranks do not divide by tensor {tensor} x pipeline {pipeline}"
+    problem = f"{world} ranks are not divisible by tensor {tensor} x pipeline {pipeline}"
     problem += f" x context {context}" if context > 1 else ""
     fitting = [n for n in range(1, world + 1) if world % n == 0]
     product = "tensor x pipeline x context" if context > 1 else "tensor x pipeline"
@@ -87,10 +87,10 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
     if model.hidden % model.heads and not model.head_dim:
         fitting = [heads for heads in range(1, model.hidden + 1) if model.hidden % heads == 0]
         best = min(fitting, key=lambda heads: abs(heads - model.heads))
-        problem = f"hidden {model.hidden} does not divide by {model.heads} heads"
+        problem = f"hidden {model.hidden} is not divisible by {model.heads} heads"
         yield Fault("train.model.heads", problem, f"use {best}")
     if model.heads % model.groups:
-        problem = f"{model.heads} heads do not divide by {model.groups} groups"
+        problem = f"{model.heads} heads are not divisible by {model.groups} groups"
         yield Fault("train.model.query_groups", problem, "use a divisor of heads, or 0")
     if model.rotary and model.kind == "glm":
         yield Fault("train.model.rotary", "GLM's two rows of positions are learned", "leave rotary out")
@@ -173,13 +173,13 @@ def _tensor_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     for name, value in shares.items():
         if value % tensor and not (name == "query_groups" and value == model.heads):
             fitting = [n for n in range(1, tensor + 1) if value % n == 0]
-            problem = f"{tensor} ranks do not divide the model's {value} ({name})"
+            problem = f"{name}: {value} is not divisible by {tensor} ranks"
             yield Fault("train.parallel.tensor", problem, f"use {fitting[-1]}")
     if config.parallel.sequence and tensor == 1:
         problem = "sequence parallel divides what tensor parallel leaves whole, and tensor is 1"
         yield Fault("train.parallel.sequence", problem, "leave it out, or set tensor to 2 or more")
     if config.parallel.sequence and model.sequence % tensor:
-        problem = f"{model.sequence} tokens do not divide by tensor {tensor}"
+        problem = f"{model.sequence} tokens are not divisible by tensor {tensor}"
         yield Fault("train.parallel.sequence", problem, "leave it out, or change model.sequence")
 
 
@@ -189,7 +189,7 @@ def _context_faults(config: TrainConfig) -> Iterator[Fault]:
         return
     stretch = context * (config.parallel.tensor if config.parallel.sequence else 1)
     if model.sequence % stretch:
-        problem = f"{model.sequence} tokens do not divide by {stretch} ranks"
+        problem = f"{model.sequence} tokens are not divisible by {stretch} ranks"
         yield Fault(key, problem, "change it, or model.sequence")
     refused = {
         "a GLM, whose source is seen whole": model.kind == "glm",
@@ -224,7 +224,7 @@ def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         yield Fault("train.parallel.layers", problem, "give it one, or use fewer stages")
     micros = (config.global_batch or 0) // (config.micro_batch * layout.readers)
     if parallel.interleave > 1 and micros % layout.pipeline:
-        problem = f"{micros} micro-batches do not divide by {layout.pipeline} stages, as interleaving needs"
+        problem = f"{micros} micro-batches are not divisible by {layout.pipeline} stages; interleaving needs that"
         unit = config.micro_batch * layout.readers * layout.pipeline
         yield Fault("train.global_batch", problem, f"use a multiple of {unit}")
     if parallel.interleave > 1 and config.engine == "deepspeed":
@@ -331,7 +331,7 @@ def _batch_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         return
     below, above = nearest_batches(config.global_batch, config.micro_batch, layout.readers)
     ranks = f"{layout.readers} data parallel ranks"
-    problem = f"{config.global_batch} does not divide by micro_batch {config.micro_batch} x {ranks}"
+    problem = f"{config.global_batch} is not divisible by micro_batch {config.micro_batch} x {ranks}"
     yield Fault(
         "train.global_batch", problem, f"use {above}" if below == above else f"use {below} or {above}"
     )
@@ -353,7 +353,7 @@ def _ramp_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     for key, value in (("start", ramp.start), ("increment", ramp.increment)):
         if value % unit:
             yield Fault(
-                f"train.batch_ramp.{key}", f"{value} does not divide by {per}", f"use a multiple of {unit}"
+                f"train.batch_ramp.{key}", f"{value} is not divisible by {per}", f"use a multiple of {unit}"
             )
     if ramp.start > whole or (whole - ramp.start) % ramp.increment:
         problem = f"steps of {ramp.increment} from {ramp.start} do not meet global_batch {whole}"

@@ -152,7 +152,7 @@ def test_fp16_goes_with_every_engine_zero_stage_and_device(
 RAMP = {"start": 4, "increment": 4, "samples": 100}
 LAYOUTS: list[tuple[int, dict[str, Any], str, str]] = [
     (6, {"parallel": {"tensor": 4}}, "train.parallel", "tensor x pipeline must divide 6"),
-    (4, {"parallel": {"tensor": 4}}, "train.parallel.tensor", "do not divide the model's 2 (heads)"),
+    (4, {"parallel": {"tensor": 4}}, "train.parallel.tensor", "heads: 2 is not divisible by 4 ranks"),
     (
         2,
         {"parallel": {"tensor": 2}, "model": {"hidden": 32, "heads": 4, "ffn": 33}},
@@ -204,7 +204,7 @@ def test_ranks_that_share_samples_need_a_plain_gpt_and_a_sequence_that_divides()
     model = {"name": "llama-tiny", "window": 5, "experts": 2}
     _, faults = try_config({**raw, "model": model}, 6)
     found = [fault.what for fault in faults if fault.key == "train.parallel.context"]
-    assert len(found) == 3 and "128 tokens do not divide by 3 ranks" in found[0]
+    assert len(found) == 3 and "128 tokens are not divisible by 3 ranks" in found[0]
     config, faults = try_config({**raw, "model": {"name": "llama-tiny", "sequence": 126}}, 6)
     assert not faults and config.layout(6).readers == 2 and config.global_batch == 16
 

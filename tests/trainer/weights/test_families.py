@@ -161,7 +161,7 @@ def test_our_named_sizes_are_written_as_their_family_and_read_again(tmp_path: Pa
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"use_sliding_window": True, "sliding_window": 16}, "same window"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
-        ({"num_key_value_heads": 3}, "4 heads do not divide by 3 groups"),
+        ({"num_key_value_heads": 3}, "4 heads are not divisible by 3 groups"),
         ({"head_dim": -1}, "head_dim is -1"),
     ],
 )

@@ -136,7 +136,7 @@ def test_torch_files_are_read_without_running_them(tmp_path: Path) -> None:
         ("n_layer", 3, "lacks h.2.attn.c_attn.bias"),
         ("n_layer", 1, "contains h.1.attn.c_attn.bias"),
         ("vocab_size", 301, r"tokens.weight is \[300, 32\], but the config needs \[301, 32\]"),
-        ("n_head", 5, "does not divide"),
+        ("n_head", 5, "not divisible"),
         ("model_type", "mamba", "model_type is 'mamba'"),
         ("layer_norm_epsilon", "1e-5", "layer_norm_epsilon is '1e-5'"),
     ],

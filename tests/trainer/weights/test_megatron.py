@@ -177,7 +177,7 @@ def flat(document: dict[str, Any], prefix: str = "") -> Any:
         ),
         ({"squared_relu": True}, "squared_relu is True"),
         ({"num_experts": 8}, "num_experts is 8"),
-        ({"num_attention_heads": 5}, "does not divide"),
+        ({"num_attention_heads": 5}, "not divisible"),
         ({"hidden_dropout": "often"}, "hidden_dropout is 'often'"),
     ],
 )
