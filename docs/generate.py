@@ -6,7 +6,9 @@ import argparse
 import dataclasses
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ sys.path.insert(0, str(ROOT))
 from clusterctl.cli import commands  # noqa: E402
 from clusterctl.cli.commands import SECTIONS, TABLE  # noqa: E402
 from clusterctl.cli.examples import examples  # noqa: E402
+from clusterctl.cli.option_groups import SHARED, grouped  # noqa: E402
 from clusterctl.inventory.cluster import Cluster, Node  # noqa: E402
 from clusterctl.jobs.schema import job_schema  # noqa: E402
 from clusterctl.settings import PREFIX, Settings  # noqa: E402
 from trainer.config.schema import explanations  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
+# An option that so many commands have is described once.
+MANY = 4
 NOTE = "<!-- Written by `python docs/generate.py`. Change the code, not this page. -->\n"
 
 
@@ -42,6 +47,9 @@ def commands_page() -> str:
         "Defaults for options, in this order: the option, the environment variable, `clusterctl.yaml` in the current "
         "folder, `~/.config/clusterctl/config.yaml`, the default.\n",
         table(("key", "variable", "default", "meaning"), settings_rows()),
+        "## Shared options\n",
+        "Many commands have these options. The part of a command names those that it has.\n",
+        table(("option", "meaning"), [(f"`{names}`", text) for names, text in shared_records()]),
     ]
     for title, names in SECTIONS.items():
         parts.append(f"## {title}\n")
@@ -72,21 +80,38 @@ def command_part(key: str) -> str:
     if not hasattr(command, "commands"):
         usage = command.get_usage(context).removeprefix("Usage: ")
         parts.append(f"```\n{' '.join(usage.split())}\n```\n")
-    rows = [(f"`{names}`", " ".join(text.split())) for names, text in records(command, context)]
+    found, common = records(key), shared_records()
+    rows = [(f"`{names}`", text) for _, names, text in found if (names, text) not in common]
     rows += list(trainer_rows(verb)) if verb else []
     if rows:
         parts.append(table(("option", "meaning"), rows))
+    own = {record[1:] for record in found}
+    if shared := [f"`{re.split('[ ,]', record[0])[0]}`" for record in common if record in own]:
+        parts.append(f"[Shared options](#shared-options): {', '.join(shared)}.\n")
     if lines := examples(key):
         parts.append("```console\n" + "".join(f"$ {line}\n" for line in lines) + "```\n")
     return "\n".join(parts)
 
 
-def records(command: Any, context: Any) -> Iterator[tuple[str, str]]:
-    """Yield names and help of each argument and option."""
-    for param in command.get_params(context):
-        record = param.get_help_record(context)
-        if record and "--help" not in record[0]:
-            yield record
+@cache
+def records(key: str) -> tuple[tuple[str, str, str], ...]:
+    """Return group, names and help of each argument and option of a command, in the order of its help."""
+    command: Any = commands.built(key)
+    context = command.context_class(command, info_name=f"clusterctl {key}")
+    return tuple(
+        (title, record[0], " ".join(record[1].split()))
+        for title, params in grouped(key, command.get_params(context))
+        for param in params
+        if param.name != "help" and (record := param.get_help_record(context))
+    )
+
+
+@cache
+def shared_records() -> tuple[tuple[str, str], ...]:
+    """Return names and help of the options that many commands have, in the order of a help."""
+    counts = Counter(record for key in TABLE if not TABLE[key].hidden for record in records(key))
+    many = [record for record, count in counts.items() if count >= MANY and record[0] in SHARED]
+    return tuple(record[1:] for record in sorted(many, key=lambda record: SHARED.index(record[0])))
 
 
 def trainer_rows(verb: str) -> Iterator[tuple[str, str]]:
@@ -100,9 +125,8 @@ def trainer_rows(verb: str) -> Iterator[tuple[str, str]]:
         value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
         value = " ".join(value) if isinstance(value, tuple) else str(value)
         names = ", ".join(action.option_strings)
-        text = action.help or ("print one JSON document" if names == "--json" else "")
-        text = (text + " (required)" * action.required).replace("%%", "%").strip()
-        yield f"`{' '.join(filter(None, (names, value)))}`", text[:1].upper() + text[1:]
+        text = (action.help or "").replace("%%", "%") + "  [required]" * action.required
+        yield f"`{' '.join(filter(None, (names, value)))}`", " ".join(text.split())
 
 
 def job_page() -> str:

@@ -146,8 +146,25 @@ def _show(answer: object) -> None:
     sys.stdout.write(json.dumps(answer, indent=2) + "\n")
 
 
+class _Formatter(argparse.HelpFormatter):
+    """A format of help texts that marks required options."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        """Add the line with the usage."""
+        super().add_usage(usage, actions, groups, "Usage: " if prefix is None else prefix)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        required = action.required and action.option_strings and action.help
+        return f"{action.help}  [required]" if required else action.help
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors have the form of all others."""
+    """A parser whose help and errors have the form of the launcher's."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more, formatter_class=_Formatter, add_help=False)
+        self._positionals.title, self._optionals.title = "Arguments", "Options"
+        self.add_argument("-h", "--help", action="help", help="Show this message and exit.")
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"error: {message.removeprefix('argument ')}\n  try: {self.prog} --help\n")

@@ -136,7 +136,7 @@ TABLE = {
     "data build": Verb("Build .bin/.idx files from texts", "models.trainer:build", ssh=True, open_ended=True),
     "data info": Verb("Show documents, tokens and epochs", forwards="data-info"),
     "data verify": Verb("Check every rule of a .bin/.idx pair", forwards="data-verify"),
-    "data repair": Verb("Count uncounted end-of-document tokens", forwards="data-repair"),
+    "data repair": Verb("Correct an index without its end tokens", forwards="data-repair"),
     "data split": Verb("Split a corpus into parts", forwards="data-split"),
     "data merge": Verb("Merge .bin/.idx pairs", forwards="data-merge"),
     "data scatter": Verb("Distribute the shards of a corpus over nodes", "models.trainer:scatter", ssh=True),
@@ -306,6 +306,17 @@ class WithExamples:
 
             offer_values(self.key, found)
         return found
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options, in groups; a noun has its commands after them."""
+        from clusterctl.cli.option_groups import grouped
+
+        for title, members in grouped(self.key, self.get_params(ctx)):
+            if records := [record for param in members if (record := param.get_help_record(ctx))]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+        if isinstance(self, TyperGroup):
+            self.format_commands(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""

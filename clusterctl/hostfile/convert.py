@@ -133,14 +133,14 @@ def _entry_losses(source: Source, number: int, key: str, target: str) -> Iterato
 def _reach_lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str]]:
     entry = source.entries[number]
     if entry.user and target in ("deepspeed", "slurm"):
-        yield f"the user {entry.user}", f"name the user of {entry.address} in ~/.ssh/config"
+        yield f"the user {entry.user}", "write it to ~/.ssh/config"
     if source.cluster is None or target in ("cluster", "torchrun"):
         return
     node = source.cluster.nodes[number]
     if node.port != 22:
-        yield f"the port {node.port}", f"name the port of {entry.address} in ~/.ssh/config"
+        yield f"the port {node.port}", "write it to ~/.ssh/config"
     if node.gateway:
-        yield f"the gateway {node.gateway}", "name it as ProxyJump in ~/.ssh/config"
+        yield f"the gateway {node.gateway}", "write it as ProxyJump to ~/.ssh/config"
 
 
 def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, bool]]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from trainer.corpus.verify import Repaired
 
 SPREAD = (
-    "clusterctl data build --on node[1-4] ... spreads it over nodes, each building a part, and brings the result "
-    "together here, the same bytes; with --leave the parts stay on their nodes."
+    "With --on SET, as in --on node[1-4], each node builds a part; the result is the same and is written here. With "
+    "--leave as well, the parts stay on their nodes."
 )
 PAIR_ENDINGS = (".bin", ".idx", ".manifest.json", ".hashes")
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -34,74 +34,92 @@ ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 def add_verbs(verb: ADD) -> None:
     """Add every verb with its arguments; `verb` creates one from a name, a function and a help text."""
     _tokenizer_arguments(verb)
-    build = verb("data-build", _build, "build Megatron's .bin/.idx from texts, with a manifest")
+    build = verb("data-build", _build, "Build Megatron's .bin and .idx files from texts, with a manifest.")
     build.epilog = SPREAD
     _build_arguments(build)
     shares = verb(
-        "data-shares", _shares, "divide the inputs of a build into shares, one per node; prints JSON"
+        "data-shares", _shares, "Divide the inputs of a build into shares, one per node; print JSON."
     )
     _build_arguments(shares)
     shares.add_argument("--count", type=int, required=True)
     shares.add_argument("--folder", type=Path, required=True)
     for parser in (*_checking_verbs(verb), *_writing_verbs(verb)):
-        parser.add_argument("--json", action="store_true")
+        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
 
 def _checking_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
     """Add the verbs that read a pair, or correct its index."""
-    info = verb("data-info", _info, "describe a .bin/.idx pair")
-    info.add_argument("prefix", type=prefix_of, help="path of the pair without .bin or .idx")
-    info.add_argument("--tokenizer", type=Path, help="to show samples (default: the one its manifest names)")
-    info.add_argument("--eod", default="", help="the tokenizer's token that ends a document")
+    info = verb("data-info", _info, "Show the documents, tokens and epochs of a .bin/.idx pair.")
+    info.add_argument("prefix", type=prefix_of, help="The path of the pair, without .bin and .idx.")
     info.add_argument(
-        "--samples", type=int, default=3, metavar="N", help="how many beginnings of documents to show (3)"
+        "--tokenizer",
+        type=Path,
+        help="Show samples with this tokenizer. Default: the one that the manifest names.",
+    )
+    info.add_argument("--eod", default="", help="The token of the tokenizer that ends a document.")
+    info.add_argument(
+        "--samples", type=int, default=3, metavar="N", help="Show the beginnings of N documents. Default: 3."
     )
     info.add_argument(
-        "--tokens", metavar="BUDGET", help="show how many epochs this token budget is: 2.5B, 300e9"
+        "--tokens", metavar="BUDGET", help="Show how many epochs this many tokens are: 2.5B, 300e9."
     )
     check = verb(
-        "data-verify", _verify, "check every rule for a .bin/.idx pair; exit code 1 if one is broken"
+        "data-verify", _verify, "Check every rule for .bin/.idx pairs; exit with 1 if one is broken."
     )
-    check.add_argument("prefix", type=prefix_of, nargs="+")
-    check.add_argument("--tokenizer", type=Path, help="every id must be in its vocabulary")
-    check.add_argument("--vocab", type=int, metavar="N", help="every id must be below N")
+    check.add_argument("prefix", type=prefix_of, nargs="+", help="The paths of pairs, without .bin and .idx.")
     check.add_argument(
-        "--no-hash", action="store_true", help="compare sizes with the manifest, not the hashes"
+        "--tokenizer", type=Path, help="Check that every id is in the vocabulary of this tokenizer."
+    )
+    check.add_argument("--vocab", type=int, metavar="N", help="Check that every id is below N.")
+    check.add_argument(
+        "--no-hash", action="store_true", help="Compare only the sizes with the manifest, not the hashes."
     )
     mend = verb(
-        "data-repair", _repair, "count end-of-document tokens that a preprocessor wrote and did not count"
+        "data-repair",
+        _repair,
+        "Correct an index that does not count the end-of-document tokens of its .bin file.",
     )
-    mend.add_argument("prefix", type=prefix_of)
-    mend.add_argument("--output", type=Path, help="keep the pair and write another (its .bin is a hard link)")
-    mend.add_argument("--dry-run", action="store_true")
+    mend.add_argument("prefix", type=prefix_of, help="The path of the pair, without .bin and .idx.")
+    mend.add_argument(
+        "--output", type=Path, help="Leave the pair as it is and write another; its .bin is a hard link."
+    )
+    mend.add_argument("--dry-run", action="store_true", help="Show what would happen; change nothing.")
     return [info, check, mend]
 
 
 def _writing_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
     """Add the verbs that write pairs from pairs."""
-    cut = verb("data-split", _split, "split a corpus into shards, or into train, valid and test")
-    cut.add_argument("prefix", type=prefix_of)
+    cut = verb("data-split", _split, "Split a corpus into shards, or into train, valid and test.")
+    cut.add_argument("prefix", type=prefix_of, help="The path of the pair, without .bin and .idx.")
     cut.add_argument(
         "--parts",
         type=int,
         default=0,
         metavar="N",
-        help="this many shards with about equal numbers of tokens",
+        help="Write N shards with about equal numbers of tokens.",
     )
     cut.add_argument(
         "--split",
         default="",
         metavar="A,B,C",
-        help="train, valid and test in these proportions of documents: 949,50,1",
+        help="Write train, valid and test with these shares of the documents: 949,50,1.",
     )
-    join = verb("data-merge", _merge, "merge pairs into one, in the given order")
-    join.add_argument("prefix", type=prefix_of, nargs="+")
+    join = verb("data-merge", _merge, "Merge .bin/.idx pairs into one, in the given order.")
+    join.add_argument("prefix", type=prefix_of, nargs="+", help="The paths of pairs, without .bin and .idx.")
     join.add_argument(
-        "--dedup", action="store_true", help="drop later copies across the pairs (by --keep-hashes)"
+        "--dedup",
+        action="store_true",
+        help="Drop documents that an earlier pair has; needs pairs built with --keep-hashes.",
     )
     for parser in (cut, join):
-        parser.add_argument("--output", type=Path, required=True, metavar="PREFIX")
-        parser.add_argument("--replace", action="store_true", help="overwrite existing files of that name")
+        parser.add_argument(
+            "--output",
+            type=Path,
+            required=True,
+            metavar="PREFIX",
+            help="The path of the new files, without endings.",
+        )
+        parser.add_argument("--replace", action="store_true", help="Overwrite existing files of that name.")
     return [cut, join]
 
 
@@ -111,74 +129,102 @@ def _inputs(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet, GLM's .lazy; .gz .bz2 .xz .zst; "
-        "globs; - for standard input",
+        help="JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet or GLM's .lazy; also compressed "
+        "by gz, bz2, xz or zst; also patterns such as 'data/*.jsonl'; '-' for stdin.",
     )
     parser.add_argument(
-        "--key", default="text", help="key (or column) of the text or the ids (default: text)"
+        "--key", default="text", help="The key or column with the text or the ids. Default: text."
     )
     parser.add_argument(
         "--format",
         default="",
-        help="jsonl, text, wikiextractor, mediawiki, parquet, lazy (default: detected from name and first bytes)",
+        help="The format: jsonl, text, wikiextractor, mediawiki, parquet or lazy. Default: detected from name and "
+        "first bytes.",
     )
     parser.add_argument(
-        "--each", default="file", help="plain text: whether a document is a file, a line or a paragraph"
+        "--each",
+        default="file",
+        help="For plain text: make a document of each file, line or paragraph. Default: file.",
     )
 
 
 def _tokenizer_arguments(verb: ADD) -> None:
-    parser = verb("tokenizer-train", _tokenizer_train, "train a byte-level BPE tokenizer on texts")
+    parser = verb("tokenizer-train", _tokenizer_train, "Train a byte-level BPE tokenizer on texts.")
     _inputs(parser)
-    parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
+    parser.add_argument("--vocab-size", type=int, required=True, metavar="N", help="The number of tokens.")
     parser.add_argument(
-        "--output", type=Path, required=True, help="FILE.json, or a folder: with vocab.json and merges.txt"
+        "--output",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="FILE.json, or a folder to write vocab.json and merges.txt to.",
     )
-    glm = verb("tokenizer-glm", _tokenizer_glm, "add GLM's special tokens to a tokenizer")
-    glm.add_argument("--tokenizer", type=Path, required=True)
-    glm.add_argument("--eod", default="", help="its token that ends a document, if that is not <|endoftext|>")
-    glm.add_argument("--output", type=Path, required=True)
+    glm = verb("tokenizer-glm", _tokenizer_glm, "Add GLM's special tokens to a tokenizer.")
+    glm.add_argument("--tokenizer", type=Path, required=True, metavar="FILE", help="The tokenizer to read.")
+    glm.add_argument("--eod", default="", help="The token that ends a document. Default: <|endoftext|>.")
+    glm.add_argument("--output", type=Path, required=True, metavar="FILE", help="The tokenizer to write.")
     for each in (parser, glm):
-        each.add_argument("--json", action="store_true")
+        each.add_argument("--json", action="store_true", help="Print one JSON document.")
 
 
 def _build_arguments(build: argparse.ArgumentParser) -> None:
     _inputs(build)
     build.add_argument(
-        "--tokenizer", type=Path, required=True, help="tokenizer.json, vocab.json, or their folder"
-    )
-    build.add_argument("--output", type=Path, required=True, metavar="PREFIX")
-    build.add_argument(
-        "--append-eod", action="store_true", help="end each document with the end-of-document id"
-    )
-    build.add_argument("--eod", default="", metavar="TOKEN", help="that token, if it is not <|endoftext|>")
-    build.add_argument("--unit", default="document", help="document, or sentence: each a sequence of its own")
-    build.add_argument("--min-chars", type=int, default=0, metavar="N", help="skip shorter documents")
-    build.add_argument("--dedup", action="store_true", help="drop exact duplicates, keeping the first copy")
-    build.add_argument(
-        "--language", default="", metavar="CODE", help="keep only this language, for example en"
+        "--tokenizer", type=Path, required=True, help="tokenizer.json, vocab.json, or the folder of one."
     )
     build.add_argument(
-        "--language-model", default="", metavar="FILE", help="fastText's lid.176.bin or lid.176.ftz"
+        "--output",
+        type=Path,
+        required=True,
+        metavar="PREFIX",
+        help="The path of the new files, without endings.",
+    )
+    build.add_argument(
+        "--append-eod", action="store_true", help="End each document with the end-of-document token."
+    )
+    build.add_argument(
+        "--eod", default="", metavar="TOKEN", help="The end-of-document token. Default: <|endoftext|>."
+    )
+    build.add_argument(
+        "--unit",
+        default="document",
+        help="Make a sequence of each document or of each sentence. Default: document.",
+    )
+    build.add_argument(
+        "--min-chars", type=int, default=0, metavar="N", help="Skip documents with fewer characters."
+    )
+    build.add_argument("--dedup", action="store_true", help="Drop exact duplicates; keep the first copy.")
+    build.add_argument(
+        "--language", default="", metavar="CODE", help="Keep only documents in this language, for example en."
+    )
+    build.add_argument(
+        "--language-model",
+        default="",
+        metavar="FILE",
+        help="The model that detects languages: fastText's lid.176.bin or lid.176.ftz.",
     )
     build.add_argument(
         "--min-confidence",
         type=float,
         default=0.0,
         metavar="P",
-        help="least confidence in the language, 0 to 1 (0)",
+        help="Skip documents whose language is less certain: 0 to 1. Default: 0.",
     )
     build.add_argument(
-        "--max-bad", type=int, default=0, metavar="N", help="how many bad lines to skip before stopping (0)"
+        "--max-bad", type=int, default=0, metavar="N", help="Skip at most N bad lines. Default: 0."
     )
     build.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes (default: one per core)"
+        "--workers", type=int, default=0, metavar="N", help="Use N processes. Default: one per core."
     )
-    build.add_argument("--replace", action="store_true", help="overwrite existing files of that name")
-    build.add_argument("--fresh", action="store_true", help="do not resume an interrupted build")
+    build.add_argument("--replace", action="store_true", help="Overwrite existing files of that name.")
+    build.add_argument(
+        "--fresh", action="store_true", help="Start again instead of resuming an interrupted build."
+    )
     build.add_argument("--progress-lines", action="store_true", help=argparse.SUPPRESS)
-    build.add_argument("--keep-hashes", action="store_true", help="with --dedup: for `data merge --dedup`")
-    build.add_argument("--json", action="store_true")
+    build.add_argument(
+        "--keep-hashes", action="store_true", help="With --dedup: keep the hashes, for `data merge --dedup`."
+    )
+    build.add_argument("--json", action="store_true", help="Print one JSON document.")
 
 
 # -- do -----------------------------------------------------------------------------------------------------
@@ -358,7 +404,7 @@ def _write_json(answer: Any) -> None:
 
 
 def _tokenizer_text(made: WrittenTokenizer) -> str:
-    text = f"{made.output}: {made.vocab} tokens, a document ends with {made.eod_token} ({made.eod})\n"
+    text = f"{made.output}: {made.vocab} tokens, a document ends with {made.eod_token} (id {made.eod})\n"
     return text + "".join(f"  {name:7} {number}\n" for name, number in (made.glm or {}).items())
 
 
@@ -380,7 +426,7 @@ def _build_text(prefix: str, made: Manifest) -> str:
     lines += [f"  bad: {line}" for line in made.bad]
     if made.empty_documents:
         lines.append(f"  empty: {_some(made.empty_documents, 'document')}; --min-chars 1 leaves them out")
-    end = f"{made.eod_token} ({made.eod})"
+    end = f"{made.eod_token} (id {made.eod})"
     lines.append(
         f"  each ends with {end}" if made.append_eod else f"  no {end} after documents: --append-eod adds it"
     )

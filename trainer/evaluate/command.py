@@ -113,7 +113,7 @@ def _show(result: dict[str, object]) -> None:
     assert isinstance(metrics, dict)
     lines = [
         f"{result['task']} ({result['convention']}) on {result['data']}, step {result['step']}:"
-        f" {result['documents']:,} documents, {result['tokens']:,} tokens, {result['seconds']} s"
+        f" {result['documents']:,} examples, {result['tokens']:,} tokens, {result['seconds']} s"
     ]
     for name, metric in metrics.items():
         error = metric["standard_error"]

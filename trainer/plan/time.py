@@ -149,11 +149,13 @@ def _summed(size: float, ranks: int, gbytes: float, latency: float) -> float:
     return 2 * _around(size, ranks, gbytes, latency)
 
 
-# What each convention counts; a figure without its convention means nothing.
+# How operations are counted; a figure without its convention means nothing.
 CONVENTIONS = {
-    "model": "as Megatron-LM: three passes, half of attention (causal), no recomputation",
-    "hardware": "the same, with recomputation",
-    "palm": "as nanoGPT and PaLM: 6 x parameters + 12 x layers x hidden x sequence, all of attention",
+    # Three passes, half of attention (causal), no recomputation.
+    "model": "as Megatron-LM counts",
+    "hardware": "as Megatron-LM counts, with recomputation",
+    # 6 x parameters + 12 x layers x hidden x sequence: all of attention.
+    "palm": "as nanoGPT and PaLM count",
 }
 
 

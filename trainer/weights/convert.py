@@ -248,7 +248,8 @@ def _shown(verb: str) -> Report:
     def report(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last < REDRAW and done < total:
+        # A conversion that ends before the first line is due draws none.
+        if now - last < REDRAW and (done < total or last == began):
             return
         last = now
         rate = done / max(now - began, 1e-9)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -171,4 +173,7 @@ def _next(directory: Path, run: RunDir, *, keep: bool, seconds: float) -> None:
     replace_file(run.root / "report.html", page(run))
     checkpoint = checkpoint_of(str(run.root)).relative_to(directory)
     root = run.root.relative_to(directory)
-    screen.show(tables.demo_end(directory, root, checkpoint, keep=keep, seconds=seconds))
+    script = Path(sys.prefix, "bin", "activate")
+    # `make demo` runs the program of an environment that the shell does not use yet.
+    activate = f". {script}" if script.exists() and shutil.which("clusterctl") is None else ""
+    screen.show(tables.demo_end(directory, root, checkpoint, activate, keep=keep, seconds=seconds))

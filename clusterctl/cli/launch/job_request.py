@@ -55,27 +55,27 @@ class JobRequest(NodeOptions):
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="For a command: the folder to push and to start in. Default: the current folder.",
+            help="The folder to push and to start in. Default: the current folder.",
         ),
     ] = None
-    no_code: Annotated[bool, typer.Option("--no-code", help="For a command: do not push a folder.")] = False
+    no_code: Annotated[bool, typer.Option("--no-code", help="Do not push a folder.")] = False
     env: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="For a command: set an environment variable. NAME alone passes yours on, and is never recorded.",
+            help="Set an environment variable. NAME alone passes yours on, and is never recorded.",
         ),
     ] = None
 
     per_node: Annotated[
         bool,
-        typer.Option("--per-node", help="For a command: start it once per node, instead of once per device."),
+        typer.Option("--per-node", help="Start it once per node, instead of once per device."),
     ] = False
     env_style: Annotated[
         str | None,
         typer.Option(
             metavar="STYLE",
-            help="For a command: also set the variables of torchrun (default), mindspore or mpi.",
+            help="Also set the variables of torchrun (default), mindspore or mpi.",
         ),
     ] = None
 

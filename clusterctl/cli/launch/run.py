@@ -54,7 +54,7 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Show what a job would start on which node, the memory it needs and about how long it takes. Lists every error.
-    Contacts no node. Ends with 1 when a training does not fit its devices."""
+    Contacts no node. Exits with 1 if a training does not fit its devices."""
     from clusterctl.jobs import what_if as what_ifs
 
     imagined = what_ifs.read(what_if) if what_if else None

@@ -28,16 +28,26 @@ class ScoringOptions:
     """How the data are read and scored, and what computes."""
 
     convention: Annotated[
-        str, typer.Option(metavar="NAME", help="How to count; each task lists its own.")
+        str,
+        typer.Option(
+            metavar="NAME", help="How to score, by the name of the other program; an unknown NAME lists them."
+        ),
     ] = ""
-    stride: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens between overlapping windows.")] = 32
+    stride: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Move the window by N tokens, for tasks with overlapping windows."
+        ),
+    ] = 32
     pattern: Annotated[
-        int, typer.Option(min=0, metavar="N", help="The wording of a GLM's cloze question.")
+        int, typer.Option(min=0, metavar="N", help="Use wording number N of a GLM's cloze question.")
     ] = 0
     split: Annotated[
         str, typer.Option(metavar="PART", help="Part of a corpus: train, valid, test or all.")
     ] = "all"
-    limit: Annotated[int, typer.Option(min=0, metavar="N", help="Evaluate only the first N documents.")] = 0
+    limit: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Evaluate only the first N documents or examples; 0: all.")
+    ] = 0
     device: Annotated[
         str | None,
         typer.Option(
@@ -57,13 +67,13 @@ def evaluate(
     ] = "last",
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--task", "-t", metavar="TASK[=FILE]", help=f"Repeatable: {TASKS}."),
+        typer.Option("--task", "-t", metavar="TASK[=FILE]", help=f"A task: {TASKS}. Can be repeated."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The data of tasks that name no file.")
+        Path | None, typer.Option(metavar="FILE", help="The data of a task without =FILE.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: the one in the checkpoint.")
+        Path | None, typer.Option(metavar="FILE", help="The tokenizer. Default: the one in the checkpoint.")
     ] = None,
     base: Base = None,
     output: Annotated[

@@ -22,7 +22,7 @@ class ModelOptions:
     """How a model is loaded."""
 
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: the one in the checkpoint.")
+        Path | None, typer.Option(metavar="FILE", help="The tokenizer. Default: the one in the checkpoint.")
     ] = None
     base: Annotated[
         Path | None,
@@ -46,15 +46,15 @@ class ModelOptions:
         str | None,
         typer.Option(metavar="SIZE", help="Memory for keys and values, as in 4GiB. Default: 16 texts."),
     ] = None
-    threads: Annotated[int, typer.Option(min=0, metavar="N", help="0 uses all cores.")] = 0
+    threads: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Compute with N threads; 0: one per core.")
+    ] = 0
     tensor: Annotated[
         int,
-        typer.Option(
-            min=0, metavar="N", help="With --on: divide every layer among N ranks. 0: as many as possible."
-        ),
+        typer.Option(min=0, metavar="N", help="Divide every layer among N ranks. 0: as many as possible."),
     ] = 0
     pipeline: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --on: divide the sequence of layers among N ranks.")
+        int, typer.Option(min=0, metavar="N", help="Divide the sequence of layers among N ranks.")
     ] = 0
 
 
@@ -104,11 +104,11 @@ class DrawingOptions:
     """How tokens are chosen."""
 
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Generate at most N tokens (for each blank).")
+        int, typer.Option(metavar="N", help="Generate at most N tokens; for a GLM, in each blank.")
     ] = 64
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 always takes the most likely token.")] = (
-        0.8
-    )
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Higher: more varied text; 0: always the most likely token.")
+    ] = 0.8
     top_k: Annotated[
         int, typer.Option(metavar="K", help="Choose among the K most likely tokens; 0: all.")
     ] = 40
@@ -120,34 +120,36 @@ class DrawingOptions:
         typer.Option(metavar="P", help="Leave out tokens less likely than P times the most likely one."),
     ] = 0.0
     repetition_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Above 1: tokens of prompt and text become less likely.")
+        float, typer.Option(metavar="X", help="Above 1: make tokens of the prompt and the text less likely.")
     ] = 1.0
     presence_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Subtract from the logits of tokens in the text.")
+        float, typer.Option(metavar="X", help="Subtract X from the logits of tokens that the text has.")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, typer.Option(metavar="X", help="The same, for each use of the token.")
+        float, typer.Option(metavar="X", help="Subtract X for each time that the text has the token.")
     ] = 0.0
     no_repeat_ngram: Annotated[int, typer.Option(metavar="N", help="Never repeat N tokens in a row.")] = 0
-    beams: Annotated[int, typer.Option(metavar="N", help="Above 1: beam search.")] = 1
+    beams: Annotated[
+        int, typer.Option(metavar="N", help="Search with N beams instead of drawing tokens, if N is above 1.")
+    ] = 1
     length_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Beam search divides log probabilities by length^X.")
+        float, typer.Option(metavar="X", help="With --beams: divide log probabilities by length^X.")
     ] = 1.0
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Repeatable: stop before this text.")
+        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text. Can be repeated.")
     ] = None
     logprobs: Annotated[
         int | None, typer.Option(metavar="N", help="Report log probabilities and the N best tokens.")
     ] = None
     samples: Annotated[
-        int, typer.Option(metavar="N", help="Texts for each prompt; each text has the next seed.")
+        int, typer.Option(metavar="N", help="Generate N texts for each prompt, each with the next seed.")
     ] = 1
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234
-    ignore_end: Annotated[bool, typer.Option("--ignore-end", help="Continue after an end of document.")] = (
-        False
-    )
+    ignore_end: Annotated[
+        bool, typer.Option("--ignore-end", help="Do not stop at the end of a document.")
+    ] = False
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Keep the end of a prompt that is too long.")
+        bool, typer.Option("--truncate", help="Shorten a prompt that is too long to its last tokens.")
     ] = False
 
     def __post_init__(self) -> None:
@@ -170,12 +172,17 @@ def generate(
     prompt: Annotated[
         list[str] | None,
         typer.Option(
-            "--prompt", "-p", help="Repeatable: text to continue. A GLM fills in [MASK], [sMASK] and [gMASK]."
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            help="Text to continue; a GLM fills in [MASK], [sMASK] and [gMASK]. Can be repeated.",
         ),
     ] = None,
     prompts: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Lines, or JSON lines with a `prompt`; - reads stdin."),
+        typer.Option(
+            metavar="FILE", help="A file with a prompt per line, or JSON lines with `prompt`; '-' for stdin."
+        ),
     ] = None,
     on: Annotated[
         str | None,
@@ -239,9 +246,14 @@ class ServerOptions:
     """Where a server listens, and what it takes at a time."""
 
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Other than loopback needs --api-key-file.")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Listen on this address; one that others reach needs --api-key-file."
+        ),
     ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 chooses a free one.")] = 8000
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Listen on this port; 0: a free one.")
+    ] = 8000
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model's name. Default: the checkpoint's folder.")
     ] = None
@@ -249,23 +261,25 @@ class ServerOptions:
         Path | None, typer.Option(metavar="FILE", help="A file with the key that clients must send.")
     ] = None
     chat_template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A Jinja template. Default: the tokenizer's.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A Jinja template for conversations. Default: the tokenizer's."),
     ] = None
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Compute N texts at a time.")] = 64
     queue: Annotated[
         int, typer.Option(min=0, metavar="N", help="Let N requests wait; more get status 429.")
     ] = 256
-    connections: Annotated[
-        int, typer.Option(min=1, metavar="N", help="At most this many open connections.")
-    ] = 2048
-    max_body: Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Largest body of a request.")] = (
-        4 << 20
+    connections: Annotated[int, typer.Option(min=1, metavar="N", help="Keep at most N connections open.")] = (
+        2048
     )
+    max_body: Annotated[
+        int, typer.Option(min=1024, metavar="BYTES", help="Refuse requests with a larger body.")
+    ] = 4 << 20
     request_timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Longest time for an answer.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="End an answer that takes longer.")
     ] = 600.0
     drain: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="At the end, wait this long for answers.")
+        float,
+        typer.Option(min=0.1, metavar="SECONDS", help="When stopped, wait this long for running answers."),
     ] = 30.0
 
 

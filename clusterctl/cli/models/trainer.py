@@ -24,7 +24,17 @@ def forward(called: str, verb: str, arguments: list[str]) -> None:
 
     argv, variables = trainer_start(["--called", f"clusterctl {called}", verb, *arguments])
     code = waited(argv, variables)
+    if code == 0 and {"-h", "--help"} & set(arguments):
+        _show_examples(called)
     raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def _show_examples(called: str) -> None:
+    """Write the examples of a command after the help of the trainer."""
+    from clusterctl.cli.examples import examples
+
+    lines = examples(called)
+    screen.write("\nExamples:\n" * bool(lines) + "".join(f"  {line}\n" for line in lines))
 
 
 def waited(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> int:

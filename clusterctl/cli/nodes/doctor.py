@@ -49,7 +49,7 @@ Port = Annotated[
 JobFile = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]",
+        metavar="JOB",
         help="A job file: check its nodes and devices, run its setup, and report what would keep it from starting.",
         autocompletion=options.complete_jobs,
     ),

@@ -17,6 +17,7 @@ import typer
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
 from clusterctl.settings import load_settings
+from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -170,6 +171,8 @@ def exec_(
     with connection.open(chosen, at_once) as connections:
         command = replace(command, code=_pushed_code(job, chosen, connections)) if job else command
         outcomes = _execute(command, chosen, form, connections, how)
+    if form.out:
+        screen.log(f"{form.out}: the output of {plural(len(chosen.nodes), 'node')}")
     conclude(outcomes)
 
 

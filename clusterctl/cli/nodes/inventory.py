@@ -122,7 +122,7 @@ STYLES = {"known": "green", "new": "yellow", "changed": "bold red"}
 
 def trust(
     selection: Annotated[
-        str | None, typer.Argument(metavar="[SET]", help="Fetch keys only of these nodes.")
+        str | None, typer.Argument(metavar="SET", help="Fetch keys only of these nodes.")
     ] = None,
     cluster: options.ClusterFile = None,
     exclude: options.Exclude = None,
@@ -181,7 +181,16 @@ def _show(outcomes: list[Outcome[SeenKey]], as_json: bool) -> None:
 Sets = Annotated[
     list[str], typer.Argument(metavar="SET...", help="Node sets: node[1-4], @group, names; '-' reads stdin.")
 ]
-Separator = Annotated[str, typer.Option("--separator", "-S", help="Text between the names.")]
+Separator = Annotated[
+    str,
+    typer.Option(
+        "--separator",
+        "-S",
+        metavar="TEXT",
+        help="Write this between the names. Default: a space.",
+        show_default=False,
+    ),
+]
 
 
 def expand(sets: Sets, cluster: ClusterFile = None, separator: Separator = " ", json: Json = False) -> None:

@@ -67,7 +67,7 @@ def push(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A local folder or file.")],
     *,
     node_path: Annotated[
-        str | None, typer.Argument(metavar="[NODE_PATH]", help="Path on the nodes. Default: ~/NAME.")
+        str | None, typer.Argument(metavar="NODE_PATH", help="Path on the nodes. Default: ~/NAME.")
     ] = None,
     selection: options.NodeOptions,
     how: PushOptions,

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 LockFile = Annotated[
     Path | None,
-    typer.Option("--lock", metavar="FILE", help="Versions and hashes. Default: FOLDER/requirements.lock."),
+    typer.Option(
+        "--lock",
+        metavar="FILE",
+        help="The lock file: versions and hashes. Default: FOLDER/requirements.lock.",
+    ),
 ]
 WheelFolder = Annotated[
     Path | None, typer.Option("--wheelhouse", metavar="FOLDER", help="The folder with the wheels.")
@@ -35,7 +39,7 @@ WheelFolder = Annotated[
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """The options that say which environment is made, and of source."""
+    """The options that say which environment is made, and from what."""
 
     lock: LockFile = None
     wheelhouse: WheelFolder = None
@@ -50,18 +54,18 @@ class EnvironmentOptions:
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Where it is on the nodes. Default: the folder of the inventory's `python`.",
+            help="Path of the environment on the nodes. Default: from `python` of the inventory.",
         ),
     ] = None
     base: Annotated[
-        str, typer.Option(metavar="PYTHON", help="The nodes' Python that makes the environment.")
+        str, typer.Option(metavar="PYTHON", help="The Python on the nodes that makes the environment.")
     ] = "python3"
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete earlier environments that no process uses.")
     ] = False
     relay: Annotated[
         str,
-        typer.Option(metavar="auto|on|off|plain", help="How wheels go to the nodes: see `push`."),
+        typer.Option(metavar="auto|on|off|plain", help="How to copy wheels to the nodes, as for `push`."),
     ] = "auto"
 
 
@@ -230,21 +234,26 @@ def _is_path(requirement: str) -> bool:
 def wheelhouse(
     requirements: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[REQUIREMENT...]", help="Requirement files, or packages as pip names them."),
+        typer.Argument(metavar="REQUIREMENT...", help="Requirement files, or packages as pip names them."),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the wheels go.")
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write the wheels to.")
     ] = Path("wheelhouse"),
     extra: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What an extra of clusterctl needs: train, npu."),
+        typer.Option(metavar="NAME", help="Also fetch what an extra of clusterctl needs: train, npu."),
     ] = None,
     python_version: Annotated[
-        str, typer.Option(metavar="3.11", help="The nodes' Python. Default: this one's.")
+        str,
+        typer.Option(
+            metavar="VERSION", help="The Python version of the nodes: 3.11. Default: of this Python."
+        ),
     ] = "",
     platform: Annotated[
         list[str] | None,
-        typer.Option(metavar="TAG", help="The nodes' machine: manylinux2014_aarch64. Can be repeated."),
+        typer.Option(
+            metavar="TAG", help="The platform of the nodes: manylinux2014_aarch64. Can be repeated."
+        ),
     ] = None,
     find_links: Annotated[
         list[Path] | None,
@@ -280,11 +289,13 @@ def bundle(
     wheelhouse: WheelFolder = None,
     code: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="A folder with programs, without ignored files."),
+        typer.Option(
+            metavar="FOLDER", help="Also pack this folder, without the files that .gitignore names."
+        ),
     ] = None,
     tokenizer: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A tokenizer's file. Can be repeated."),
+        typer.Option(metavar="FILE", help="Also pack the file of a tokenizer. Can be repeated."),
     ] = None,
     unpack: Annotated[
         Path | None,

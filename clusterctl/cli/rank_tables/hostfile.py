@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from clusterctl.cli.options import DryRun, Force, Json, NodeOptions
 from clusterctl.hostfile.formats import MAX_SLOTS
 
 if TYPE_CHECKING:
-    from clusterctl.errors import Fault
+    from clusterctl.hostfile.convert import Loss
     from clusterctl.hostfile.detect import Source
 
 
@@ -195,20 +194,21 @@ def convert(
     target.write(chosen.narrowed(hostfile_convert.with_slots(source, slots)), to, _kind(kind))
 
 
-def _show_losses(source: Source, to: str, lost: Sequence[Fault]) -> None:
+def _show_losses(source: Source, to: str, lost: Sequence[Loss]) -> None:
     """Show what the format cannot hold: each kind of loss once, with the number of nodes."""
     from clusterctl.cli import screen
     from clusterctl.hostfile import convert as hostfile_convert
 
     if left_out := hostfile_convert.left_out(source, to):
         screen.log(f"{to} has no place for: {', '.join(left_out)}")
-    first: dict[str, Fault] = {}
-    for fault in lost:
-        first.setdefault(fault.what, fault)
-    times = Counter(fault.what for fault in lost)
-    for problem, fault in first.items():
-        more = f" and {times[problem] - 1} more" if times[problem] > 1 else ""
-        screen.log(f"lost: {fault.where}{more}: {problem} ({fault.remedy})", style="yellow")
+    groups: dict[str, list[Loss]] = {}
+    for loss in lost:
+        # The port of each node is another one.
+        groups.setdefault(loss.what.rpartition(" ")[0] if loss.reach else loss.what, []).append(loss)
+    for kind, losses in groups.items():
+        first, more = losses[0], f" and {len(losses) - 1} more" if len(losses) > 1 else ""
+        problem = first.what if len({loss.what for loss in losses}) == 1 else kind
+        screen.log(f"lost: {first.where}{more}: {problem} ({first.remedy})", style="yellow")
 
 
 def _kind(given: str | None) -> str:

@@ -203,7 +203,7 @@ def pull(
     run: options.RunName = "last",
     dst: Annotated[
         Path | None,
-        typer.Argument(metavar="[DST]", help="A new folder. Default: `pulled` in the folder of the run."),
+        typer.Argument(metavar="DST", help="A new folder. Default: `pulled` in the folder of the run."),
     ] = None,
     *,
     dry_run: options.DryRun = False,

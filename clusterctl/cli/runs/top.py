@@ -25,7 +25,7 @@ ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1b[C": "n", "\x1b[D": "p", "\x1b[H": 
 def top(
     run: Annotated[
         str,
-        typer.Argument(metavar="[RUN]", help="The run to begin with.", autocompletion=options.complete_runs),
+        typer.Argument(metavar="RUN", help="The run to begin with.", autocompletion=options.complete_runs),
     ] = "last",
     *,
     once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,

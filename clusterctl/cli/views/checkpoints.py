@@ -58,7 +58,8 @@ def list_table(found: CheckpointList) -> RenderableType:
             ]
         )
     names = ["STEP", "HEALTH", "SIZE", "LOSS", "EVAL", "TOKENS", "AGE", "COPIES", "ON"]
-    return table(names, rows, right=("STEP", "SIZE", "LOSS", "EVAL", "TOKENS", "AGE", "COPIES"))
+    right = ("STEP", "SIZE", "LOSS", "EVAL", "TOKENS", "AGE", "COPIES")
+    return table(names, rows, right=right, drop=("TOKENS", "COPIES", "EVAL"))
 
 
 def _health(checkpoint: Checkpoint, latest: str) -> Text:

@@ -138,9 +138,8 @@ def _time_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
         if name == "hardware" and reached == rates["model"]:
             # Nothing is recomputed.
             continue
-        share = reached / hardware.tflops
-        each = f"{summary.flops_per_token[name] / 1e9:,.4g} GFLOP per token, {summary.conventions[name]}"
-        yield "rate", f"{reached:.3g} TFLOP/s per device, {share:.0%} of peak: {each}"
+        share = f"{reached / hardware.tflops:.0%} of peak"
+        yield "rate", f"{reached:.3g} TFLOP/s per device ({share}), {summary.conventions[name]}"
     yield from (("device", text) for text in _device(hardware))
 
 

@@ -106,7 +106,8 @@ def plan_table(plan: Plan) -> Table:
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
     """Return a table of names and texts; long texts are wrapped in their column."""
     drawn = Table.grid(padding=(0, 1, 0, 0))
-    drawn.add_column(min_width=8, no_wrap=True)
+    # The longest name, `checkpoints`: the tables of a plan then stand in one line.
+    drawn.add_column(min_width=11, no_wrap=True)
     drawn.add_column(overflow="fold")
     for name, text in rows:
         drawn.add_row(name, Text(text))
@@ -198,6 +199,10 @@ def loss_curve(
     return text
 
 
+# What a backend is called for people.
+BACKENDS = {"reference": "plain torch"}
+
+
 def start_text(start: Metric) -> str:
     """Return the first lines of a training: size, engine, and the backend of each op."""
     facts = start.facts
@@ -213,13 +218,12 @@ def start_text(start: Metric) -> str:
             served.setdefault(str(choice.get("backend")), []).append(str(choice.get("op")))
     most = max(served, key=lambda backend: len(served[backend]), default="")
     listed = [
-        f"{len(names)} by {backend}"
-        if backend == most and len(names) > 3
-        else f"{', '.join(names)} by {backend}"
+        f"{BACKENDS.get(backend, backend)} for "
+        + (f"{len(names)} ops" if backend == most and len(names) > 3 else ", ".join(names))
         for backend, names in served.items()
     ]
     ops = "; ".join(listed)
-    return text + (f"\n{'ops':<10} {ops}" if ops else "")
+    return text + (f"\n{'kernels':<10} {ops}" if ops else "")
 
 
 def step_text(metric: Metric, left: float | None) -> str:
@@ -363,10 +367,8 @@ def demo_facts(progress: TrainProgress, entropy: float) -> Text:
         )
         text.append(f" (guessing by token frequency alone: {entropy:.3f})\n")
     if progress.last and progress.last.tokens_per_second:
-        facts = progress.start.facts
-        text.append(f"{count(progress.last.tokens_per_second)} tokens/s on {facts.get('world', '?')} ranks")
-        for choice in facts.get("native", []):
-            text.append(f"\n  op {choice['op']}: {choice['backend']} ({choice['reason']})", style="dim")
+        ranks = progress.start.facts.get("world", "?")
+        text.append(f"{count(progress.last.tokens_per_second)} tokens/s on {ranks} ranks")
     return text
 
 
@@ -381,8 +383,8 @@ def generated(prompt: str, text: str) -> Text:
     )
 
 
-def demo_end(folder: Path, run: Path, checkpoint: Path, *, keep: bool, seconds: float) -> Text:
-    """Return where the results of the demo are, and commands to try next."""
+def demo_end(folder: Path, run: Path, checkpoint: Path, activate: str, *, keep: bool, seconds: float) -> Text:
+    """Return where the results of the demo are, and commands to try next, after `activate` if it is not empty."""
     lines = [
         f"\ndone in {duration(seconds)}; all files are in {folder}",
         f"  logs        {run}/attempts/1/logs",
@@ -393,12 +395,14 @@ def demo_end(folder: Path, run: Path, checkpoint: Path, *, keep: bool, seconds: 
         + (
             "still up: sandbox/cluster.yaml" if keep else "stopped; `clusterctl demo --keep` keeps it running"
         ),
-        f"try next, in that folder (cd {folder.name}):",
+        "try next:",
+        f"  cd {folder.name}",
+        *([f"  {activate}"] if activate else []),
         "  clusterctl generate last --prompt 'A class definition'",
         "  clusterctl serve last",
         "  clusterctl eval last --task ppl --split valid --data data/pydoc_text_document",
         "  clusterctl logs show last",
         "  clusterctl ranktable check rank_table.json",
-        "  clusterctl sandbox up -n 4, then: clusterctl -h",
+        "  clusterctl help",
     ]
     return Text("\n".join(lines))

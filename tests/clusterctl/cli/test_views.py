@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.console import RenderableType as Renderable
 
 from clusterctl import text as clusterctl_text
-from clusterctl.cli.views import layout, tables
+from clusterctl.checkpoints.checkpoint import Health
+from clusterctl.cli.views import checkpoints, layout, tables
 from clusterctl.jobs.run_lines import Metric, read_metric
 from clusterctl.jobs.train_summary import CorpusUse, Rehearsal, read_check
 from clusterctl.logs.store import LogLine
@@ -125,7 +129,7 @@ def test_metrics_of_any_program_are_shown_as_far_as_they_make_sense() -> None:
     assert tables.step_text(bare, None) == "step 3  loss not finite"
     assert tables.step_text(metric_of({"step": 3}), None) == "step 3"
     start = metric_of({"event": "start", "native": [1, {}]})
-    assert tables.start_text(start) == "begins\nops        None by None"
+    assert tables.start_text(start) == "begins\nkernels    None for None"
     later = metric_of({"event": "step", "step": 4, "steps": 9, "loss": 1.5, "step_seconds": 2.0})
     read = read_progress([bare, later])
     assert (read.losses, read.left) == ([(4, 1.5)], 10.0)
@@ -141,10 +145,12 @@ def test_the_start_of_a_training_says_which_backend_serves_which_op() -> None:
     start = {"parameters": 1e6, "engine": "torch", "zero": 0, "precision": "bf16", "step": 4, "native": ops}
     assert tables.start_text(metric_of(start)).splitlines() == [
         "1M parameters, torch engine, zero 0, bf16, from step 4",
-        "ops        a, c by cpu; b by reference",
+        "kernels    cpu for a, c; plain torch for b",
     ]
     many = [*({"op": f"op{n}", "backend": "cpu"} for n in range(14)), {"op": "b", "backend": "reference"}]
-    assert tables.start_text(metric_of({"native": many})).endswith("\nops        14 by cpu; b by reference")
+    assert tables.start_text(metric_of({"native": many})).endswith(
+        "\nkernels    cpu for 14 ops; plain torch for b"
+    )
 
 
 def test_json_holds_nothing_that_a_terminal_obeys_and_reads_back_the_same() -> None:
@@ -184,7 +190,7 @@ def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> N
     assert summary is not None and summary.answer == answer["summary"]
     alone, two = (replace(summary, corpora=(corpus,) * number) for number in (1, 2))
     assert "corpus" not in drawn(tables.plan_facts(made, alone))
-    line = "corpus   75.0% wi\\x1bki: 1.2 epochs of 104k tokens"
+    line = "corpus      75.0% wi\\x1bki: 1.2 epochs of 104k tokens"
     assert drawn(tables.plan_facts(made, two)).count(line) == 2
 
 
@@ -237,3 +243,30 @@ def test_a_rehearsal_is_compared_with_the_plan() -> None:
         ("", "12 operations, 3 all_reduce, 1 broadcast"),
         ("", "peak memory 2 GB; planned 1.9 GB"),
     ]
+
+
+def test_a_narrow_list_of_checkpoints_keeps_the_machines() -> None:
+    entry = SimpleNamespace(
+        bytes=11_300_000, loss=6.1033, eval_loss=6.3603, tokens=41_000, time=0.0, state="all"
+    )
+    one = SimpleNamespace(
+        facts=entry,
+        name="step-00000040",
+        health=Health.COMPLETE,
+        missing=0,
+        in_use=False,
+        copies=2,
+        nodes=("node1", "node2", "here"),
+    )
+    found: Any = SimpleNamespace(checkpoints=[one], latest="step-00000040")
+    text = drawn(checkpoints.list_table(found))
+    assert "node[1-2], here" in text and "complete, latest" in text and "TOKENS" not in text
+
+
+def test_the_end_of_a_demo_shows_how_to_reach_the_program_only_if_it_is_not_on_the_path() -> None:
+    plain = tables.demo_end(Path("/d"), Path("runs/r"), Path("c"), "", keep=False, seconds=1.0).plain
+    assert "try next:\n  cd d\n  clusterctl generate last" in plain
+    activated = tables.demo_end(
+        Path("/d"), Path("r"), Path("c"), ". /v/bin/activate", keep=False, seconds=1.0
+    )
+    assert "  cd d\n  . /v/bin/activate\n  clusterctl generate" in activated.plain

@@ -224,8 +224,14 @@ def test_an_inventory_is_built_as_any_launcher_wants_it_and_logins_are_only_told
     (folder / "lab.yaml").write_text(LAB.replace("user: al, ", ""))
     result = typed("build", "-c", "lab.yaml", "--to", target)
     assert (result.exit_code, result.stdout) == (0, TEXTS[target])
-    told = f"lost: lab.yaml n1 and 2 more: {target} can't hold the port 2222 (name the port of n1 in"
+    told = f"lost: lab.yaml n1 and 2 more: {target} can't hold the port 2222 (write it to ~/.ssh/config)"
     assert told in result.stderr
+
+
+def test_ports_that_differ_are_one_line_of_what_is_lost(folder: Path) -> None:
+    (folder / "lab.yaml").write_text("nodes:\n  a: {port: 2201}\n  b: {port: 2202}\n  c: {}\n")
+    told = "lost: lab.yaml a and 1 more: deepspeed can't hold the port (write it to ~/.ssh/config)\n"
+    assert typed("build", "-c", "lab.yaml").stderr.endswith(told)
 
 
 def test_a_user_is_built_into_the_formats_that_hold_one(folder: Path) -> None:

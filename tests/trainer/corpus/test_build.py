@@ -475,7 +475,9 @@ def test_the_verb_tells_people_and_programs(words: Path, tmp_path: Path) -> None
     done = verb(*building(words, tmp_path))
     text = done.stdout.decode()
     assert (
-        "4 documents" in text and "empty: 1 document;" in text and "each ends with <|endoftext|> (0)" in text
+        "4 documents" in text
+        and "empty: 1 document;" in text
+        and "each ends with <|endoftext|> (id 0)" in text
     )
     again = verb(*building(words, tmp_path, "--replace", "--json"))
     assert json.loads(again.stdout)["documents"] == 4 and again.stderr == b""
