@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -26,6 +27,11 @@ SPREAD = (
     "With --on SET, as in --on node[1-4], each node builds a part; the result is the same and is written here. With "
     "--leave as well, the parts stay on their nodes."
 )
+PREFIX, PREFIXES = (
+    "The path of the pair, without .bin and .idx.",
+    "The paths of pairs, without .bin and .idx.",
+)
+OUTPUT = "The path of the new files, without endings."
 PAIR_ENDINGS = (".bin", ".idx", ".manifest.json", ".hashes")
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
@@ -50,7 +56,7 @@ def add_verbs(verb: ADD) -> None:
 def _checking_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
     """Add the verbs that read a pair, or correct its index."""
     info = verb("data-info", _info, "Show the documents, tokens and epochs of a .bin/.idx pair.")
-    info.add_argument("prefix", type=prefix_of, help="The path of the pair, without .bin and .idx.")
+    info.add_argument("prefix", type=prefix_of, help=PREFIX)
     info.add_argument(
         "--tokenizer",
         type=Path,
@@ -66,7 +72,7 @@ def _checking_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
     check = verb(
         "data-verify", _verify, "Check every rule for .bin/.idx pairs; exit with 1 if one is broken."
     )
-    check.add_argument("prefix", type=prefix_of, nargs="+", help="The paths of pairs, without .bin and .idx.")
+    check.add_argument("prefix", type=prefix_of, nargs="+", help=PREFIXES)
     check.add_argument(
         "--tokenizer", type=Path, help="Check that every id is in the vocabulary of this tokenizer."
     )
@@ -79,7 +85,7 @@ def _checking_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
         _repair,
         "Correct an index that does not count the end-of-document tokens of its .bin file.",
     )
-    mend.add_argument("prefix", type=prefix_of, help="The path of the pair, without .bin and .idx.")
+    mend.add_argument("prefix", type=prefix_of, help=PREFIX)
     mend.add_argument(
         "--output", type=Path, help="Leave the pair as it is and write another; its .bin is a hard link."
     )
@@ -90,7 +96,7 @@ def _checking_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
 def _writing_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
     """Add the verbs that write pairs from pairs."""
     cut = verb("data-split", _split, "Split a corpus into shards, or into train, valid and test.")
-    cut.add_argument("prefix", type=prefix_of, help="The path of the pair, without .bin and .idx.")
+    cut.add_argument("prefix", type=prefix_of, help=PREFIX)
     cut.add_argument(
         "--parts",
         type=int,
@@ -105,26 +111,21 @@ def _writing_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
         help="Write train, valid and test with these shares of the documents: 949,50,1.",
     )
     join = verb("data-merge", _merge, "Merge .bin/.idx pairs into one, in the given order.")
-    join.add_argument("prefix", type=prefix_of, nargs="+", help="The paths of pairs, without .bin and .idx.")
+    join.add_argument("prefix", type=prefix_of, nargs="+", help=PREFIXES)
     join.add_argument(
         "--dedup",
         action="store_true",
         help="Drop documents that an earlier pair has; needs pairs built with --keep-hashes.",
     )
     for parser in (cut, join):
-        parser.add_argument(
-            "--output",
-            type=Path,
-            required=True,
-            metavar="PREFIX",
-            help="The path of the new files, without endings.",
-        )
+        parser.add_argument("--output", type=Path, required=True, metavar="PREFIX", help=OUTPUT)
         parser.add_argument("--replace", action="store_true", help="Overwrite existing files of that name.")
     return [cut, join]
 
 
 def _inputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--input",
         nargs="+",
         required=True,
@@ -132,16 +133,14 @@ def _inputs(parser: argparse.ArgumentParser) -> None:
         help="JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet or GLM's .lazy; also compressed "
         "by gz, bz2, xz or zst; also patterns such as 'data/*.jsonl'; '-' for stdin.",
     )
-    parser.add_argument(
-        "--key", default="text", help="The key or column with the text or the ids. Default: text."
-    )
-    parser.add_argument(
+    add("--key", default="text", help="The key or column with the text or the ids. Default: text.")
+    add(
         "--format",
         default="",
         help="The format: jsonl, text, wikiextractor, mediawiki, parquet or lazy. Default: detected from name and "
         "first bytes.",
     )
-    parser.add_argument(
+    add(
         "--each",
         default="file",
         help="For plain text: make a document of each file, line or paragraph. Default: file.",
@@ -169,62 +168,35 @@ def _tokenizer_arguments(verb: ADD) -> None:
 
 def _build_arguments(build: argparse.ArgumentParser) -> None:
     _inputs(build)
-    build.add_argument(
-        "--tokenizer", type=Path, required=True, help="tokenizer.json, vocab.json, or the folder of one."
-    )
-    build.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="PREFIX",
-        help="The path of the new files, without endings.",
-    )
-    build.add_argument(
-        "--append-eod", action="store_true", help="End each document with the end-of-document token."
-    )
-    build.add_argument(
-        "--eod", default="", metavar="TOKEN", help="The end-of-document token. Default: <|endoftext|>."
-    )
-    build.add_argument(
-        "--unit",
-        default="document",
-        help="Make a sequence of each document or of each sentence. Default: document.",
-    )
-    build.add_argument(
-        "--min-chars", type=int, default=0, metavar="N", help="Skip documents with fewer characters."
-    )
-    build.add_argument("--dedup", action="store_true", help="Drop exact duplicates; keep the first copy.")
-    build.add_argument(
-        "--language", default="", metavar="CODE", help="Keep only documents in this language, for example en."
-    )
-    build.add_argument(
+    add, flag = build.add_argument, partial(build.add_argument, action="store_true")
+    add("--tokenizer", type=Path, required=True, help="tokenizer.json, vocab.json, or the folder of one.")
+    add("--output", type=Path, required=True, metavar="PREFIX", help=OUTPUT)
+    flag("--append-eod", help="End each document with the end-of-document token.")
+    add("--eod", default="", metavar="TOKEN", help="The end-of-document token. Default: <|endoftext|>.")
+    add("--unit", default="document", help="Make a sequence of each document or each sentence.")
+    add("--min-chars", type=int, default=0, metavar="N", help="Skip documents with fewer characters.")
+    flag("--dedup", help="Drop exact duplicates; keep the first copy.")
+    add("--language", default="", metavar="CODE", help="Keep only documents in this language: en.")
+    add(
         "--language-model",
         default="",
         metavar="FILE",
         help="The model that detects languages: fastText's lid.176.bin or lid.176.ftz.",
     )
-    build.add_argument(
+    add(
         "--min-confidence",
         type=float,
         default=0.0,
         metavar="P",
         help="Skip documents whose language is less certain: 0 to 1. Default: 0.",
     )
-    build.add_argument(
-        "--max-bad", type=int, default=0, metavar="N", help="Skip at most N bad lines. Default: 0."
-    )
-    build.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="Use N processes. Default: one per core."
-    )
-    build.add_argument("--replace", action="store_true", help="Overwrite existing files of that name.")
-    build.add_argument(
-        "--fresh", action="store_true", help="Start again instead of resuming an interrupted build."
-    )
-    build.add_argument("--progress-lines", action="store_true", help=argparse.SUPPRESS)
-    build.add_argument(
-        "--keep-hashes", action="store_true", help="With --dedup: keep the hashes, for `data merge --dedup`."
-    )
-    build.add_argument("--json", action="store_true", help="Print one JSON document.")
+    add("--max-bad", type=int, default=0, metavar="N", help="Skip at most N bad lines. Default: 0.")
+    add("--workers", type=int, default=0, metavar="N", help="Use N processes. Default: one per core.")
+    flag("--replace", help="Overwrite existing files of that name.")
+    flag("--fresh", help="Start again instead of resuming an interrupted build.")
+    flag("--progress-lines", help=argparse.SUPPRESS)
+    flag("--keep-hashes", help="With --dedup: keep the hashes, for `data merge --dedup`.")
+    flag("--json", help="Print one JSON document.")
 
 
 # -- do -----------------------------------------------------------------------------------------------------
