@@ -224,7 +224,9 @@ def _pipeline_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
         yield Fault("train.parallel.layers", problem, "give it one, or use fewer stages")
     micros = (config.global_batch or 0) // (config.micro_batch * layout.readers)
     if parallel.interleave > 1 and micros % layout.pipeline:
-        problem = f"{micros} micro-batches are not divisible by {layout.pipeline} stages; interleaving needs that"
+        problem = (
+            f"{micros} micro-batches are not divisible by {layout.pipeline} stages; interleaving needs that"
+        )
         unit = config.micro_batch * layout.readers * layout.pipeline
         yield Fault("train.global_batch", problem, f"use a multiple of {unit}")
     if parallel.interleave > 1 and config.engine == "deepspeed":
