@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer.env import Env
 from trainer.errors import InputError
-from trainer.generate.command import KINDS
+from trainer.generate.command import device_kind
 
 # Seconds between two lines of progress: on a terminal, and otherwise.
 EVERY = (0.5, 30.0)
@@ -32,7 +32,7 @@ def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--split", default="all")
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--device", default="", choices=("", *KINDS), help="default: the best available")
+    parser.add_argument("--device", default="", help="default: the best available")
     parser.add_argument("--weights", default="fp32", help="type of matrices on a device: fp32, bf16 or fp16")
     parser.add_argument("--json", action="store_true")
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_task(name)
     _check_numbers(arguments)
     own = Env.read()
-    kind = arguments.device or own.device_kind
+    kind = device_kind(arguments.device) or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, None, deterministic=False)
     group = Group.join(own, device)
     weights = arguments.weights

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import DataError
+from trainer.surrogates import half_in
 
 MOST_FAULTS = 10
 
@@ -75,6 +76,8 @@ def _lines(path: Path) -> list[str]:
 def _fault(value: object, fields: Mapping[str, type | tuple[type, ...]]) -> str:
     if not isinstance(value, dict):
         return "not a JSON object"
+    if half := half_in(value):
+        return half
     own = ", ".join(sorted(map(str, value))) or "none"
     faults = []
     for name, kinds in fields.items():

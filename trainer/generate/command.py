@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import InputError
+from trainer.surrogates import half_in
 
 if TYPE_CHECKING:
     from trainer.generate.decoder import Decoder
@@ -58,7 +59,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
     parser.add_argument("--base", type=Path, metavar="DIR", help="the base weights of adapters")
-    parser.add_argument("--device", default="", choices=("", *KINDS), help="default: the best available")
+    parser.add_argument("--device", default="", help="default: the best available")
     parser.add_argument(
         "--weights", default="", help="fp32, bf16, fp16 or int8; default: the device's usual type"
     )
@@ -66,6 +67,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
     parser.add_argument("--tensor", type=int, default=0, help="tensor parallel ranks")
     parser.add_argument("--pipeline", type=int, default=0, help="pipeline stages")
+
+
+def device_kind(text: str) -> str:
+    """Return the kind of device of an option; raise an InputError if there is no such kind."""
+    if text not in ("", *KINDS):
+        raise InputError(f"--device: there is no kind {text!r}", f"use {', '.join(KINDS)}")
+    return text
 
 
 def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decoder:
@@ -86,7 +94,7 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
             raise InputError(f"--{name} is {getattr(arguments, name)}; 1 or more are needed, or 0 to choose")
     own = Env.read()
     threads = arguments.threads or own.threads
-    kind = arguments.device or own.device_kind
+    kind = device_kind(arguments.device) or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, threads, deterministic=False)
     from trainer.generate.loading import open_decoder
     from trainer.generate.ranks import Division, Ranks, follow
@@ -184,7 +192,13 @@ class Prompt:
 
 def _prompts(arguments: argparse.Namespace) -> Iterator[Prompt]:
     """Return the prompts: first those of options, then those of a file or of stdin."""
-    lines = [_prompt_of(line.encode(), f"line {at}") for at, line in enumerate(arguments.prompt_line, 1)]
+    lines = [
+        _prompt_of(line.encode("utf-8", "surrogateescape"), f"line {at}")
+        for at, line in enumerate(arguments.prompt_line, 1)
+    ]
+    for at, text in enumerate(arguments.prompt or [], 1):
+        if half := half_in(text):
+            raise InputError(f"--prompt {at}: {half}")
     given = [*(arguments.prompt or []), *lines] or ([] if arguments.prompts else [""])
     if arguments.prompts and arguments.prompts != "-" and not Path(arguments.prompts).is_file():
         raise InputError(f"{arguments.prompts}: no such file", "write one prompt per line; - reads stdin")
@@ -233,13 +247,15 @@ def _prompt_of(line: bytes, where: str) -> str:
         return text
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     prompt = value.get("prompt") if isinstance(value, dict) else None
     if not isinstance(prompt, str):
         raise InputError(
             f'{where}: "prompt" is missing or not a text', 'write {"prompt": "..."}, or plain text'
         )
+    if half := half_in(prompt):
+        raise InputError(f"{where}: {half}")
     return prompt
 
 

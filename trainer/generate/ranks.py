@@ -46,7 +46,7 @@ class Division:
         if tensor * pipeline != world:
             raise InputError(
                 f"--tensor {tensor} x --pipeline {pipeline} is {tensor * pipeline} ranks, but there are {world}",
-                "choose numbers with this product",
+                f"choose numbers whose product is {world}, or name more nodes with --on",
             )
         faults = []
         if not _divides(config, tensor):

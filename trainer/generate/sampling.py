@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class Sampling:
             ),
         )
         faults = [
-            (name, f"{_shortened(repr(getattr(self, name)))} is out of range: {need}")
+            (name, f"{_shortened(_written(getattr(self, name)))} is out of range: {need}")
             for name, holds, need in ranges
             if not holds
         ]
@@ -104,6 +105,11 @@ class Sampling:
         """Raise an InputError that lists all values out of range."""
         if faults := self.faults():
             raise InputError("\n".join(f"--{name.replace('_', '-')}: {text}" for name, text in faults))
+
+
+def _written(value: object) -> str:
+    """Return a value as JSON writes it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _shortened(text: str) -> str:

@@ -85,7 +85,10 @@ def _read(fields: Fields, service: Service) -> Order:
 def _messages(fields: Fields) -> list[dict[str, object]]:
     value = fields.raw("messages")
     if not isinstance(value, list) or not value:
-        fields.fault("messages", "is not a list of messages")
+        fields.fault(
+            "messages",
+            "is missing" if value is None else "is not a list of at least one message with role and content",
+        )
         return []
     found = list[dict[str, object]]()
     for number, message in enumerate(value):

@@ -76,7 +76,7 @@ def read_order(fields: Fields, service: Service) -> Order:
     sampling = sampling_of(fields, fields.whole("max_tokens", 16), logprobs, vocab)
     prompts = _prompts(fields)
     count = count_of(fields, sampling.beams)
-    if len(prompts) * count > MOST_TEXTS:
+    if count <= MOST_TEXTS < len(prompts) * count:
         fields.fault("prompt", f"{len(prompts)} prompts x {count} texts are more than {MOST_TEXTS}")
     fields.refuse("suffix", ("",), "a text after the completion is not supported")
     stream, with_usage = stream_of(fields)
@@ -92,6 +92,9 @@ def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
     if value is None:
         fields.fault("prompt", "is missing")
         return ()
+    if value == []:
+        fields.fault("prompt", "is an empty list: at least one prompt is needed")
+        return ()
     items = [value] if isinstance(value, str) or _is_ids(value) else value
     if not isinstance(items, list) or not items or not all(isinstance(i, str) or _is_ids(i) for i in items):
         fields.fault("prompt", "is not a text, a list of texts, a list of token ids, or a list of such lists")
@@ -106,10 +109,15 @@ def _is_ids(value: Any) -> bool:
 def choices_of(order: Order, decoder: Decoder) -> list[Choice]:
     """Return the choices of all prompts, in the order of their indices."""
     found = list[Choice]()
-    for prompt in order.prompts:
+    for at, prompt in enumerate(order.prompts):
+        place = f"prompt[{at}]" if len(order.prompts) > 1 else "prompt"
         for number in range(order.count):
             sampling = replace(order.sampling, seed=order.sampling.seed + number)
-            found.append(_choice_of(len(found), prompt, sampling, order, decoder))
+            try:
+                found.append(_choice_of(len(found), prompt, sampling, order, decoder))
+            except InputError as error:
+                remedy = error.hint.replace("--truncate", '"truncate": true')
+                raise refused(error, place, "invalid_prompt", remedy) from None
     return found
 
 
@@ -117,20 +125,16 @@ def _choice_of(
     index: int, prompt: str | tuple[int, ...], sampling: Sampling, order: Order, decoder: Decoder
 ) -> Choice:
     sink = Text(decoder.tokenizer, sampling.stop)
-    try:
-        if decoder.glm is not None:
-            text = prompt if isinstance(prompt, str) else decoder.tokenizer.decode(prompt)
-            request, _ = decoder.filling(text, sampling, sink)
-            return Choice(index, text, tuple(decoder.tokenizer.encode(text)), request, sink)
-        if isinstance(prompt, str):
-            ids, text = decoder.ids_of(prompt, order.truncate), prompt
-        else:
-            ids, text = decoder.checked(prompt, order.truncate), decoder.tokenizer.decode(prompt)
-        scores = order.echo and sampling.logprobs is not None
-        return Choice(index, text, tuple(ids), decoder.continuation(ids, sampling, sink, scores), sink)
-    except InputError as error:
-        remedy = error.hint.replace("--truncate", '"truncate": true')
-        raise refused(error, "prompt", "invalid_prompt", remedy) from None
+    if decoder.glm is not None:
+        text = prompt if isinstance(prompt, str) else decoder.tokenizer.decode(prompt)
+        request, _ = decoder.filling(text, sampling, sink)
+        return Choice(index, text, tuple(decoder.tokenizer.encode(text)), request, sink)
+    if isinstance(prompt, str):
+        ids, text = decoder.ids_of(prompt, order.truncate), prompt
+    else:
+        ids, text = decoder.checked(prompt, order.truncate), decoder.tokenizer.decode(prompt)
+    scores = order.echo and sampling.logprobs is not None
+    return Choice(index, text, tuple(ids), decoder.continuation(ids, sampling, sink, scores), sink)
 
 
 def reason_of(sink: Text) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from trainer.errors import InputError
 from trainer.generate.sampling import Sampling
+from trainer.surrogates import half_in
 
 T = TypeVar("T")
 _TYPES = {
@@ -24,6 +26,7 @@ _TYPES = {
 
 _MOST_UNKNOWN = 10
 """The most unknown fields that an error lists."""
+_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class ApiError(Exception):
@@ -39,14 +42,16 @@ class ApiError(Exception):
 
 
 def refused(
-    error: InputError, param: str | None = None, code: str | None = None, remedy: str | None = None
+    error: InputError, place: str | None = None, code: str | None = None, remedy: str | None = None
 ) -> ApiError:
     """Return the error for a request that the decoder refuses.
 
-    `remedy` replaces a hint that is about a command line.
+    `place` is the field, or one entry of a list: `prompt[3]`. `remedy` replaces a hint that is about a command line.
     """
     hint = error.hint if remedy is None else remedy
-    return ApiError(400, f"{error.message}: {hint}" if hint else error.message, param, code)
+    message = f"{error.message}: {hint}" if hint else error.message
+    message = message if place is None else f"{place}: {message}"
+    return ApiError(400, message, None if place is None else place.partition("[")[0], code)
 
 
 class Fields:
@@ -58,11 +63,21 @@ class Fields:
     @classmethod
     def read(cls, text: bytes, ignored: Iterable[str] = ()) -> Fields:
         try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            body = json.loads(text.decode())
+        except UnicodeDecodeError as error:
+            raise ApiError(400, f"the body is not UTF-8: byte {error.start}: {error.reason}") from None
+        except RecursionError:
+            raise ApiError(400, "the body is nested too deeply") from None
+        except ValueError as error:
             raise ApiError(400, f"the body is not JSON: {error}") from None
         if not isinstance(body, dict):
             raise ApiError(400, "the body is not a JSON object")
+        # Only an escape can bring half of a surrogate pair into UTF-8.
+        for name, value in body.items() if _ESCAPED_HALF.search(text) else ():
+            if problem := half_in(name):
+                raise ApiError(400, f"the name of a field has {problem}")
+            if problem := half_in(value):
+                raise ApiError(400, f"{name}: {problem}", name)
         return cls(body, ignored)
 
     def has(self, name: str) -> bool:

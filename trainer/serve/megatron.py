@@ -149,7 +149,7 @@ def _started(decoder: Decoder, order: Order) -> tuple[list[tuple[Request, Text]]
         try:
             ids = decoder.checked([*own, *decoder.encoded(prompt)])
         except InputError as error:
-            raise refused(error, "prompts", remedy="shorten it") from None
+            raise refused(error, f"prompts[{number}]", remedy="shorten it") from None
         sink = Text(decoder.tokenizer, sampling.stop)
         request = decoder.continuation(ids, sampling, sink, order.logprobs)
         if order.no_newline_after_colon:

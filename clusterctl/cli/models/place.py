@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
-from clusterctl.text import size
+from clusterctl.text import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
@@ -134,6 +134,7 @@ def ranks_of(cluster: Cluster, device: str | None, tensor: int = 0, pipeline: in
             "name nodes of one kind with --on, or use --device cpu",
         )
     if kinds == ["cpu"]:
+        _check_parts(len(cluster.nodes), tensor, pipeline)
         return RankPlaces()
     wrong = [node for node in cluster.nodes if node.kind != kinds[0]]
     if wrong:
@@ -152,6 +153,20 @@ def ranks_of(cluster: Cluster, device: str | None, tensor: int = 0, pipeline: in
             "choose numbers whose product is a multiple of the nodes, at most all devices",
         )
     return RankPlaces(True, cluster.nodes[0].devices[: wanted // nodes])
+
+
+def _check_parts(nodes: int, tensor: int, pipeline: int) -> None:
+    """Refuse parts of a model that do not fit one process on each node; 0 parts: computed from the nodes."""
+    wanted = max(1, tensor) * max(1, pipeline)
+    if (tensor and pipeline and wanted != nodes) or nodes % wanted:
+        given = " x ".join(
+            f"--{name} {parts}" for name, parts in (("tensor", tensor), ("pipeline", pipeline)) if parts
+        )
+        raise UsageError(
+            f"{given} is {plural(wanted, 'rank')}, but {plural(nodes, 'node')} of kind cpu "
+            f"{'has' if nodes == 1 else 'have'} one each",
+            f"name {plural(wanted, 'node')} with --on, or choose numbers whose product is {nodes}",
+        )
 
 
 def job_on(

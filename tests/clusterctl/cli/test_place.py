@@ -70,6 +70,14 @@ def test_a_division_takes_as_many_devices_as_it_needs() -> None:
         (("cpu",), "cuda", (0, 0), "--device cuda: node1 has the kind cpu"),
         (("npu", "npu"), None, (3, 1), "are 3 ranks, and the 2 nodes have 4 devices each"),
         (("npu",), None, (4, 2), "are 8 ranks, and the 1 nodes have 4 devices each"),
+        (("cpu",), None, (3, 0), "--tensor 3 is 3 ranks, but 1 node of kind cpu has one each"),
+        (
+            ("cpu", "cpu"),
+            None,
+            (2, 2),
+            "--tensor 2 x --pipeline 2 is 4 ranks, but 2 nodes of kind cpu have one each",
+        ),
+        (("cpu", "cpu", "cpu"), None, (0, 2), "--pipeline 2 is 2 ranks, but 3 nodes"),
     ],
 )
 def test_what_cannot_compute_is_refused_before_anything_starts(

@@ -416,6 +416,12 @@ def test_several_ranks_give_the_same_figures(gpt: Path, tmp_path: Path) -> None:
         ),
         ("lambada", '{"text": "single"}\n', r"x\.jsonl:1: the text has fewer than two words"),
         ("lambada", "\n", "contains no records"),
+        ("lambada", '{"text": "one \\ud800"}\n', r"x\.jsonl:1: half of a surrogate pair, \\ud800"),
+        (
+            "choice",
+            '{"context": "a", "choices": ["b", "\\udc00"], "label": 0}\n',
+            "x.jsonl:1: half of a surrogate",
+        ),
         (
             "choice",
             '{"context": "a", "choices": ["b", "c"], "label": 2}\n',

@@ -204,6 +204,41 @@ def test_all_wrong_lines_of_a_file_are_named_before_anything_is_generated(
     assert done.returncode == 2 and "empty.txt: has no prompts" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"prompt": "\\ud800"}', "half of a surrogate pair, \\ud800"),
+        (b'{"prompt": ' + b"[" * 100_000, "the prompt has "),
+        (b"\xff", "not UTF-8"),
+    ],
+)
+def test_a_line_that_no_tokenizer_takes_is_named(
+    checkpoint: Path, material: Path, line: bytes, problem: str
+) -> None:
+    (material / "lines.jsonl").write_bytes(b"one\n" + line + b"\n")
+    done = verb("generate", "--checkpoint", str(checkpoint), "--prompts", str(material / "lines.jsonl"))
+    assert done.returncode == 2 and f"lines.jsonl:2: {problem}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bytes_of_the_command_line_that_are_not_utf_8_are_refused(checkpoint: Path) -> None:
+    done = verb(
+        "generate", "--checkpoint", str(checkpoint), "--prompt", "one", "--prompt", os.fsdecode(b"\xff")
+    )
+    assert done.returncode == 2 and "--prompt 2: byte 0xff is not UTF-8" in done.stderr
+    done = verb("generate", "--checkpoint", str(checkpoint), "--prompt-line", os.fsdecode(b"\xff"))
+    assert done.returncode == 2 and "line 1: not UTF-8" in done.stderr
+
+
+def test_a_kind_of_device_that_does_not_exist_is_refused_with_the_kinds(checkpoint: Path) -> None:
+    done = verb("generate", "--checkpoint", str(checkpoint), "--device", "tpu")
+    assert (
+        done.returncode == 2
+        and "there is no kind 'tpu'" in done.stderr
+        and "use cpu, cuda, npu" in done.stderr
+    )
+
+
 def test_a_prompt_that_is_too_long_is_refused_with_its_line_or_keeps_its_end(
     checkpoint: Path, material: Path
 ) -> None:

@@ -187,11 +187,67 @@ def test_a_long_value_is_shortened_and_no_limit_may_be_minus_1(server: Server) -
 def test_paths_methods_and_bodies_that_are_wrong(server: Server) -> None:
     assert server.ask("GET", "/nothing")[0] == 404
     status, answer = server.ask("GET", "/v1/completions")
-    assert status == 405 and answer["error"]["message"] == "/v1/completions does not have GET"
+    assert status == 405 and answer["error"]["message"] == "/v1/completions does not have GET: use POST"
+    assert server.ask("POST", "/v1/models")[1]["error"]["message"].endswith("use GET")
+    assert server.ask("POST", "/api", {"prompts": ["one"]}) == (
+        405,
+        {"message": "/api does not have POST: use PUT"},
+    )
     for body in (b"", b"{", b"[]", b"\xff\xfe", b'{"prompt": NaN}', b"[" * 90_000):
         status, answer = server.ask("POST", "/v1/completions", body)
         assert status == 400 and answer["error"]["type"] == "invalid_request_error"
     assert server.ask("POST", "/v1/completions", b" " * 100_001)[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/completions", b'{"prompt": "one \\ud800"}', "prompt"),
+        ("/v1/completions", b'{"prompt": ["one", "\\uDFff two"]}', "prompt"),
+        ("/v1/completions", b'{"prompt": "one", "stop": "\\ud83d"}', "stop"),
+        ("/v1/completions", b'{"prompt": "one", "\\ud83d": 1}', None),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "messages"),
+        ("/tokenize", b'{"prompt": "\\ud800"}', "prompt"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused(
+    server: Server, path: str, body: bytes, place: str | None
+) -> None:
+    status, answer = server.ask("POST", path, body)
+    assert status == 400 and answer["error"]["param"] == place
+    assert "half of a surrogate pair, \\ud" in answer["error"]["message"]
+
+
+def test_a_whole_surrogate_pair_is_a_character(server: Server) -> None:
+    body = b'{"prompt": "one \\ud83d\\ude00", "max_tokens": 0, "echo": true}'
+    status, answer = server.ask("POST", "/v1/completions", body)
+    assert status == 200 and answer["choices"][0]["text"] == "one \U0001f600"
+
+
+def test_a_body_that_is_not_utf_8_names_the_byte(server: Server) -> None:
+    _, answer = server.ask("POST", "/v1/completions", b'{"prompt": "\xff"}')
+    assert answer["error"]["message"].startswith("the body is not UTF-8: byte 12")
+    _, answer = server.ask("POST", "/v1/completions", b"[" * 90_000)
+    assert answer["error"]["message"] == "the body is nested too deeply"
+
+
+def test_the_prompt_of_a_list_that_is_wrong_is_named(server: Server) -> None:
+    long = "one " * 400
+    for prompts in (["one", long], [[1, 2], [1, 99999]]):
+        _, answer = server.ask("POST", "/v1/completions", {"prompt": prompts})
+        assert answer["error"]["message"].startswith("prompt[1]: ") and answer["error"]["param"] == "prompt"
+    _, answer = server.ask("PUT", "/api", {"prompts": ["one", long]})
+    assert answer["message"].startswith("prompts[1]: the prompt has ")
+
+
+def test_each_fault_is_named_once(server: Server) -> None:
+    _, answer = server.ask("POST", "/v1/completions", {"prompt": "one", "n": 500, "stop": [""]})
+    assert answer["error"]["message"].split("; ") == [
+        'stop: [""] is out of range: at most 64 texts of 1 to 1000 characters',
+        "n: 500 is out of range: 1 to 128",
+    ]
+    _, answer = server.ask("POST", "/v1/completions", {"prompt": []})
+    assert answer["error"]["message"] == "prompt: is an empty list: at least one prompt is needed"
 
 
 def test_megatrons_api(server: Server, model: Path) -> None:
