@@ -84,10 +84,10 @@ def _error(request: web.Request, path: str, error: ApiError | web.HTTPException)
     if isinstance(error, web.HTTPException):
         message = {
             404: f"there is no {request.path[:100]}",
-            405: f"{request.path[:100]} does not have {request.method}",
+            405: f"{request.path[:100]} does not have {request.method}: use {_methods(error)}",
         }.get(error.status, error.reason)
         error = ApiError(error.status, message)
-    body: dict[str, object] = {"message": error.message} if path == "/api" else error.as_json()
+    body: dict[str, object] = {"message": error.message} if request.path == "/api" else error.as_json()
     headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -96,6 +96,12 @@ def _error(request: web.Request, path: str, error: ApiError | web.HTTPException)
         # Close the connection, because the rest of the body was not read.
         response.force_close()
     return response
+
+
+def _methods(error: web.HTTPException) -> str:
+    """Return the methods that a path has."""
+    known = error.allowed_methods if isinstance(error, web.HTTPMethodNotAllowed) else ()
+    return " or ".join(sorted(set(known) - {"HEAD"}))
 
 
 def _check_key(service: Service, request: web.Request) -> None:
@@ -118,7 +124,10 @@ async def _page(service: Service, _: web.Request) -> web.Response:
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
         "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
     )
-    text = page(service.name, nonce, glm=service.decoder.glm is not None)
+    decoder = service.decoder
+    text = page(
+        service.name, decoder.window, nonce, glm=decoder.glm is not None, with_key=bool(service.api_key)
+    )
     headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
     return web.Response(text=text, content_type="text/html", headers=headers)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.serve.conftest import Server
+from trainer.serve.page import page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = (
@@ -27,6 +28,13 @@ def test_the_page_loads_nothing_from_elsewhere(server: Server) -> None:
     assert status == 200 and not re.findall(r"(?:src|href)\s*=|https?://|@import|url\(", text)
 
 
+def test_only_a_server_with_a_key_asks_for_one() -> None:
+    for with_key in (True, False):
+        text = page("small", 128, "nonce", glm=False, with_key=with_key)
+        assert ("<label hidden>API key" in text) is not with_key and "<label>Seed" in text
+        assert "A window of 128 tokens" in text
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_the_page_shows_a_text_in_a_browser(server: Server, tmp_path: Path) -> None:
     assert BROWSER is not None
@@ -41,8 +49,8 @@ def test_the_page_shows_a_text_in_a_browser(server: Server, tmp_path: Path) -> N
     finally:
         browser.kill()
         browser.wait()
-    assert re.fullmatch(r"\d+ tokens", state), state
-    assert text or state == "0 tokens"
+    assert re.fullmatch(r"\d+ tokens? in \d+\.\d s(, the model ended the text)?", state), state
+    assert text or state.startswith("0 tokens")
 
 
 async def shown(port_file: Path, url: str, patience: float = 60.0) -> tuple[str, str]:
