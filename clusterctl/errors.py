@@ -70,8 +70,13 @@ class Fault:
     what: str
     remedy: str = ""
 
+    @property
+    def line(self) -> str:
+        """Return the place and what is wrong there."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" + (f" ({self.remedy})" if self.remedy else "")
+        return self.line + (f" ({self.remedy})" if self.remedy else "")
 
 
 class InputFaults(UsageError):
@@ -80,6 +85,46 @@ class InputFaults(UsageError):
     def __init__(self, faults: Sequence[Fault], hint: str = "") -> None:
         self.faults = tuple(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults), hint)
+
+
+class Collected:
+    """Collects the usage errors of several blocks of code, so that a user sees them together:
+
+    errors = Collected()
+    with errors:
+        first = read_first()
+    with errors:
+        second = read_second()
+    errors.raise_all()
+    """
+
+    def __init__(self) -> None:
+        self.errors: list[UsageError] = []
+
+    def __enter__(self) -> Collected:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, UsageError):
+            self.errors.append(error)
+            return True
+        return False
+
+    def raise_all(self) -> None:
+        """Raise the error of the blocks, or one with the faults of all of them; return if there is none."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            several = [error for error in self.errors if isinstance(error, InputFaults)]
+            hints = "\n".join(dict.fromkeys(error.hint for error in several if error.hint))
+            # Two blocks may read the same wrong file.
+            faults = dict.fromkeys(fault for error in self.errors for fault in faults_of(error))
+            raise InputFaults(list(faults), hints)
+
+
+def faults_of(error: UsageError, where: str = "") -> list[Fault]:
+    """Return the faults of an error; a plain message becomes one fault at `where`."""
+    return list(error.faults) if isinstance(error, InputFaults) else [Fault(where, error.message, error.hint)]
 
 
 class NodeError(ClusterctlError):

@@ -202,9 +202,9 @@ def report_error(error: ClusterctlError, given: set[str] | None = None) -> None:
     if isinstance(error, InputFaults):
         shown = _folded(error.faults)
         for fault in shown[:MOST_FAULTS]:
-            console.print(safe(f"error: {fault.where}: {fault.what}"), style="bold red", highlight=False)
-            if fault.remedy:
-                console.print(safe(f"  try: {pasteable(fault.remedy)}"), highlight=False)
+            console.print(safe(f"error: {fault.line}"), style="bold red", highlight=False)
+            for line in fault.remedy.splitlines():
+                console.print(safe(f"  try: {pasteable(line)}"), highlight=False)
         if len(shown) > MOST_FAULTS:
             console.print(f"error: and {len(shown) - MOST_FAULTS:,} more", style="bold red", highlight=False)
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.document import Document, Section, load_document, parse_document
-from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.errors import Collected, Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.addresses import address_fault, host_and_port, same_place
 from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, take_setup
@@ -114,8 +114,12 @@ class Cluster:
         """Return the nodes of a node set in the order of the inventory; raise UsageError for none or unknown ones."""
         from clusterctl.inventory import nodeset
 
-        chosen = nodeset.select(expression or "*", self.names, self.groups)
-        dropped = set(nodeset.select(exclude, self.names, self.groups)) if exclude else set()
+        errors = Collected()
+        with errors:
+            chosen = nodeset.select(expression or "*", self.names, self.groups)
+        with errors:
+            dropped = set(nodeset.select(exclude, self.names, self.groups)) if exclude else set()
+        errors.raise_all()
         wanted = set(chosen) - dropped
         if not wanted:
             raise UsageError(
@@ -417,13 +421,15 @@ def _is_own_place(hop: str, node: Node) -> bool:
 def _node_faults(document: Document, here: tuple[str | int, ...], node: Node) -> Iterable[Fault]:
     for key, value, pattern in (
         ("host", node.host, HOST),
-        ("address", node.address, HOST),
+        # Without an address of its own, a node has its host's.
+        ("address", node.address if node.address != node.host else None, HOST),
         ("user", node.user, USER),
     ):
         if value is not None and not pattern.match(value):
-            yield document.fault(
-                (*here, key), f"{value!r} can't be a {key}", "letters, digits, '.', '-' and ':' only"
-            )
+            article, remedy = ("an" if key == "address" else "a"), "letters, digits, '.', '-' and ':' only"
+            if pattern is USER:
+                remedy = "a letter or _ first, then letters, digits, '.', '_', '-' and '@'"
+            yield document.fault((*here, key), f"{value!r} can't be {article} {key}", remedy)
         elif value is not None and pattern is HOST and (fault := address_fault(value)):
             yield document.fault((*here, key), fault, "as in 10.0.0.1 or fd00::1, or a name")
     for hop in (node.gateway or "").split(","):

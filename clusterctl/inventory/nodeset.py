@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterctl.errors import UsageError, did_you_mean
+from clusterctl.errors import Collected, UsageError, did_you_mean
 
 NAME_HINT = "letters, digits and . _ - : only"
 # Names in one expression; a million take half a second as one range, 3 s in a union.
@@ -75,8 +75,12 @@ def expand_all(
     expressions = list(expressions)
     if len(expressions) == 1:
         return expand(expressions[0], groups, known)
-    reader = _Reader(groups or {}, known)
-    return list(_ordered({name for expression in expressions for name in reader.names(expression)}))
+    reader, errors, names = _Reader(groups or {}, known), Collected(), set[str]()
+    for expression in expressions:
+        with errors:
+            names.update(reader.names(expression))
+    errors.raise_all()
+    return list(_ordered(names))
 
 
 def select(expression: str, known: Sequence[str], groups: Groups | None = None) -> list[str]:
@@ -90,11 +94,12 @@ def select(expression: str, known: Sequence[str], groups: Groups | None = None) 
 
 def fold(names: Iterable[str]) -> str:
     """Return names as one short expression, as `nodeset -f` does."""
-    wanted = set(names)
-    for name in wanted:
-        fault = name_fault(name)
-        if fault:
-            raise UsageError(fault, NAME_HINT)
+    wanted, errors = set(names), Collected()
+    for name in sorted(wanted):
+        with errors:
+            if fault := name_fault(name):
+                raise UsageError(fault, NAME_HINT)
+    errors.raise_all()
     return ",".join(text for pattern, vectors in _folded(wanted) for text in _texts(pattern, vectors))
 
 

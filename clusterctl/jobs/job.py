@@ -174,7 +174,7 @@ def _read(top: Section, path: Path) -> Job:
         forward=_words(top, "forward"),
         rank_table=take_rank_table(top, path),
         master_port=_port(top),
-        grace=top.take("grace", float, 30.0) or 0.0,
+        grace=_grace(top),
         collect=_known_words(top, "collect", COLLECT_CHOICES),
         share_devices=top.take("share_devices", bool, False) or False,
         restart=read_restart(top),
@@ -250,6 +250,13 @@ def _port(top: Section) -> int:
     if not 0 <= port < 65536:
         top.fault("master_port", f"{port} is not a port", "1024 to 65535, or 0 to let the first node choose")
     return port
+
+
+def _grace(top: Section) -> float:
+    grace = top.take("grace", float, 30.0) or 0.0
+    if grace < 0:
+        top.fault("grace", f"{grace:g} seconds are not possible", "0 or more")
+    return grace
 
 
 def _progress(top: Section) -> str:

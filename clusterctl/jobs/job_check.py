@@ -12,6 +12,7 @@ from pathlib import Path
 from clusterctl.document import Key
 from clusterctl.environment import inherited
 from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import (
     Cluster,
     bytes_of,
@@ -49,6 +50,16 @@ def check(job: Job, cluster: Cluster) -> TrainSummary | None:
     if problems:
         raise InputFaults(_faults(job, problems))
     return summary
+
+
+def check_without_nodes(job: Job) -> list[Fault]:
+    """Return what is wrong with the training of a job on any nodes, for a job whose nodes are wrong themselves."""
+    problems = list(_placeholder_problems(job, {"train": job.train}, placeholders.OF_NODE))
+    if job.train is not None and not problems:
+        # What depends on the number of ranks is not the same for both numbers.
+        few, many = (check_train(job, world).faults for world in (1, 8))
+        problems += _train_problems(fault for fault in few if fault in many)
+    return _faults(job, problems)
 
 
 def _faults(job: Job, problems: Iterable[Problem]) -> list[Fault]:
@@ -128,14 +139,18 @@ def _path(key: str) -> Key:
 
 
 def _device_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
+    alike: dict[tuple[str, str], list[str]] = {}
     for node in cluster.nodes:
-        missing = [device for device in job.devices or () if device not in node.devices]
+        missing = ", ".join(str(device) for device in job.devices or () if device not in node.devices)
         if missing:
             have = ", ".join(map(str, node.devices)) or "none"
-            problem = (
-                f"{node.name} has no device {', '.join(map(str, missing))}; it has {have} ({cluster.source})"
-            )
-            yield ("devices",), problem, "ask for fewer devices, or add them to the inventory"
+            alike.setdefault((missing, have), []).append(node.name)
+    for (missing, have), names in alike.items():
+        single = len(names) == 1
+        lack, they = (f"{names[0]} has", "it has") if single else (f"{nodeset.fold(names)} have", "they have")
+        problem = f"{lack} no device {missing}; {they} {have} ({cluster.source})"
+        yield ("devices",), problem, "ask for fewer devices, or add them to the inventory"
+    for node in cluster.nodes:
         used = devices_on(job, node)
         if node.kind == "npu" and job.device_ids == "visible" and list(used) != sorted(used):
             problem = f"{node.name}: the devices {','.join(map(str, used))} are not in ascending order"

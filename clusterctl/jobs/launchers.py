@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePath
 
+from clusterctl import text
+from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Node
 
 TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -32,6 +35,8 @@ class Shape:
     """The folder for files of a launcher."""
     kind: str = "cpu"
     first_device: int = 0
+    node_names: tuple[str, ...] = ()
+    """The names of all nodes, in the order of their ranks."""
 
     @property
     def nodes(self) -> int:
@@ -57,6 +62,7 @@ def shapes(
             log_dir=str(PurePath(hostfile).parent / "launcher"),
             kind=node.kind,
             first_device=devices[number][0] if devices[number] else 0,
+            node_names=tuple(each.name for each in nodes),
         )
         for number, node in enumerate(nodes)
     ]
@@ -72,6 +78,17 @@ class Problem:
 
 CHOOSE_NODES = "choose the nodes by -n SET, or `nodes` in a job file"
 CHOOSE_DEVICES = "choose the devices by --devices, or `devices` in a job file"
+
+
+def _choose_nodes(shape: Shape, wanted: str | None) -> str:
+    """Return how the nodes of a run are chosen: the first `wanted` ones by their names, as launchers choose them."""
+    if not wanted or not wanted.isdecimal() or not int(wanted[:9]) or not shape.node_names:
+        return CHOOSE_NODES
+    if int(wanted[:9]) > len(shape.node_names):
+        return f"the run has {text.plural(len(shape.node_names), 'node')}; more must be in the inventory"
+    first = nodeset.fold(shape.node_names[: int(wanted)])
+    which = "the first node" if int(wanted) == 1 else f"the first {wanted} nodes"
+    return f"choose {which} by -n {first}, or `nodes: {first}` in a job file"
 
 
 @dataclass(frozen=True)
@@ -172,6 +189,9 @@ def problems(command: Sequence[str], shape: Shape) -> Iterator[Problem]:
         )
         return
     given = _given(launcher, command)
+    if _starts_nothing(launcher, command, shape):
+        name = " ".join(command[: launcher.words])
+        yield Problem(f"{name} is given no program to start", f"write it at the end: {name} train.py")
     if launcher.options is _torchrun and "--standalone" in given and shape.nodes > 1:
         yield Problem(
             f"{launcher.name} --standalone is for one node, and the run has {shape.nodes}",
@@ -239,6 +259,15 @@ def _program(launcher: Launcher, command: Sequence[str]) -> int:
     return min(index, len(command))
 
 
+def _starts_nothing(launcher: Launcher, command: Sequence[str], shape: Shape) -> bool:
+    """Return whether a command has no program: no word that is neither an option nor the value of a known one."""
+    valued = {name for option in launcher.options(shape, {}) for name in option.names if option.form}
+    words = [(_spelled(word), before) for before, word in pairwise(["", *command[launcher.words :]])]
+    if any(word in ("-h", "--help", "--version", "-m", "--module") or "{" in word for word, _ in words):
+        return False
+    return all(word.startswith("-") or _spelled(before) in valued for word, before in words)
+
+
 TORCH_FLAGS = frozenset(("--standalone", "--no_python", "--run_path", "--use_env", "--disable_nccl_affinity"))
 DEEPSPEED_FLAGS = frozenset(
     (
@@ -267,7 +296,9 @@ def _torchrun(shape: Shape, given: dict[str, str]) -> list[Option]:
     options = [Option(("--nproc_per_node",), here, kinds, remedy=CHOOSE_DEVICES)]
     if "--standalone" in given:
         return options
-    options.append(Option(("--nnodes",), str(shape.nodes), remedy=CHOOSE_NODES))
+    options.append(
+        Option(("--nnodes",), str(shape.nodes), remedy=_choose_nodes(shape, given.get("--nnodes")))
+    )
     if given.get("--rdzv_backend", "static") != "static":
         # A rendezvous of the user's choice: all nodes meet at the first one.
         endpoint = f"{shape.master}:{shape.master_port}"
@@ -297,7 +328,12 @@ def _deepspeed(shape: Shape, given: dict[str, str]) -> list[Option]:
         Option(("--node_rank",), str(shape.node_rank)),
         Option(("--master_addr",), shape.master, shape.names),
         Option(("--master_port",), str(shape.master_port), (port,)),
-        Option(("--num_nodes",), str(shape.nodes), fill=False, remedy=CHOOSE_NODES),
+        Option(
+            ("--num_nodes",),
+            str(shape.nodes),
+            fill=False,
+            remedy=_choose_nodes(shape, given.get("--num_nodes")),
+        ),
         Option(("--num_gpus",), str(shape.devices[shape.node_rank]), fill=False, remedy=CHOOSE_DEVICES),
     ]
 
@@ -306,7 +342,9 @@ def _accelerate(shape: Shape, given: dict[str, str]) -> list[Option]:
     port = given.get("--main_process_port", str(shape.master_port))
     options = [
         Option(("--num_processes",), str(shape.world)),
-        Option(("--num_machines",), str(shape.nodes), remedy=CHOOSE_NODES),
+        Option(
+            ("--num_machines",), str(shape.nodes), remedy=_choose_nodes(shape, given.get("--num_machines"))
+        ),
         Option(("--machine_rank",), str(shape.node_rank)),
         Option(("--main_process_ip",), shape.master, shape.names),
         Option(("--main_process_port",), str(shape.master_port), (port,)),

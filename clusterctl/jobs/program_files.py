@@ -12,6 +12,7 @@ from clusterctl.jobs import launchers
 from clusterctl.jobs.launchers import Problem
 
 SCRIPT = re.compile(r".+\.(py|sh)")
+FOLDER_REMEDY = "name a job file, or write the command after --"
 
 
 def missing_script(command: Sequence[str], code: Path | None) -> Problem | None:
@@ -19,6 +20,9 @@ def missing_script(command: Sequence[str], code: Path | None) -> Problem | None:
 
     Without a folder to push, a script that lies in the current folder is reported: it was probably meant.
     """
+    word = command[0] if command else ""
+    if word.startswith(("/", "~")) and Path(word).expanduser().is_dir():
+        return Problem(f"{word} is a folder, not a program", FOLDER_REMEDY)
     if code is not None and (problem := _no_program(command, code)):
         return problem
     script = launchers.program_of(command) or _script_of(command)
@@ -46,7 +50,7 @@ def _no_program(command: Sequence[str], code: Path) -> Problem | None:
     if not word or word.startswith(("/", "~")) or "{" in word:
         return None
     if path.is_dir() and ("/" in word or word in (".", "..")):
-        return Problem(f"{word} is a folder, not a program", "name a job file, or write the command after --")
+        return Problem(f"{word} is a folder, not a program", FOLDER_REMEDY)
     if not path.is_file():
         return None
     starter = {".py": "python ", ".sh": "bash "}.get(path.suffix, "")

@@ -141,7 +141,8 @@ def _write_login(layout: Layout, state: State) -> None:
         f"#!/bin/sh\n# Runs a command as on a login node of the sandbox's Slurm.\n{variables}\n"
     )
     with script.open("a") as file:
-        file.write(f'exec {enter} "$@"\n' if enter else 'exec "$@"\n')
+        # Without --, nsenter takes the options of the command for its own.
+        file.write(f'exec {enter} -- "$@"\n' if enter else 'exec "$@"\n')
     script.chmod(0o755)
 
 

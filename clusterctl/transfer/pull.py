@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from clusterctl.agent.files.tree_build import Base, Builder
 from clusterctl.agent.frames import ByteReader, Frame
 from clusterctl.transfer.push import Progress, PushResult, launcher_error
 from clusterctl.transport.connection import Connection
+from clusterctl.transport.link import RequestFailed
 
 
 def pull_place(dest: Path, node: str, node_path: str) -> Path:
@@ -71,11 +74,23 @@ def pull_tree(
             builder.close()
     except BaseException as problem:
         request.cancel()
-        raise launcher_error(connection.node, problem) from None
+        raise _with_remedy(launcher_error(connection.node, problem), node_path) from None
     for _ in replies:
         pass
     count = builder.pieces.file_count(wanted)
     return PushResult(str(dest), total, count, time.monotonic() - began, False)
+
+
+def _with_remedy(problem: BaseException, node_path: str) -> BaseException:
+    """Return the error of a path that a node lacks, with the command that lists the folder above it."""
+    if not (isinstance(problem, RequestFailed) and problem.kind in ("not-found", "os") and not problem.hint):
+        return problem
+    above = posixpath.dirname(node_path.rstrip("/")) or ("/" if node_path.startswith("/") else "~")
+    shell, listing = "", f"ls -la {shlex.quote(above)}"
+    if above.startswith("~"):
+        shell, listing = "--shell ", shlex.quote(f"ls -la {above}")
+    remedy = f"list what is there: clusterctl exec -b {shell}all -- {listing}"
+    return RequestFailed(problem.node, problem.kind, problem.reason.removeprefix("tree: "), remedy)
 
 
 def _take(builder: Builder, wanted: list[Range], source: ByteReader) -> None:

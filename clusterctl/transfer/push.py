@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -200,6 +201,7 @@ class _Sending:
         relay: Relay | None,
     ) -> None:
         self._node = connection.node
+        self._dest = target.dest
         self._source = source
         self._progress = progress
         self._relay = relay
@@ -218,7 +220,7 @@ class _Sending:
             self._requests.cancel()
             if self._relay:
                 self._relay.leave(self._node)
-            raise launcher_error(self._node, problem) from None
+            raise _with_path(launcher_error(self._node, problem), self._dest) from None
         reply = reply or Reply.of(self._requests.result or {})
         seconds = time.monotonic() - self._began
         return PushResult(
@@ -278,6 +280,15 @@ class _Sending:
     def _report(self) -> None:
         if self._progress:
             self._progress(self._sent + self._relayed, self._total)
+
+
+def _with_path(problem: BaseException, dest: str) -> BaseException:
+    """Return an error of a node's disk with the path that was to be written, and a remedy."""
+    if not (isinstance(problem, RequestFailed) and problem.kind == "os" and not problem.hint):
+        return problem
+    reason = re.sub(r"^receive: (\[Errno \d+\] )?", "", problem.reason)
+    remedy = "name a path on the nodes that you can write to, on a disk with space"
+    return RequestFailed(problem.node, "os", f"{dest} cannot be written: {reason}", remedy)
 
 
 def _ranges(node: str, frame: Frame, manifest: Manifest) -> list[Range]:

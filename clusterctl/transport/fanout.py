@@ -272,6 +272,24 @@ def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:
         raise unreachable[0] if len(errors) == 1 else NodesFailed(unreachable, failed)
     if errors:
         hints = "\n".join(dict.fromkeys(error.hint for error in errors if error.hint))
-        raise (
-            errors[0] if len(errors) == 1 else WorkFailed("\n".join(error.message for error in errors), hints)
-        )
+        raise errors[0] if len(errors) == 1 else WorkFailed("\n".join(_folded(errors)), hints)
+
+
+# Nodes with the same failure that are shown one by one.
+FEW_NODES = 3
+
+
+def _folded(errors: Sequence[ClusterctlError]) -> list[str]:
+    """Return the messages of failed nodes; more than FEW_NODES with the same reason become one message."""
+    from clusterctl.inventory import nodeset
+    from clusterctl.transport.link import RequestFailed
+
+    alike: dict[str, list[str]] = {}
+    for error in errors:
+        if isinstance(error, RequestFailed):
+            alike.setdefault(error.reason, []).append(error.node)
+    many = {reason: names for reason, names in alike.items() if len(names) > FEW_NODES}
+    return [
+        *(f"{nodeset.fold(names)}: {reason}" for reason, names in many.items()),
+        *(e.message for e in errors if not (isinstance(e, RequestFailed) and e.reason in many)),
+    ]

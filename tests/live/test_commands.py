@@ -163,7 +163,7 @@ def test_a_missing_file_is_named(shell: Shell) -> None:
 
 def test_more_devices_than_there_are_is_refused_before_anything_starts(shell: Shell) -> None:
     done = shell("launch", "--devices", "[0,8)", "--no-code", "--", "true")
-    refused(done, 2, "node1 has no device 2, 3, 4, 5, 6, 7; it has 0, 1", "node2 has no device")
+    refused(done, 2, "node[1-2] have no device 2, 3, 4, 5, 6, 7; they have 0, 1")
     refused(
         shell("launch", "--devices", "[0,4]", "--no-code", "--", "true"),
         2,

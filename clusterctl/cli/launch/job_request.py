@@ -10,7 +10,7 @@ import typer
 
 from clusterctl.cli.launch.node_choice import Choice
 from clusterctl.cli.options import NodeOptions, at_option, complete_jobs
-from clusterctl.errors import UsageError
+from clusterctl.errors import Collected, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
@@ -102,8 +102,8 @@ class JobRequest(NodeOptions):
         from clusterctl.inventory.cluster import named_devices
         from clusterctl.jobs import job as jobs
 
-        argv = self.words or []
-        with at_option("--devices"):
+        argv, errors = self.words or [], Collected()
+        with errors, at_option("--devices"):
             devices = None if self.devices is None else named_devices(self.devices)
         if not argv:
             raise UsageError(
@@ -116,8 +116,11 @@ class JobRequest(NodeOptions):
                     f"{argv[0]} is a job file; {argv[1]!r} is one word too many",
                     "change keys of a job with --set; give either a job file or a command",
                 )
-            self._refuse_command_options(argv[0])
-            job = jobs.load(Path(argv[0]), self.overrides or (), choice.faults)
+            with errors:
+                self._refuse_command_options(argv[0])
+            with errors:
+                job = jobs.load(Path(argv[0]), self.overrides or (), choice.faults)
+            errors.raise_all()
             job = self._changed(job)
             return job if devices is None else replace(job, devices=devices)
         if not argv[0].strip():
@@ -128,8 +131,13 @@ class JobRequest(NodeOptions):
             raise UsageError(
                 "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
             )
-        code = None if self.no_code else self._code_folder()
-        pairs = [_pair(text) for text in self.env or ()]
+        with errors:
+            code = None if self.no_code else self._code_folder()
+        pairs = []
+        for text in self.env or ():
+            with errors:
+                pairs.append(_pair(text))
+        errors.raise_all()
         given = {name: value for name, value in pairs if value is not None}
         job = jobs.from_command(argv, code, self.devices, given)
         return self._changed(replace(job, forward=tuple(name for name, value in pairs if value is None)))
@@ -171,6 +179,6 @@ class JobRequest(NodeOptions):
 
 def _pair(text: str) -> tuple[str, str | None]:
     name, equals, value = text.partition("=")
-    if not name.isidentifier():
-        raise UsageError(f"--env {name}: expected NAME=VALUE", "for example --env NCCL_DEBUG=INFO")
+    if not (name.isascii() and name.isidentifier()):
+        raise UsageError(f"--env {name or text}: expected NAME=VALUE", "for example --env NCCL_DEBUG=INFO")
     return name, value if equals else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import options
-from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.errors import Collected, Fault, InputFaults, UsageError, faults_of
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -29,20 +30,17 @@ class Choice:
 
     def of(self, job: Job) -> tuple[Cluster, tuple[Node, ...]]:
         """Return the nodes of a job and its spare nodes; report the errors of both together."""
-        faults: list[Fault] = []
-        for key in ("nodes", "restart.spare_nodes"):
-            try:
-                if key == "nodes":
-                    cluster = self._cluster(job)
-                else:
-                    spares = self._spares(job)
-            except UsageError as error:
-                written = self._from_job(job, key)
-                if not written or repr(written) not in error.message or job.document is None:
-                    raise
-                faults.append(job.document.fault(tuple(key.split(".")), error.message, error.hint))
-        if faults:
-            raise InputFaults(faults)
+        from clusterctl.jobs import job_check
+
+        errors = Collected()
+        with errors, self._at(job, "nodes"):
+            cluster = self._cluster(job)
+        with errors, self._at(job, "restart.spare_nodes"):
+            spares = self._spares(job)
+        if errors.errors and job.train is not None:
+            with errors:
+                raise InputFaults(job_check.check_without_nodes(job))
+        errors.raise_all()
         both = [node.name for node in spares if node.name in cluster.names]
         if both:
             problem = f"{', '.join(both)}: nodes of the run cannot be spare nodes too"
@@ -51,6 +49,22 @@ class Choice:
                 raise UsageError(f"restart.spare_nodes: {problem}", remedy)
             raise InputFaults([job.document.fault(("restart", "spare_nodes"), problem, remedy)])
         return cluster, spares
+
+    @contextmanager
+    def _at(self, job: Job, key: str) -> Iterator[None]:
+        """Name the line of a key of the job in the error of its node set."""
+        try:
+            yield
+        except UsageError as error:
+            written = self._from_job(job, key)
+            if not written or repr(written) not in error.message or job.document is None:
+                raise
+            place = tuple(key.split("."))
+            faults = [
+                job.document.fault(place, fault.what, fault.remedy) if repr(written) in fault.what else fault
+                for fault in faults_of(error)
+            ]
+            raise InputFaults(faults) from None
 
     def faults(self, job: Job) -> Sequence[Fault]:
         """Return the errors of a job that depend on its nodes: selection, devices and training."""

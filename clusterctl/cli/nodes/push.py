@@ -240,10 +240,21 @@ def pull(
 
 def _refuse_dest(dest: Path) -> None:
     """Raise if the destination cannot be created, before any node is contacted."""
-    existing = next(path for path in (dest.absolute(), *dest.absolute().parents) if path.exists())
+    missing, existing = None, dest.absolute()
+    while not existing.exists():
+        missing, existing = existing, existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         reason = "not writable" if existing.is_dir() else "not a folder"
         raise UsageError(f"{dest}: {existing} is {reason}", "give a local folder that exists or can be made")
+    try:
+        if missing is not None:
+            missing.mkdir()
+            missing.rmdir()
+    except OSError as error:
+        raise UsageError(
+            f"{dest}: no folder can be made here: {error.strerror}",
+            "give a folder that exists or can be made",
+        ) from None
 
 
 def _show_dry_run(

@@ -246,16 +246,22 @@ def check(
 ) -> None:
     """List every rule of HCCL that a table breaks; exit with 1 if there is one."""
     from clusterctl.cli.screen import out_console, safe, show_json
+    from clusterctl.errors import Collected
     from clusterctl.ranktable.check import alike, check_file
 
-    reports = [(file, check_file(file, hardware)) for file in files]
+    reports, errors = [], Collected()
+    for file in files:
+        with errors:
+            reports.append((file, check_file(file, hardware)))
     if same:
-        reports = list(zip(files, alike([report for _, report in reports]), strict=True))
+        read = [file for file, _ in reports]
+        reports = list(zip(read, alike([report for _, report in reports]), strict=True))
     if json:
         show_json([_report_json(file, report) for file, report in reports])
     else:
         for line, style in (line for file, report in reports for line in _report_lines(file, report)):
             out_console().print(safe(line), style=style, soft_wrap=True)
+    errors.raise_all()
     if any(report.findings for _, report in reports):
         raise typer.Exit(1)
 
@@ -323,13 +329,19 @@ def diff(
     from dataclasses import asdict
 
     from clusterctl.cli import screen
-    from clusterctl.errors import UsageError
+    from clusterctl.errors import Collected, UsageError
     from clusterctl.ranktable import api, edit
 
     compare = {"rank": edit.diff, "node": edit.diff_servers}.get(by)
     if compare is None:
         raise UsageError(f"--by {by}: tables are compared by rank or by node", "--by node")
-    found = compare(api.load(left), api.load(right))
+    errors = Collected()
+    with errors:
+        first = api.load(left)
+    with errors:
+        second = api.load(right)
+    errors.raise_all()
+    found = compare(first, second)
     if json:
         screen.show_json([asdict(difference) for difference in found])
     for difference in () if json else found:

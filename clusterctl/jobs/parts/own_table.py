@@ -23,6 +23,7 @@ def take_rank_table(top: Section, path: Path) -> str:
     file = file if file.is_absolute() else path.parent / file
     if not file.is_file():
         top.fault("rank_table", f"no file {file}", "a path is relative to the job file; auto builds a table")
+        return "auto"
     restart = top.value.get("restart")
     moves = [key for key in ("spare_nodes", "min_nodes") if isinstance(restart, dict) and restart.get(key)]
     if moves:

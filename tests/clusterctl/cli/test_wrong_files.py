@@ -28,6 +28,9 @@ FILES = {
     "part.yaml": TRAIN.replace("10", "10.5"),
     "huge.yaml": TRAIN.replace("10", "1" * 400),
     "empty.yaml": TRAIN.replace(" 10", ""),
+    "many.yaml": "nodes: node9\ngrace: -3\nrestart: {spare_nodes: zz}\nrank_table: none.json\n"
+    "train:\n  model: {layers: 0}\n  steps: ten\n  data: {prefix: x}\n",
+    "away.yaml": "nodes: node9\ntrain:\n  model: gpt-tiny\n  steps: ten\n  data: {prefix: x}\n",
     "split.yaml": TRAIN.replace("x}", "x, split: 949}"),
 }
 # Command lines, and the place that the error names.
@@ -49,6 +52,9 @@ LINES = [
     (("plan", "p.py"), "p.py"),
     (("plan", "--", "./p.py"), "./p.py"),
     (("plan", "--", "./notes"), "./notes"),
+    (("launch", "--no-code", "/tmp"), "/tmp is a folder"),
+    (("launch", "--no-code", "torchrun"), "torchrun is given no program"),
+    (("pull", "/x", "/proc/x"), "/proc/x: no folder can be made here"),
     (("container",), "'container'"),
     (("ps",), "Did you mean 'runs'?"),
     (("launch", "--restarts", "many", "--", "true"), "'many' is not a whole number"),
@@ -71,6 +77,46 @@ def folder(tmp_path: Path) -> Path:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     return tmp_path
+
+
+# Command lines with several errors, and the places that must be named together.
+TOGETHER = [
+    (("launch", "-n", "node9", "-x", "[", "--", "true"), ("node set 'node9'", "node set '['")),
+    (("exec", "node9", "-x", "node[1", "--", "true"), ("node set 'node9'", "node set 'node[1'")),
+    (
+        ("launch", "--no-code", "--devices", "[", "--env", "=x", "--env", "1A=2", "--", "true"),
+        ("--devices: '['", "--env =x:", "--env 1A:"),
+    ),
+    (("launch", "job.yaml", "--env", "A=1", "--set", "=3"), ("--env is for a command", "--set =3")),
+    (("nodes", "expand", "node[4-1]", "x["), ("node set 'node[4-1]'", "node set 'x['")),
+    (("nodes", "fold", "a b", "["), ("node set 'a b'", "node set '['")),
+    (("ranktable", "check", "nosuch.json", "other.json"), ("nosuch.json", "other.json")),
+    (("ranktable", "diff", "notes", "nosuch.json"), ("notes", "nosuch.json")),
+    (
+        ("plan", "many.yaml"),
+        (
+            "many.yaml:1 nodes",
+            "many.yaml:2 grace: -3",
+            "many.yaml:3 restart.spare_nodes",
+            "many.yaml:4 rank_table",
+            "many.yaml:6 train.model",
+            "many.yaml:7 train.steps",
+        ),
+    ),
+    (("plan", "away.yaml"), ("away.yaml:1 nodes", "away.yaml:4 train.steps")),
+]
+
+
+@pytest.mark.parametrize(("words", "places"), TOGETHER, ids=[" ".join(words) for words, _ in TOGETHER])
+def test_all_errors_of_a_command_line_come_together(
+    folder: Path, command_line: Run, words: tuple[str, ...], places: tuple[str, ...]
+) -> None:
+    code, _, err = command_line(*words)
+    assert code == 2, err
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    for place in places:
+        assert sum(place in line for line in errors) == 1, err
+    assert err.count("  try: ") >= len(errors), err
 
 
 @pytest.mark.parametrize(("words", "place"), LINES, ids=[" ".join(words) for words, _ in LINES])

@@ -113,6 +113,10 @@ def test_accelerate_on_cpus_is_told_so_by_its_variable() -> None:
         ("accelerate launch --num_processes 2 t.py", "--num_processes 2 does not fit the run, which needs 4"),
         ("msrun --worker_num=8 t.py", "--worker_num 8 does not fit"),
         ("mpirun -np 4 ./a.out", "with its own SSH"),
+        ("torchrun", "torchrun is given no program to start"),
+        ("torchrun --nnodes 2 --nproc-per-node 2", "torchrun is given no program to start"),
+        ("deepspeed --no_local_rank", "deepspeed is given no program to start"),
+        ("accelerate launch --num_machines 2", "accelerate launch is given no program to start"),
     ],
 )
 def test_what_contradicts_the_nodes_is_reported(command: str, problem: str) -> None:
@@ -122,10 +126,17 @@ def test_what_contradicts_the_nodes_is_reported(command: str, problem: str) -> N
 @pytest.mark.parametrize(
     ("command", "remedy"),
     [
-        ("torchrun --nnodes 3 t.py", "leave out --nnodes: choose the nodes by -n SET"),
-        ("deepspeed --num_nodes 3 t.py", "leave out --num_nodes: choose the nodes by -n SET"),
+        ("torchrun --nnodes 3:4 t.py", "leave out --nnodes: choose the nodes by -n SET"),
+        (
+            "torchrun --nnodes 3 t.py",
+            "leave out --nnodes: the run has 2 nodes; more must be in the inventory",
+        ),
+        (
+            "deepspeed --num_nodes 1 t.py",
+            "leave out --num_nodes: choose the first node by -n n1, or `nodes: n1`",
+        ),
         ("deepspeed --num_gpus 8 t.py", "leave out --num_gpus: choose the devices by --devices"),
-        ("accelerate launch --num_machines 3 t.py", "leave out --num_machines: choose the nodes by -n SET"),
+        ("accelerate launch --num_machines 3 t.py", "leave out --num_machines: the run has 2 nodes"),
         ("msrun --worker_num=8 t.py", "leave out --worker_num: it is filled in on every node"),
     ],
 )
@@ -134,6 +145,14 @@ def test_the_remedy_names_the_option_of_launch_that_chooses(command: str, remedy
     with pytest.raises(InputFaults) as caught:
         job_check.check(job, CLUSTER)
     assert [fault.remedy[: len(remedy)] for fault in caught.value.faults] == [remedy]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["torchrun --help", "torchrun -m train", "deepspeed --module train", "torchrun --new_flag t.py"],
+)
+def test_a_program_that_may_be_there_is_not_missed(command: str) -> None:
+    assert not [text for text in faults(command) if "no program" in text]
 
 
 def test_the_address_may_be_written_as_the_first_nodes_name_or_as_a_placeholder() -> None:

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.sandbox import cluster as sandbox_cluster
-from clusterctl.sandbox import namespaces, sshd
+from clusterctl.sandbox import namespaces, slurm, sshd
 from clusterctl.sandbox.layout import (
     Layout,
     State,
@@ -218,3 +218,15 @@ def test_no_two_nodes_of_the_largest_sandbox_share_an_address(tmp_path: Path) ->
     layout = Layout(tmp_path)
     every = [namespaces.node_address(layout, index) for index in range(1, MAX_NODES + 1)]
     assert len({*every, namespaces.bridge_address(layout)}) == MAX_NODES + 1
+
+
+def test_the_login_of_slurm_leaves_the_options_of_a_command_to_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `env` takes options as nsenter does.
+    monkeypatch.setattr(slurm, "_in_network", lambda layout, state, command: ["env", *command])
+    made = Layout(tmp_path)
+    slurm._write_login(made, State("namespaces", 1, sys.executable, "root", True, ()))
+    script = str(slurm.login_script(made))
+    assert subprocess.run([script, "sh", "-c", "exit 7"]).returncode == 7
+    assert subprocess.run([script, "--version"], capture_output=True).returncode == 127

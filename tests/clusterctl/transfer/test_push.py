@@ -148,6 +148,20 @@ def test_a_folder_that_no_push_made_is_not_replaced_unasked(
     assert same(source, dest)
 
 
+def test_a_path_that_cannot_be_written_or_is_missing_has_a_remedy(
+    link: Connection, source: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestFailed, match="/proc/x cannot be written: No such file") as caught:
+        push_tree(link, Source(source, make_manifest(source)), "/proc/x")
+    assert "that you can write to" in caught.value.hint
+    with pytest.raises(RequestFailed, match="no /no such/x") as caught:
+        pull_tree(link, "/no such/x", tmp_path / "pulled")
+    assert caught.value.hint == "list what is there: clusterctl exec -b all -- ls -la '/no such'"
+    with pytest.raises(RequestFailed) as caught:
+        pull_tree(link, "~/none/x", tmp_path / "pulled")
+    assert caught.value.hint.endswith("clusterctl exec -b --shell all -- 'ls -la ~/none'")
+
+
 @pytest.mark.parametrize("fault", ["cut", "damaged", "cancelled"])
 def test_an_interrupted_or_damaged_push_leaves_the_old_tree(
     link: Connection, source: Path, tmp_path: Path, fault: str

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LinkLost, NodesFailed, Unreachable
+from clusterctl.errors import LinkLost, NodesFailed, Unreachable, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.transport.connection import Completed
 from clusterctl.transport.fanout import Connections, Outcome, Stream, on_each, raise_failures
@@ -29,6 +29,16 @@ def test_an_unreachable_node_hides_no_other_nodes_failure() -> None:
     said = raised.value
     assert (said.message, said.hint) == ("node3: down\nnode1: no space left", "start it\nmake room")
     assert (said.exit_code, said.node) == (3, "node3")
+
+
+def test_the_same_failure_of_many_nodes_is_one_message() -> None:
+    outcomes: list[Outcome[None]] = [
+        Outcome(node, error=RequestFailed(node.name, "not-found", "no /x", "look")) for node in NODES[:5]
+    ]
+    outcomes.append(Outcome(NODES[6], error=RequestFailed("node7", "os", "no space left")))
+    with pytest.raises(WorkFailed) as raised:
+        raise_failures(outcomes)
+    assert raised.value.message == "node[1-5]: no /x\nnode7: no space left" and raised.value.hint == "look"
 
 
 def test_outcomes_come_in_the_order_of_the_nodes_and_one_failure_hides_nothing() -> None:
