@@ -111,6 +111,8 @@ class Campaign:
             reason = str(error) if isinstance(error, NotPlayed) else traceback.format_exc()
             with self.telling:
                 self.problems.append(f"fault {fault.number}, {fault}: could not be injected")
+                if self.results is not None:
+                    note_missed(self.results, fault, reason)
                 log(f"{fault.number:>4}  {fault}: could not be injected: {reason}\nsee {folder}")
             lane.renew()
             return
@@ -214,7 +216,8 @@ def chosen(options: argparse.Namespace) -> list[Fault]:
         kinds = names(options.kinds) if options.kinds else ()
         found = draw(options.seed, options.count, kinds, options.share)
     wanted = options.only or options.runs or range(1, len(found) + 1)
-    done = {entry["number"] for entry in results_of(options.results)}
+    # What could not be injected is tried again.
+    done = {entry["number"] for entry in results_of(options.results) if "missed" not in entry}
     return [fault for fault in found if fault.number in wanted and fault.number not in done]
 
 
@@ -245,13 +248,27 @@ def note_result(path: Path, story: Story) -> None:
         file.write(json.dumps(entry) + "\n")
 
 
+def note_missed(path: Path, fault: Fault, reason: str) -> None:
+    """Append to a file that a fault could not be injected."""
+    entry = {
+        "number": fault.number,
+        "fault": str(fault),
+        "missed": reason.splitlines()[-1 if "Traceback" in reason else 0],
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
 def totals(path: Path) -> str:
     """Return the totals over all parts of a campaign."""
-    entries = results_of(path)
+    every = results_of(path)
+    entries = [entry for entry in every if "missed" not in entry]
+    missed = {entry["number"] for entry in every} - {entry["number"] for entry in entries}
+    never = f", {len(missed)} could not be injected: {sorted(missed)}" if missed else ""
     causes = [entry["cause"] for entry in entries if entry["cause"] is not None]
     return (
         f"all parts: {len(entries)} faults, {sum(entry['well'] for entry in entries)} ended well, cause right in "
-        f"{sum(causes)} of {len(causes)}, {sum(bool(entry['left']) for entry in entries)} left something behind"
+        f"{sum(causes)} of {len(causes)}, {sum(bool(entry['left']) for entry in entries)} left something behind{never}"
     )
 
 

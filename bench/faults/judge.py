@@ -16,6 +16,7 @@ from bench.faults.draw import (
     expected_end,
 )
 from bench.faults.fake_trainer import state_at
+from native.compiled import library
 
 # Within this many seconds a node that is reachable again must stop its abandoned ranks.
 COMES_BACK = 30.0
@@ -83,6 +84,7 @@ def judge(story: Story) -> Verdict:
         *one_attempt(story.scans, story.fault, story.struck, story.healed),
         *(steps_grow(story) if story.metrics else ()),
         *story.lost_lines,
+        *compiled(story),
     ]
     cause = _cause(story)
     return Verdict(not broken, cause, tuple(broken))
@@ -135,6 +137,14 @@ def one_attempt(
         if len(attempts) > 1:
             yield f"attempts {', '.join(map(str, sorted(attempts)))} lived at the same time"
             return
+
+
+def compiled(story: Story) -> Iterator[str]:
+    """Yield the rank that compiled the trainer's library during the run: its times are those of the compiler."""
+    for record in story.metrics:
+        for note in record.get("notes") or ():
+            if "C++ library" in note:
+                yield f"a rank was not ready to train: {note}; {library.BUILD_HINT}"
 
 
 def steps_grow(story: Story) -> Iterator[str]:

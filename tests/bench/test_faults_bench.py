@@ -214,6 +214,8 @@ def test_the_table_counts_by_kind_and_the_figures_name_the_worst() -> None:
 def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> play.Play:
     """Return a play whose launch has said something, and that waits for moments only briefly."""
     monkeypatch.setattr(play, "COMES", 0.2)
+    monkeypatch.setattr(Lane, "is_up", lambda lane, node: node == "node2")
+    monkeypatch.setattr(Lane, "pids", lambda lane, node: {})
     played = object.__new__(play.Play)
     played.lane, played.fault, played.run, played.missed = object.__new__(Lane), KILLED, None, ""
     played.desk = Desk(tmp_path / "desk", tmp_path / "cluster.yaml")
@@ -232,6 +234,41 @@ def test_a_wait_that_runs_out_says_for_what_and_the_last_lines(waiting: play.Pla
             assert waiting._wait(launch, lambda: [7], "a number") == [7]
         finally:
             launch.kill()
+
+
+def test_a_rank_that_compiles_for_longer_than_the_wait_is_named(
+    waiting: play.Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "g++"
+    compiler.symlink_to("/bin/sleep")
+    with subprocess.Popen(["sleep", "60"]) as launch, subprocess.Popen([compiler, "60"]) as compiling:
+        monkeypatch.setattr(Lane, "pids", lambda lane, node: {1: launch.pid, 2: compiling.pid})
+        try:
+            with pytest.raises(play.NotPlayed, match="a rank on node2 has compiled for 0 s: build it with"):
+                waiting._strike(launch)
+        finally:
+            launch.kill()
+            compiling.kill()
+
+
+def test_a_run_whose_rank_compiled_the_library_is_not_taken_for_well() -> None:
+    note = "compiled the C++ library for this node in 61 s: /home/x"
+    metrics = [{**WHOLE[0], "notes": ["corpus: 3 documents", note]}, *WHOLE[1:]]
+    verdict = judge(replace(WELL, metrics=metrics))
+    assert not verdict.well and note in verdict.broken[0] and "python -m native build" in verdict.broken[0]
+    assert judge(replace(WELL, metrics=[{**WHOLE[0], "notes": []}, *WHOLE[1:]])).well
+
+
+def test_a_fault_that_could_not_be_injected_is_counted_and_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    faults.note_result(file, WELL)
+    faults.note_missed(file, replace(KILLED, number=2), "no second checkpoint came")
+    assert faults.totals(file).endswith("0 left something behind, 1 could not be injected: [2]")
+    options = faults.arguments(["--count", "3", "--results", str(file)])
+    assert [fault.number for fault in faults.chosen(options)] == [2, 3]
+    faults.note_result(file, replace(WELL, fault=replace(KILLED, number=2)))
+    assert "all parts: 2 faults, 2 ended well" in faults.totals(file)
+    assert "could not be injected" not in faults.totals(file)
 
 
 def test_a_launch_that_ends_before_the_moment_has_no_good_end(waiting: play.Play) -> None:
