@@ -42,6 +42,7 @@ from bench.faults.field import (
 )  # fmt: skip
 from bench.faults.judge import Story
 from bench.faults.seen import (
+    compiling,
     differing,
     known_after,
     last_lines,
@@ -52,7 +53,6 @@ from bench.faults.seen import (
 )
 from bench.field import Answer, wait_for
 from clusterctl.jobs.run_folder import RunDir
-from native.compiled import library
 
 # Seconds to wait for the moment, on a busy machine.
 COMES = 90.0
@@ -78,8 +78,6 @@ TARGETS = {
     "supervisor killed": (SUPERVISOR, signal.SIGKILL),
     "supervisor stopped": (SUPERVISOR, signal.SIGSTOP),
 }
-# The command line of a C++ compiler.
-COMPILER = re.compile(r"\S*(g\+\+|clang\+\+|c\+\+|cc1plus)(-\d+)?(\s|\Z)")
 FROM_WITHIN = ("rank crashed", "crash at the same step", "user's mistake", "slow rank")
 
 
@@ -230,17 +228,10 @@ class Play:
                 return answer
             if time.monotonic() > deadline:
                 lines = "".join(f"\n    {line}" for line in last_lines(self.lane, self.desk, self.run))
-                slow = self._compiling() or f"{event} did not come within {COMES:.0f} s"
+                slow = compiling(self.lane, COMES) or f"{event} did not come within {COMES:.0f} s"
                 raise NotPlayed(f"{slow}; the last lines are:{lines}")
             time.sleep(0.01)
         return None
-
-    def _compiling(self) -> str:
-        """Return the message for ranks that still compile the trainer's library; "" if none does."""
-        for node in filter(self.lane.is_up, NODES):
-            if any(COMPILER.match(words_of(pid)) for pid in self.lane.pids(node).values()):
-                return f"a rank on {node} has compiled for {COMES:.0f} s: {library.BUILD_HINT}"
-        return ""
 
     def _found(self) -> RunDir:
         run = self.run = self.run or self.desk.found()

@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 from bench.faults.draw import AWAY, NODES, Fault
-from bench.faults.field import WALL_AHEAD, Desk, Lane
+from bench.faults.field import WALL_AHEAD, Desk, Lane, words_of
 from bench.faults.judge import Story
 from clusterctl.jobs.run_folder import RunDir
+from native.compiled import library
 
 
 def differing(lane: Lane, fault: Fault, run: RunDir, attempts: int) -> list[str]:
@@ -51,6 +52,18 @@ def last_lines(lane: Lane, desk: Desk, run: RunDir | None) -> list[str]:
             logs += sorted(lane.run_dir(node, run.run_id).glob("attempts/*/logs/rank-*"))
     ends = [(path.name, path.read_text(errors="replace").splitlines()[-1:]) for path in logs]
     return [f"{name}: {line[:200]}" for name, end in ends for line in end]
+
+
+# The command line of a C++ compiler.
+COMPILER = re.compile(r"\S*(g\+\+|clang\+\+|c\+\+|cc1plus)(-\d+)?(\s|\Z)")
+
+
+def compiling(lane: Lane, seconds: float) -> str:
+    """Return the message for a rank that still compiles the trainer's library after a wait; "" if none does."""
+    for node in filter(lane.is_up, NODES):
+        if any(COMPILER.match(words_of(pid)) for pid in lane.pids(node).values()):
+            return f"a rank on {node} has compiled for {seconds:.0f} s: {library.BUILD_HINT}"
+    return ""
 
 
 def known_after(events: list[dict[str, Any]], struck: float) -> float | None:
