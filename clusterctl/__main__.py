@@ -1,4 +1,7 @@
-"""`python -m clusterctl`."""
+"""`python -m clusterctl`, and the function that pip's script `clusterctl` calls.
+
+The first line of code handles Ctrl-C: Python would end with a traceback while it imports the rest.
+"""
 
 from clusterctl import interrupts
 
@@ -6,4 +9,5 @@ interrupts.while_loading()
 
 from clusterctl.cli.entry import main  # noqa: E402
 
-main()
+if __name__ == "__main__":
+    main()

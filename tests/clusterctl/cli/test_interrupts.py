@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 # Stands for any module that the program loads: here Ctrl-C comes.
 INTERRUPTED = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+ENTRY = re.search(r'^clusterctl = "([\w.]+):(\w+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+assert ENTRY is not None
 STARTS = (
     ["-m", "clusterctl", "--help"],
-    ["-c", "import sys; sys.argv = ['', 'runs']; from clusterctl.cli.entry import main; main()"],
+    # What pip's script does.
+    ["-c", f"import sys; sys.argv = ['', 'runs']; from {ENTRY[1]} import {ENTRY[2]} as main; main()"],
 )
 
 
@@ -33,6 +37,18 @@ def test_ctrl_c_while_modules_load_ends_with_one_line(tmp_path: Path, words: lis
         text=True,
         timeout=25,
     )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("words", STARTS, ids=["module", "script"])
+def test_ctrl_c_in_the_first_imports_ends_with_one_line(tmp_path: Path, words: list[str]) -> None:
+    code = "import os, sys\nclass Interrupting:\n  def find_spec(self, name, path=None, target=None):\n"
+    code += (
+        "    if name == 'clusterctl.cli': os.kill(os.getpid(), 2)\nsys.meta_path.insert(0, Interrupting())\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(code)
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, *words], env=variables, capture_output=True, text=True, timeout=25)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
