@@ -353,7 +353,7 @@ class Section:
                     "use letters, digits and _",
                 )
             elif inner.value[name] is None:
-                remedy = f"{name}: '' is an empty value; `forward: [{name}]` in a job takes yours; else leave it out"
+                remedy = f"write {name}: '' for an empty value, or `forward: [{name}]` in a job for yours"
                 inner.fault(name, "has no value", remedy)
         found = {name: inner.take_text(name) for name in inner.value}
         for name in secrets_in(found):

@@ -256,16 +256,28 @@ _CPU_FILES = {
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "norm"),
     "bias_gelu": "gelu",
 }
-_CPU_ALONE = ("embedding", "route")
-# Pages in CPU memory have another layout; see native/decode.
-_NOT_ON_CPU = "paged_attention"
-_NOT_ON_ASCEND = (*_CPU_ALONE, "dropout_add", "square_sum", "vocabulary_cross_entropy")
+# The ops that a backend does not have.
+_MISSING = {
+    # Pages in CPU memory have another layout; see native/decode.
+    "cpu": ("paged_attention",),
+    "cuda": ("embedding", "route"),
+    # CANN has no kernel for a sum of squares, and none for a dropout whose mask depends on a seed and an index.
+    "npu": ("embedding", "route", "dropout_add", "square_sum", "vocabulary_cross_entropy"),
+}
+
+
+def _modules(backend: str, files: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the module of each op of a backend; `files`: the ops whose file has another name."""
+    return {
+        op: f"native.{backend}.{(files or {}).get(op, op)}" for op in OPS if op not in _MISSING[backend]
+    }
+
+
 # In the order in which `auto` tries them; the reference is last and supports every device that torch supports.
 BACKENDS = (
-    Backend("cpu", "cpu", {op: f"native.cpu.{_CPU_FILES.get(op, op)}" for op in OPS if op != _NOT_ON_CPU}),
-    Backend("cuda", "cuda", {op: f"native.cuda.{op}" for op in OPS if op not in _CPU_ALONE}),
-    # CANN has no kernel for a sum of squares, and none for a dropout whose mask depends on a seed and an index.
-    Backend("npu", "npu", {op: f"native.npu.{op}" for op in OPS if op not in _NOT_ON_ASCEND}),
+    Backend("cpu", "cpu", _modules("cpu", _CPU_FILES)),
+    Backend("cuda", "cuda", _modules("cuda")),
+    Backend("npu", "npu", _modules("npu")),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
     # Only chosen by name: torch's own attention. For every other op the reference is plain torch.
     Backend(TORCH, None, {"attention": "native.sdpa"}),

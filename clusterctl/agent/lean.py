@@ -40,9 +40,9 @@ def _by_c() -> "tuple[Callable[[str], Any], Callable[[object], str]]":
         try:
             value, end = scan(text, 0)
         except StopIteration:
-            raise ValueError("no JSON") from None
+            raise ValueError("not JSON") from None
         if end != len(text):
-            raise ValueError("something follows the JSON")
+            raise ValueError("text follows the JSON value")
         return value
 
     return loads, lambda value: "".join(encode(value, 0))

@@ -267,7 +267,7 @@ def knock(request: Request) -> Dict[str, Any]:
         problem_text = f"no answer within {limit:.0f} s" if timed_out else problem.strerror or str(problem)
         return {"reached": False, "reason": problem_text, "seconds": time.monotonic() - began}
     same = output == GREETING + token.encode() + b"\n"
-    reason = "" if same else "another program answers there"
+    reason = "" if same else "another program uses this port"
     return {"reached": same, "reason": reason, "seconds": time.monotonic() - began, "by": mine}
 
 

@@ -80,7 +80,7 @@ def _each(reply: NodeAnswers, seen: Mapping[int, DeviceSample], tool: str) -> It
             )
         if entry.busy:
             text = f"device {device} is in use: {', '.join(entry.busy[:4])}"
-            remedy = "wait, end it, or choose other devices"
+            remedy = "wait for it, stop it, or choose other devices"
             yield Finding("bad", node.name, text, remedy, "devices-busy", show)
         if entry == DeviceSample():
             sound.append(device)

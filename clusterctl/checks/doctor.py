@@ -90,7 +90,10 @@ def _native() -> Iterable[Finding]:
         )
     except subprocess.TimeoutExpired:
         yield Finding(
-            "warning", "here", f"the fused ops gave no answer in {NATIVE_LIMIT:g} s", "python -m native"
+            "warning",
+            "here",
+            f"the check of the fused ops did not end within {NATIVE_LIMIT:g} s",
+            "python -m native",
         )
         return
     try:
@@ -98,7 +101,7 @@ def _native() -> Iterable[Finding]:
     except ValueError:
         reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
         yield Finding(
-            "warning", "here", f"the fused ops can't be asked: {reason}", "python -m native says more"
+            "warning", "here", f"the fused ops could not be checked: {reason}", "python -m native says more"
         )
         return
     served = sorted({str(op["chosen"]) for op in chosen.get("ops", ())})
@@ -266,7 +269,7 @@ def before_launch(
         lines = [f"{entry.where}: {entry.what}" for entry in bad]
         raise FindingsError("nothing was started:\n" + "\n".join(lines), "\n".join([*remedies, WITHOUT]))
     if not odd:
-        tell("check", f"{plural(len(cluster.nodes), 'node')} fit for it")
+        tell("check", f"{plural(len(cluster.nodes), 'node')} ready")
 
 
 def _as_used(cluster: Cluster, job: Job) -> Cluster:

@@ -81,7 +81,7 @@ def _opened(request: PendingRequest, node: str) -> OpenedPort:
 def _taken(master: Node, port: int, opened: OpenedPort) -> Finding:
     by = f" by {opened.holders[0]}" if opened.holders else ""
     text = f"the master port {port} can't be had there: {opened.reason}{by}"
-    remedy = "end what holds it, or leave `master_port` out: a free one is taken then"
+    remedy = "stop the program that uses it, or leave out `master_port`: a free port is then chosen"
     return Finding("bad", master.name, text, remedy, "master-port", f"ss -tlnp 'sport = :{port}'")
 
 
@@ -94,7 +94,7 @@ def _reached(master: Node, port: int, reply: Mapping[str, Knock]) -> Iterator[Fi
     where = f"{master.name} at {master.address}, port {port}"
     for reason, names in groups.items():
         remedy = (
-            "let the nodes' firewall pass all ports between them; `address` must be one that the others reach"
+            "open all ports between the nodes in their firewalls; `address` must be reachable from the others"
         )
         fix = f"python3 -c \"import socket; socket.create_connection(('{master.address}', {port}), 3)\""
         yield Finding(

@@ -82,7 +82,7 @@ def room(reply: NodeAnswers) -> Iterator[Finding]:
     ranks = max(len(reply.node.devices), 1)
     if reply.found.memory.available < MIN_MEMORY * ranks:
         text = f"{size(reply.found.memory.available)} of memory available for {plural(ranks, 'rank')}"
-        remedy = "end what else runs there, or use fewer of its devices"
+        remedy = "stop the other programs there, or use fewer of its devices"
         yield Finding("warning", name, text, remedy, "memory", "ps aux --sort=-rss | head")
 
 
@@ -148,7 +148,7 @@ def address(reply: NodeAnswers) -> Iterator[Finding]:
     node, own, present = reply.node, reply.found.place, reply.found.interfaces
     if own.ip is None:
         text = f"does not know its own address {node.address}: {own.reason}"
-        remedy = "write a number as `address` in the inventory, or mend /etc/hosts there"
+        remedy = "write a number as `address` in the inventory, or correct /etc/hosts there"
         yield Finding("bad", node.name, text, remedy, "address")
     elif not own.own:
         text = f"{node.address} is not an address of this node: a master there can't be bound to it"
@@ -163,7 +163,7 @@ def address(reply: NodeAnswers) -> Iterator[Finding]:
         yield Finding("bad", node.name, text, "bring it up, or name another as `interface`", "interface", fix)
     elif node.interface and own.own and own.interface not in (node.interface, None):
         text = f"{node.address} is on {own.interface}, and `interface` says {node.interface}"
-        remedy = "ranks would meet on one and talk on the other: let the two agree in the inventory"
+        remedy = "ranks would meet on one network and exchange data on the other: correct one of them in the inventory"
         yield Finding("warning", node.name, text, remedy, "interface")
 
 

@@ -234,7 +234,7 @@ def wrong_words(error: Exception, ctx: Any) -> Exception:
     if limits := _limits(parameter) if " is not in the range " in text else "":
         return UsageError(f"{text.partition(' is not in the range ')[0]} is out of range", f"use {limits}")
     if found := re.fullmatch(r"got unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", text.rstrip(".")):
-        return UsageError(f"{found[1]!r} is too much: the command line ends before", f"{ctx.command_path} -h")
+        return UsageError(f"{found[1]!r} is one argument too many", f"{ctx.command_path} -h")
     for technical, plain in PLAIN_KINDS.items():
         text = text.replace(technical, plain)
     return UsageError(text.rstrip("."), f"{ctx.command_path} -h")

@@ -36,7 +36,7 @@ def show_help(
     for number, word in enumerate(words or ()):
         if not hasattr(found, "commands"):
             before = " ".join(["clusterctl", *(words or ())[:number]])
-            raise UsageError(f"{word!r} is too much: `{before}` has no commands", f"{before} -h")
+            raise UsageError(f"{word!r} is one argument too many: `{before}` has no commands", f"{before} -h")
         if word not in found.commands:
             break
         found = found.commands[word]

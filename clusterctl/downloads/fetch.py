@@ -256,7 +256,7 @@ class _Download:
                 self._aside.unlink(missing_ok=True)
                 self.forget()
             elif code not in (408, 425, 429) and code < 500:
-                hint = "correct the URL" if code in (404, 410) else "the server does not give it to everybody"
+                hint = "correct the URL" if code in (404, 410) else "the server requires a login for it"
                 raise WorkFailed(f"{self._wanted.url}: HTTP {code} {problem.reason}", hint) from None
 
     def _require_room(self, wanted: int) -> None:

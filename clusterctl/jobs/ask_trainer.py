@@ -44,7 +44,7 @@ def ask_trainer(read: Callable[[dict[str, Any]], T], arguments: Sequence[str], q
     except subprocess.TimeoutExpired:
         raise ClusterctlError(
             f"the trainer's {arguments[0]}: no answer within {ANSWER_LIMIT:g} s",
-            "does a disk hang? see `dmesg`",
+            "check for a hung disk with `dmesg`",
         ) from None
     try:
         answer = json.loads(done.stdout)

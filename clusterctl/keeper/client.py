@@ -316,7 +316,7 @@ def _greeted(idle: float, ask: AskSecret | None) -> Line:
         except LinkLost:
             continue
         return line
-    raise UsageError("--persist: the keeper ends as soon as it starts", ASK_WITHOUT)
+    raise UsageError("--persist: the keeper ended right after its start", ASK_WITHOUT)
 
 
 def _reached(idle: float) -> socket:

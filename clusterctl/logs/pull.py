@@ -73,7 +73,7 @@ def claim(target: Path, replace: bool) -> None:
     if replace:
         shutil.rmtree(target, ignore_errors=True)
     elif target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target}: there is something already", "name a new folder")
+        raise UsageError(f"{target}: exists already", "name a new folder")
 
 
 def pull_run(run: RunDir, connections: Connections, target: Path, *, dry_run: bool = False) -> Pulled:

@@ -54,7 +54,7 @@ class LogKeeper:
         """Append the new part of a chunk that begins at `offset`; return that part."""
         have = LogKeeper.cursor(path)
         if offset > have:
-            raise ValueError(f"{path}: bytes {have} to {offset} never came")
+            raise ValueError(f"{path}: bytes {have} to {offset} are missing")
         fresh = data[have - offset :]
         if fresh:
             make_private_folder(path.parent)

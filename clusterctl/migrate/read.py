@@ -214,7 +214,9 @@ def _with_files(found: Found, path: Path) -> Found:
             continue
         neighbour = path.parent / str(given.values[0])
         if not neighbour.is_file():
-            raise UsageError(f"{given.where} {given.name}: no file {neighbour}", "start where it lies")
+            raise UsageError(
+                f"{given.where} {given.name}: no file {neighbour}", "start in the folder that contains it"
+            )
         made = _from_document(load_document(neighbour), neighbour)
         made.given += [each for each in found.given if each is not given]
         return made

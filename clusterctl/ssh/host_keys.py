@@ -77,9 +77,7 @@ class SeenKey:
 
 def changed(node: str, name: str, recorded: HostKey, shown: HostKey) -> HostKeyChanged:
     """Return the error of a host key that differs from the recorded one."""
-    problem = (
-        f"its host key changed: recorded is {recorded}, shown was {shown}; somebody may stand in between"
-    )
+    problem = f"its host key changed: recorded is {recorded}, shown was {shown}; this can be an attack"
     hint = (
         f"only if you know why it changed: `ssh-keygen -R '{name}' -f FILE`, "
         f"then `clusterctl nodes trust {node}`"

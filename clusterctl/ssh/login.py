@@ -207,7 +207,8 @@ def log_in(session: Session, node: str, route: Route, keys: Keys, limit: float) 
             keys.served = name
             return
         raise LoginRefused(
-            node, f"a key alone is not enough for {user}@{route.host}: it also wants {', '.join(left)}"
+            node,
+            f"a key alone is not enough for {user}@{route.host}: the server also requires {', '.join(left)}",
         )
     raise _refused(node, route, user, tried, keys, "")
 

@@ -80,7 +80,7 @@ def start_program(session: Session, command: str, limit: float) -> Program:
     ask.add_string(command.encode("utf-8", "surrogateescape"))
     session._send_user_message(ask)
     if not session.until(program.event.is_set, time.monotonic() + limit) or not program.event_ready:
-        raise ChannelRefused("it starts no commands")
+        raise ChannelRefused("it does not start commands")
     return program
 
 

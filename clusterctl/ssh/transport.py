@@ -222,7 +222,7 @@ def _launcher_error(node: str, problem: BaseException) -> BaseException:
     if isinstance(problem, paramiko.AuthenticationException):
         return LoginRefused(node, str(problem) or "the login was refused")
     if isinstance(problem, NoSshServer):
-        hint = "check `host` and `port`; a machine that stands still accepts connections too"
+        hint = "check `host` and `port`; a hung machine can still accept connections"
         return Unreachable(node, f"no SSH server answers there: {problem}", hint)
     if isinstance(problem, paramiko.ssh_exception.IncompatiblePeer):
         return Unreachable(node, f"no common way to encrypt: {problem}", "see `--ssh openssh`")

@@ -184,7 +184,7 @@ class Store:
         with self._at(key):
             self._client.delete_object(Bucket=self._bucket, Key=key)
         if found != "clusterctl":
-            raise Refused(f"{self._scheme}://{self._bucket}/{key}: it does not give back what was written")
+            raise Refused(f"{self._scheme}://{self._bucket}/{key}: it returns other bytes than were written")
 
     def put(self, key: str, data: bytes) -> None:
         with self._at(key):

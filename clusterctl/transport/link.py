@@ -293,7 +293,9 @@ class Link:
             hint = "name a newer one in the inventory: `python: /path/to/python3.8` or newer"
             raise Unreachable(self.node, f"its Python is {text}, too old for the agent", hint)
         if word != "have":
-            hint = "give `workdir` in the inventory a folder that is this login's alone, as ~/.clusterctl is"
+            hint = (
+                "give `workdir` in the inventory a folder that is this login's alone, such as ~/.clusterctl"
+            )
             raise Unreachable(self.node, f"the agent can't be installed: {text}", hint)
 
     def _answer(self) -> tuple[str, str]:

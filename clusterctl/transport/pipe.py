@@ -93,7 +93,7 @@ class StreamPipe:
                 return data
             self._keep(data)
             if self._error_bytes > MAX_NOISE:
-                raise OSError("its standard error has no end")
+                raise OSError("its standard error does not end")
             if time.monotonic() >= deadline:
                 raise TimeoutError
 

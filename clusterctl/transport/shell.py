@@ -203,7 +203,9 @@ class _RunningCommand:
         end = noise.find(b"\n", begin) if begin >= 0 else -1
         if end < 0:
             if len(noise) > MAX_NOISE:
-                problem = f"its login shell began no command: {ENDLESS}, as in {last_line(bytes(noise))!r}"
+                problem = (
+                    f"its login shell did not start the command: {ENDLESS}, as in {last_line(bytes(noise))!r}"
+                )
                 raise Unreachable(self.node, problem, ENDLESS_HINT)
             return b""
         del self._noise[name]
@@ -228,7 +230,7 @@ class _RunningCommand:
         lines = [last_line(bytes(output)) for output in self._noise.values()]
         reason = next((line for line in reversed(lines) if line), problem)
         hint = "check that login scripts neither read input nor exit, and that /bin/sh is there"
-        return Unreachable(self.node, f"its login shell began no command: {reason}", hint)
+        return Unreachable(self.node, f"its login shell did not start the command: {reason}", hint)
 
 
 # Every login shell understands this line: sh, csh and fish.

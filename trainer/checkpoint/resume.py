@@ -54,7 +54,7 @@ class Loader:
             faults.append(fault)
         if faults:
             problem = "\n".join(faults if named else ["no checkpoint of this run is sound", *faults])
-            raise CheckpointError(problem, "repair or remove them, or use resume: never to begin anew")
+            raise CheckpointError(problem, "repair or remove them, or use resume: never to start from step 0")
         self.notes = _passed_over(answer.weights)
         return None
 
@@ -66,7 +66,7 @@ class Loader:
             answer = self.board.agree(f"{key}/fits", fault, partial(_check_fit, path=path, fits=fits))
             if answer["other"]:
                 raise CheckpointError(
-                    answer["other"], "correct the config, or use resume: never to begin anew"
+                    answer["other"], "correct the config, or use resume: never to start from step 0"
                 )
             if answer["damaged"]:
                 return str(answer["damaged"])

@@ -58,7 +58,7 @@ def length_text(raw: object) -> str:
     if not isinstance(raw, str):
         raise ValueError(f"is {raw!r}; {_LENGTH_EXAMPLE}")
     if raw and not length_of(raw)[0]:
-        raise ValueError(f"is {raw!r}, which is nothing")
+        raise ValueError(f"is {raw!r}, which is too little")
     return raw
 
 

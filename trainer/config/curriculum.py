@@ -55,7 +55,7 @@ def curriculum_faults(
         )
     for name, value in (("start", own.start), ("multiple", sequence)):
         if value % own.multiple:
-            problem = f"{value} tokens are no multiple of {own.multiple}"
+            problem = f"{value} tokens are not a multiple of {own.multiple}"
             yield Fault(f"{key}.{name}", problem, "change it, or curriculum.multiple")
     parts = parallel.context * (parallel.tensor if parallel.sequence else 1)
     if own.multiple % parts:

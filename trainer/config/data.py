@@ -137,15 +137,17 @@ def data_faults(data: DataConfig, raw: object, evaluates: bool) -> list[Fault]:
         problem, remedy = "missing", "add `prefix:`, or `blend:`, or `train:` and `valid:`"
         faults.append(Fault("train.data.prefix", problem, remedy))
     elif len(given) > 1:
-        faults.append(Fault(f"train.data.{given[1]}", f"is given beside `{given[0]}`", "keep one of them"))
+        faults.append(
+            Fault(f"train.data.{given[1]}", f"is given in addition to `{given[0]}`", "keep one of them")
+        )
     if data.train and not data.valid and evaluates:
         remedy = "add `valid:`, or set eval: {batches: 0}"
         faults.append(Fault("train.data.valid", "missing: there is nothing to evaluate on", remedy))
     if data.valid and not data.train:
-        faults.append(Fault("train.data.train", "missing beside `valid`", "add `train:`"))
+        faults.append(Fault("train.data.train", "missing; `valid` alone is not enough", "add `train:`"))
     if data.needs_eod and data.eod is None and not data.tokenizer:
         problem = "missing: mask_eod_loss, reset_positions and reset_attention need to know it"
-        faults.append(Fault("train.data.eod", problem, "add `eod:`, or `tokenizer:`, which says it"))
+        faults.append(Fault("train.data.eod", problem, "add `eod:`, or `tokenizer:`, which contains it"))
     for key, prefix in data.prefixes().items():
         if "://" in prefix:
             remedy = "name the folder of the store as the job's `data:`, and this as {data}/NAME"
@@ -164,7 +166,7 @@ def _weight_faults(key: str, sources: tuple[Source, ...]) -> list[Fault]:
     faults = []
     if without and len(without) < len(sources):
         problem = f"has no weight, and {len(sources) - len(without)} of its neighbours have one"
-        faults.append(Fault(f"{key}[{without[0]}]", problem, "weigh all of them, or none"))
+        faults.append(Fault(f"{key}[{without[0]}]", problem, "give a weight to all of them, or to none"))
     if len(sources) > MOST_CORPORA:
         faults.append(Fault(key, f"names {len(sources)} corpora; at most {MOST_CORPORA} can be told apart"))
     return faults

@@ -231,15 +231,15 @@ def _unsupported(given: Mapping[str, Any]) -> Iterator[Fault]:
         if isinstance(value, Mapping) and value.get("enabled") is False:
             continue
         if key in REFUSED:
-            yield Fault(f"{KEY}.{key}", "is not followed here", f"leave it out: {REFUSED[key]}")
+            yield Fault(f"{KEY}.{key}", "is not supported here", f"leave it out: {REFUSED[key]}")
         elif key not in known:
-            yield Fault(f"{KEY}.{key}", "is no setting that is known here", closest_match(key, known))
+            yield Fault(f"{KEY}.{key}", "is not a setting that is known here", closest_match(key, known))
     kind = _get(given, "optimizer.type")
     if kind not in (None, *OPTIMIZERS):
         yield Fault(f"{KEY}.optimizer.type", f"is {kind!r}", "AdamW is the only optimizer")
     for key in set(_get(given, "optimizer.params") or ()) - {"lr", "betas", "eps", "weight_decay"}:
         if key not in ("torch_adam", "adam_w_mode", "warmup_min_lr"):
-            yield Fault(f"{KEY}.optimizer.params.{key}", "is not followed here", "leave it out")
+            yield Fault(f"{KEY}.optimizer.params.{key}", "is not supported here", "leave it out")
 
 
 def settings_faults(text: str, accumulation: int) -> Iterator[Fault]:

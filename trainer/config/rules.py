@@ -377,13 +377,13 @@ def _rate_faults(config: TrainConfig) -> Iterator[Fault]:
 def _schedule_faults(config: TrainConfig) -> Iterator[Fault]:
     optimizer = config.optimizer
     if optimizer.warmup and optimizer.warmup_steps:
-        problem = f"{optimizer.warmup} beside warmup_steps {optimizer.warmup_steps}"
+        problem = f"{optimizer.warmup} in addition to warmup_steps {optimizer.warmup_steps}"
         yield Fault("train.optimizer.warmup", problem, "keep one of them")
     batches, sequence = config.batches, config.model.sequence
     whole = float(batches.consumed(config.steps))
     length = in_samples(optimizer.decay, batches, sequence, whole) if optimizer.decay else whole
     if length <= 0:
-        yield Fault("train.optimizer.decay", "is nothing", "leave it out for the whole training")
+        yield Fault("train.optimizer.decay", "is 0", "leave it out for the whole training")
         return
     if optimizer.warmup_steps and batches.consumed(optimizer.warmup_steps) >= length:
         problem = f"{optimizer.warmup_steps} leaves nothing of {batches.in_steps(length):g} steps"
@@ -413,7 +413,7 @@ def glm_faults(config: TrainConfig) -> Iterator[Fault]:
             yield Fault(f"train.data.{key}", problem, "leave it out")
     text = config.model.vocab - SPECIAL_TOKENS
     if text < 1:
-        problem = f"{config.model.vocab} leaves no token beside GLM's {SPECIAL_TOKENS} own"
+        problem = f"{config.model.vocab} leaves no token in addition to GLM's {SPECIAL_TOKENS} own"
         yield Fault("train.model.vocab", problem, f"use the tokenizer's + {SPECIAL_TOKENS}")
     elif data.eod is not None and text <= data.eod < config.model.vocab:
         problem = f"{data.eod} is one of GLM's own tokens, the last {SPECIAL_TOKENS} of {config.model.vocab}"

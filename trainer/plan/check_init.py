@@ -46,8 +46,8 @@ def tokenizer_faults(own: Path, theirs: Path) -> Iterator[Fault]:
     wrong = next((token for token, number in needed.items() if known.get(token) != number), None)
     if wrong is not None:
         number = known.get(wrong)
-        problem = f"has token {wrong!r} {'not at all' if number is None else f'as {number}'}"
-        problem += f", and the tokenizer of train.init has it as {needed[wrong]}"
+        own_id = "is missing" if number is None else f"has the id {number}"
+        problem = f"token {wrong!r} {own_id}; in the tokenizer of train.init it has the id {needed[wrong]}"
         yield Fault("train.data.tokenizer", problem, f"use {theirs}, or tokens added to it")
 
 

@@ -254,7 +254,7 @@ def _shown(verb: str) -> Report:
         last = now
         rate = done / max(now - began, 1e-9)
         line = (
-            f"{verb} {done / total:4.0%}  {done / 1e9:,.2f} of {total / 1e9:,.2f} GB  {rate / 1e6:,.0f} MB/s"
+            f"{verb} {done / total:4.0%}  {done / 1e6:,.1f} of {total / 1e6:,.1f} MB  {rate / 1e6:,.0f} MB/s"
         )
         sys.stderr.write(f"\r\x1b[K{line}" + ("\n" if done >= total else ""))
         sys.stderr.flush()

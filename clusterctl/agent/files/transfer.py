@@ -51,7 +51,7 @@ def receive(request: Request) -> Dict[str, Any]:
         raise Refused("exists", f"{dest} is a folder; with a / at its end the file goes into it")
     free = named or single or request.params.get("replace") or old is not None or not os.path.lexists(dest)
     if not free and not _is_empty(dest):
-        raise Refused("exists", f"{dest} is there and was not put there by a push")
+        raise Refused("exists", f"{dest} exists, and no push created it")
     if request.params.get("recheck") and old is not None:
         old = old._replace(rows={}, tree="")
     if old is not None and old.tree == request.need("tree", str) and _is_unchanged(request, old, record_path):

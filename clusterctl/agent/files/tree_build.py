@@ -185,7 +185,7 @@ class Builder:
             return False
         if mine.st_uid != os.geteuid() or mine.st_mode & 0o077:
             os.close(handle)
-            raise Refused("exists", f"{self.staging} is in the way; somebody else made it")
+            raise Refused("exists", f"{self.staging} already exists and is not private to this user")
         self._lock = handle
         return True
 

@@ -183,7 +183,7 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
     elif save_new(output, text, force=force):
         screen.log(f"wrote {output}; see what was understood: clusterctl nodes -c {output}")
     else:
-        screen.log(f"{output}: holds this already")
+        screen.log(f"{output}: has this content already")
 
 
 def _write_job(name: str, force: bool, dry_run: bool) -> None:
@@ -202,10 +202,10 @@ def _write_job(name: str, force: bool, dry_run: bool) -> None:
         screen.write(text)
     elif save_new(path, text, force=force):
         screen.log(
-            f"wrote {path}; its head has the commands that make the data; then: clusterctl plan {path}"
+            f"wrote {path}; the comment at its top shows how to build the data; next: clusterctl plan {path}"
         )
     else:
-        screen.log(f"{path}: holds this already")
+        screen.log(f"{path}: has this content already")
 
 
 def _job_path(name: str) -> Path:
@@ -248,7 +248,7 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
         screen.write(text)
         return
     if not save_new(path, text, force=force):
-        screen.log(f"{path}: holds this already")
+        screen.log(f"{path}: has this content already")
         return
     missing = f", {len(result.unmapped)} not (at its end, with the reasons)" if result.unmapped else ""
     screen.log(f"wrote {path}: {len(result.mapped)} options mapped{missing}; then: clusterctl plan {path}")

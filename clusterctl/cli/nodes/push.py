@@ -115,7 +115,7 @@ def _refuse_node_in(path: str | None, example: str) -> None:
     if path and (found := re.fullmatch(r"(?P<nodes>[^/:~]+):(?P<path>[/~].*)", path)):
         words = example.replace("{path}", shlex.quote(found["path"]))
         words = words.replace("{nodes}", shlex.quote(found["nodes"]))
-        raise UsageError(f"{path}: a path on the nodes has no node in it", words)
+        raise UsageError(f"{path}: give the path alone; options choose the nodes", words)
 
 
 class _Push:

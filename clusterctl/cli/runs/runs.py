@@ -74,7 +74,7 @@ def _ask_queue(found: list[RunDir]) -> None:
     try:
         queue = slurm.queue() if waiting else {}
     except ClusterctlError as error:
-        screen.log(f"Slurm was not asked: {error.message}", "yellow")
+        screen.log(f"Slurm could not be queried: {error.message}", "yellow")
         return
     for run in waiting:
         submission.refresh(run, queue)

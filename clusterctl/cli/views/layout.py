@@ -145,7 +145,7 @@ def _time_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
 
 def _checkpoint_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     cost = summary.checkpoints
-    stall = f", {short_time(cost.stall_seconds)} of them without training"
+    stall = f"; training waits {short_time(cost.stall_seconds)}"
     share = f" ({cost.stall_share:.2%} of the time)" if cost.stall_share else ""
     seconds = f"about {short_time(cost.seconds)} at {cost.disk_gbytes:g} GB/s a node{stall}{share}"
     yield "checkpoints", f"{size(cost.bytes)} each, at most {cost.kept} on disk; {seconds}"

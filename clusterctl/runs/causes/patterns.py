@@ -95,7 +95,7 @@ def how_it_ended(rank: RankState) -> str:
     if rank.hang and rank.silent:
         return f"hung: no rank wrote a line for {rank.hang:g} s, and this one was the last that did"
     if rank.hang:
-        return f"hung: no step in {rank.hang:g} s after step {rank.step}; its log ends with its stacks"
+        return f"hung: no step in {rank.hang:g} s after step {rank.step}; its log ends with the stacks of its threads"
     number = rank.signal
     if number:
         known = {int(key): phrase for key, phrase in SIGNALS.items()}
@@ -126,9 +126,9 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     if rank.hang and rank.silent:
         seen = any("by py-spy:" in line for line in tail)
         hint = (
-            "its log ends with its stacks"
+            "its log ends with the stacks of its threads"
             if seen
-            else "py-spy in the nodes' Python shows where each rank stands"
+            else "install py-spy in the nodes' Python to see where each rank hangs"
         )
         return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
     # The last lines of a stopped process say nothing about the cause.
@@ -149,7 +149,7 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         return Kind(phrase, f"{code} {meaning.words}", meaning.hint, meaning.follows, not meaning.follows)
     consequence = _consequence(raised or output)
     if consequence and rank.signal in (None, 0, signal.SIGABRT):
-        hint = "no rank is known to have failed before it: one that stands still, or a link (`clusterctl doctor`)"
+        hint = "no other rank failed before it: look for a hung rank, or a broken link (`clusterctl doctor`)"
         return Kind(f"{ended}: {consequence}", consequence, hint, follows=True)
     hint = next((phrase for pattern, phrase in HINTS if re.search(pattern, raised or output)), "")
     # Threads of torch may abort a program that is exiting because of an exception.
@@ -240,7 +240,7 @@ MEANINGS = {
         "an environment variable of HCCL has a wrong value", "the log names it; see the job's `env`"
     ),
     "EI0002": Meaning(
-        "waited in a collective until HCCL_EXEC_TIMEOUT for a rank that never came", FIRST, True
+        "waited in a collective until HCCL_EXEC_TIMEOUT for a rank that did not arrive", FIRST, True
     ),
     "EI0003": Meaning("a collective was called with a wrong argument", "see the call in the traceback"),
     "EI0004": Meaning("the rank table can't be read", TABLE),

@@ -306,7 +306,7 @@ def test_sound_nodes_pass_the_quick_checks_with_one_line(tmp_path: Path) -> None
     said: list[tuple[str, str]] = []
     with Connections(LocalTransport()) as connections:
         doctor.before_launch(cluster(tmp_path, 3), job(), connections, lambda *one: said.append(one))
-    fit = ("check", "3 nodes fit for it")
+    fit = ("check", "3 nodes ready")
     assert fit in said or (said and all("; try: " in text for _, text in said)), (
         "sound, or warned of with a remedy"
     )

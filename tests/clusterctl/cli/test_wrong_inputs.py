@@ -94,7 +94,7 @@ LINES = [
     (("sandbox", "up", "--mode", "vm"), "--mode: unknown mode 'vm'"),
     (("exec", "all", "--ssh", "telnet", "--", "true"), "--ssh or $CLUSTERCTL_SSH"),
     (("nodes", "list", "--kind", "abacus"), "--kind: unknown kind"),
-    (("version", "extra"), "'extra' is too much"),
+    (("version", "extra"), "'extra' is one argument too many"),
     (("serve", "last", "--port", "70000"), "--port: 70000 is out of range\n  try: use 0 to 65535"),
     (("exec", "all", "--fanout", "0", "--", "true"), "--fanout: 0 is out of range\n  try: use 1 or more"),
 ]

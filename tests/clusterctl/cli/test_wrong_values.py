@@ -43,7 +43,7 @@ LINES = [
     (("tensorboard", "empty"), "empty: a folder, but not of a run"),
     (("sandbox", "up", "-n", "0"), "-n 0: so many nodes"),
     (("sandbox", "up", "--devices", "-1"), "--devices -1: so many"),
-    (("help", "exec", "more"), "'more' is too much"),
+    (("help", "exec", "more"), "'more' is one argument too many"),
     (("launch", "job.yaml", "--env", "A=1"), "--env is for a command, and job.yaml is a job file"),
     (("plan", "job.yaml", "--no-code"), "--no-code is for a command, and job.yaml is a job file"),
     (("plan", "job.yaml", "--code", "empty"), "--code is for a command, and job.yaml is a job file"),
@@ -56,8 +56,11 @@ LINES = [
     (("pull", "", "out"), "the path on the nodes is empty"),
     (("init", "--job", "x", "--hosts", "n1"), "--job writes a job, and --hosts is about nodes"),
     (("init", "--job", "x", "-o", "y.yaml"), "-o y.yaml is unused"),
-    (("help", "nodes", "list", "more"), "'more' is too much: `clusterctl nodes list` has no commands"),
-    (("push", "empty", "node1:/tmp/x"), "node1:/tmp/x: a path on the nodes has no node in it"),
+    (
+        ("help", "nodes", "list", "more"),
+        "'more' is one argument too many: `clusterctl nodes list` has no commands",
+    ),
+    (("push", "empty", "node1:/tmp/x"), "node1:/tmp/x: give the path alone; options choose the nodes"),
     (("pull", "node[1-2]:~/x", "out"), "clusterctl pull '~/x' out -n 'node[1-2]'"),
 ]
 

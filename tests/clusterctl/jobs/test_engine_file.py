@@ -44,7 +44,7 @@ def test_a_contradiction_names_the_line_of_the_file(tmp_path: Path) -> None:
         job_check.check(loaded, Cluster("lab", (Node("a", "a", "a", devices=(0, 1)),)))
     said = str(caught.value)
     assert f"{tmp_path}/ds.json:2 train_batch_size: is 8, and the job's global_batch is 16" in said
-    assert f"{tmp_path}/ds.json:5 amp: is not followed here" in said
+    assert f"{tmp_path}/ds.json:5 amp: is not supported here" in said
 
 
 def test_a_file_that_is_missing_or_no_mapping_is_refused(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_node_that_does_not_answer_is_a_note_and_the_rest_is_laid_out(
 
 def test_a_folder_with_something_in_it_is_refused_and_our_own_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
-    with pytest.raises(UsageError, match="there is something already"):
+    with pytest.raises(UsageError, match="exists already"):
         pull.claim(tmp_path / "a", replace=False)
     pull.claim(tmp_path / "a", replace=True)
     assert not (tmp_path / "a").exists()

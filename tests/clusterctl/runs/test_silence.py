@@ -123,7 +123,7 @@ def test_a_program_that_falls_silent_is_ended_and_says_where_it_stood(
     cause = read_cause(run)
     assert cause is not None
     assert cause.title.startswith("rank 2 on node2 (device 0) hung: no rank wrote a line for ")
-    assert cause.hint.startswith("its log ends with its stacks")
+    assert cause.hint.startswith("its log ends with the stacks of its threads")
     assert left_of(run) == 0
 
 

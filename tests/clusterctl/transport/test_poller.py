@@ -101,7 +101,7 @@ def test_an_invalid_answer_right_after_the_greeting_ends_the_link() -> None:
         link.open("hello", {}).end()
 
 
-@pytest.mark.parametrize("garbage", [b"garbage" * 100, encode(Frame(1, "end", {}, b"no JSON"))])
+@pytest.mark.parametrize("garbage", [b"garbage" * 100, encode(Frame(1, "end", {}, b"not JSON"))])
 def test_an_invalid_answer_ends_its_link_only(garbage: bytes) -> None:
     bad, good = Wire(), Wire()
     first, second = linked(bad), linked(good)

@@ -89,7 +89,7 @@ def test_every_contradiction_is_named_at_once(merged: Merge) -> None:
         ({"fp16": {"enabled": True, "initial_scale_power": "x"}}, "a number is needed"),
         ({"zero_optimization": {"stage": 7}}, "one of 0, 1, 2, 3"),
         ({"zero_optimization": {"offload_optimizer": {"device": "moon"}}}, "device: cpu"),
-        *(({key: {"enabled": True}}, "is not followed here") for key in REFUSED),
+        *(({key: {"enabled": True}}, "is not supported here") for key in REFUSED),
     ],
 )
 def test_settings_that_cannot_be_followed_are_refused(settings: Any, says: str, merged: Merge) -> None:
