@@ -6,19 +6,22 @@ import math
 import re
 from collections.abc import Sequence
 
+# The smallest number that three digits show in the next unit: 999.5 is `1`, not `1e+03`.
+_NEXT = 0.9995
+
 
 def count(number: float) -> str:
     """Return a number in short form: `1.23M` for 1234567."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
+        if abs(number) >= size * _NEXT:
             return f"{number / size:.3g}{letter}"
     return f"{number:.4g}"
 
 
 def size(number: float) -> str:
     """Return a number of bytes in short form: `1.4 GB`."""
-    for unit, letter in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= unit:
+    for unit, letter in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit * _NEXT:
             return f"{number / unit:.3g} {letter}"
     return f"{number:.0f} B"
 

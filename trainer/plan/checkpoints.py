@@ -93,8 +93,11 @@ def disk_faults(config: TrainConfig, cost: CheckpointCost) -> list[Fault]:
 
 
 def size_text(number: int) -> str:
-    """Return a number of bytes in GB or MB."""
-    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"
+    """Return a number of bytes in TB, GB or MB."""
+    for unit, letter in ((1e12, "TB"), (1e9, "GB")):
+        if number >= unit * 0.9995:  # three digits would show less as 1e+03 of the unit below
+            return f"{number / unit:.3g} {letter}"
+    return f"{number / 1e6:.3g} MB"
 
 
 def _numbers_of_a_rank(config: TrainConfig, layout: Layout, stage: int) -> int:
