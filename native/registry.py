@@ -268,9 +268,7 @@ _MISSING = {
 
 def _modules(backend: str, files: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the module of each op of a backend; `files`: the ops whose file has another name."""
-    return {
-        op: f"native.{backend}.{(files or {}).get(op, op)}" for op in OPS if op not in _MISSING[backend]
-    }
+    return {op: f"native.{backend}.{(files or {}).get(op, op)}" for op in OPS if op not in _MISSING[backend]}
 
 
 # In the order in which `auto` tries them; the reference is last and supports every device that torch supports.

@@ -105,6 +105,9 @@ def _machine_error(problem: OSError) -> ClusterctlError | None:
     # Only a system call for the current folder fails without a file name.
     if problem.errno == errno.ENOENT and problem.filename is None:
         return ClusterctlError("the current folder is gone", "change to a folder that exists")
+    if problem.errno == errno.ENAMETOOLONG and problem.filename is not None:
+        # The file systems of Linux allow 255 bytes a name, and the kernel 4,096 a path.
+        return UsageError(f"{os.fsdecode(problem.filename)[:60]}...: the name is too long", "check the name")
     hint = OF_THIS_MACHINE.get(problem.errno or 0)
     where = problem.filename or "on this machine"
     return ClusterctlError(f"{where}: {problem.strerror}", hint) if hint else None

@@ -42,8 +42,10 @@ def read(text: str) -> WhatIf:
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
         if key not in KEYS or not equals or key in given:
-            twice = f"{key} is given twice" if key in given else f"{part!r} is not nodes=, devices= or kind="
-            raise UsageError(f"--what-if {text}: {twice}", did_you_mean(key, KEYS) or EXAMPLE)
+            if key in given:
+                raise UsageError(f"--what-if {text}: {key} is given twice", "keep one of them")
+            problem = f"{part!r} is not nodes=, devices= or kind="
+            raise UsageError(f"--what-if {text}: {problem}", did_you_mean(key, KEYS) or EXAMPLE)
         given[key] = value
     if "nodes" not in given:
         raise UsageError(f"--what-if {text}: the number of nodes is missing", EXAMPLE)

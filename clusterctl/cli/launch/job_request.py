@@ -105,6 +105,8 @@ class JobRequest(NodeOptions):
         argv, errors = self.words or [], Collected()
         with errors, at_option("--devices"):
             devices = None if self.devices is None else named_devices(self.devices)
+        with errors:
+            self._refuse_env_style()
         if not argv:
             raise UsageError(
                 "no job file and no command given",
@@ -154,14 +156,17 @@ class JobRequest(NodeOptions):
             remedy = "; ".join(remedies[name][1] for name in given)
             raise UsageError(f"{', '.join(given)} is for a command, and {job_file} is a job file", remedy)
 
-    def _changed(self, job: Job) -> Job:
-        """Return the job with what `--per-node` and `--env-style` say."""
+    def _refuse_env_style(self) -> None:
+        """Raise a UsageError for an unknown `--env-style`."""
         from clusterctl.errors import did_you_mean
         from clusterctl.jobs.job import ENV_STYLES
 
         if self.env_style and self.env_style not in ENV_STYLES:
             near = did_you_mean(self.env_style, ENV_STYLES) or f"one of {', '.join(ENV_STYLES)}"
             raise UsageError(f"--env-style {self.env_style}: unknown", near)
+
+    def _changed(self, job: Job) -> Job:
+        """Return the job with what `--per-node` and `--env-style` say."""
         job = replace(job, env_style=self.env_style) if self.env_style else job
         return replace(job, processes="node") if self.per_node else job
 
