@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.models.generate import arguments_of
+from clusterctl.cli.models.generate import Base, Device, Tokenizer, Where, arguments_of
 from clusterctl.cli.models.trainer import forward
 from clusterctl.contract import EVALUATIONS_DIR
 
 if TYPE_CHECKING:
     from clusterctl.cli.models.evaluate_on import Order
 
-Base = Annotated[
-    Path | None,
-    typer.Option("--base", metavar="DIR", help="The weights that adapters belong to, if they moved."),
-]
 TASKS = "ppl, lambada, wikitext, copa or choice"
 
 
@@ -48,13 +44,7 @@ class ScoringOptions:
     limit: Annotated[
         int, typer.Option(min=0, metavar="N", help="Evaluate only the first N documents or examples; 0: all.")
     ] = 0
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
-        ),
-    ] = None
+    device: Device = None
     weights: Annotated[str, typer.Option(metavar="TYPE", help="On GPUs and NPUs: fp32, bf16 or fp16.")] = (
         "fp32"
     )
@@ -62,9 +52,7 @@ class ScoringOptions:
 
 def evaluate(
     scoring: ScoringOptions,
-    where: Annotated[
-        str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
-    ] = "last",
+    where: Where = "last",
     tasks: Annotated[
         list[str] | None,
         typer.Option("--task", "-t", metavar="TASK[=FILE]", help=f"A task: {TASKS}. Can be repeated."),
@@ -72,9 +60,7 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The data of a task without =FILE.")
     ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The tokenizer. Default: the one in the checkpoint.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     base: Base = None,
     output: Annotated[
         Path | None,

@@ -14,27 +14,30 @@ import typer
 from clusterctl.cli import options, screen
 from clusterctl.cli.models.trainer import forward
 
+# Shared with `eval` and `checkpoint export`.
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
+Tokenizer = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The tokenizer. Default: the one in the checkpoint.")
+]
+Base = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The weights that adapters belong to, if they moved.")
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
+    ),
+]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """How a model is loaded."""
 
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The tokenizer. Default: the one in the checkpoint.")
-    ] = None
-    base: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The weights that adapters belong to, if they moved."),
-    ] = None
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
-        ),
-    ] = None
+    tokenizer: Tokenizer = None
+    base: Base = None
+    device: Device = None
     weights: Annotated[
         str | None,
         typer.Option(

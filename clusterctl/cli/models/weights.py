@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options
+from clusterctl.cli.models.generate import Where
 from clusterctl.cli.models.trainer import forward
 
 Output = Annotated[
@@ -53,9 +54,7 @@ def export(
         str, typer.Option(metavar="FORMAT", help="The format to write: hf, megatron, mindspore, ...")
     ],
     output: Output,
-    where: Annotated[
-        str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")
-    ] = "last",
+    where: Where = "last",
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="The type of the weights: fp32, bf16 or fp16.")
     ] = "fp32",
