@@ -124,7 +124,7 @@ def _tensorboard(arguments: argparse.Namespace) -> int:
     if not metrics.is_file():
         raise InputError(f"{metrics} does not exist", "name the folder of a run that trains")
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--output {folder}: a file is in its place", "name another folder")
+        raise InputError(f"--output {folder}: is a file, not a folder", "name another folder")
     if folder.is_dir() and any(folder.iterdir()):
         problem = f"{folder} is not empty: a curve would be drawn twice"
         raise InputError(problem, "remove it, or name another by --output")

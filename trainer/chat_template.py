@@ -99,8 +99,8 @@ def read_template(tokenizer: Path, named: Path | None = None) -> ChatTemplate | 
     """Return the chat template in `named`, else the one next to a tokenizer (its file or folder); None without one."""
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     config = _config(folder / CONFIG)
-    beside = folder / TEMPLATE
-    file = named or (beside if beside.is_file() else None)
+    neighbour = folder / TEMPLATE
+    file = named or (neighbour if neighbour.is_file() else None)
     if file is None:
         source = _of_config(config.get("chat_template"))
     else:

@@ -68,7 +68,7 @@ def install(folder: str, files: "dict[str, str]", wanted: "dict[str, int]") -> N
 
 
 def why_unsafe(folder: str) -> str:
-    """Return why another user could put a program of theirs into `folder`, or "" where nobody can.
+    """Return why another user could put a program into `folder`, or "" if no other user can.
 
     Writing by a group is allowed: many systems give each user a group of their own.
     """

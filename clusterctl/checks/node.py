@@ -56,7 +56,7 @@ def findings(reply: NodeAnswers, quick: bool = False) -> Iterator[Finding]:
 def clock(reply: NodeAnswers) -> Iterator[Finding]:
     if abs(reply.offset) > MAX_SKEW + reply.delay / 2:
         text = f"its clock is {reply.offset:+.1f} s from this machine's"
-        remedy = "run an NTP client on all nodes: logs and checkpoints are told apart by time"
+        remedy = "run an NTP client on all nodes: logs and checkpoints are ordered by time"
         yield Finding("warning", reply.node.name, text, remedy, "clock", "sudo chronyc makestep")
 
 

@@ -367,7 +367,7 @@ def _msrun(shape: Shape, given: dict[str, str]) -> list[Option]:
         Option(("--master_addr",), shape.master, shape.names),
         Option(("--master_port",), str(shape.master_port), (port,)),
         Option(("--join",), "True", (given.get("--join", "True"),)),
-        # Its workers' files belong beside the logs, and not into the folder of the pushed code.
+        # Its workers' files belong next to the logs, not into the folder of the pushed code.
         Option(("--log_dir",), shape.log_dir, (given.get("--log_dir", shape.log_dir),)),
     ]
 

@@ -188,7 +188,7 @@ class RunDir:
 
     @property
     def stop_asked(self) -> Path:
-        """Exists once somebody has asked to stop the run: no further attempt may start."""
+        """Exists once a stop of the run was requested: no further attempt may start."""
         return self.root / "stop.json"
 
     def make(self) -> None:

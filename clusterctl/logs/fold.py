@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from clusterctl.logs.lines import LogChunk
 from clusterctl.logs.store import LogFilter
 
-# Different lines that are kept in memory; then they are yielded, and folding begins anew.
+# Different lines that are kept in memory; then they are yielded, and folding starts again.
 MOST = 1_000_000
 NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 

@@ -16,7 +16,7 @@ from clusterctl.platforms import slurm
 JOB = "SLURM_JOB_ID"
 # Slurm's variables that describe the allocation of this process.
 VARIABLES = (JOB, *node_lists.VARIABLES)
-# The kind of device that a gres of Slurm stands for.
+# The kind of device that a gres of Slurm means.
 KINDS = {"gpu": "cuda", "npu": "npu", "ascend": "npu", "ascend910": "npu", "ascend910b": "npu"}
 PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
 # One part of `GRES=gpu:a100:2(IDX:0,2-3)` or `GRES=npu(CNT:8)`; the type may be missing.

@@ -157,7 +157,7 @@ class JobApi:
                 nodes = self._core.list_node().items
         except KubernetesError as error:
             if error.status == 403:
-                return "the nodes may not be listed, so nobody has checked whether the job fits"
+                return "the nodes may not be listed, so it was not checked whether the job fits"
             raise
         free = [
             node for node in nodes if not node.spec.unschedulable and _selected(node, options.node_selector)

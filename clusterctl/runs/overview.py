@@ -160,7 +160,7 @@ def _node_view(name: str, state: RunState, record: RunRecord) -> NodeView:
 
 
 def state_of_rank(rank: RankState) -> str:
-    """Return a rank's state in a word: running, finished, failed, stopped, hung, or that nobody saw its end."""
+    """Return a rank's state in a word: running, finished, failed, stopped, hung, or unknown if its end was not seen."""
     if rank.state is not RankPhase.EXITED:
         return str(rank.state)
     # However it was ended afterwards.

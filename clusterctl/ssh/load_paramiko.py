@@ -16,8 +16,8 @@ def load_paramiko() -> None:
     """Load paramiko, which loads invoke (and with it asyncio, ssl and a yaml reader: half of its 85 ms) only
     for `Match exec` in configuration files. Those we let OpenSSH read. Fabric still loads invoke for itself.
 
-    To learn its own version it loads importlib.metadata, and with that a mail reader: 10 ms, for a name that a
-    folder beside it tells.
+    To learn its own version it loads importlib.metadata, and with that a mail reader: 10 ms, for a version that
+    the name of a folder next to it contains.
     """
     with _TURN:
         if "paramiko" in sys.modules or "invoke" in sys.modules:

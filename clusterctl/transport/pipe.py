@@ -21,7 +21,7 @@ LAST_WORDS_LIMIT = 1.0
 LINE_LENGTH = 120
 ENDLESS = "its login scripts print without end"
 ENDLESS_HINT = (
-    "make ~/.bashrc and the like print nothing when nobody types there: `[[ $- == *i* ]] || return`"
+    "make ~/.bashrc and the like print nothing if the shell is not interactive: `[[ $- == *i* ]] || return`"
 )
 
 

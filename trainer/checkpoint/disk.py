@@ -14,7 +14,7 @@ REMEDIES = {
     errno.EROFS: "the disk is mounted read-only: mount it for writing, or choose another folder",
     errno.EACCES: "give this user the right to write there",
     errno.EPERM: "give this user the right to write there",
-    errno.ESTALE: "the network disk was mounted anew meanwhile: start the run again",
+    errno.ESTALE: "the network disk was mounted again meanwhile: start the run again",
     errno.EIO: "the disk reports a fault: look at `dmesg` on this node",
     errno.ENOTDIR: "a file stands where a folder is needed: remove it",
 }

@@ -47,7 +47,7 @@ class DataConfig:
     mask_eod_loss: bool = setting(False)
     """Leave the token after an end of document out of the loss: it begins another document."""
     reset_positions: bool = setting(False)
-    """Count positions anew after each end of document."""
+    """Start the positions at 0 after each end of document."""
     reset_attention: bool = setting(False)
     """Hide everything before the last end of document from attention, which then uses torch's slower kernel."""
     windows: Windows = field(default_factory=Windows)

@@ -36,7 +36,7 @@ def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
 def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = ()) -> list[Fault]:
     """Return the faults that arise from several keys together.
 
-    A rule about a key that has a fault already is not asked: it would judge a default that nobody wrote.
+    A rule about a key that has a fault already is skipped: it would judge a default, not a value of the user.
     """
     batch = "micro_batch global_batch parallel"
     rules: list[tuple[Iterator[Fault], str]] = [

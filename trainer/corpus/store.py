@@ -151,7 +151,7 @@ class Store:
         self.facts: Counter[str] = Counter()
         self.bad: list[str] = []
         self.counts = np.zeros(vocab, np.int64)
-        """How often each id stands in the tokens."""
+        """How often each id occurs in the tokens."""
         self.digest = hashlib.sha256()
         """Over the tokens."""
         self._sizes = dict.fromkeys(SPOOLS, 0)

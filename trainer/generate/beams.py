@@ -35,7 +35,7 @@ class Beams:
         self._most = request.course.most() - len(prompt.ids)
 
     def advance(self, rows: Sequence[Tensor]) -> End | None:
-        """Extend all beams by their next logits; return why the search ends, or None if it goes on."""
+        """Extend all beams by their next logits; return why the search ends, or None if it continues."""
         sampling, width = self.request.sampling, self.request.sampling.beams
         scores = [
             torch.log_softmax(adjusted(row, sampling, self.request.prompt, new).double(), -1) + total

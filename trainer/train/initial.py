@@ -81,8 +81,8 @@ def source_path(source: str, run_dir: Path) -> Path:
     if path.exists() or len(path.parts) > 1:
         return path
     # As the launcher lays them out: runs/NAME/NODE.
-    beside = run_dir.resolve().parent.parent / source / run_dir.name
-    return beside if beside.is_dir() else run_dir.resolve().parent / source
+    neighbour = run_dir.resolve().parent.parent / source / run_dir.name
+    return neighbour if neighbour.is_dir() else run_dir.resolve().parent / source
 
 
 def _kind_of(path: Path) -> str:

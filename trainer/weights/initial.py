@@ -40,5 +40,5 @@ def open_source(path: Path, heads: int = 0) -> Source:
     if read is None:
         raise CheckpointError(f"{path}: weights in this format cannot be read")
     contents = read(path, ImportRequest(heads=heads))
-    beside = path / TOKENIZER if path.is_dir() else None
-    return Source(path, contents.model, beside if beside and beside.is_file() else None, contents)
+    tokenizer = path / TOKENIZER if path.is_dir() else None
+    return Source(path, contents.model, tokenizer if tokenizer and tokenizer.is_file() else None, contents)

@@ -136,7 +136,7 @@ def _kind_of_settings() -> str | None:
 
 
 def _say_what_is_assumed(cluster: Cluster, kind: str | None, *, ask: bool) -> None:
-    """Report the kind of the devices if nobody named it."""
+    """Report the kind of the devices if no option names it."""
     from clusterctl.cli import screen
 
     kinds = {node.kind for node in cluster.nodes}

@@ -46,7 +46,7 @@ def fetch(
     as_json: options.Json = False,
 ) -> None:
     """Download corpora and vocabularies. An interrupted download continues; the hash is verified, or recorded at the
-    first download of a file that nobody publishes a hash of."""
+    first download of a file without a published hash."""
     from clusterctl.downloads.fetch import check_url
     from clusterctl.downloads.names import NAMES
     from clusterctl.errors import did_you_mean
@@ -92,7 +92,7 @@ def _fetch_file(
         wanted = Wanted(named.url, target, expected, proxy, accept_changed)
         result = fetch(wanted, drawn.of(target.name))
     state = "unchanged" if result.unchanged else f"{text.size(result.fetched)} in {result.seconds:.1f} s"
-    trust = "verified" if result.pinned else "unpinned: nobody published a hash; recorded in fetched.json"
+    trust = "verified" if result.pinned else "unpinned: no published hash; recorded in fetched.json"
     screen.log(f"{target}: {text.size(result.bytes)}, {state}, SHA-256 {result.sha256} ({trust})")
     return result
 

@@ -124,7 +124,7 @@ def _lost(state: RunState, gone: list[str]) -> tuple[str, str]:
         return title, "see who sends SIGSTOP on that node, or which of its disks hangs: `clusterctl doctor`"
     if all(name in state.orphaned for name in gone):
         title = f"the supervisor on {names} was killed; its ranks were ended"
-        return title, "if nobody did, the kernel's out-of-memory killer did: see dmesg on that node"
+        return title, "if no user did, the kernel's out-of-memory killer did: see dmesg on that node"
     return (
         f"lost {names}: the node or its link is gone",
         "check the node; `clusterctl doctor` checks all of them",

@@ -34,7 +34,7 @@ HINTS = (
     (r"Permission denied", "check the file's owner and mode on that node"),
 )
 SIGNALS = {
-    signal.SIGKILL: "killed (SIGKILL); if nobody did, the kernel's out-of-memory killer did: see dmesg on that node",
+    signal.SIGKILL: "killed (SIGKILL); if no user did, the kernel's out-of-memory killer did: see dmesg on that node",
     signal.SIGSEGV: "ended by a segmentation fault (SIGSEGV)",
     signal.SIGABRT: "aborted itself (SIGABRT)",
     signal.SIGBUS: "ended by a bus error (SIGBUS); often a full /dev/shm",

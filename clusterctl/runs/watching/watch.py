@@ -200,7 +200,7 @@ class RunWatcher:
             name: since for name, since in list(self.gone.items()) if since <= now and name not in self.ends
         }
         if self.alone and self._someone_answers(away):
-            # Our own link was broken: the time of each node begins anew.
+            # Our own link was broken: the time of each node starts again.
             self._begin_again(away, now)
             return
         overdue = [name for name, since in away.items() if now - since > patience - LOOK]

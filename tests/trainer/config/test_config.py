@@ -169,7 +169,7 @@ LAYOUTS: list[tuple[int, dict[str, Any], str, str]] = [
     (1, {"recompute": {"mode": "full", "split": True}}, "train.recompute.split", "leave it out"),
     (1, {"recompute": {"mode": "full", "every": 3}}, "train.recompute.every", "use 2 or less"),
     (1, {"loss_scale": 4096}, "train.loss_scale", "fp16's"),
-    (1, {"optimizer": {"warmup": "60%", "decay": "0 steps"}}, "train.optimizer.decay", "nothing"),
+    (1, {"optimizer": {"warmup": "60%", "decay": "0 steps"}}, "train.optimizer.decay", "is 0"),
     (1, {"optimizer": {"warmup": "64 samples"}}, "train.optimizer.warmup", "leaves nothing"),
     (1, {"optimizer": {"warmup": "1%", "warmup_steps": 3}}, "train.optimizer.warmup", "keep one"),
     (1, {"batch_ramp": {"start": 4}}, "train.batch_ramp", "increment and samples"),
@@ -242,7 +242,7 @@ def test_epochs_are_counted_in_the_corpus(raw_config: Make) -> None:
 
 LENGTHS = [
     ({"length": "2.5B tokens", "steps": 3}, "in addition to `steps`"),
-    ({"length": "0 tokens"}, "nothing"),
+    ({"length": "0 tokens"}, "too little"),
     ({"length": "1%"}, "2 epochs"),
     ({"length": 5}, "2 epochs"),
     ({"length": "1 epoch", "data": {"prefix": "nowhere"}}, "missing or empty"),
