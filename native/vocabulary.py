@@ -15,12 +15,19 @@ PIECE, CPU_PIECE = 256 << 20, 64 << 20
 
 
 def tokens_at_a_time(tokens: int, columns: int, hidden: int, width: int, is_cpu: bool) -> int:
-    """Return for how many tokens the logits, `columns` per token, exist at a time; `width`: bytes per number."""
+    """Return for how many tokens the logits, `columns` per token, exist at a time; `width`: bytes per number.
+
+    On a CPU the pieces are equal, with up to 1.5 times CPU_PIECE: a few tokens left over for a last piece would take
+    far longer than their share, because each piece reads the whole matrix.
+    """
     piece = CPU_PIECE if is_cpu else PIECE
     # With several pieces, bf16 gradients are added in fp32, which needs as much memory as many tokens' logits.
     sums = 2 * columns * hidden if is_cpu and width < 4 else 0
     whole = tokens * columns * width <= piece + sums
-    return max(1, tokens if whole else piece // (columns * width))
+    if not is_cpu or whole:
+        return max(1, tokens if whole else piece // (columns * width))
+    pieces = max(1, round(tokens * columns * width / piece))
+    return max(1, -(-tokens // pieces))
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ struct Arguments {
     const float *weight, *bias;  // (width); bias may be null
     void *out, *added;           // (rows, width): the norm, or the gradient of x; and the sum, rounded, if there is one
     float* facts;                // (rows, 2): mean and 1 / deviation; of an RMS norm (rows, 1): 1 / root of the mean square
-    float* sums;                 // (pieces, 2, width): for the gradients of the weight and the bias
+    float* sums;                 // (pieces, 2, width): for the gradients of the weight and the bias; null: they have none
     int64_t rows, width, piece;  // `piece`: rows per piece
     float eps;
     int threads, level;
 };
+
+enum class Pass { FORWARD, BACKWARD, BACKWARD_OF_INPUT };
 
 #define LANES_FILE "../cpu/norm.cpp"
 #include "../compiled/levels.h"
@@ -27,7 +29,9 @@ namespace {
 
 template <typename T, bool RMS>
 void norm(const Arguments& a) {
-    const auto one = a.above ? BEST_OF(a.level, piece<T, RMS, true>) : BEST_OF(a.level, piece<T, RMS, false>);
+    const auto one = !a.above ? BEST_OF(a.level, piece<T, RMS, Pass::FORWARD>)
+                     : a.sums ? BEST_OF(a.level, piece<T, RMS, Pass::BACKWARD>)
+                              : BEST_OF(a.level, piece<T, RMS, Pass::BACKWARD_OF_INPUT>);
     const int64_t pieces = (a.rows + a.piece - 1) / a.piece;
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.rows * a.width > 16384)
     for (int64_t number = 0; number < pieces; ++number) one(a, number);
@@ -119,7 +123,7 @@ LANES_INLINE void forward_row(const Arguments& a, int64_t r) {
 
 // Rows of a backward pass. dx = inverse (g - mean(g) - y mean(g y)), where y is the normalised row and g the gradient
 // times the weight; an RMS norm has no mean(g). The gradient of the sum is added.
-template <typename T, bool RMS, int ROWS>
+template <typename T, bool RMS, int ROWS, bool LEARNED>
 struct Rows {
     const T *x, *above, *of_sum;
     const float* weight;
@@ -131,18 +135,20 @@ struct Rows {
     // Add the gradients of the weight and the bias, and g and g y to the sums.
     LANES_MEMBER void add(int64_t i, int64_t count, Lanes* slopes, Lanes* products) const {
         const Lanes w = load(weight + i, count);
-        Lanes of_weight = load(weight_sums + i, count), of_bias = RMS ? Lanes{} : load(bias_sums + i, count);
+        Lanes of_weight{}, of_bias{};
+        if (LEARNED) of_weight = load(weight_sums + i, count);
+        if (LEARNED && !RMS) of_bias = load(bias_sums + i, count);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r) {
             const Lanes up = load(above + r * n + i, count);
             const Lanes normal = (load(x + r * n + i, count) - mean[r]) * inverse[r], slope = up * w;
             if (!RMS) slopes[r] += slope;
             products[r] += slope * normal;
-            of_weight += up * normal;
-            if (!RMS) of_bias += up;
+            if (LEARNED) of_weight += up * normal;
+            if (LEARNED && !RMS) of_bias += up;
         }
-        save(weight_sums + i, of_weight, count);
-        if (!RMS) save(bias_sums + i, of_bias, count);
+        if (LEARNED) save(weight_sums + i, of_weight, count);
+        if (LEARNED && !RMS) save(bias_sums + i, of_bias, count);
     }
 
     LANES_MEMBER void run() const {
@@ -183,17 +189,17 @@ struct Rows {
     };
 };
 
-template <typename T, bool RMS, int ROWS>
+template <typename T, bool RMS, int ROWS, bool LEARNED>
 LANES_INLINE void backward_rows(const Arguments& a, int64_t r, float* sums) {
     const int64_t n = a.width, at = r * n;
-    Rows<T, RMS, ROWS> rows{};
+    Rows<T, RMS, ROWS, LEARNED> rows{};
     rows.x = static_cast<const T*>(a.x) + at;
     rows.above = static_cast<const T*>(a.above) + at;
     rows.of_sum = a.of_sum ? static_cast<const T*>(a.of_sum) + at : nullptr;
     rows.weight = a.weight;
     rows.out = static_cast<T*>(a.out) + at;
     rows.weight_sums = sums;
-    rows.bias_sums = sums + n;
+    rows.bias_sums = LEARNED ? sums + n : nullptr;
     rows.n = n;
     for (int i = 0; i < ROWS; ++i) {
         rows.mean[i] = RMS ? 0.0f : a.facts[2 * (r + i)];
@@ -203,18 +209,19 @@ LANES_INLINE void backward_rows(const Arguments& a, int64_t r, float* sums) {
 }
 
 // Together: as many rows as registers have room for, because their sums are read and written once.
-template <typename T, bool RMS, bool BACK>
+template <typename T, bool RMS, Pass PASS>
 LANES_TARGET void piece(const Arguments& a, int64_t number) {
     constexpr int TOGETHER = LANES_LEVEL >= 2 ? 4 : 2;
     const int64_t end = (number + 1) * a.piece < a.rows ? (number + 1) * a.piece : a.rows;
     int64_t r = number * a.piece;
-    if (!BACK) {
+    if (PASS == Pass::FORWARD) {
         for (; r < end; ++r) forward_row<T, RMS>(a, r);
         return;
     }
-    float* sums = a.sums + number * 2 * a.width;
-    for (; r + TOGETHER <= end; r += TOGETHER) backward_rows<T, RMS, TOGETHER>(a, r, sums);
-    for (; r < end; ++r) backward_rows<T, RMS, 1>(a, r, sums);
+    constexpr bool LEARNED = PASS == Pass::BACKWARD;
+    float* sums = LEARNED ? a.sums + number * 2 * a.width : nullptr;
+    for (; r + TOGETHER <= end; r += TOGETHER) backward_rows<T, RMS, TOGETHER, LEARNED>(a, r, sums);
+    for (; r < end; ++r) backward_rows<T, RMS, 1, LEARNED>(a, r, sums);
 }
 
 #endif

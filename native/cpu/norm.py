@@ -91,14 +91,21 @@ def _forward(
 
 
 def _backward(
-    name: str, upstream: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, facts: Tensor
+    name: str,
+    upstream: Tensor,
+    of_sum: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    facts: Tensor,
+    learned: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of `x`, and in fp32 those of the weight and the bias."""
+    """Return the gradient of `x`, and in fp32 those of the weight and the bias, which are empty unless `learned`."""
     x, upstream = x.contiguous(), upstream.contiguous()
     of_sum = None if of_sum is None else of_sum.contiguous()
-    out, sums = torch.empty_like(x), x.new_zeros(PIECES, 2, x.shape[-1], dtype=torch.float32)
+    out = torch.empty_like(x)
+    sums = x.new_zeros(PIECES, 2, x.shape[-1], dtype=torch.float32) if learned else None
     _run(name, (x, None, upstream, of_sum, weight.contiguous(), None, out, None, facts, sums), 0.0)
-    return out, sums.sum(0)
+    return out, x.new_empty(0, dtype=torch.float32) if sums is None else sums.sum(0)
 
 
 def _run(name: str, tensors: tuple[Tensor | None, ...], eps: float) -> None:
@@ -130,9 +137,11 @@ def _three_results(name: str) -> Callable[..., tuple[Tensor, ...]]:
     return make
 
 
-def _gradients(upstream: Tensor, of_sum: Tensor | None, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _gradients(
+    upstream: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, facts: Tensor, learned: bool
+) -> tuple[Tensor, Tensor]:
     own = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return own, x.new_empty(2, x.shape[-1], dtype=torch.float32)
+    return own, x.new_empty((2, x.shape[-1]) if learned else 0, dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -155,7 +164,7 @@ def _gradient(backward: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Any, ...]:
         if upstream is None:
             return (None,) * len(ctx.needs_input_grad[1:])
-        own, sums = backward(upstream, None, *ctx.saved_tensors)
+        own, sums = backward(upstream, None, *ctx.saved_tensors, _learned(ctx, 1))
         return _of_inputs((own,), sums, ctx)
 
     return gradient
@@ -167,20 +176,27 @@ def _gradient_of_sum(backward: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(ctx: Any, of_sum: Tensor | None, upstream: Tensor | None, _: None) -> tuple[Any, ...]:
         if upstream is None:
             return (of_sum, of_sum, *(None,) * len(ctx.needs_input_grad[3:]))
-        own, sums = backward(upstream, of_sum, *ctx.saved_tensors)
+        own, sums = backward(upstream, of_sum, *ctx.saved_tensors, _learned(ctx, 2))
         return _of_inputs((own, own), sums, ctx)
 
     return gradient
 
 
+def _learned(ctx: Any, tensors: int) -> bool:
+    """Return whether the weight or the bias, which follow the first `tensors` inputs, has a gradient."""
+    # The first input is torch's set of dispatch keys; the last one is eps.
+    return any(ctx.needs_input_grad[1 + tensors : -1])
+
+
 def _of_inputs(own: tuple[Tensor, ...], sums: Tensor, ctx: Any) -> tuple[Any, ...]:
     """Return the gradients of the inputs: tensors, weight, bias of a layer norm, eps."""
     has_bias_input = len(ctx.needs_input_grad) - 1 == len(own) + 3
-    bias = (sums[1] if ctx.biased else None,) if has_bias_input else ()
-    return (*own, sums[0], *bias, None)
+    of_weight, of_bias = sums if len(sums) else (None, None)
+    bias = (of_bias if ctx.biased else None,) if has_bias_input else ()
+    return (*own, of_weight, *bias, None)
 
 
-_BACKWARD = "(Tensor upstream, Tensor? of_sum, Tensor x, Tensor weight, Tensor facts) -> (Tensor, Tensor)"
+_BACKWARD = "(Tensor upstream, Tensor? of_sum, Tensor x, Tensor weight, Tensor facts, bool learned) -> (Tensor, Tensor)"
 _LAYER_BACKWARD = register(
     f"layer_norm_backward{_BACKWARD}", lambda *given: _backward(LAYER, *given), _gradients
 )

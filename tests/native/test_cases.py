@@ -43,6 +43,30 @@ def test_every_backend_gives_the_meaning_of_every_case(
         assert cases.error(ours, theirs) <= gradient_error
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
+def test_a_norm_with_frozen_weights_has_the_same_gradient_and_sums_none_of_the_weight(
+    op: str, dtype: torch.dtype, compiled: object
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(70, 24, generator=generator).to(dtype) for _ in range(2 if "add" in op else 1)]
+    weights = [torch.randn(24, generator=generator) for _ in range(2 if "layer" in op else 1)]
+    gradients = []
+    for learns in (True, False):
+        leaves = [each.clone().requires_grad_() for each in tensors]
+        own = [each.clone().requires_grad_(learns) for each in weights]
+        results = function(op, "cpu")(*leaves, *own)
+        results = [each.square() for each in (results if "add" in op else [results])]
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            torch.autograd.backward(results, [torch.ones_like(each) for each in results])
+        gradients.append([leaf.grad for leaf in leaves])
+        assert all((each.grad is not None) == learns for each in own)
+        # The weights' sums over pieces are the only sum of the backward pass.
+        assert sum(event.name == "aten::sum" for event in profile.events()) == int(learns)
+    for learned, frozen in zip(*gradients, strict=True):
+        torch.testing.assert_close(frozen, learned, rtol=0, atol=0)
+
+
 def test_every_op_has_cases_in_both_types() -> None:
     # These have no gradient: test_adamw.py, test_paged_attention.py.
     assert {(case.op, case.dtype) for case in cases.cases()} == {
