@@ -2,7 +2,8 @@
 
 The model is a random GPT-2. Each step runs in a process of its own, which reports its seconds and the largest resident
 memory of itself and its child processes. `--peer` is a Python with transformers. `--megatron` is one with
-megatron-core: like Megatron's converter, it builds the model, loads a distributed checkpoint into it, and saves it.
+megatron-core and psutil: like Megatron's converter, it builds the model, loads a distributed checkpoint into it, and
+saves it.
 After the first step the files are in the page cache. The last line shows the size of the largest tensor, and the memory
 that our side may use.
 """
