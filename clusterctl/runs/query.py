@@ -49,6 +49,9 @@ def current_state(run: RunDir, connections: Connections) -> RunState:
     if controller is not None:
         # The controller records the end itself, after the last byte has arrived. Between two attempts, nothing runs.
         return replace(state, phase=Phase.RESTARTING) if last.phase is Phase.RESTARTING else state
+    if last.is_final and state.is_final:
+        # What ended the run is recorded. A node reports less: that its ranks were stopped after a loss.
+        state = replace(state, phase=last.phase, nodes={**state.nodes, **last.nodes})
     if not state.unreachable and (last.is_final or not state.is_final):
         write_state(run, state)
     return state

@@ -27,6 +27,7 @@ from clusterctl.jobs.plan import make_plan
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.causes.cause import read_cause
+from clusterctl.runs.query import current_state
 from clusterctl.runs.state import SUPERVISOR_SILENCE
 from clusterctl.runs.stop import stop_run
 from clusterctl.transport.fanout import Connections
@@ -84,6 +85,8 @@ def test_a_stopped_supervisor_is_noticed_by_its_silence_and_named(
     )
     assert "node2: the supervisor does not respond" in said(run)
     assert left_of(run) == 0
+    # Who looks later finds the same end.
+    assert current_state(run, connections).phase is Phase.LOST and run.phase() is Phase.LOST
     assert SUPERVISOR_SILENCE > 3.0, "the limit of this test is not the real one"
 
 
