@@ -155,7 +155,10 @@ class CheckpointList:
         complete = [checkpoint for checkpoint in self.checkpoints if checkpoint.health is Health.COMPLETE]
         if not self.checkpoints:
             away = f" ({nodeset.fold(list(self.unreachable))} not reached)" if self.unreachable else ""
-            raise UsageError(f"{self.source}: no checkpoint{away}", "a training saves them as `save` says")
+            raise UsageError(
+                f"{self.source}: no checkpoint{away}",
+                "a training writes them as `train.save` of its job says",
+            )
         return (complete or list(self.checkpoints))[0]
 
     def chosen(self, step: int | None) -> Checkpoint:

@@ -228,12 +228,8 @@ class _Reader:
             first = min(unknown)
             near = did_you_mean(first, self.known)
             problem = f"no node {first!r}" if len(unknown) == 1 else f"no nodes {_short_fold(unknown)}"
-            raise _fault(
-                expression,
-                column,
-                problem,
-                "; ".join(filter(None, [near, f"known: {_short_fold(self.known)}"])),
-            )
+            known = f"known: {_short_fold(self.known)}"
+            raise _fault(expression, column, problem, f"{near} K{known[1:]}" if near else known)
         return found
 
 

@@ -48,7 +48,7 @@ time.sleep(600)
     cause, words = last_words(shell, code)
     assert "rank 1 on node1 (device 1) was killed by the kernel: the memory limit of its container" in cause
     assert "kernel: Memory cgroup out of memory: Killed process" in words
-    assert "3 other ranks ended in consequence: stopped" in words
+    assert "3 other ranks ended as a consequence: stopped" in words
 
 
 def test_the_rank_that_failed_stands_before_the_one_that_lost_it(shell: Shell) -> None:
@@ -74,4 +74,4 @@ time.sleep(600)
 """
     cause, words = last_words(shell, code)
     assert cause.startswith("rank 3 on node2 (device 1) ended by a segmentation fault (SIGSEGV)")
-    assert "3 other ranks ended in consequence: " in words
+    assert "3 other ranks ended as a consequence: " in words

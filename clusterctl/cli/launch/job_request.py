@@ -110,7 +110,7 @@ class JobRequest(NodeOptions):
         if not argv:
             raise UsageError(
                 "no job file and no command given",
-                "clusterctl launch job.yaml, or clusterctl launch -n node[1-2] -- python train.py",
+                "name a job file, as in job.yaml, or a command after `--`, as in -n node[1-2] -- python train.py",
             )
         if argv[0].endswith((".yaml", ".yml", ".json")):
             if len(argv) > 1:

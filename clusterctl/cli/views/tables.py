@@ -301,7 +301,7 @@ def cause_text(cause: Cause) -> Text:
         text.append(f"  kernel: {escape_controls(line)}\n")
     text.append(f"  log: {cause.log}")
     if cause.folder:
-        text.append(f"\n  all: {cause.folder}")
+        text.append(f"\n  run: {cause.folder}")
     if cause.others:
         text.append(f"\n  {cause.others}")
     return text

@@ -227,4 +227,4 @@ class _Ends:
         parts = [phrase if count == number else f"{count} {phrase}" for phrase, count in ways.most_common(4)]
         more = number - sum(count for _, count in ways.most_common(4))
         parts += [f"{more} in other ways"] if more else []
-        return f"{plural(number, 'other rank')} ended in consequence: {', '.join(parts)}"
+        return f"{plural(number, 'other rank')} ended as a consequence: {', '.join(parts)}"

@@ -220,7 +220,7 @@ def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_
     cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"})
     assert cause.title == "rank 1 on b (device 1) exited with code 1: ZeroDivisionError: division by zero"
     assert cause.tail[-1] == "ZeroDivisionError: division by zero"
-    assert cause.others == "3 other ranks ended in consequence: 2 stopped, 1 connection lost"
+    assert cause.others == "3 other ranks ended as a consequence: 2 stopped, 1 connection lost"
     assert cause.folder == str(tmp_path)
 
 
@@ -264,7 +264,7 @@ def test_many_consequences_are_one_line(tmp_path: Path) -> None:
     cause = find_cause(run, ranks[0], ranks, {"a": "failed"})
     assert cause.title == "rank 0 on a (device 0) was killed by the kernel: the node was out of memory"
     assert cause.kernel == ("Out of memory: Killed process 7",)
-    assert cause.others == "31 other ranks ended in consequence: connection lost"
+    assert cause.others == "31 other ranks ended as a consequence: connection lost"
 
 
 def test_a_lost_connection_while_another_error_is_handled_does_not_hide_it(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_rank_that_left_while_the_others_counted_on_it_is_the_cause(tmp_path: 
     ranks = [at("a", 0, 10.1, code=1), at("b", 2, 10.0, code=0), at("b", 3, 10.3, code=1)]
     cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"})
     assert cause.title == "rank 2 on b (device 2) exited with code 0 while other ranks still needed it"
-    assert cause.others == "2 other ranks ended in consequence: connection lost"
+    assert cause.others == "2 other ranks ended as a consequence: connection lost"
     # It was stopped, saved a last checkpoint, and left.
     ranks[1] = at("b", 2, 11.0, code=0)
     assert "rank 0 on a" in find_cause(run, ranks[0], ranks, {"a": "failed", "b": "failed"}).title
@@ -376,7 +376,7 @@ def test_a_program_that_raised_and_was_aborted_on_its_way_out_tells_what_it_rais
     assert (
         cause.title == "rank 0 on a (device 0) aborted itself (SIGABRT): ZeroDivisionError: division by zero"
     )
-    assert cause.others == "2 other ranks ended in consequence: 1 connection lost, 1 stopped"
+    assert cause.others == "2 other ranks ended as a consequence: 1 connection lost, 1 stopped"
 
 
 class SkewedClock(ScriptedTransport):

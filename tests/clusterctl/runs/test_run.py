@@ -120,7 +120,7 @@ time.sleep(600)
     cause = find_cause(run, state)
     assert cause.title == "rank 3 on node2 (device 1) exited with code 1"
     assert cause.tail == ("ZeroDivisionError: of its own making",)
-    assert cause.others == "3 other ranks ended in consequence: stopped"
+    assert cause.others == "3 other ranks ended as a consequence: stopped"
     assert left_of(run) == 0
 
 
