@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 # Up to this many ranks all are shown; of more, only failed and slow ones.
 ALL_RANKS = 16
+# Columns that a program which reports no steps leaves empty.
+STEPS = ("STEP", "AGE")
 STYLE = {**tables.PHASE_STYLE, "restarting": "yellow", "unknown": "yellow"}
 
 
 def whole(overview: Overview, *, all_ranks: bool = False) -> Group:
     """Return the whole overview; of a large run only unusual ranks, unless `all_ranks` is set."""
-    parts: list[RenderableType] = [head(overview), tables.table(*_nodes(overview), right=["STEP", "AGE"])]
+    parts: list[RenderableType] = [head(overview), _table(*_nodes(overview))]
     few = all_ranks or len(overview.ranks) <= ALL_RANKS
     ranks = [rank for rank in overview.ranks if few or _is_odd(rank) or rank.rank in overview.slow]
     if ranks:
         rows = [
             _rank(rank, overview.slow.get(rank.rank)) for rank in sorted(ranks, key=lambda rank: rank.rank)
         ]
-        parts.append(
-            tables.table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows, right=["RANK", "STEP"])
-        )
+        parts.append(_table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows))
     if overview.damaged_events:
         lines = plural(overview.damaged_events, "line")
         parts.append(Text(f"{lines} of events.jsonl could not be read", style="yellow"))
@@ -114,6 +114,13 @@ def _facts(overview: Overview) -> Iterator[str]:
         yield f"checkpoint of step {overview.checkpoint_step} {duration(overview.checkpoint_age)} ago"
     if overview.left is not None:
         yield f"{duration(overview.left)} left"
+
+
+def _table(names: list[str], rows: list[list[object]]) -> RenderableType:
+    """Return a table without the columns about steps if no row has a value in them."""
+    shown = [at for at, name in enumerate(names) if name not in STEPS or any(str(row[at]) for row in rows)]
+    cells = [[row[at] for at in shown] for row in rows]
+    return tables.table([names[at] for at in shown], cells, right=["RANK", "PID", *STEPS])
 
 
 def _nodes(overview: Overview) -> tuple[list[str], list[list[object]]]:

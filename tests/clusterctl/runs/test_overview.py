@@ -120,6 +120,14 @@ def test_a_person_sees_it_all_and_who_looks_after_it() -> None:
     assert "no controller; start one with: clusterctl attach demo-1" in alone
 
 
+def test_a_program_without_steps_has_no_columns_about_steps() -> None:
+    ranks = (rank(0, "a"), rank(1, "b"))
+    state = state_of({"a": "running", "b": "running"}, ranks, controller=7)
+    text = text_of(make_overview(RECORD, state, read_progress([]), Events(()), 160.0))
+    assert "RANK" in text and "PID" in text and "STEP" not in text and "AGE" not in text
+    assert "STEP" in text_of(seen()) and "AGE" in text_of(seen())
+
+
 def test_of_many_ranks_those_are_shown_that_are_not_as_the_others() -> None:
     killed = rank(40, "a", state="exited", signal=9, exit_code=None)
     ranks = (*[rank(number, "a") for number in range(40)], killed)
