@@ -89,7 +89,7 @@ EXAMPLES = {
     """,
     "nodes wheelhouse": """
         clusterctl nodes wheelhouse requirements.txt -o wheelhouse
-        clusterctl nodes wheelhouse --extra train --python-version 3.11 --platform manylinux2014_aarch64
+        clusterctl nodes wheelhouse --extra train --python-version 3.11 --platform manylinux_2_28_aarch64
     """,
     "fab": """
         clusterctl fab fabfile.py --list

@@ -201,8 +201,10 @@ def check_train(job: Job, world: int, reported: str | None = None) -> TrainCheck
 def _local_values(job: Job, world: int) -> dict[str, str]:
     """Return placeholder values for a check on this machine, where the nodes' own are not known."""
     unknown = {name: f"<{name}>" for name in placeholders.OF_NODE}
+    folder = job.data or job.data_there
     known = {
-        "data": str(job.data or job.data_there or job.data_store),
+        # The nodes fetch a store's folder into a folder that only they know.
+        **({"data": str(folder)} if folder or not job.data_store else {}),
         "world_size": str(world),
         "node_rank": "0",
     }

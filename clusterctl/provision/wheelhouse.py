@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.environment import environment
@@ -102,7 +103,7 @@ def lacks(house: Wheelhouse, lock: Lock, python: tuple[int, int], machine: str) 
             continue
         others = ", ".join(wheel.file for wheel in house.of(pin)[:3])
         problem = f"no wheel of {pin.name} {pin.version} for Python {python[0]}.{python[1]} on {machine}"
-        remedy = f"--python-version {python[0]}.{python[1]} --platform manylinux2014_{machine} of `nodes wheelhouse`"
+        remedy = f"--python-version {python[0]}.{python[1]} --platform manylinux_2_28_{machine} of `nodes wheelhouse`"
         faults.append(Fault(str(house.folder), problem + (f"; it has {others}" if others else ""), remedy))
     return faults
 
@@ -143,14 +144,32 @@ class Target:
     platforms: tuple[str, ...] = ()
     find_links: tuple[str, ...] = ()
     """Folders with wheels that no index has."""
+    built: tuple[str, ...] = ()
+    """Packages that have no wheel: theirs are built from the source."""
 
     def words(self) -> list[str]:
         """Return pip's options."""
         words = ["--only-binary", ":all:"]
         if self.python:
             words += ["--python-version", self.python]
-        words += [word for folder in self.find_links for word in ("--find-links", folder)]
-        return words + [word for platform in self.platforms for word in ("--platform", platform)]
+        words += self.links()
+        tags = dict.fromkeys(tag for platform in self.platforms for tag in older_tags(platform))
+        return words + [word for tag in tags for word in ("--platform", tag)]
+
+    def links(self) -> list[str]:
+        """Return pip's options that name folders with wheels."""
+        return [word for folder in self.find_links for word in ("--find-links", folder)]
+
+
+def older_tags(platform: str) -> list[str]:
+    """Return a platform's tag and those of older systems, whose wheels it can install too; pip adds only a few."""
+    found = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", platform)
+    if found is None:
+        return [platform]
+    minor, machine = int(found[1]), found[2]
+    older = [f"manylinux_2_{number}_{machine}" for number in range(minor, 4, -1)]
+    named = [name for name, since in (("2014", 17), ("2010", 12), ("1", 5)) if since <= minor]
+    return older + [f"manylinux{name}_{machine}" for name in named]
 
 
 @dataclass(frozen=True)
@@ -199,6 +218,11 @@ def make_wheelhouse(
     `requirements` are arguments of pip: `-r FILE`, or `NAME`. Wheels that are there already are not fetched again.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # Wheels that an earlier call built stay the same, and so does the lock file.
+    target = replace(target, find_links=(*target.find_links, str(folder)))
+    for requirement in target.built:
+        tell(f"building a wheel of {requirement}")
+        _build(requirement, folder, target)
     tell("resolving")
     pins = _resolve([*requirements, "pip"], target)
     lock = Lock(tuple(pins), str(folder / LOCK))
@@ -206,7 +230,7 @@ def make_wheelhouse(
         wanted = Path(scratch) / LOCK
         wanted.write_text(lock.text, encoding="utf-8")
         tell(f"fetching {len(pins)} wheels")
-        words = ["download", "--no-deps", "--require-hashes", "--find-links", str(folder), "-r", str(wanted)]
+        words = ["download", "--no-deps", "--require-hashes", "-r", str(wanted)]
         _pip([*words, *target.words(), "--dest", str(folder)])
     house = open_wheelhouse(folder)
     check_hashes(house, lock)
@@ -216,6 +240,20 @@ def make_wheelhouse(
             tell(f"{wheel.file} belongs to another lock file; it stays, and is not sent to nodes")
     replace_file(folder / LOCK, lock.text)
     return lock, len(needed)
+
+
+def _build(requirement: str, folder: Path, target: Target) -> None:
+    """Put the wheel of one package into `folder`; refuse one that only fits this machine if others are meant."""
+    with tempfile.TemporaryDirectory() as scratch:
+        _pip(["wheel", "--no-deps", "--wheel-dir", scratch, *target.links(), requirement])
+        for wheel in Path(scratch).glob("*.whl"):
+            if (target.python or target.platforms) and not wheel.name.endswith("-none-any.whl"):
+                raise UsageError(
+                    f"--build {requirement}: {wheel.name} only fits this machine's Python",
+                    "build it on a node with `pip wheel`, and name its folder with --find-links",
+                )
+            if not (folder / wheel.name).exists():
+                shutil.copyfile(wheel, folder / wheel.name)
 
 
 def _resolve(requirements: Iterable[str], target: Target) -> list[Pin]:
@@ -259,8 +297,18 @@ def _pip(words: Sequence[str]) -> None:
         lines = [
             line for line in done.stderr.splitlines() if line.startswith("ERROR")
         ] or done.stderr.splitlines()[-3:]
-        hint = "packages without a wheel: build one with `pip wheel`, and name its folder with --find-links"
+        hint = "a package without a wheel: --build NAME builds one; wheels for other machines: --find-links FOLDER"
         raise UsageError("pip could not fetch the wheels: " + " / ".join(lines[-4:]), hint)
+
+
+# Packages of the extras that have no wheel in the public index.
+WITHOUT_WHEEL = ("deepspeed",)
+
+
+def built_for(requirements: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the requirements whose wheels are built: the named packages, in the version that is required."""
+    required = {normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]): line for line in requirements}
+    return tuple(required.get(normal(name), name) for name in names)
 
 
 def requirements_of_extra(extra: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -24,6 +25,35 @@ def make_wheel(
         archive.writestr(
             f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
         )
+    return path
+
+
+# A backend of a source archive that needs nothing: it copies the wheel that the archive holds.
+BACKEND = """
+import pathlib, shutil
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    (wheel,) = pathlib.Path(__file__).parent.glob("*.whl")
+    shutil.copy(wheel, folder)
+    return wheel.name
+"""
+
+
+def make_source(folder: Path, name: str, tag: str = "py3-none-any") -> Path:
+    """Write the source archive of a package, from which pip builds a wheel with this tag."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inside = folder / f"{name}-1.0"
+    wheel = make_wheel(inside, name, tag=tag)
+    (inside / "backend.py").write_text(BACKEND)
+    (inside / "pyproject.toml").write_text(
+        f'[project]\nname = "{name}"\nversion = "1.0"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (inside / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    path = folder / f"{name}-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(inside, inside.name)
+    wheel.unlink()
     return path
 
 

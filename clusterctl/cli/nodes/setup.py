@@ -252,8 +252,12 @@ def wheelhouse(
     platform: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TAG", help="The platform of the nodes: manylinux2014_aarch64. Can be repeated."
+            metavar="TAG", help="The platform of the nodes: manylinux_2_28_aarch64. Can be repeated."
         ),
+    ] = None,
+    build: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Build the wheel of a package that has none."),
     ] = None,
     find_links: Annotated[
         list[Path] | None,
@@ -262,7 +266,13 @@ def wheelhouse(
 ) -> None:
     """Fetch the wheels of some requirements with all they depend on, and write a lock file with their hashes. This
     needs internet, or pip's own settings for a mirror."""
-    from clusterctl.provision.wheelhouse import Target, make_wheelhouse, requirements_of_extra
+    from clusterctl.provision.wheelhouse import (
+        WITHOUT_WHEEL,
+        Target,
+        built_for,
+        make_wheelhouse,
+        requirements_of_extra,
+    )
 
     words = [
         word for name in requirements or () for word in (["-r", name] if Path(name).is_file() else [name])
@@ -273,10 +283,13 @@ def wheelhouse(
     absent = [name for name in requirements or () if _is_path(name) and not Path(name).is_file()]
     if absent:
         raise UsageError(f"{absent[0]}: no such file", "name a requirements file, or a package as pip does")
-    words += requirements_of_extra(extra) if extra else []
+    of_extra = requirements_of_extra(extra) if extra else []
+    words += of_extra
     if not words:
         raise UsageError("no requirement is named", "name a requirements file, or --extra train")
-    target = Target(python_version, tuple(platform or ()), tuple(map(str, find_links or ())))
+    lacking = [name for name in WITHOUT_WHEEL if any(line.startswith(name) for line in of_extra)]
+    built = built_for(words, [*lacking, *(build or ())])
+    target = Target(python_version, tuple(platform or ()), tuple(map(str, find_links or ())), built)
     lock, count = make_wheelhouse(words, output, target, screen.log)
     screen.write(f"{output}: {count} wheels; {lock.source} pins {len(lock.pins)} packages\n")
 

@@ -312,3 +312,20 @@ def test_a_bare_command_is_named_after_its_script() -> None:
     assert job.from_command(["python", "train.py", "--lr", "1"], None).name == "train"
     assert job.from_command(["./bin/run me"], None).name == "run-me"
     assert job.from_command(["bash", "run.sh"], None).name == "run"
+
+
+def test_a_training_on_data_of_an_object_store_is_planned(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "data: s3://corpora/wiki\n"
+        "train:\n"
+        "  model: {layers: 1, hidden: 32, heads: 2, sequence: 32, vocab: 500}\n"
+        "  data: {prefix: '{data}/corpus', tokenizer: '{data}/tokenizer.json'}\n"
+        "  steps: 10\n"
+        "  micro_batch: 2\n"
+    )
+    summary = job_check.check(job.load(path), cluster())
+    assert summary is not None and summary.layout.data == 4
+    path.write_text(path.read_text().replace("{data}/corpus", "s3://corpora/wiki/corpus"))
+    with pytest.raises(InputFaults, match="is a URL, and a corpus is read from files"):
+        job_check.check(job.load(path), cluster())

@@ -10,13 +10,15 @@ from clusterctl.errors import InputFaults, UsageError
 from clusterctl.provision.lock import parse_lock, read_lock
 from clusterctl.provision.wheelhouse import (
     Target,
+    built_for,
     check_hashes,
     lacks,
     make_wheelhouse,
+    older_tags,
     open_wheelhouse,
     requirements_of_extra,
 )
-from tests.support.wheels import lock_line, make_wheel
+from tests.support.wheels import lock_line, make_source, make_wheel
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,38 @@ def test_a_wheelhouse_is_made_with_pip_from_a_folder_of_wheels(
     ]
     with pytest.raises(UsageError, match=r"pip could not fetch the wheels: .*nowhere"):
         make_wheelhouse(["nowhere"], tmp_path / "other", target, told.append)
+
+
+def test_a_package_with_only_a_source_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, house = tmp_path / "source", tmp_path / "house"
+    make_source(source, "pure")
+    make_source(source, "bound", "cp311-cp311-linux_x86_64")
+    make_wheel(source, "pip", "99.0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    other = {"find_links": (str(source),), "python": "3.12", "platforms": ("manylinux_2_28_aarch64",)}
+    with pytest.raises(UsageError, match=r"pip could not fetch the wheels: .*pure") as refused:
+        make_wheelhouse(["pure"], house, Target(**other), str)
+    assert "--build NAME" in refused.value.hint
+    lock, count = make_wheelhouse(["pure"], house, Target(**other, built=built_for(["pure"], ["Pure"])), str)
+    assert count == 2 and (house / "pure-1.0-py3-none-any.whl").exists()
+    (source / "pure-1.0.tar.gz").unlink()
+    again, _ = make_wheelhouse(["pure"], house, Target(**other, built=("pure",)), str)
+    assert again.text == lock.text
+    with pytest.raises(UsageError, match="bound-1.0-cp311-cp311-linux_x86_64.whl only fits this machine"):
+        make_wheelhouse(["bound"], house, Target(**other, built=("bound",)), str)
+
+
+def test_a_package_is_built_in_the_version_that_is_required() -> None:
+    required = ["torch==2.13.*", "deepspeed<0.20,>=0.19"]
+    assert built_for(required, ["deepspeed", "Other_name"]) == ("deepspeed<0.20,>=0.19", "Other_name")
+
+
+def test_wheels_of_older_systems_are_taken_too() -> None:
+    tags = older_tags("manylinux_2_28_aarch64")
+    assert tags[0] == "manylinux_2_28_aarch64"
+    assert {"manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"} < set(tags)
+    assert "manylinux_2_29_aarch64" not in tags
+    assert older_tags("manylinux2014_x86_64") == ["manylinux2014_x86_64"]
 
 
 def test_an_extra_of_the_program_names_its_requirements() -> None:
