@@ -4,8 +4,8 @@ and those that are refused, because the trainer would not follow them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config.reader import closest_match
@@ -140,6 +140,20 @@ def with_settings(raw: Mapping[str, Any], faults: list[Fault]) -> JsonObject:
     passed = {key: value for key, value in given.items() if key in PASSED and value != AUTO}
     merged["deepspeed"] = json.dumps(passed) if passed else ""
     return merged
+
+
+def placed_in_settings(raw: Mapping[str, Any], faults: Sequence[Fault]) -> list[Fault]:
+    """Return faults with the places of DeepSpeed's settings instead of the keys of the job that these became."""
+    engine = raw.get("engine")
+    given = engine.get("deepspeed") if isinstance(engine, Mapping) else None
+    if not isinstance(given, Mapping):
+        return list(faults)
+    places = {
+        f"train.{row.key}": f"{KEY}.{row.path}"
+        for row in (*SHARED, *SCALES)
+        if _get(given, row.path) not in (None, AUTO) and _get(raw, row.key) is None
+    }
+    return [replace(fault, key=places.get(fault.key, fault.key)) for fault in faults]
 
 
 def _get(settings: Mapping[str, Any], path: str) -> Any:

@@ -28,6 +28,7 @@ from trainer.engine.passes import Model
 from trainer.engine.rank_state import COMPUTED_IN, GradientBuffer, clip_factor, moves_optimizer, saves_copy
 from trainer.model.cuts import cuts_of, learned
 from trainer.model.norm import Norm
+from trainer.model.unallocated import allocate
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 
@@ -173,8 +174,8 @@ def _norms_of(model: nn.Module) -> set[nn.Parameter]:
 def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter]) -> list[FSDPModule]:
     """Shard each block, then the rest (the tables); return the modules that are gathered as a unit.
 
-    Modules move to the device one by one and keep only their rows there, so that no device needs memory for the whole
-    model.
+    Modules are allocated on the device one by one and keep only their rows, so that neither a device nor a node needs
+    memory for the whole model.
     """
     handle: Any = data.handle or dist.group.WORLD
     mesh = DeviceMesh.from_group(handle, data.device.kind)
@@ -184,6 +185,7 @@ def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Paramet
     for module in (*model.blocks.values(), model):
         # The tables are used at the start and at the end of a pass, so freeing them in between saves little.
         again = config.zero >= 3 and module is not model
+        allocate(module, data.device.name)
         fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy, ignored_params=norms)
         assert isinstance(module, FSDPModule)
         # The losses are already weighted for a sum.

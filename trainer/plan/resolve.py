@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainer.config import rules
 from trainer.config.data import data_faults
+from trainer.config.deepspeed import placed_in_settings
 from trainer.config.rules import glm_faults
 from trainer.config.train_config import TrainConfig, read_train
 from trainer.config.tune import TuneConfig
@@ -72,4 +73,4 @@ def plan_config(raw: object, world_size: int, base: Path | None = Path()) -> Pla
         faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
     if not any(fault.is_of("model") for fault in faults):
         faults += glm_faults(config)
-    return Planned(config, faults, choice)
+    return Planned(config, placed_in_settings(raw, faults), choice)

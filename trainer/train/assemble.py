@@ -28,6 +28,7 @@ from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.model.masks import Ends
 from trainer.model.recompute import Recompute
+from trainer.model.unallocated import Unallocated, allocate
 from trainer.parallel.group import Group, Groups
 from trainer.parallel.tensor import ALONE
 from trainer.samples.cache import IndexCache
@@ -87,11 +88,7 @@ def run_training(
     layout = config.layout(group.world)
     groups = Groups.of(group, layout, config.parallel.sequence, config.parallel.interleave, config.model.tied)
     startup.done("group")
-    # The weights are drawn when no checkpoint has them.
-    model = build_model(config, ops, groups, drawn=False)
-    if config.engine != "deepspeed" and (config.zero < 2 or groups.data.world == 1):
-        # ZeRO 2 and 3, and DeepSpeed, move the model themselves, part by part.
-        model.to(device.name)
+    model = model_on_device(config, ops, groups, device)
     engine = _engine(model, config, groups, device, ops, environment.run_id or run_dir.name)
     startup.done("model")
     folder = _checkpoint_folder(config, environment, run_dir)
@@ -304,6 +301,23 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups, drawn: 
         return GLM(config.model, ops, seed, groups.tensor, recompute, pieces)
     ends = _ends(config.data)
     return GPT(config.model, ops, seed, ends, groups.tensor, recompute, pieces, groups.context)
+
+
+def model_on_device(config: TrainConfig, ops: native.Choice, groups: Groups, device: Device) -> Model:
+    """Return this rank's part of the model for an engine; its weights are drawn when no checkpoint has them.
+
+    No rank needs node memory for whole matrices that its device or other ranks hold. ZeRO 2 and 3 allocate and divide
+    one block after another, and DeepSpeed moves the model itself.
+    """
+    sharded = config.zero >= 2 and groups.data.world > 1
+    if config.engine == "deepspeed" or (device.kind == "cpu" and not sharded):
+        return build_model(config, ops, groups, drawn=False)
+    with Unallocated():
+        model = build_model(config, ops, groups, drawn=False)
+    if not sharded:
+        allocate(model, device.name)
+        model.to(device.name)
+    return model
 
 
 def _whole_shapes(config: TrainConfig, ops: native.Choice, groups: Groups) -> dict[str, tuple[int, ...]]:

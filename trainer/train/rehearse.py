@@ -36,7 +36,7 @@ from trainer.errors import InputError
 from trainer.parallel.group import Group, Groups
 from trainer.parallel.tensor import column_linear
 from trainer.plan.memory import stages
-from trainer.train.assemble import build_model
+from trainer.train.assemble import model_on_device
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Counting(TorchDispatchMode):
             tensors = {id(leaf): leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, Tensor)}
             self.counts.exchanged_bytes += sum(x.numel() * x.element_size() for x in tensors.values())
         for leaf in tree_leaves(out):
-            # A DTensor would be counted with the size of the whole tensor.
-            if isinstance(leaf, FakeTensor):
+            # A DTensor would be counted with the size of the whole tensor, and a meta tensor has no memory.
+            if isinstance(leaf, FakeTensor) and leaf.device.type != "meta":
                 self._count(leaf)
         return out
 
@@ -153,7 +153,7 @@ def _step(config: TrainConfig, layout: Layout, rank: int) -> int:
     """Build the rank and take a step; return the number of parameters that it has."""
     device, parallel = Device("cpu"), config.parallel
     groups = Groups.of(Group(rank, layout.world, device), layout, parallel.sequence, parallel.interleave)
-    model = build_model(config, native.choose("cpu"), groups)
+    model = model_on_device(config, native.choose("cpu"), groups, device)
     built = sum(parameter.numel() for parameter in model.parameters())
     # Here ids have no values.
     model.check_ids = _unchecked  # type: ignore[assignment, method-assign]
