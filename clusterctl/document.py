@@ -110,11 +110,11 @@ def parse_document(text: str, source: str) -> Document:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         column = error.problem_mark.column + 1 if error.problem_mark else 1
-        fault = Fault(
-            f"{source}:{line}:{column}",
-            f"not valid yaml: {error.problem}",
-            _remedy_of(error.problem or "", text.splitlines()[line - 1 : line]),
-        )
+        kind, remedy = "yaml", _remedy_of(error.problem or "", text.splitlines()[line - 1 : line])
+        # DeepSpeed's settings and Kubernetes' manifests may be JSON, which YAML includes.
+        if source.endswith(".json"):
+            kind, remedy = "JSON", "check quotes, commas and brackets"
+        fault = Fault(f"{source}:{line}:{column}", f"not valid {kind}: {error.problem}", remedy)
         raise InputFaults([fault]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

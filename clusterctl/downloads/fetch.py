@@ -82,6 +82,18 @@ class _Partial:
     size: int = -1
 
 
+def check_proxy(proxy: str) -> None:
+    """Raise UsageError unless a proxy is an address that can be used."""
+    try:
+        parts = urlsplit(proxy)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        sound = False
+    if not sound:
+        # It may have a password, so it is not shown.
+        raise UsageError("--proxy is not an http or https URL", "as in http://proxy.example:3128")
+
+
 def check_url(url: str) -> None:
     """Raise UsageError unless a URL can be downloaded and shown."""
     try:

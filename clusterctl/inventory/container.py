@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusterctl.document import Section
+from clusterctl.document import Section, recorded_secret, secrets_in
 from clusterctl.errors import did_you_mean
 
 RUNTIMES = ("docker", "podman", "apptainer")
@@ -67,7 +67,21 @@ def read_container(top: Section) -> ContainerOptions | None:
             inner.fault("options", f"{option!r} is not an option", "one word each: --ulimit=memlock=-1")
         elif option.split("=")[0] in RESERVED:
             inner.fault("options", f"{option.split('=')[0]} is set by clusterctl", "leave it out")
+    for name in secrets_in(_variables(found.options)):
+        inner.fault("options", *recorded_secret(name))
     inner.done()
+    return found
+
+
+def _variables(options: Sequence[str]) -> dict[str, str]:
+    """Return the variables that options such as --env=NAME=VALUE set."""
+    found = dict[str, str]()
+    for option in options:
+        # --env=NAME=VALUE, or -eNAME=VALUE. Apptainer's --env has several variables, with commas between.
+        text = option.removeprefix("--env=") if option.startswith("--") else option.removeprefix("-e")
+        for variable in text.split(",") if text != option else ():
+            name, _, value = variable.lstrip("=").partition("=")
+            found[name] = value
     return found
 
 

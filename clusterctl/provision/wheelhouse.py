@@ -161,6 +161,20 @@ class Target:
         return [word for folder in self.find_links for word in ("--find-links", folder)]
 
 
+def check_target(python: str, platforms: Iterable[str], find_links: Iterable[Path]) -> None:
+    """Raise a UsageError for a version, platform or folder that pip would take and then find nothing for."""
+    if python and not re.fullmatch(r"3(\.\d+){1,2}", python):
+        raise UsageError(f"--python-version {python}: not a version of Python 3", "as in 3.11")
+    for platform in platforms:
+        if not re.fullmatch(r"(many|musl)?linux\d*(_\d+_\d+)?_\w+", platform):
+            raise UsageError(
+                f"--platform {platform}: not a platform of Linux", "as in manylinux_2_28_aarch64"
+            )
+    for folder in find_links:
+        if not folder.is_dir():
+            raise UsageError(f"--find-links {folder}: no such folder", "name a folder with wheels")
+
+
 def older_tags(platform: str) -> list[str]:
     """Return a platform's tag and those of older systems, whose wheels it can install too; pip adds only a few."""
     found = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", platform)

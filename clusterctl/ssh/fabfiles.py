@@ -75,6 +75,8 @@ def _aliases(collection: Any) -> set[str]:
 
 def load_fabfile(path: Path) -> Fabfile:
     """Import a fabfile and return its tasks; raise UsageError if it cannot be imported."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "name a Python file with fabric tasks")
     if not path.is_file():
         raise UsageError(f"{path}: no such file", "name a Python file with fabric tasks")
     load_paramiko()
@@ -92,7 +94,10 @@ def load_fabfile(path: Path) -> Fabfile:
         line = _line_in(path, problem)
         text = f"{path}{line}: {type(problem).__name__}: {problem}"
         raise UsageError(text, "nothing was started; correct the file") from None
-    return of_module(module, path)
+    found = of_module(module, path)
+    if not found.tasks:
+        raise UsageError(f"{path}: there is no task in it", "put @task of fabric before a function")
+    return found
 
 
 def of_module(module: ModuleType, path: Path) -> Fabfile:

@@ -48,6 +48,8 @@ def read_archive(path: Path) -> ImageArchive:
                 return _docker(path, archive)
             if "index.json" in names:
                 return _oci(path, archive)
+    except tarfile.ReadError:
+        raise UsageError(f"{path} is not an archive of an image: it is no tar file", NO_ARCHIVE) from None
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError, AttributeError) as problem:
         raise UsageError(f"{path} is not an archive of an image: {problem}", NO_ARCHIVE) from None
     raise UsageError(

@@ -47,7 +47,7 @@ def fetch(
 ) -> None:
     """Download corpora and vocabularies. An interrupted download continues; the hash is verified, or recorded at the
     first download of a file without a published hash."""
-    from clusterctl.downloads.fetch import check_url
+    from clusterctl.downloads.fetch import check_proxy, check_url
     from clusterctl.downloads.names import NAMES
     from clusterctl.errors import did_you_mean
     from clusterctl.storage.address import is_address
@@ -64,6 +64,8 @@ def fetch(
             check_url(source)
     if digest and len(sources) > 1:
         raise UsageError("--hash is for one file", "fetch the files one by one")
+    if proxy:
+        check_proxy(proxy)
     results = []
     for source in sources:
         if is_address(source):

@@ -84,6 +84,8 @@ def setup(
     from clusterctl.provision.setup import Setup, Wanted, look, require_base, require_fit
     from clusterctl.transport.fanout import raise_failures, values
 
+    if source.env and not source.env.startswith(("/", "~/")):
+        raise UsageError(f"--env {source.env}: not an absolute path", "a path of the nodes: /PATH or ~/PATH")
     began = time.monotonic()
     with _contents(source) as contents:
         chosen = selection.chosen()
@@ -270,6 +272,7 @@ def wheelhouse(
         WITHOUT_WHEEL,
         Target,
         built_for,
+        check_target,
         make_wheelhouse,
         requirements_of_extra,
     )
@@ -277,9 +280,9 @@ def wheelhouse(
     words = [
         word for name in requirements or () for word in (["-r", name] if Path(name).is_file() else [name])
     ]
-    wrong = [name for name in requirements or () if name.startswith("-")]
+    wrong = [name for name in requirements or () if name.startswith("-") or not name.strip()]
     if wrong:
-        raise UsageError(f"{wrong[0]} is not a requirement", "name files or packages")
+        raise UsageError(f"{wrong[0]!r} is not a requirement", "name files or packages")
     absent = [name for name in requirements or () if _is_path(name) and not Path(name).is_file()]
     if absent:
         raise UsageError(f"{absent[0]}: no such file", "name a requirements file, or a package as pip does")
@@ -289,6 +292,7 @@ def wheelhouse(
         raise UsageError("no requirement is named", "name a requirements file, or --extra train")
     lacking = [name for name in WITHOUT_WHEEL if any(line.startswith(name) for line in of_extra)]
     built = built_for(words, [*lacking, *(build or ())])
+    check_target(python_version, platform or (), find_links or ())
     target = Target(python_version, tuple(platform or ()), tuple(map(str, find_links or ())), built)
     lock, count = make_wheelhouse(words, output, target, screen.log)
     screen.write(f"{output}: {count} wheels; {lock.source} pins {len(lock.pins)} packages\n")

@@ -1,4 +1,4 @@
-"""Forty wrong inputs of submit, setup, bundle, fab, sweep, migration, models and stores: as test_wrong_inputs.py."""
+"""Wrong inputs of submit, setup, bundle, fab, sweep, migration, models and stores: as test_wrong_inputs.py."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ FILES = {
     "ends.py": "raise SystemExit('no more')\n",
     "bad.tar": "not an archive\n",
     "x.json": '{"a": 1}\n',
+    "box.yaml": COMMAND
+    + "container: {image: i, options: ['--env=HF_TOKEN=abc', '-e=PAD_TOKEN=0', '--env=A=1']}\n",
+    "ds.yaml": "train: {model: gpt-tiny, steps: 1, data: {prefix: x}, engine: {deepspeed: ds.json}}\n",
+    "ds.json": '{\n "train_batch_size": "many",\n "zero_optimization": {"stage": 9}\n}\n',
+    "torn.yaml": "train: {model: gpt-tiny, steps: 1, data: {prefix: x}, engine: {deepspeed: torn.json}}\n",
+    "torn.json": "{not json",
+    "tasks.py": "x = 1\n",
     "loose.lock": "torch\n",
     "bad.lock": "numpy==1.0 --hash=sha256:00\n",
     "ckpt/manifest.json": "{}\n",
@@ -54,6 +61,7 @@ LINES = [
     (("nodes", "setup", "--wheelhouse", "wheels", "--lock", "loose.lock", "--env", "~/v"), "loose.lock:1"),
     (("nodes", "setup", "--wheelhouse", "wheels", "--lock", "bad.lock", "--env", "~/v"), "bad.lock:1"),
     (("nodes", "setup", "--bundle", "bad.tar", "--env", "~/v"), "bad.tar"),
+    (("nodes", "setup", "--bundle", "bad.tar", "--env", "here"), "--env here: not an absolute path"),
     (("nodes", "setup", "--bundle", "bad.tar", "--wheelhouse", "wheels"), "--bundle"),
     (("nodes", "wheelhouse", "nosuch.txt"), "nosuch.txt: no such file"),
     (("bundle",), "nothing to pack"),
@@ -88,6 +96,21 @@ LINES = [
     (("checkpoint", "mirror", "last"), "'mirror'"),
     (("checkpoint", "export", "nosuch", "--to", "hf", "-o", "out"), "/runs"),
     (("exec",), "'SET'"),
+    (("plan", "box.yaml"), "box.yaml:2 container.options: HF_TOKEN looks like a credential"),
+    (("plan", "ds.yaml"), "ds.json:2 train_batch_size: is 'many'"),
+    (("plan", "ds.yaml"), "ds.json:3 zero_optimization.stage: is 9"),
+    (("plan", "torn.yaml"), "torn.json:1:10: not valid JSON"),
+    (("fab", "tasks.py", "--list"), "tasks.py: there is no task in it"),
+    (("fab", "wheels", "up"), "wheels is a folder"),
+    (("nodes", "wheelhouse", "--python-version", "99", "six"), "--python-version 99"),
+    (("nodes", "wheelhouse", "--platform", "x", "six"), "--platform x"),
+    (("nodes", "wheelhouse", "--find-links", "nosuch", "six"), "--find-links nosuch"),
+    (("nodes", "wheelhouse", ""), "'' is not a requirement"),
+    (("data", "fetch", "gpt2-vocab", "--proxy", "nonsense"), "--proxy is not an http or https URL"),
+    (
+        ("push", "--image", "bad.tar", "-n", "node1"),
+        "bad.tar is not an archive of an image: it is no tar file",
+    ),
 ]
 # Of the trainer, which the command starts.
 TRAINER = [

@@ -102,7 +102,7 @@ def test_a_package_with_only_a_source_is_built_once(tmp_path: Path, monkeypatch:
     (source / "pure-1.0.tar.gz").unlink()
     again, _ = make_wheelhouse(["pure"], house, Target(**other, built=("pure",)), str)
     assert again.text == lock.text
-    with pytest.raises(UsageError, match="bound-1.0-cp311-cp311-linux_x86_64.whl only fits this machine"):
+    with pytest.raises(UsageError, match=r"bound-1\.0-cp311-cp311-linux_x86_64\.whl only fits this machine"):
         make_wheelhouse(["bound"], house, Target(**other, built=("bound",)), str)
 
 
