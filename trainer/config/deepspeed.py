@@ -142,7 +142,7 @@ def with_settings(raw: Mapping[str, Any], faults: list[Fault]) -> JsonObject:
     return merged
 
 
-def placed_in_settings(raw: Mapping[str, Any], faults: Sequence[Fault]) -> list[Fault]:
+def placed_in_settings(raw: Mapping[str, object], faults: Sequence[Fault]) -> list[Fault]:
     """Return faults with the places of DeepSpeed's settings instead of the keys of the job that these became."""
     engine = raw.get("engine")
     given = engine.get("deepspeed") if isinstance(engine, Mapping) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,12 +18,12 @@ class Unallocated(TorchFunctionMode):
         function: Callable[..., Any],
         types: Iterable[type],
         args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Any = None,
     ) -> Any:
-        named = dict(kwargs or {})
+        named = kwargs or {}
         shape = args[0] if args and not isinstance(args[0], int) else args
         if function is torch.zeros and len(shape) > 1:
-            named["device"] = "meta"
+            named = {**named, "device": "meta"}
         return function(*args, **named)
 
 
