@@ -233,6 +233,17 @@ def _is_path(requirement: str) -> bool:
     return requirement.endswith((".txt", ".in", ".lock")) or requirement.startswith(("./", "../", "/"))
 
 
+def _words_of(requirements: Sequence[str]) -> list[str]:
+    """Return requirements as arguments of pip; refuse what cannot be one."""
+    wrong = [name for name in requirements if name.startswith("-") or not name.strip()]
+    if wrong:
+        raise UsageError(f"{wrong[0]!r} is not a requirement", "name files or packages")
+    absent = [name for name in requirements if _is_path(name) and not Path(name).is_file()]
+    if absent:
+        raise UsageError(f"{absent[0]}: no such file", "name a requirements file, or a package as pip does")
+    return [word for name in requirements for word in (["-r", name] if Path(name).is_file() else [name])]
+
+
 def wheelhouse(
     requirements: Annotated[
         list[str] | None,
@@ -277,17 +288,8 @@ def wheelhouse(
         requirements_of_extra,
     )
 
-    words = [
-        word for name in requirements or () for word in (["-r", name] if Path(name).is_file() else [name])
-    ]
-    wrong = [name for name in requirements or () if name.startswith("-") or not name.strip()]
-    if wrong:
-        raise UsageError(f"{wrong[0]!r} is not a requirement", "name files or packages")
-    absent = [name for name in requirements or () if _is_path(name) and not Path(name).is_file()]
-    if absent:
-        raise UsageError(f"{absent[0]}: no such file", "name a requirements file, or a package as pip does")
     of_extra = requirements_of_extra(extra) if extra else []
-    words += of_extra
+    words = [*_words_of(requirements or ()), *of_extra]
     if not words:
         raise UsageError("no requirement is named", "name a requirements file, or --extra train")
     lacking = [name for name in WITHOUT_WHEEL if any(line.startswith(name) for line in of_extra)]
