@@ -93,6 +93,9 @@ def _ask(node: Node, link: Connection, job: Job) -> ImageAnswer:
             )
         if shown.exit_code != 0:
             last = (shown.error_text.strip().splitlines() or [f"exit code {shown.exit_code}"])[-1]
+            if "daemon" in last:
+                remedy = "start it; or let the user have its socket; podman and apptainer need none"
+                return ImageAnswer(node.name, f"{options.runtime} does not answer: {last}", remedy)
             remedy = f"clusterctl push --image FILE -n {node.name}, or {options.runtime} pull {options.image} there"
             return ImageAnswer(node.name, f"it has no image {options.image}: {last}", remedy)
         digest = shown.stdout.decode("utf-8", "replace").strip()
