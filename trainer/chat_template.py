@@ -31,6 +31,18 @@ MOST_TEXT = 1 << 22
 # A message's reasoning has one of these names; templates read the first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 Spans = list[tuple[int, int]]
+# What expressions of a template can raise: a division by zero, an index of a text, a recursion without end.
+_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 class TemplateError(InputError):
@@ -80,15 +92,8 @@ class ChatTemplate:
                     length += len(block)
                     if length > MOST_TEXT:
                         break
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            OverflowError,
-            MemoryError,
-            RecursionError,
-        ) as error:
-            raise TemplateError(f"the chat template refuses the messages: {error}") from None
+        except _FAILURES as error:
+            raise TemplateError(f"the chat template refuses the messages: {_reason(error)}") from None
         text = "".join(blocks)
         if len(text) > MOST_TEXT:
             raise TemplateError(f"the chat template turns the messages into more than {MOST_TEXT} characters")
@@ -104,11 +109,31 @@ def read_template(tokenizer: Path, named: Path | None = None) -> ChatTemplate | 
     if file is None:
         source = _of_config(config.get("chat_template"))
     else:
-        try:
-            source = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: {error}", "name a file with a jinja template") from None
+        source = _read(file)
+        if named is not None:
+            _check_syntax(source, file)
     return ChatTemplate(source, spelled_tokens(config)) if source else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{file}: {problem}", "name a file with a jinja template") from None
+
+
+def _check_syntax(source: str, file: Path) -> None:
+    try:
+        _compiled(source)
+    except jinja2.TemplateSyntaxError as error:
+        problem = f"{file}:{error.lineno}: not a jinja template: {error.message}"
+        raise InputError(problem, "correct the template, or name another one") from None
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a template failed: its own words, or what Python reports of an expression in it."""
+    return f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
 
 
 def spelled_tokens(config: Mapping[str, object]) -> dict[str, str]:

@@ -163,6 +163,13 @@ def _lines(value: object) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint's folder; a CheckpointError names the file and what is wrong."""
     file = folder / MANIFEST
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: no such folder", "check the path") from None
+    except OSError:
+        # The read below reports it.
+        pass
     check_access(folder)
     check_above(folder)
     try:
@@ -171,7 +178,9 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"{file}: larger than {MOST_BYTES >> 20} MB, which no manifest is")
         content = file.read_bytes()
     except OSError as error:
-        hint = "a checkpoint is a folder with a manifest.json"
+        hint = (
+            "name a folder with a manifest.json; `clusterctl checkpoint import` makes it of another program's"
+        )
         raise CheckpointError(f"{file}: {error.strerror}", hint) from None
     return decode_manifest(content, file)
 

@@ -30,7 +30,10 @@ def check_init(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]
     try:
         source = open_source(path, config.model.heads)
     except TrainerError as error:
-        return [Fault(SOURCE, error.message, error.hint)], []
+        hint = "" if "--from" in error.hint else error.hint
+        return [
+            Fault(SOURCE, error.message, hint or "import it with `clusterctl checkpoint import` first")
+        ], []
     faults = list(init_faults(config.model, source.model, config.init.extend_vocabulary))
     if source.tokenizer is not None and config.data.tokenizer:
         faults += tokenizer_faults(base / config.data.tokenizer, source.tokenizer)

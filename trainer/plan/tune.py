@@ -121,7 +121,7 @@ def check_examples(config: TrainConfig, base: Path) -> tuple[list[Fault], list[s
     tune = config.tune
     absent = [
         name
-        for name in (tune.train, tune.valid, config.data.tokenizer)
+        for name in (tune.train, tune.valid, tune.template, config.data.tokenizer)
         if name and not (base / name).exists()
     ]
     if absent:
@@ -135,7 +135,9 @@ def check_examples(config: TrainConfig, base: Path) -> tuple[list[Fault], list[s
         if tune.task not in CLOZE:
             data_of(config, base)
     except TrainerError as error:
-        return [Fault("train.data.tokenizer", error.message, error.hint)], []
+        of_template = tune.template and error.message.startswith(str(base / tune.template))
+        key = "train.tune.template" if of_template else "train.data.tokenizer"
+        return [Fault(key, error.message, error.hint)], []
     for key in ("train", "valid"):
         name = getattr(tune, key)
         try:

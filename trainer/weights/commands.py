@@ -49,6 +49,10 @@ def _import(arguments: argparse.Namespace) -> int:
     from trainer.weights.convert import import_weights, readable
 
     _check_format(arguments.form, ["", *readable(), "peft"], "--from")
+    for name in ("heads", "vocab"):
+        if getattr(arguments, name) < 0:
+            problem = f"--{name} is {getattr(arguments, name)}; at least 1 is needed"
+            raise InputError(problem, f"leave out --{name}, or correct it")
     request = ImportRequest(arguments.state, arguments.heads, arguments.vocab, arguments.base)
     source, output = arguments.source, arguments.output
     done = import_weights(source, output, arguments.form, request, arguments.dry_run, ALL_FORMATS)
@@ -68,7 +72,8 @@ def _export(arguments: argparse.Namespace) -> int:
     _check_format(arguments.form, [*writable(), "peft"], "--to")
     for name in ("tensor", "pipeline"):
         if getattr(arguments, name) < 1:
-            raise InputError(f"--{name} is {getattr(arguments, name)}; at least 1 is needed")
+            problem = f"--{name} is {getattr(arguments, name)}; at least 1 is needed"
+            raise InputError(problem, f"leave out --{name}, or correct it")
     wanted = ExportRequest(
         arguments.state, arguments.dtype, arguments.tensor, arguments.pipeline, arguments.base
     )

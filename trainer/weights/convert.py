@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -196,6 +197,8 @@ def detected(source: Path, formats: Mapping[str, Format] = FORMATS) -> str:
             if not pointed.exists():
                 problem = f"{source}: its pointer names {pointed.name}, and there is no such folder"
                 raise InputError(problem, "copy that folder too, or correct the pointer")
+        if source.is_dir() and os.access(source, os.R_OK) and not any(source.iterdir()):
+            raise InputError(f"{source}: the folder is empty", "check the path")
         titles = ", ".join(FORMATS[name].title for name in readable())
         raise InputError(
             f"{source}: the format is not known: it is none of {titles}", "name its format with --from"

@@ -12,6 +12,9 @@ PADDED = {50304: {"gpt": GPT2_VOCAB, "glm": GLM_VOCAB}}
 def heads_for(source: str, kind: str, layers: int, hidden: int, given: int) -> tuple[int, list[str]]:
     """Return the heads of a model whose file does not record them, and a note about their source."""
     if given:
+        if hidden % given:
+            problem = f"--heads is {given}, which does not divide the hidden size {hidden} of {source}"
+            raise InputError(problem, "correct --heads")
         return given, []
     known = {
         model.heads

@@ -134,7 +134,7 @@ def write_ours(contents: Contents, target: Target, report: Report) -> None:
     for number, slices in enumerate(_files(contents.tensors, table)):
         name = f"part-{number:05d}{PARTS}"
         names.append(name)
-        target.write(name, partial(_write_file, contents.tensors, table, slices))
+        target.write(name, partial(_write_file, contents, table, slices))
         done += sum((piece.last - piece.first) * _row_bytes(table[piece.key]) for piece in slices)
         report(done, total)
     for name, content in contents.files.items():
@@ -171,15 +171,15 @@ def _files(tensors: Mapping[str, Lazy], table: Mapping[str, Shape]) -> Iterator[
 
 
 def _write_file(
-    tensors: Mapping[str, Lazy], table: Mapping[str, Shape], slices: Sequence[Slice], file: Path
+    contents: Contents, table: Mapping[str, Shape], slices: Sequence[Slice], file: Path
 ) -> SavedFile:
-    parts = []
+    parts, tensors = [], contents.tensors
     for piece in slices:
         shape = table[piece.key]
         box = ((piece.first, piece.last), *whole_box(shape[1:]))
         rows = tensors[piece.key].read(piece.first, piece.last).to(torch.float32).contiguous()
         if not piece.key.startswith(MOMENTS) and not torch.isfinite(rows).all():
-            raise CheckpointError(f"{piece.key} holds numbers that are not finite")
+            raise CheckpointError(f"{contents.origin.path}: {piece.key} holds numbers that are not finite")
         parts.append(Part(piece.key, shape, box, rows))
     return write_parts(file, parts, table)
 

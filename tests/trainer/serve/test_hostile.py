@@ -177,7 +177,7 @@ def test_a_compressed_body_is_not_decompressed(server: Server) -> None:
 
     body = gzip.compress(json.dumps({"prompt": "one", "max_tokens": 1}).encode())
     status, answer = server.ask("POST", "/v1/completions", body, {"Content-Encoding": "gzip"})
-    assert status == 400 and "not JSON" in answer["error"]["message"]
+    assert status == 400 and "not UTF-8" in answer["error"]["message"]
 
 
 def test_many_unknown_fields_are_counted_and_few_are_named(server: Server) -> None:

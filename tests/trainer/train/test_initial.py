@@ -131,7 +131,7 @@ def test_a_plan_refuses_a_tokenizer_with_other_ids(source: Path, tmp_path: Path,
     theirs, more = write("theirs.json", a=0, b=1), write("more.json", a=0, b=1, c=2)
     assert not list(tokenizer_faults(more, theirs))
     (fault,) = tokenizer_faults(write("other.json", a=1, b=0), theirs)
-    assert "'a' as 1" in fault.what and "as 0" in fault.what
+    assert "token 'a' has the id 1" in fault.what and "it has the id 0" in fault.what
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,34 @@ def test_what_does_not_fit_is_refused(material: Path, changes: dict[str, Any], k
     assert key in [fault.key for fault in faults], faults
 
 
+@pytest.mark.parametrize(
+    ("source", "key", "problem"),
+    [
+        ("{% for %}", "train.tune.template", "wrong.jinja:1: not a jinja template"),
+        (
+            "{{ 1 / 0 }}",
+            "train.tune.train",
+            "train.jsonl:1: the chat template refuses the messages: division",
+        ),
+        (
+            "{{ messages.pop(99) }}",
+            "train.tune.train",
+            "train.jsonl:1: the chat template refuses the messages",
+        ),
+        ("{{ '%d'.format() }}{{ '{3}'.format(1) }}", "train.tune.train", "refuses the messages: IndexError"),
+        ("{{ {}['a'].b.c }}", "train.tune.train", "train.jsonl:1: the chat template refuses the messages"),
+    ],
+)
+def test_a_template_that_fails_is_a_fault_and_no_traceback(
+    material: Path, tmp_path: Path, source: str, key: str, problem: str
+) -> None:
+    file = tmp_path / "wrong.jinja"
+    file.write_text(source)
+    raw = config_for(material, tune={"template": str(file)})
+    faults = check({"train": raw, "world_size": 1, "check_data": True})["faults"]
+    assert faults[0]["key"] == key and problem in faults[0]["what"] and faults[0]["remedy"]
+
+
 def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
     message = {"role": "user", "content": "x"}
     for source in (

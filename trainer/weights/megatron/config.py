@@ -28,7 +28,10 @@ def model_of(
     layers = 1 + max((layer_of(name) or 0 for name in found), default=0)
     hidden = tables[0][0].shape[1]
     notes: list[str] = []
-    heads = request.heads or (keys.number("num_attention_heads") if arguments else 0)
+    recorded = keys.number("num_attention_heads") if arguments else 0
+    if request.heads and recorded not in (0, request.heads):
+        raise InputError(f"--heads is {request.heads}, and {source} records {recorded}", "leave out --heads")
+    heads = request.heads or recorded
     if not heads:
         heads, notes = heads_for(source, "gpt", layers, hidden, 0)
     real = request.vocab or keys.number("vocab_size", default=0, least=0)
