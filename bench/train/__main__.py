@@ -1,6 +1,7 @@
 """Compare the trainer with other programs: same model, batch, data and threads; median of steps after a warm-up.
 
     python -m bench.train [ROW ...] [--peers PYTHON] [--seconds 150] [--json FILE]
+    python -m bench.train ROW --without OP ...    # the trainer alone, with one op at a time by plain torch
 
 Every subject is a process. All subjects of a row run at the same time and take steps in turn, first in one order and
 then in the reverse order. Ours is the trainer as `launch` runs it. Peers have the fused AdamW, autocast and torch's
@@ -24,9 +25,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.train.contributions import contributions, contributions_table
 from bench.train.field import (
     Field,
     Subject,
@@ -239,6 +241,10 @@ def not_there(found: JsonObject) -> list[str]:
 
 
 def speed(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
+    if options.without:
+        with scratch() as folder:
+            rows = contributions(Field(folder, WORKS[name]), options.without, log)
+        return {"row": name, "ops": [asdict(each) for each in rows]}, contributions_table(name, rows)
     found = measure(name, options)
     return found, table(found)
 
@@ -358,6 +364,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--only", action="append", default=[], choices=KINDS, help="only this subject; may be repeated"
+    )
+    parser.add_argument(
+        "--without", nargs="+", default=(), metavar="OP", help="show what these ops contribute to the rows"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to this file")
     options = parser.parse_args()

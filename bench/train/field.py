@@ -66,6 +66,8 @@ class Subject:
     peer: bool = False
     """Whether it runs in the peers' interpreter."""
     engine: str = "torch"
+    native: Mapping[str, str] = field(default_factory=dict)
+    """The backends of single ops of the trainer."""
     first: float = 0.0
     """Seconds from the start of the process to the end of its first step."""
     steps: list[StepFigures] = field(default_factory=list)
@@ -208,7 +210,11 @@ class Field:
         lr = config.optimizer.lr
         return Spec(
             subject=subject.kind,
-            train={**self.raw, "engine": subject.engine},
+            train={
+                **self.raw,
+                "engine": subject.engine,
+                **({"native": dict(subject.native)} if subject.native else {}),
+            },
             run_dir=str(self.folder / f"run-{subject.name.replace(' ', '-')}"),
             batches=str(self.batches),
             threads=self.threads,

@@ -1,6 +1,6 @@
 """Measure how much faster each backend on this machine is than plain torch: forward and backward.
 
-    python -m bench.train.ops [--repeat 15] [--threads 1] [--compile] [--only OP] [--json]
+    python -m bench.train.ops [--repeat 15] [--threads 1] [--compile] [--only OP ...] [--json]
     python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention by each kernel, in turn
 
 All backends take turns in one process, with the allocator settings that the launcher gives every rank; a row shows
@@ -53,7 +53,8 @@ class Request:
     repeat: int
     threads: int
     compiled: bool
-    only: str
+    only: tuple[str, ...]
+    """The ops that are measured; all of them if this is empty."""
 
 
 def measure(request: Request) -> list[Row]:
@@ -71,7 +72,11 @@ def measure(request: Request) -> list[Row]:
     reference = native.choose("cpu", "reference")
     rows = []
     for status in native.survey("cpu"):
-        if status.backend == "reference" or not status.available or request.only not in ("", status.op):
+        if (
+            status.backend == "reference"
+            or not status.available
+            or (request.only and status.op not in request.only)
+        ):
             continue
         chosen = native.choose("cpu", {status.op: status.backend})
         for case in (case for case in cases.large_cases() if case.op == status.op):
@@ -233,7 +238,7 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="also measure torch.compile, which takes minutes"
     )
-    parser.add_argument("--only", default="", metavar="OP", help="measure only this op")
+    parser.add_argument("--only", nargs="+", default=(), metavar="OP", help="measure only these ops")
     parser.add_argument("--levels", action="store_true", help="measure attention at each instruction set")
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in MALLOC_TUNING.items()):
@@ -242,7 +247,7 @@ def main() -> None:
     if options.levels:
         print_levels(options.repeat, options.threads)
         return
-    rows = measure(Request(options.repeat, options.threads, options.compile, options.only))
+    rows = measure(Request(options.repeat, options.threads, options.compile, tuple(options.only)))
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return

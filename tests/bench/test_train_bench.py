@@ -15,6 +15,7 @@ from bench.train.__main__ import (
     table,
     verdicts,
 )
+from bench.train.contributions import compared, contributions_table
 from bench.train.field import (
     Field,
     Gone,
@@ -103,6 +104,26 @@ def test_a_row_tells_rates_shares_and_what_is_missing(tmp_path: Path) -> None:
     assert missing == {"subject": "mp", "missing": "no module"}
     text = table(found)
     assert "2.00x" in text and "not measured: no module" in text
+
+
+def test_an_op_contributes_the_ratio_of_steps_of_the_same_round() -> None:
+    took = StepFigures(1.0, cpu=1.0, base=10, peak=30)
+    whole, other = Subject("clusterctl", "ours", True), Subject("without gelu", "ours", True)
+    whole.steps = [replace(took, seconds=each) for each in (1.0, 2.0, 4.0)]
+    other.steps = [replace(took, seconds=each, peak=50) for each in (1.5, 2.2, 8.0)]
+    found = compared("gelu", whole, other)
+    assert (found.ratio, found.least, found.most) == (1.5, pytest.approx(1.1), 2.0)
+    assert (found.memory, found.without_memory) == (20, 40)
+    other.gone = "no memory"
+    text = contributions_table("row", [found, compared("gelu", whole, other)])
+    assert "1.500" in text and "gelu                  not measured: no memory" in text
+
+
+def test_a_subject_has_the_backends_of_its_ops(tmp_path: Path) -> None:
+    field = Field(tmp_path, Work(TINY, 4, "fp32"))
+    subject = Subject("without gelu", "ours", tuned=True, native={"gelu": "reference"})
+    assert field._spec(subject, None).train["native"] == {"gelu": "reference"}
+    assert "native" not in field._spec(Subject("clusterctl", "ours", tuned=True), None).train
 
 
 def test_a_row_is_held_to_its_target() -> None:
