@@ -1,7 +1,7 @@
-// Attention in bf16 for AVX-512 with AMX: tiles of 16 x 16 results compute the products, registers all else.
+// Attention in bf16 for AVX-512 with AMX: tiles of 16 x 16 results compute the products, and registers everything else.
 //
-// A tile of the left operand is 16 rows of 16 units, one of the right operand 16 units of 16 columns: both are parts of
-// what kernel.h prepares for the products of AVX512-BF16, as they are.
+// A tile of the left operand is 16 rows of 16 units, one of the right operand 16 units of 16 columns. Both have
+// the layout that kernel.h prepares for the products of AVX512-BF16, so nothing is rearranged.
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_attention_amx)
@@ -11,10 +11,10 @@ NATIVE_TEXT(native_text_of_attention_amx)
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-// Before the target changes: its functions are for every processor.
+// Included before the target changes, because its functions must run on every processor.
 #include <cmath>
 
-// Ask the kernel for room for the tiles in this process's threads; it refuses if it does not know them.
+// Ask Linux to save and restore the tiles of this process's threads; it refuses if it does not support AMX.
 static bool take_tiles() {
     unsigned a, b, c, d;
     constexpr unsigned BF16_TILES = 1u << 22, TILES = 1u << 24;
@@ -44,7 +44,7 @@ static bool has_tiles() {
 
 namespace {
 
-// GCC does not know what memory the operations on tiles read and write: nothing moves past this.
+// A barrier: GCC does not know which memory the operations on tiles read and write, so it must not move others across.
 NATIVE_INLINE void settle(const void* at) { __asm__ volatile("" : : "r"(at) : "memory"); }
 
 struct alignas(64) TileSizes {  // the processor's layout
@@ -53,7 +53,7 @@ struct alignas(64) TileSizes {  // the processor's layout
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Sets this thread's tiles to 16 rows of 64 bytes while it lives, then to what they were for other libraries.
+// While this object lives, the thread's tiles have 16 rows of 64 bytes. Then they are as before, for other libraries.
 struct TileSession {
     TileSizes before;
     TileSession() {
@@ -125,7 +125,7 @@ AttentionKernel attention_amx() { return has_tiles() ? attention_of<Tiles, uint1
 
 #else
 
-// For its text alone.
+// Never called: it keeps the embedded source text in the library.
 #include "avx512_lanes.h"
 #include "kernel.h"
 

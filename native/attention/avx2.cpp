@@ -1,11 +1,11 @@
-// Attention for AVX2 with FMA. Tensors in bf16 are widened: there are no products of bf16.
+// Attention for AVX2 with FMA. AVX2 has no products of bf16, so tensors in bf16 are converted to fp32.
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_attention_avx2)
 
 #ifdef NATIVE_X86
 #include <immintrin.h>
-// Before the target changes: its functions are for every processor.
+// Included before the target changes, because its functions must run on every processor.
 #include <cmath>
 
 // Valid to the end of the file, so that it also applies to templates that are instantiated later.

@@ -1,11 +1,11 @@
-// Attention for AVX-512, in bf16 with the products of AVX512-BF16, or widened.
+// Attention for AVX-512. Numbers in bf16 are multiplied by the instructions of AVX512-BF16, or converted to fp32.
 #include "../compiled/native.h"
 
 NATIVE_TEXT(native_text_of_attention_avx512)
 
 #if defined(NATIVE_X86) && (defined(__clang__) || __GNUC__ >= 10)
 #include <immintrin.h>
-// Before the target changes: its functions are for every processor.
+// Included before the target changes, because its functions must run on every processor.
 #include <cmath>
 
 // Valid to the end of the file, so that it also applies to templates that are instantiated later.
@@ -31,7 +31,7 @@ AttentionKernel attention_avx512(bool bf16, bool products) {
 
 #else
 
-// For its text alone.
+// Never called: it keeps the embedded source text in the library.
 #include "avx512_lanes.h"
 #include "kernel.h"
 

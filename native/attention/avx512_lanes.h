@@ -1,4 +1,4 @@
-// What attention's kernels for AVX-512 and AMX have in common, for a file whose target has AVX512-BF16.
+// Code that the attention kernels for AVX-512 and AMX share. The file that includes it is compiled for AVX512-BF16.
 #pragma once
 
 #include "../compiled/native.h"
@@ -58,7 +58,7 @@ struct BF16 {
     }
 };
 
-// Each pair of rows becomes one row of pairs.
+// Interleave the numbers of each two neighbouring rows, which makes one row of pairs.
 NATIVE_INLINE void pair_rows(const uint16_t* from, int64_t rows, int64_t width, uint32_t* to) {
     for (int64_t r = 0; r < rows; r += 2)
         for (int64_t c = 0; c < width; c += 16, to += 16) {
@@ -70,7 +70,7 @@ NATIVE_INLINE void pair_rows(const uint16_t* from, int64_t rows, int64_t width, 
         }
 }
 
-// As their like for fp32 in kernel.h.
+// The functions of the same names in kernel.h are for fp32.
 NATIVE_INLINE void put_rows(uint16_t* rows, Lanes one, Lanes two) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(two, one);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows), _mm512_castsi512_si256(both));

@@ -18,15 +18,15 @@ struct Span {  // (batch, heads, rows, dim): the address, and the distances betw
     int64_t batch, head, row;
 };
 
-// What hides keys and drops probabilities; a null pointer or 0 stands for nothing.
+// Which keys are hidden and which probabilities are dropped; a null pointer or 0 turns the feature off.
 struct Hiding {
     const int32_t* documents;  // (batch, keys): a query sees the keys of its own document
     const int32_t* source;     // (batch): a causal query sees the keys before it too, wherever they are
     int64_t window;            // keys that a causal query sees, up to its own
     uint64_t seed;             // of the dropped probabilities
-    int64_t first_head, all_heads;  // this call's heads among those that the seed is for
-    uint32_t threshold;        // a probability is dropped if its random word is below
-    float grow;                // what the others are multiplied by
+    int64_t first_head, all_heads;  // number of this call's first head, and of the heads of all tensor parallel ranks
+    uint32_t threshold;        // a probability is dropped if its random word is smaller
+    float grow;                // factor of the probabilities that are kept
 };
 
 struct AttentionArguments {
@@ -56,8 +56,9 @@ namespace {
 constexpr int64_t B = 64;  // queries and keys per block
 constexpr int W = LANES_OF_REGISTER;
 constexpr int VECTORS = B / W;
-// A product has so many rows, and registers of columns, at a time. Its sums, a row of the right operand and a number of
-// the left one fit into the registers: AVX2 has 16, and twelve sums hide how long its additions take.
+// A product is computed for this many rows, and registers of columns, at a time. The sums, one row of the right operand
+// and one number of the left operand fit into the registers. AVX2 has 16 of them; twelve sums hide the latency of its
+// additions.
 constexpr int ROWS = W == 8 ? 6 : 4;
 constexpr int TILE = W == 16 ? 4 : 2;
 
@@ -79,7 +80,7 @@ NATIVE_INLINE F all(float x) { return x - F{}; }
 NATIVE_INLINE I all(int32_t x) { return x - I{}; }
 
 #ifndef HAS_OWN_LARGEST
-NATIVE_INLINE F largest(F a, F b) { return a > b ? a : b; }  // a NaN in `a` is forgotten
+NATIVE_INLINE F largest(F a, F b) { return a > b ? a : b; }  // if `a` is a NaN, this returns `b`
 #endif
 
 #ifndef HAS_OWN_EXP
@@ -112,8 +113,9 @@ NATIVE_INLINE void turn(const uint32_t* from, int64_t, uint32_t* to, int64_t) { 
 
 struct Nothing {};
 
-// Products in fp32. Others also say how many numbers a unit has, what a block's weights are rounded to, whether tiles
-// compute the products, and what a thread holds while it computes.
+// How products are computed in fp32. Each such type has: the numbers of a unit (EACH), the sum of a product (dot), the
+// rounding of a block's weights (kept), whether AMX tiles compute the products (TILES), and an object that a thread keeps
+// alive while it computes (Session).
 struct F32 {
     using Number = float;
     using Session = Nothing;
@@ -123,8 +125,8 @@ struct F32 {
     static inline __attribute__((always_inline)) F kept(F x) { return x; }
 };
 
-// The same for tensors in bf16: weights and slopes are rounded to bf16, as where products take bf16, so that all
-// processors compute with the same numbers. A NaN stays one, because the lower half of those that occur is zero.
+// The same for tensors in bf16 on processors without products of bf16. Weights and slopes are rounded to bf16, as they
+// are on the other processors, so that all compute with the same numbers. A NaN stays a NaN: its lower half is zero here.
 struct Rounded : F32 {
     static inline __attribute__((always_inline)) F kept(F x) {
         I bits;
@@ -144,7 +146,7 @@ NATIVE_INLINE void tile_product(A...) {}
 NATIVE_INLINE int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 NATIVE_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Return a unit in all lanes, whatever it holds.
+// Return a register with the unit in all lanes; its bits are not interpreted.
 NATIVE_INLINE F unit(uint32_t x) {
     const I lanes = all(static_cast<int32_t>(x));
     F result;
@@ -273,7 +275,7 @@ NATIVE_INLINE uint32_t* units_of(T* numbers) { return reinterpret_cast<uint32_t*
 template <typename T>
 NATIVE_INLINE const uint32_t* units_of(const T* numbers) { return reinterpret_cast<const uint32_t*>(numbers); }
 
-// A thread's scratch memory, allocated from its beginning.
+// Divides a thread's scratch memory into arrays, one after the other.
 struct Room {
     char* next;
     template <typename T>
@@ -286,8 +288,8 @@ struct Room {
 
 enum class Seen { NONE, SOME, ALL };
 
-// Which keys the queries of one batch see. A query's place is that of the key at which it stands: the last query stands
-// at the last key.
+// Which keys the queries of one sample see. A query's place is the number of the key of the same token: the last query
+// and the last key belong to the same token.
 struct Sight {
     const AttentionArguments& a;
     int32_t* documents;  // of all places, and a block behind them; null if there are none
@@ -303,7 +305,7 @@ struct Sight {
         std::memset(documents + a.keys, 0, sizeof(int32_t) * static_cast<size_t>(size - a.keys));
     }
 
-    // How much of a block of keys the queries of a block see.
+    // Return whether the queries of a block see all keys of a block, some of them or none.
     Seen block(int64_t query, int64_t key) const {
         const int64_t first = query + past, last = least(query + B, a.queries) - 1 + past;
         const int64_t end = least(key + B, a.keys) - 1;  // the last key
@@ -332,7 +334,7 @@ struct Sight {
         return every ? Seen::ALL : Seen::SOME;
     }
 
-    // Return the lanes, of W queries from `query` on, that see the key.
+    // Return a mask of the lanes whose query, of W queries from `query` on, sees the key.
     NATIVE_INLINE I lanes(const Sight& own, int64_t query, int64_t key) {
         if (key >= own.a.keys) return I{};
         I result = ~I{};
@@ -355,8 +357,9 @@ struct Sight {
     }
 };
 
-// The random words of Philox 4x32-10. A probability's number in (batch, all heads, queries, keys rounded up to four)
-// gives its word: the number divided by four is the counter, the rest chooses one of its four words.
+// The random words of Philox 4x32-10. Probabilities are numbered as in a tensor (batch, all heads, queries, keys rounded
+// up to a multiple of four). The counter of a probability is its number divided by four; the remainder chooses one of the
+// counter's four words.
 struct Dropout {
     const AttentionArguments& a;
     uint64_t begin;  // the counter of this head's first query and key
@@ -365,7 +368,7 @@ struct Dropout {
         : a(arguments), begin(static_cast<uint64_t>((batch * a.hiding.all_heads + a.hiding.first_head + head) *
                                                     a.queries * (up(a.keys, 4) / 4))) {}
 
-    // For four keys from `key` on: what each of W queries' probabilities are multiplied by.
+    // Write the factors, 0 or `grow`, of the probabilities of W queries and of four keys from `key` on.
     NATIVE_INLINE void factors(const Dropout& own, int64_t query, int64_t key, F* factor) {
         const uint64_t row = static_cast<uint64_t>(up(own.a.keys, 4) / 4);
         const uint64_t start = own.begin + static_cast<uint64_t>(query) * row + static_cast<uint64_t>(key / 4);
@@ -408,7 +411,7 @@ NATIVE_INLINE void write_turned(const float* from, int64_t width, const float* f
 }
 
 template <typename N>
-struct Forward {  // what one thread works with
+struct Forward {  // the scratch memory of one thread
     typename N::Number *left, *plain, *weights;  // left: keys (keys, dim)
     uint32_t *values, *pairs, *right;  // values: (dim, units of keys); right: queries (units of dim, queries)
     float *scores, *out, *turned;      // out: (dim, queries)
@@ -420,8 +423,8 @@ struct Forward {  // what one thread works with
           scores(room.take<float>(B * B)), out(room.take<float>(width * B)), turned(room.take<float>(width * B)) {}
 };
 
-// Turn the scores of a block into weights; `top` and `sums` are those of the blocks before, `again` is what their
-// results are multiplied by.
+// Replace the scores of a block by weights. `top` and `sums` are the maxima and the sums of the blocks so far and are
+// updated; `again` receives the factors that the results of the earlier blocks need.
 template <typename N, bool DROP>
 NATIVE_INLINE void soften(const Sight& sight, const Dropout& dropout, int64_t query, int64_t key, bool whole,
                           const Forward<N>& own, F* top, F* sums, F* again) {
@@ -522,7 +525,7 @@ struct Side {
 };
 
 template <typename N>
-struct Backward {  // what one thread works with
+struct Backward {  // the scratch memory of one thread
     Side query_side, above_side;
     float *delta, *logs, *dq;  // dq: (dim, 64) of each block
     typename N::Number *plain, *values;
@@ -589,7 +592,8 @@ void backward_head(const AttentionArguments& a, int64_t batch, int64_t head, con
     own.above_side.prepare(above, queries, own.plain);
     const float* given = a.logs + (batch * a.heads + head) * a.queries;
     for (int64_t r = 0; r < queries; ++r) own.logs[r] = r < a.queries ? given[r] : 0.0f;
-    // The sums of out times above, in the order in which the products below add: one key alone has no slope.
+    // The sums of `out` times its gradient, in the order in which the products below add, so that the slope of a query
+    // that sees only one key is exactly 0.
     for (int64_t query = 0; query < queries; query += B) {
         out.plain(query, B, own.plain);
         turn_all(units_of(own.plain), B, units, units, own.pairs, B);
@@ -633,7 +637,7 @@ void backward_head(const AttentionArguments& a, int64_t batch, int64_t head, con
     }
 }
 
-// The gradients of the heads that share keys, whose parts of dk and dv are added in their order.
+// Compute the gradients of the heads that share keys. Their parts of dk and dv are added in the order of the heads.
 template <typename N, typename T, bool DROP>
 void backward_group(const AttentionArguments& a, int64_t batch, int64_t group, Room room) {
     const int64_t width = up(a.dim, 16 * N::EACH), keys = up(a.keys, B), each = a.heads / a.groups;

@@ -6,7 +6,7 @@ NATIVE_TEXT(native_text_of_attention)
 
 AttentionKernel attention_plain(bool bf16) { return bf16 ? attention_of<Rounded, uint16_t> : attention_of<F32, float>; }
 
-// What `level` may be besides the instruction sets, so that every kernel of a processor can be tested and measured.
+// Further values of `level`, so that tests and benchmarks can choose each kernel that a processor has.
 enum { AVX512 = 2, AVX512_PRODUCTS = 3, AVX512_WIDENED = 4 };
 
 static bool has_bf16_products() {
@@ -18,7 +18,7 @@ static bool has_bf16_products() {
 #endif
 }
 
-// Intel's processors take longer for AVX-512's products of bf16 than for those in fp32; there AMX is for bf16.
+// On Intel's processors AVX-512's products of bf16 take longer than products in fp32; for bf16 they have AMX.
 static bool products_are_fast() {
 #ifdef NATIVE_X86
     return has_bf16_products() && !__builtin_cpu_is("intel");
@@ -36,7 +36,7 @@ static AttentionKernel kernel_for(bool bf16, int level) {
     return kernel ? kernel : attention_plain(bf16);
 }
 
-// Return which products there are: 0 none of AVX-512, 1 in fp32, 2 in fp32 and bf16, 3 in bf16 by AMX.
+// Return which products this processor has: 0 none of AVX-512, 1 in fp32, 2 in fp32 and bf16, 3 in bf16 by AMX.
 NATIVE_EXPORT int native_attention_level() {
     if (best_level() < AVX512 || !attention_avx512(false, false)) return 0;
     return attention_amx() ? 3 : products_are_fast() ? 2 : 1;

@@ -1,5 +1,6 @@
-// Includes the file LANES_FILE once for each instruction set, behind lanes.h and in a namespace for that set. A file
-// names itself: its kernels are in the part for which LANES_LEVEL is defined. `BEST_OF(level, name)` is a kernel.
+// Includes the file LANES_FILE once for each instruction set, after lanes.h and in a namespace for that set. A source
+// file sets LANES_FILE to itself; its kernels are in the part that is compiled only if LANES_LEVEL is defined.
+// `BEST_OF(level, name)` is the kernel `name` for a level.
 //
 // This is for kernels whose loops compilers vectorise badly, such as those that round to bf16 or add many numbers. The
 // others take `for_level` of native.h.

@@ -140,7 +140,7 @@ template <typename Work, typename... A>
 NATIVE_AVX512 void run_avx512(A... a) { Work::run(a...); }
 #endif
 
-// Return the one for a level.
+// Return the version of `Work::run` for a level.
 template <typename Work, typename... A>
 static auto for_level(int level) -> void (*)(A...) {
 #ifdef NATIVE_X86

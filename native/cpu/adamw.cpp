@@ -11,7 +11,7 @@ struct Tensor {
     const void* gradient;
     float *held, *average, *square;
     uint16_t* lowered;   // null if the model computes with the masters
-    int16_t* remainder;  // null if there are masters; else `lowered` and this are the masters, and `held` is null
+    int16_t* remainder;  // null if `held` has the masters; else `lowered` and this are the masters, and `held` is null
     int64_t size;
     float decay;
     int gradient_is_bf16;

@@ -17,14 +17,14 @@ struct Arguments {
     const int64_t* ids;    // (tokens), each within the table
     const void* upstream;  // (tokens, width)
     void* out;             // (rows, width)
-    int64_t *ends, *order; // (rows) and (tokens): room for where each row's tokens end, and the tokens by row
+    int64_t *ends, *order; // scratch, (rows) and (tokens): where the tokens of each row end, and the tokens sorted by row
     int64_t tokens, rows, width;
     int threads, level;
 };
 
 constexpr int64_t LARGE = 4 << 20;  // bytes of a table that does not stay in a core's caches
 
-// Write zeros; those of a large table past the caches, which otherwise read each line before it is overwritten.
+// Write zeros. In a large table they bypass the caches, which would read each line before it is overwritten.
 NATIVE_INLINE void zero(char* at, int64_t bytes, bool is_large) {
 #ifdef NATIVE_X86
     if (is_large && bytes >= 256) {
@@ -84,7 +84,7 @@ void sort(const Arguments& a) {
         a.ends[r] = before;
         before += own;
     }
-    // What was the beginning of a row becomes its end.
+    // This moves each row's entry from the beginning of its tokens to their end.
     for (int64_t i = 0; i < a.tokens; ++i) a.order[a.ends[a.ids[i]]++] = i;
 }
 

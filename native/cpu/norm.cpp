@@ -56,7 +56,7 @@ struct Numbers {
     LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const { return load(x + i, count); }
 };
 
-// The squares of what is above the mean.
+// The squares of the differences from the mean.
 template <typename T>
 struct Squares {
     const T* x;
@@ -72,7 +72,7 @@ struct Squares {
     }
 };
 
-// The sum of two rows, whose rounded numbers are written and are those that count.
+// The sum of two rows. It is rounded and written, and the norm is that of the rounded numbers.
 template <typename T, bool RMS>
 struct Sums {
     const T *x, *residual;
@@ -132,7 +132,7 @@ struct Rows {
     int64_t n;
     float mean[ROWS], inverse[ROWS];
 
-    // Add the gradients of the weight and the bias, and g and g y to the sums.
+    // Add to the gradients of the weight and the bias, and to the sums of g and g y.
     LANES_MEMBER void add(int64_t i, int64_t count, Lanes* slopes, Lanes* products) const {
         const Lanes w = load(weight + i, count);
         Lanes of_weight{}, of_bias{};
@@ -208,7 +208,7 @@ LANES_INLINE void backward_rows(const Arguments& a, int64_t r, float* sums) {
     rows.run();
 }
 
-// Together: as many rows as registers have room for, because their sums are read and written once.
+// TOGETHER rows are processed at a time, for which the sums are read and written once. Registers have room for no more.
 template <typename T, bool RMS, Pass PASS>
 LANES_TARGET void piece(const Arguments& a, int64_t number) {
     constexpr int TOGETHER = LANES_LEVEL >= 2 ? 4 : 2;

@@ -82,7 +82,7 @@ NATIVE_INLINE void tile(const T* panel, int64_t panel_size, const Rows& rows, in
                 }
         }
     }
-    // The last k, where they do not fill what is loaded.
+    // The last k, which do not fill a whole load.
     if (k < end)
         for (int p = 0; p < PANELS; ++p) {
             Weights weights[EACH<T>];
@@ -144,7 +144,7 @@ NATIVE_INLINE const float* expanded(const T* panel, float* scratch, int64_t dept
 template <typename T>
 NATIVE_INLINE void many(const T* weight, int64_t k, const Rows& rows, int64_t first, int64_t last, int64_t from,
                         int64_t to) {
-    // Behind the last k of a block, what was loaded with it.
+    // Weights are loaded in groups: behind the last k of a block there may be the rest of its group.
     float scratch[DEPTH * WIDTH] __attribute__((aligned(64)));
     for (int64_t begin = 0; begin < k; begin += DEPTH) {
         const int64_t end = std::min(k, begin + DEPTH);
@@ -178,7 +178,7 @@ NATIVE_AVX2 void work_avx2(const Product& of, const Rows& rows, const After& aft
 }
 
 // ROWS x PANELS tiles of 8 bits, with the sums of tile_8 of packed_avx512.cpp: each block is summed in integers, exactly.
-// Two products of 7 bits and a sign fit into 16 bits, so that no sum is cut off.
+// The sum of two products of numbers from -127 to 127 fits into 16 bits, so that the instruction never saturates.
 template <int ROWS, int PANELS>
 NATIVE_AVX2 NATIVE_INLINE void tile_8(const int8_t* panel, int64_t panel_size, const Rows& rows, int64_t row,
                                       int64_t column, int64_t padded) {

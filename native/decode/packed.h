@@ -1,4 +1,4 @@
-// Products with packed weights, as the kernels of each instruction set and the callers share them.
+// Declarations for products with packed weights, for the kernels of all instruction sets and for their callers.
 #pragma once
 
 #include "../compiled/native.h"
@@ -23,7 +23,7 @@ struct Product {
     int level;  // 0 baseline, 1 AVX2, 2 AVX-512, 3 AVX-512 with products of bf16 pairs and four products of 8 bits
 };
 
-// What becomes of the results of a product.
+// What is done with the results of a product, and where they are written.
 struct After {
     int activation;
     float* sum;  // rows to which the results are added, or null
@@ -44,7 +44,7 @@ struct Rows {
 static inline bool reads_bf16(const Product& of) { return of.kind == BF16 && of.level >= 3; }
 static inline bool reads_int8(const Product& of) { return of.kind == INT8 && of.level >= 1; }
 
-// Inputs of a panel: pairs in bf16 and blocks in 8 bits are whole.
+// Return the inputs of a panel: k, rounded up to whole pairs in bf16 and to whole blocks in 8 bits.
 NATIVE_INLINE int64_t padded_inputs(int kind, int64_t k) {
     return kind == FP32 ? k : kind == BF16 ? (k + 1) / 2 * 2 : (k + BLOCK_8 - 1) / BLOCK_8 * BLOCK_8;
 }
@@ -97,7 +97,7 @@ struct Pieces {
     }
 };
 
-// One of the pieces. Those with the same panels follow one another, so that the panels are still in the cache.
+// Compute piece `i`. Pieces with the same panels follow one another, so that the panels are still in the cache.
 static inline void run_piece(Panels run, const Product& of, const Rows& rows, const After& after, int64_t count,
                              const Pieces& pieces, int64_t i) {
     const int64_t first = i % pieces.row_pieces * pieces.row_size, from = i / pieces.row_pieces * pieces.panel_size;
@@ -110,7 +110,7 @@ NATIVE_INLINE float logistic(float z) {
     return (z < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-// Scale, bias, activation, and where the results go.
+// Apply scales, bias and activation, and write the results to their places.
 NATIVE_INLINE void finish(const Product& of, const Rows& rows, const After& after, int64_t first, int64_t last,
                           int64_t from, int64_t to) {
     const int64_t begin = from * WIDTH, end = to * WIDTH;

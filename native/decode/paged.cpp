@@ -90,7 +90,7 @@ NATIVE_INLINE void mix_part(const Batch& b, const Query& row, const int32_t* tab
 template <int ROWS, int WIDE>
 NATIVE_INLINE void add_values(const Batch& b, const int32_t* table, int64_t group, const float* scores, int64_t begin,
                               int64_t end, int64_t at, V16 (*sums)[WIDE]) {
-    // In registers: the compiler cannot know that `sums` are not the scores.
+    // Copies in registers: for the compiler, writes to `sums` might change the scores.
     V16 own[ROWS][WIDE];
     std::memcpy(own, sums, sizeof own);
     for (int64_t position = begin; position < end;) {
@@ -106,7 +106,7 @@ NATIVE_INLINE void add_values(const Batch& b, const int32_t* table, int64_t grou
     std::memcpy(sums, own, sizeof own);
 }
 
-// The same for four rows, together where all of them see a position. Each adds up the positions in their order.
+// The same for four rows. Values of positions that all four see are read once; each row adds them in order.
 template <int WIDE>
 NATIVE_INLINE void mix_four(const Batch& b, const Query* rows, const int32_t* table, int64_t group,
                             const float* scores, int64_t at) {
@@ -196,7 +196,7 @@ NATIVE_AVX2 void task_avx2(const Batch& b, int64_t sequence, int64_t group, int6
                            float* scratch) {
     task<V8, 4>(b, sequence, group, from, to, scratch);
 }
-// Twice the registers of twice the width.
+// AVX-512 has twice as many registers, of twice the width.
 NATIVE_AVX512 void task_avx512(const Batch& b, int64_t sequence, int64_t group, int64_t from, int64_t to,
                                float* scratch) {
     task<V16, TILE>(b, sequence, group, from, to, scratch);

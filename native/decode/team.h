@@ -1,5 +1,5 @@
-// Threads that share the pieces of a list of tasks. A task begins when all pieces of the one before it are done, not
-// when all threads are: a thread that another program keeps from its core holds up the others only while it has a piece.
+// Threads that share the pieces of a list of tasks. A task begins when all pieces of the previous one are done; it
+// does not wait for threads without a piece, so a thread that lost its core to another program seldom delays the others.
 #pragma once
 
 #include <pthread.h>
@@ -71,7 +71,7 @@ public:
 private:
     static uint64_t upper(uint32_t list) { return static_cast<uint64_t>(list) << 32; }
 
-    // Return whether this caller has the team, and its threads run.
+    // Return whether this caller has the team for itself and the team's threads run.
     bool enter(int threads) {
         if (pthread_mutex_trylock(&busy_)) return false;
         if (helpers_ && process_ != getpid()) {  // a fork has no helpers
@@ -79,7 +79,7 @@ private:
             return false;
         }
         process_ = getpid();
-        // Python handles signals on its own thread.
+        // Helpers block all signals, because Python handles them on its main thread.
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -100,7 +100,7 @@ private:
         return nullptr;
     }
 
-    // Join in each new list.
+    // Work on each new list.
     void follow(int thread) {
         uint32_t seen = 0;
         for (;;) {

@@ -1,6 +1,6 @@
 // A checksum of 128 bits that costs less than reading the memory. It notices damage; it does not resist an attacker.
 //
-// The words of 64 bits of a block go to 32 lanes in turn. A lane takes a word by `s = (s ^ w) * FACTOR; s ^= s >> 32`. For
+// The words of 64 bits of a block go to 32 lanes in turn. A lane takes in a word by `s = (s ^ w) * FACTOR; s ^= s >> 32`. For
 // a given word this is one to one in `s`, and for a given `s` one to one in the word. So two blocks that differ in one
 // word end with one different lane. In the end the lanes go into two sums in the same way, one after the other, so that
 // both sums differ: a change within one word is noticed for certain. Damage at random is missed once in about 2^64 times.
@@ -27,7 +27,7 @@ template <int BYTES>
 struct Checksum {
     static constexpr int COUNT = STRIPE / BYTES;
     typedef uint64_t Register __attribute__((vector_size(BYTES)));
-    // The same at any address.
+    // The same type for addresses without alignment.
     typedef uint64_t Memory __attribute__((vector_size(BYTES), aligned(1), may_alias));
 
     NATIVE_INLINE void add(Register* lanes, const uint8_t* stripe) {
@@ -64,7 +64,7 @@ struct Checksum {
 
 // Write the checksum of a block of `size` bytes: two words. `level`: the instruction set to use at most.
 NATIVE_EXPORT void native_checksum(int level, const uint8_t* block, int64_t size, uint64_t* out) {
-    // Wider vectors than those of AVX2 are no faster: AVX-512 has the product of 64 bits, which is what counts.
+    // Vectors of 512 bits are no faster than those of 256 bits. AVX-512 helps because it multiplies words of 64 bits.
     if (level > 0) return for_level<Checksum<32>, const uint8_t*, int64_t, uint64_t*>(level)(block, size, out);
     Checksum<8>::run(block, size, out);
 }

@@ -1,4 +1,4 @@
-// What both ways to compute SHA-256 need.
+// Declarations that both implementations of SHA-256 share.
 #pragma once
 
 #include "../compiled/native.h"

@@ -15,7 +15,7 @@ namespace {
 template <int N>
 WIDE_INLINE __m512i turned(__m512i x) { return _mm512_ror_epi32(x, N); }
 
-// The three-input functions of a bit table: xor, choice and majority.
+// Functions of three inputs, each given to the instruction as a table of eight bits: xor, choice and majority.
 WIDE_INLINE __m512i parity(__m512i x, __m512i y, __m512i z) { return _mm512_ternarylogic_epi32(x, y, z, 0x96); }
 WIDE_INLINE __m512i choice(__m512i x, __m512i y, __m512i z) { return _mm512_ternarylogic_epi32(x, y, z, 0xca); }
 WIDE_INLINE __m512i majority(__m512i x, __m512i y, __m512i z) { return _mm512_ternarylogic_epi32(x, y, z, 0xe8); }

@@ -36,8 +36,8 @@ void write_starts(const Stream& stream, int64_t first, int64_t last, int64_t lef
             __builtin_prefetch(static_cast<const char*>(stream.lengths) +
                                4 * static_cast<int64_t>(at<int32_t>(stream.documents, place + AHEAD)));
         const int64_t length = length_of(stream, place);
-        // Always written, and kept if the sample begins in this document. A document is about as long as a sample,
-        // so a branch would be mispredicted about every second time.
+        // The row is always written, but counts only if the sample begins in this document. A document is about as long
+        // as a sample, so a branch would be mispredicted about every second time.
         row[0] = static_cast<T>(place);
         row[1] = static_cast<T>(left);
         const bool kept = left < length;
@@ -161,7 +161,7 @@ struct Twister {
     }
 };
 
-// So many places are drawn, and prefetched, before their items are swapped.
+// This many places are drawn and prefetched before their items are swapped.
 constexpr int DRAWN = 256;
 
 // As RandomState.shuffle: from the last item down, swap each with a random one of those up to it.
