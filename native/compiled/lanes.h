@@ -75,7 +75,7 @@ LANES_INLINE void save(uint16_t* at, Lanes v) {
 #endif
 }
 
-// The first `count` numbers, and zeros.
+// Load the first `count` numbers; the other lanes are zeros.
 template <typename T>
 LANES_INLINE Lanes load(const T* x, int64_t count) {
     if (count >= WIDTH) return load(x);
@@ -92,7 +92,7 @@ LANES_INLINE void save(T* at, Lanes v, int64_t count) {
     for (int64_t i = 0; i < count; ++i) at[i] = part[i];
 }
 
-// With a NaN in `b`, these return it.
+// Where `b` is a NaN, the results are NaNs.
 LANES_INLINE Lanes largest(Lanes a, Lanes b) {
 #if LANES_LEVEL >= 2
     return _mm512_max_ps(a, b);
@@ -124,7 +124,7 @@ LANES_INLINE Lanes quotient(Lanes a, Lanes b) {
     return a / b;
 }
 
-// Return `x` where its word is at least the threshold, else 0.
+// Return the lanes of `x` whose random word is at least the threshold, and 0 in the others.
 LANES_INLINE Lanes kept(Lanes x, Words words, uint32_t threshold) {
 #if LANES_LEVEL >= 2
     return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask((__m512i)words, _mm512_set1_epi32(static_cast<int>(threshold))), x);
@@ -166,7 +166,7 @@ LANES_INLINE float sum_of(Lanes v) {
 // Return the largest number; NaNs are ignored.
 LANES_INLINE float largest_of(Lanes v) {
 #if LANES_LEVEL >= 2
-    // The second operand is the result if one is a NaN, so it is always one that is none.
+    // If one operand is a NaN, the instruction returns the second one, so the second one is never a NaN here.
     Lanes most = _mm512_max_ps(v, all(-__builtin_inff()));
     most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0x4e));
     most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0xb1));
@@ -181,65 +181,98 @@ LANES_INLINE float largest_of(Lanes v) {
 #endif
 }
 
+// How many registers a loop works on in parallel. An instruction has its result only after several cycles; those of other
+// registers run meanwhile. Below AVX-512 there are too few registers for it.
+constexpr int REGISTERS = LANES_LEVEL >= 2 ? 4 : 1;
+#define EACH_REGISTER _Pragma("GCC unroll 4") for (int k = 0; k < N; ++k)
+
 #if LANES_LEVEL >= 2
-// Return 2^r for |r| <= 1/2, fitted to a relative error of 1e-7, or of 3e-6 for a result in bf16.
-template <typename T>
-LANES_INLINE Lanes power_near_zero(Lanes r) {
-    Lanes p = sizeof(T) == 2 ? r * 9.582853221e-3f + 5.590642621e-2f : r * 1.326472721e-3f + 9.671512812e-3f;
-    if (sizeof(T) != 2) p = p * r + 5.550733745e-2f;
-    p = p * r + (sizeof(T) == 2 ? 2.402409862e-1f : 2.402224208e-1f);
-    p = p * r + (sizeof(T) == 2 ? 6.931241932e-1f : 6.931469776e-1f);
-    return p * r + 1.0f;
+// Write 2^x, with a relative error of at most 2e-7, or 3e-6 for a result in bf16; 0 where the mask has no bit. The part
+// behind the point, which is in [0, 1), goes into a polynomial; the instruction that scales by a power of two rounds its
+// exponent down itself.
+template <typename T, int N>
+LANES_INLINE void powers(const Lanes (&x)[N], const __mmask16 (&mask)[N], Lanes (&out)[N]) {
+    constexpr bool SHORT = sizeof(T) == 2;
+    Lanes r[N];
+    EACH_REGISTER r[k] = _mm512_reduce_ps(x[k], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    EACH_REGISTER out[k] = SHORT ? r[k] * 1.342668477e-2f + 5.224247277e-2f : r[k] * 1.867130050e-3f + 9.017030708e-3f;
+    if (!SHORT) EACH_REGISTER out[k] = out[k] * r[k] + 5.579991266e-2f;
+    EACH_REGISTER out[k] = out[k] * r[k] + (SHORT ? 2.412801981e-1f : 2.401644439e-1f);
+    EACH_REGISTER out[k] = out[k] * r[k] + (SHORT ? 6.930448413e-1f : 6.931512952e-1f);
+    EACH_REGISTER out[k] = out[k] * r[k] + 1.0f;
+    EACH_REGISTER out[k] = _mm512_maskz_scalef_ps(mask[k], out[k], x[k]);
 }
 #endif
 
-// Return exp(x) for x <= 0, as exp_nonpositive of native.h does; T is the type of the result that it is for.
+// Replace x <= 0 by exp(x), as exp_nonpositive of native.h does; T is the type of the result that it is for.
+template <typename T, int N>
+LANES_INLINE void exp_of(Lanes (&x)[N]) {
+#if LANES_LEVEL >= 2
+    // 0 below -87.3: results that are not normal floats take long. A NaN stays one.
+    __mmask16 mask[N];
+    Lanes scaled[N];
+    EACH_REGISTER mask[k] = _mm512_cmp_ps_mask(x[k], all(-87.3f), _CMP_NLT_UQ);
+    EACH_REGISTER scaled[k] = x[k] * 1.44269504f;
+    powers<T>(scaled, mask, x);
+#else
+    EACH_REGISTER {
+        const Lanes clamped = largest(all(-88.0f), x[k]);
+        const Lanes shifted = clamped * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+        const Lanes r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+        Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+        p = p * r + 8.3334519073e-3f;
+        p = p * r + 4.1665795894e-2f;
+        p = p * r + 1.6666665459e-1f;
+        p = p * r + 5.0000001201e-1f;
+        p = p * r * r + (r + 1.0f);
+        x[k] = p * (Lanes)(((Words)shifted - (0x4b400000u - 127u)) << 23);
+    }
+#endif
+}
+
 template <typename T>
 LANES_INLINE Lanes exp_lanes(Lanes x) {
-#if LANES_LEVEL >= 2
-    const Lanes clamped = largest(all(-88.0f), x), n = _mm512_roundscale_ps(clamped * 1.44269504f, 0);
-    Lanes r = clamped * 1.44269504f - n;
-    if (sizeof(T) != 2) r = clamped * 1.92596299e-8f + r;  // the rest of 1 / ln 2
-    // Not less than -87.3, or a NaN.
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, all(-87.3f), _CMP_NLT_UQ), power_near_zero<T>(r), n);
-#else
-    const Lanes clamped = largest(all(-88.0f), x);
-    const Lanes shifted = clamped * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    const Lanes r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-    Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + (r + 1.0f);
-    return p * (Lanes)(((Words)shifted - (0x4b400000u - 127u)) << 23);
-#endif
+    Lanes one[1] = {x};
+    exp_of<T>(one);
+    return one[0];
 }
 
-// Return the logistic function, at most 2e-7 off, or 3e-6 of itself for a result in bf16; exactly 0 or 1 where it is nearer
-// than fp32 can tell. Without AVX-512 it is 1 / 2 plus z P(z^2) / Q(z^2), fitted on 16.6 on both sides to 4e-9.
-template <typename T>
-LANES_INLINE Lanes logistic(Lanes z) {
+// Replace z times LOGISTIC_UNIT by the logistic function of z, at most 2e-7 off, or 3e-6 of itself for a result in bf16;
+// exactly 0 or 1 where it is nearer than fp32 can tell. Without AVX-512 it is 1 / 2 plus z P(z^2) / Q(z^2), fitted on 16.6
+// on both sides to 4e-9.
+constexpr float LOGISTIC_UNIT = LANES_LEVEL >= 2 ? -1.44269504f : 1.0f;
+
+template <typename T, int N>
+LANES_INLINE void logistic_of(Lanes (&z)[N]) {
 #if LANES_LEVEL >= 2
     // 1 / (1 + 2^x), and 0 beyond 60: smaller numbers would make denormal products, which take long.
-    const Lanes x = largest(all(-200.0f), z * -1.44269504f), n = _mm512_roundscale_ps(x, 0);
-    const Lanes below = _mm512_scalef_ps(power_near_zero<T>(x - n), n) + 1.0f;
-    return _mm512_maskz_div_ps(_mm512_cmp_ps_mask(x, all(60.0f), _CMP_NGT_UQ), all(1.0f), below);
+    __mmask16 every[N], mask[N];
+    Lanes below[N], first[N];
+    EACH_REGISTER every[k] = 0xffff;
+    powers<T>(z, every, below);
+    EACH_REGISTER mask[k] = _mm512_cmp_ps_mask(z[k], all(60.0f), _CMP_NGT_UQ);
+    EACH_REGISTER below[k] += 1.0f;
+    // One step of Newton's method; a division takes longer.
+    EACH_REGISTER first[k] = _mm512_rcp14_ps(below[k]);
+    EACH_REGISTER below[k] = 2.0f - below[k] * first[k];
+    EACH_REGISTER z[k] = _mm512_maskz_mul_ps(mask[k], first[k], below[k]);
 #else
-    const Lanes c = smallest(all(18.0f), largest(all(-18.0f), z)), w = c * c;
-    Lanes p = w * 1.413938010e-11f + 8.352430904e-8f, q = w * 3.212757080e-9f + 5.251880372e-6f;
-    p = p * w + 5.533238109e-5f;
-    q = q * w + 1.628102180e-3f;
-    p = p * w + 8.386956156e-3f;
-    q = q * w + 1.168811138e-1f;
-    p = p * w + 2.499999892e-1f;
-    q = q * w + 1.0f;
-    return smallest(all(0.5f), largest(all(-0.5f), quotient<T>(c * p, q))) + 0.5f;
+    EACH_REGISTER {
+        const Lanes c = smallest(all(18.0f), largest(all(-18.0f), z[k])), w = c * c;
+        Lanes p = w * 1.413938010e-11f + 8.352430904e-8f, q = w * 3.212757080e-9f + 5.251880372e-6f;
+        p = p * w + 5.533238109e-5f;
+        q = q * w + 1.628102180e-3f;
+        p = p * w + 8.386956156e-3f;
+        q = q * w + 1.168811138e-1f;
+        p = p * w + 2.499999892e-1f;
+        q = q * w + 1.0f;
+        z[k] = smallest(all(0.5f), largest(all(-0.5f), quotient<T>(c * p, q))) + 0.5f;
+    }
 #endif
 }
 
-// Return the sum of `term(i, count)` over the numbers of a row, which are `count` from place i on; zeros behind them.
-// Lanes add 64 registers at most, in four chains, because one waits for each addition.
+// Return the sum of a row's terms. `term(i, count)` returns those of `count` numbers from place i on, and zeros in the
+// other lanes. At most 64 registers are added in fp32, in four independent sums: one alone would wait for each addition.
 template <typename Term>
 LANES_INLINE double row_sum(const Term& term, int64_t n) {
     constexpr int64_t BLOCK = 64 * WIDTH;
@@ -269,11 +302,21 @@ LANES_INLINE void for_row(const Each& each, int64_t n) {
     if (i < n) each(i, n - i);
 }
 
+// Call `each.run<N>(i, count)` for all numbers of a row: N registers from place i on have `count` numbers each.
+template <typename Each>
+LANES_INLINE void for_row_together(const Each& each, int64_t n) {
+    int64_t i = 0;
+    for (; i + REGISTERS * WIDTH <= n; i += REGISTERS * WIDTH) each.template run<REGISTERS>(i, WIDTH);
+    for (; i + WIDTH <= n; i += WIDTH) each.template run<1>(i, WIDTH);
+    if (i < n) each.template run<1>(i, n - i);
+}
+
 #include LANES_FILE
 
 }  // namespace LANES_SET
 }  // namespace
 
+#undef EACH_REGISTER
 #undef LANES_LEVEL
 #undef LANES_SET
 #undef LANES_BYTES

@@ -1,6 +1,6 @@
-// Cross-entropy over a vocabulary, forward and backward. A row of logits is read once for its sum of exp, a block at a
-// time with the largest logit so far, and again for the gradient, which overwrites it. Sums are fp32 within a block and
-// fp64 over a row.
+// Cross-entropy over a vocabulary, forward and backward. For the loss alone, a row of logits is read once: the sum of exp
+// is scaled again when a block has a larger logit. For the gradient, which overwrites the logits, the largest logit is
+// found first; then each exp is computed once and scaled by the sum. Sums are fp32 within a block and fp64 over a row.
 #ifndef LANES_LEVEL
 #include "../compiled/native.h"
 
@@ -53,6 +53,7 @@ namespace {
 struct Arguments {
     const int64_t* targets;  // each is within the vocabulary, or ignored
     float* losses;           // (tokens): 0 where the target is ignored
+    float* scratch;          // (threads, vocabulary): for the gradient of logits in bf16
     int64_t tokens, vocabulary, columns, counted, ignore_index;  // columns from `vocabulary` on are padding
     int gradient, threads, level;
 };
@@ -66,7 +67,12 @@ void cross_entropy(T* logits, const Arguments& a) {
     for (int64_t i = 0; i < a.tokens; ++i) {
         T* row = logits + i * a.columns;
         const int64_t real = a.targets[i] == a.ignore_index ? 0 : a.vocabulary;
-        a.losses[i] = real ? row_loss(row, Row{a.vocabulary, a.targets[i], scale, a.gradient != 0}) : 0.0f;
+#ifdef _OPENMP
+        float* scratch = a.scratch + omp_get_thread_num() * a.vocabulary;
+#else
+        float* scratch = a.scratch;
+#endif
+        a.losses[i] = real ? row_loss(row, Row{a.vocabulary, a.targets[i], scale, a.gradient != 0}, scratch) : 0.0f;
         if (a.gradient) std::memset(row + real, 0, sizeof(T) * static_cast<size_t>(a.columns - real));
     }
 }
@@ -123,18 +129,35 @@ LANES_INLINE float largest_in(const T* x, int64_t n) {
     return found;
 }
 
-template <typename T>
+// Add exp(x - largest) of a row's numbers, 64 registers in fp32 at most; write them to `out` unless it is null.
+template <typename T, bool WRITE>
 struct Exp {
     const T* x;
+    float* out;
     float largest;
-    LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const {
-        const Lanes v = exp_lanes<float>(load(x + i, count) - largest);
-        if (count >= WIDTH) return v;
-        float part[WIDTH];
-        save(part, v);
-        return load(part, count);
+    Lanes* sum;  // REGISTERS sums
+    template <int N>
+    LANES_MEMBER void run(int64_t i, int64_t count) const {
+        Lanes v[N];
+        EACH_REGISTER v[k] = load(x + i + k * WIDTH, count) - largest;
+        exp_of<float>(v);
+        if (WRITE) EACH_REGISTER save(out + i + k * WIDTH, v[k], count);
+        if (count < WIDTH) {
+            float part[WIDTH];
+            save(part, v[0]);
+            v[0] = load(part, count);
+        }
+        EACH_REGISTER sum[k] += v[k];
     }
 };
+
+template <typename T, bool WRITE>
+LANES_INLINE double exp_sum(const T* x, float* out, float largest, int64_t n) {
+    Lanes sums[REGISTERS] = {}, whole{};
+    for_row_together(Exp<T, WRITE>{x, out, largest, sums}, n);
+    for (const Lanes& each : sums) whole += each;
+    return sum_of(whole);
+}
 
 template <typename T>
 struct Numbers {
@@ -153,7 +176,8 @@ LANES_INLINE Sum sum_of_exp(const T* x, int64_t n) {
             found.largest = most;
         }
         // Without a larger number so far, all are -infinity or NaN.
-        found.sum += row_sum(Exp<T>{x + start, found.largest > -__builtin_inff() ? found.largest : 0.0f}, size);
+        const float shift = found.largest > -__builtin_inff() ? found.largest : 0.0f;
+        found.sum += exp_sum<T, false>(x + start, nullptr, shift, size);
     }
     return found;
 }
@@ -162,48 +186,44 @@ template <typename T>
 struct Gradient {
     T* x;
     float largest, factor, each;
-    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
-        save(x + i, exp_lanes<T>(load(x + i, count) - largest) * factor - each, count);
+    template <int N>
+    LANES_MEMBER void run(int64_t i, int64_t count) const {
+        Lanes v[N];
+        EACH_REGISTER v[k] = load(x + i + k * WIDTH, count) - largest;
+        exp_of<T>(v);
+        EACH_REGISTER save(x + i + k * WIDTH, v[k] * factor - each, count);
     }
 };
 
-// Replace numbers by exp(number - largest) and return them.
-struct ExpInPlace {
-    float* x;
-    float largest;
-    LANES_MEMBER Lanes operator()(int64_t i, int64_t count) const {
-        save(x + i, exp_lanes<float>(load(x + i, count) - largest), count);
-        return load(x + i, count);
-    }
-};
-
+template <typename T>
 struct Scaled {
-    float *x, factor;
-    LANES_MEMBER void operator()(int64_t i, int64_t count) const { save(x + i, load(x + i, count) * factor, count); }
+    const float* x;
+    T* out;
+    float factor;
+    LANES_MEMBER void operator()(int64_t i, int64_t count) const { save(out + i, load(x + i, count) * factor, count); }
 };
 
-// In fp32 there is room for exp of the logits, so that it is computed once.
-LANES_INLINE Sum gradient_over(float* logits, int64_t n, float scale) {
+// Replace a row of logits by the gradient. Each exp is computed once: in fp32 it is stored over its logit, in bf16 in
+// `scratch`, which stays in the cache.
+template <typename T>
+LANES_INLINE Sum gradient_over(T* logits, float* scratch, int64_t n, float scale) {
+    float* powers = sizeof(T) == 4 ? reinterpret_cast<float*>(logits) : scratch;
     Sum all{largest_in(logits, n), 0.0};
+    // Without a number, all are -infinity or NaN.
+    const float shift = all.largest > -__builtin_inff() ? all.largest : 0.0f;
     for (int64_t start = 0; start < n; start += BLOCK)
-        all.sum += row_sum(ExpInPlace{logits + start, all.largest}, n - start < BLOCK ? n - start : BLOCK);
-    for_row(Scaled{logits, static_cast<float>(scale / all.sum)}, n);
-    return all;
-}
-
-LANES_INLINE Sum gradient_over(uint16_t* logits, int64_t n, float scale) {
-    const Sum all = sum_of_exp(logits, n);
-    for_row(Gradient<uint16_t>{logits, all.largest, static_cast<float>(scale / all.sum), 0.0f}, n);
+        all.sum += exp_sum<T, true>(logits + start, powers + start, shift, n - start < BLOCK ? n - start : BLOCK);
+    for_row(Scaled<T>{powers, logits, static_cast<float>(scale / all.sum)}, n);
     return all;
 }
 
 // Return the loss of one row; if requested, overwrite the logits with the gradient.
 template <typename T>
-LANES_TARGET float row_loss(T* logits, const Row& row) {
+LANES_TARGET float row_loss(T* logits, const Row& row, float* scratch) {
     const int64_t n = row.vocabulary;
     const float at_target = to_float(logits[row.target]);
     if (!row.gradient) return loss_of(sum_of_exp(logits, n), at_target);
-    const Sum all = gradient_over(logits, n, row.scale);
+    const Sum all = gradient_over(logits, scratch, n, row.scale);
     const float own = exp_nonpositive(at_target - all.largest);
     store(&logits[row.target], static_cast<float>((own / all.sum - 1.0) * row.scale));
     return loss_of(all, at_target);
@@ -229,7 +249,7 @@ LANES_TARGET void column_slopes(const Columns& a, int64_t t) {
     const float each = a.of_all * share;
     T* logits = static_cast<T*>(a.logits_of(t));
     const float own = target >= 0 ? exp_nonpositive(to_float(logits[target]) - top) : 0.0f;
-    for_row(Gradient<T>{logits, top, factor, each}, n);
+    for_row_together(Gradient<T>{logits, top, factor, each}, n);
     if (target >= 0) store(&logits[target], own * factor - each - a.of_target * share);
     std::memset(logits + n, 0, sizeof(T) * static_cast<size_t>(a.columns - n));
 }

@@ -25,6 +25,7 @@ class _Arguments(ctypes.Structure):
     _fields_ = (
         ("targets", ctypes.c_void_p),
         ("losses", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
         ("tokens", ctypes.c_int64),
         ("vocabulary", ctypes.c_int64),
         ("columns", ctypes.c_int64),
@@ -161,9 +162,11 @@ def losses_of(
     tokens, columns = logits.shape
     threads = max(1, torch.get_num_threads())
     losses = torch.empty(tokens, dtype=torch.float32)
+    scratch = torch.empty(threads if gradient and logits.dtype == torch.bfloat16 else 0, vocabulary)
     arguments = _Arguments(
         targets.data_ptr(),
         losses.data_ptr(),
+        scratch.data_ptr(),
         tokens,
         vocabulary,
         columns,

@@ -42,44 +42,51 @@ NATIVE_EXPORT const char* native_source_dropout() { return native_text_of_dropou
 
 #else  // for each instruction set
 
-constexpr int64_t BLOCK = 128;    // words at a time: few, so that memory is read while words are computed
-constexpr int64_t COUNTERS = 16;  // as many more may be computed than are asked for
+constexpr int GROUPS = 4;
+constexpr int64_t BLOCK = 128;             // words at a time: few, so that memory is read while words are computed
+constexpr int64_t COUNTERS = 8 * GROUPS;  // as many more may be computed than are needed
 
 // Write four words for each of `count` counters. With AVX2 and AVX-512 a word has 64 bits of a vector, of which the upper
 // 32 may hold anything: that is what the multiplication reads and writes, so that no halves are moved between the rounds.
-LANES_INLINE void write_words(uint64_t seed, uint64_t counter, int64_t count, uint32_t* out) {
+LANES_INLINE void write_words(const uint64_t* keys, uint64_t counter, int64_t count, uint32_t* out) {
 #if LANES_LEVEL >= 2
     const __m512i left_factor = _mm512_set1_epi64(0xD2511F53), right_factor = _mm512_set1_epi64(0xCD9E8D57);
     const __m512i first_half = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
     const __m512i last_half = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-    for (int64_t i = 0; i < count; i += 16) {
-        __m512i a[2], b[2], c[2], d[2];
-#pragma GCC unroll 2
-        for (int g = 0; g < 2; ++g) {
+    // Four groups of eight counters: a multiplication takes longer than the processor needs to start one in each group.
+    for (int64_t i = 0; i < count; i += 8 * GROUPS) {
+        __m512i a[GROUPS], b[GROUPS], c[GROUPS], d[GROUPS];
+#pragma GCC unroll 4
+        for (int g = 0; g < GROUPS; ++g) {
             const __m512i own = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(counter) + i + 8 * g),
                                                  _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
             a[g] = own;
             b[g] = _mm512_srli_epi64(own, 32);
             c[g] = d[g] = _mm512_setzero_si512();
         }
-        uint32_t key = static_cast<uint32_t>(seed), other = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 10
         for (int round = 0; round < 10; ++round) {
-            const __m512i first = _mm512_set1_epi64(key), second = _mm512_set1_epi64(other);
-#pragma GCC unroll 2
-            for (int g = 0; g < 2; ++g) {
-                const __m512i left = _mm512_mul_epu32(a[g], left_factor), right = _mm512_mul_epu32(c[g], right_factor);
-                // 0x96: the exclusive or of all three.
-                a[g] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(right, 32), b[g], first, 0x96);
-                c[g] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(left, 32), d[g], second, 0x96);
-                b[g] = right;
-                d[g] = left;
+            const __m512i first = _mm512_set1_epi64(keys[round]), second = _mm512_set1_epi64(keys[10 + round]);
+            __m512i left[GROUPS], right[GROUPS];
+#pragma GCC unroll 4
+            for (int g = 0; g < GROUPS; ++g) left[g] = _mm512_mul_epu32(a[g], left_factor);
+#pragma GCC unroll 4
+            for (int g = 0; g < GROUPS; ++g) right[g] = _mm512_mul_epu32(c[g], right_factor);
+            // 0x96: the exclusive or of all three.
+#pragma GCC unroll 4
+            for (int g = 0; g < GROUPS; ++g)
+                a[g] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(right[g], 32), b[g], first, 0x96);
+#pragma GCC unroll 4
+            for (int g = 0; g < GROUPS; ++g)
+                c[g] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(left[g], 32), d[g], second, 0x96);
+#pragma GCC unroll 4
+            for (int g = 0; g < GROUPS; ++g) {
+                b[g] = right[g];
+                d[g] = left[g];
             }
-            key += 0x9E3779B9u;
-            other += 0xBB67AE85u;
         }
-#pragma GCC unroll 2
-        for (int g = 0; g < 2; ++g) {
+#pragma GCC unroll 4
+        for (int g = 0; g < GROUPS; ++g) {
             const __m512i front = _mm512_mask_shuffle_epi32(a[g], 0xAAAA, b[g], _MM_PERM_CCAA);
             const __m512i back = _mm512_mask_shuffle_epi32(c[g], 0xAAAA, d[g], _MM_PERM_CCAA);
             uint32_t* to = out + 4 * (i + 8 * g);
@@ -98,10 +105,10 @@ LANES_INLINE void write_words(uint64_t seed, uint64_t counter, int64_t count, ui
             b[g] = _mm256_srli_epi64(own, 32);
             c[g] = d[g] = _mm256_setzero_si256();
         }
-        uint32_t key = static_cast<uint32_t>(seed), other = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 10
         for (int round = 0; round < 10; ++round) {
-            const __m256i first = _mm256_set1_epi64x(key), second = _mm256_set1_epi64x(other);
+            const __m256i first = _mm256_set1_epi64x(static_cast<int64_t>(keys[round]));
+            const __m256i second = _mm256_set1_epi64x(static_cast<int64_t>(keys[10 + round]));
             for (int g = 0; g < 2; ++g) {
                 const __m256i left = _mm256_mul_epu32(a[g], left_factor), right = _mm256_mul_epu32(c[g], right_factor);
                 a[g] = _mm256_xor_si256(_mm256_srli_epi64(right, 32), _mm256_xor_si256(b[g], first));
@@ -109,8 +116,6 @@ LANES_INLINE void write_words(uint64_t seed, uint64_t counter, int64_t count, ui
                 b[g] = right;
                 d[g] = left;
             }
-            key += 0x9E3779B9u;
-            other += 0xBB67AE85u;
         }
         for (int g = 0; g < 2; ++g) {
             const __m256i front = _mm256_blend_epi32(a[g], _mm256_slli_epi64(b[g], 32), 0xAA);
@@ -126,17 +131,14 @@ LANES_INLINE void write_words(uint64_t seed, uint64_t counter, int64_t count, ui
     for (int64_t i = 0; i < count; ++i) {
         const uint64_t own = counter + static_cast<uint64_t>(i);
         uint32_t a = static_cast<uint32_t>(own), b = static_cast<uint32_t>(own >> 32), c = 0, d = 0;
-        uint32_t key = static_cast<uint32_t>(seed), other = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 10
         for (int round = 0; round < 10; ++round) {
             const uint64_t left = static_cast<uint64_t>(a) * 0xD2511F53u;
             const uint64_t right = static_cast<uint64_t>(c) * 0xCD9E8D57u;
-            a = static_cast<uint32_t>(right >> 32) ^ b ^ key;
+            a = static_cast<uint32_t>(right >> 32) ^ b ^ static_cast<uint32_t>(keys[round]);
             b = static_cast<uint32_t>(right);
-            c = static_cast<uint32_t>(left >> 32) ^ d ^ other;
+            c = static_cast<uint32_t>(left >> 32) ^ d ^ static_cast<uint32_t>(keys[10 + round]);
             d = static_cast<uint32_t>(left);
-            key += 0x9E3779B9u;
-            other += 0xBB67AE85u;
         }
         out[4 * i] = a;
         out[4 * i + 1] = b;
@@ -179,14 +181,14 @@ struct Backward : Part<T> {
 };
 
 template <typename T, bool BACK>
-LANES_INLINE void row(const Arguments& a, int64_t r, float* sums) {
+LANES_INLINE void row(const Arguments& a, const uint64_t* keys, int64_t r, float* sums) {
     // Lanes read a register of words for the last numbers too.
     uint32_t word[BLOCK + 4 * COUNTERS + 16] = {};
     for (int64_t start = 0; start < a.width; start += BLOCK) {
         const int64_t n = a.width - start < BLOCK ? a.width - start : BLOCK;
         // The first number of these need not be the first of its counter.
         const int64_t at = r * a.width + start, first = at % 4, count = (first + n + 3) / 4;
-        write_words(a.seed, a.offset + static_cast<uint64_t>(at / 4), count, word);
+        write_words(keys, a.offset + static_cast<uint64_t>(at / 4), count, word);
         const Part<T> part{static_cast<const T*>(a.x) + at,
                            BACK ? nullptr : static_cast<const T*>(a.residual) + at,
                            BACK || !a.bias ? nullptr : a.bias + start,
@@ -203,7 +205,13 @@ LANES_INLINE void row(const Arguments& a, int64_t r, float* sums) {
 template <typename T, bool BACK>
 LANES_TARGET void piece(const Arguments& a, int64_t number) {
     const int64_t end = (number + 1) * a.piece < a.rows ? (number + 1) * a.piece : a.rows;
-    for (int64_t r = number * a.piece; r < end; ++r) row<T, BACK>(a, r, a.sums ? a.sums + number * a.width : nullptr);
+    // The words of the key grow in each of the ten rounds: those of the low word, then those of the high one.
+    uint64_t keys[20];
+    for (uint32_t round = 0; round < 10; ++round) {
+        keys[round] = static_cast<uint32_t>(a.seed) + round * 0x9E3779B9u;
+        keys[10 + round] = static_cast<uint32_t>(a.seed >> 32) + round * 0xBB67AE85u;
+    }
+    for (int64_t r = number * a.piece; r < end; ++r) row<T, BACK>(a, keys, r, a.sums ? a.sums + number * a.width : nullptr);
 }
 
 #endif

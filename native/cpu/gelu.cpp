@@ -69,23 +69,39 @@ LANES_INLINE void normal(Lanes x, Lanes* density, Lanes* integral) {
     *integral = 0.5f + (Lanes)((Words)from_half | (bits & 0x80000000u));
 }
 
-template <typename T, bool TANH>
-LANES_INLINE Lanes value(Lanes x) {
-    if (TANH) return x * logistic<T>(x * (SLOPE + SLOPE * CUBE * (x * x)));
-    Lanes part, density;
-    normal<T>(x, &density, &part);
-    return x * part;
+// Replace z by the logistic function of it, where z belongs to x.
+template <typename T, int N>
+LANES_INLINE void logistic_for(const Lanes (&x)[N], Lanes (&part)[N]) {
+    constexpr float ONE = SLOPE * LOGISTIC_UNIT, THREE = CUBE * ONE;
+    EACH_REGISTER part[k] = x[k] * x[k];
+    EACH_REGISTER part[k] = part[k] * THREE + ONE;
+    EACH_REGISTER part[k] *= x[k];
+    logistic_of<T>(part);
 }
 
-template <typename T, bool TANH>
-LANES_INLINE Lanes slope(Lanes x) {
+// Replace x by its GELU.
+template <typename T, bool TANH, int N>
+LANES_INLINE void value(Lanes (&x)[N]) {
+    Lanes part[N], density[N];
+    if (TANH) logistic_for<T>(x, part);
+    else EACH_REGISTER normal<T>(x[k], &density[k], &part[k]);
+    EACH_REGISTER x[k] *= part[k];
+}
+
+// Replace x by the slope of GELU there.
+template <typename T, bool TANH, int N>
+LANES_INLINE void slope(Lanes (&x)[N]) {
+    Lanes part[N], density[N];
     if (TANH) {
-        const Lanes square = x * x, part = logistic<T>(x * (SLOPE + SLOPE * CUBE * square));
-        return part + x * part * (1.0f - part) * (SLOPE + 3.0f * SLOPE * CUBE * square);
+        logistic_for<T>(x, part);
+        EACH_REGISTER {
+            const Lanes of_z = x[k] * x[k] * (3.0f * SLOPE * CUBE) + SLOPE;
+            x[k] = part[k] + x[k] * part[k] * (1.0f - part[k]) * of_z;
+        }
+    } else {
+        EACH_REGISTER normal<T>(x[k], &density[k], &part[k]);
+        EACH_REGISTER x[k] = part[k] + x[k] * density[k];
     }
-    Lanes part, density;
-    normal<T>(x, &density, &part);
-    return part + x * density;
 }
 
 template <typename T, bool TANH, bool BIAS>
@@ -93,9 +109,13 @@ struct Forward {
     const T* x;
     const float* bias;
     T* out;
-    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
-        const Lanes v = load(x + i, count);
-        save(out + i, value<T, TANH>(BIAS ? v + load(bias + i, count) : v), count);
+    template <int N>
+    LANES_MEMBER void run(int64_t i, int64_t count) const {
+        Lanes v[N];
+        EACH_REGISTER v[k] = load(x + i + k * WIDTH, count);
+        if (BIAS) EACH_REGISTER v[k] += load(bias + i + k * WIDTH, count);
+        value<T, TANH>(v);
+        EACH_REGISTER save(out + i + k * WIDTH, v[k], count);
     }
 };
 
@@ -105,11 +125,15 @@ struct Backward {
     const float* bias;
     T* out;
     float* sums;
-    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
-        const Lanes v = load(x + i, count);
-        const Lanes own = load(above + i, count) * slope<T, TANH>(BIAS ? v + load(bias + i, count) : v);
-        if (BIAS) save(sums + i, load(sums + i, count) + own, count);
-        save(out + i, own, count);
+    template <int N>
+    LANES_MEMBER void run(int64_t i, int64_t count) const {
+        Lanes v[N];
+        EACH_REGISTER v[k] = load(x + i + k * WIDTH, count);
+        if (BIAS) EACH_REGISTER v[k] += load(bias + i + k * WIDTH, count);
+        slope<T, TANH>(v);
+        EACH_REGISTER v[k] *= load(above + i + k * WIDTH, count);
+        if (BIAS) EACH_REGISTER save(sums + i + k * WIDTH, load(sums + i + k * WIDTH, count) + v[k], count);
+        EACH_REGISTER save(out + i + k * WIDTH, v[k], count);
     }
 };
 
@@ -121,9 +145,9 @@ LANES_TARGET void piece(const Arguments& a, int64_t number) {
         T* out = static_cast<T*>(a.out) + r * n;
         if (BACK) {
             const T* above = static_cast<const T*>(a.above) + r * n;
-            for_row(Backward<T, TANH, BIAS>{x, above, a.bias, out, BIAS ? a.sums + number * n : nullptr}, n);
+            for_row_together(Backward<T, TANH, BIAS>{x, above, a.bias, out, BIAS ? a.sums + number * n : nullptr}, n);
         } else {
-            for_row(Forward<T, TANH, BIAS>{x, a.bias, out}, n);
+            for_row_together(Forward<T, TANH, BIAS>{x, a.bias, out}, n);
         }
     }
 }

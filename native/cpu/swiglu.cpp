@@ -39,9 +39,13 @@ template <typename T>
 struct Forward {
     const T *x, *up;
     T* out;
-    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
-        const Lanes a = load(x + i, count);
-        save(out + i, a * logistic<T>(a) * load(up + i, count), count);
+    template <int N>
+    LANES_MEMBER void run(int64_t i, int64_t count) const {
+        Lanes a[N], s[N];
+        EACH_REGISTER a[k] = load(x + i + k * WIDTH, count);
+        EACH_REGISTER s[k] = a[k] * LOGISTIC_UNIT;
+        logistic_of<T>(s);
+        EACH_REGISTER save(out + i + k * WIDTH, a[k] * s[k] * load(up + i + k * WIDTH, count), count);
     }
 };
 
@@ -49,17 +53,26 @@ template <typename T>
 struct Backward {
     const T *x, *up, *above;
     T *out, *of_up;
-    LANES_MEMBER void operator()(int64_t i, int64_t count) const {
-        const Lanes a = load(x + i, count), g = load(above + i, count), s = logistic<T>(a), value = a * s;
-        save(out + i, g * load(up + i, count) * (s + value * (1.0f - s)), count);
-        save(of_up + i, g * value, count);
+    template <int N>
+    LANES_MEMBER void run(int64_t i, int64_t count) const {
+        Lanes a[N], s[N], g[N];
+        EACH_REGISTER a[k] = load(x + i + k * WIDTH, count);
+        EACH_REGISTER s[k] = a[k] * LOGISTIC_UNIT;
+        logistic_of<T>(s);
+        EACH_REGISTER g[k] = load(above + i + k * WIDTH, count);
+        EACH_REGISTER a[k] *= s[k];
+        EACH_REGISTER save(of_up + i + k * WIDTH, g[k] * a[k], count);
+        EACH_REGISTER {
+            const Lanes slope = s[k] + a[k] * (1.0f - s[k]);
+            save(out + i + k * WIDTH, g[k] * load(up + i + k * WIDTH, count) * slope, count);
+        }
     }
 };
 
 template <typename T, bool BACK>
 LANES_TARGET void row(const T* x, const T* above, T* out, int64_t n) {
-    if (BACK) for_row(Backward<T>{x, x + n, above, out, out + n}, n);
-    else for_row(Forward<T>{x, x + n, out}, n);
+    if (BACK) for_row_together(Backward<T>{x, x + n, above, out, out + n}, n);
+    else for_row_together(Forward<T>{x, x + n, out}, n);
 }
 
 #endif

@@ -58,6 +58,31 @@ def test_the_update_of_a_lower_level_is_nearly_the_same(level: int) -> None:
     assert float(square_sum([x])) == pytest.approx(float(x.double().square().sum()), rel=1e-6)
 
 
+def test_every_level_chooses_the_same_experts(compiled: object) -> None:
+    # The kernel for AVX-512 has a way of its own for up to 64 experts, two rows at a time.
+    route, found = importlib.import_module("native.cpu.route").route, library.load()
+    generator = torch.Generator().manual_seed(0)
+    for experts in (1, 3, 16, 17, 33, 48, 63, 64, 65, 100):
+        # Few different logits, so that many are equal; some are infinite or not a number.
+        logits = torch.randint(-3, 4, (7, experts), generator=generator).float()
+        logits[2, experts // 2], logits[4], logits[5, 0] = float("nan"), float("nan"), float("-inf")
+        chosen = {}
+        for level in range(found.level + 1):
+            own = found.level
+            object.__setattr__(found, "level", level)
+            try:
+                chosen[level] = [route(x, min(8, experts))[2] for x in (logits, logits.bfloat16())]
+            finally:
+                object.__setattr__(found, "level", own)
+        for level, both in chosen.items():
+            for ours, plain in zip(both, chosen[0], strict=True):
+                assert torch.equal(ours, plain), (experts, level)
+        # Rows without a NaN: the reference's choice, the lower number first.
+        good = [0, 1, 3, 5, 6]
+        order = torch.sort(logits[good], dim=1, descending=True, stable=True).indices[:, : min(8, experts)]
+        assert torch.equal(chosen[found.level][0][good], order), experts
+
+
 def test_a_variable_lowers_the_level_and_a_wrong_name_is_refused(compiled: object) -> None:
     def report(name: str) -> list[dict[str, object]]:
         argv = [sys.executable, "-m", "native", "--json"]
