@@ -200,8 +200,9 @@ def verified_text(result: Verified) -> str:
     checkpoint = result.checkpoint
     if result.ok:
         files = plural(result.checked, "file")
-        where = nodes_text(checkpoint.nodes)
-        return f"{checkpoint.name}: sound: {files} on {where}, {size(checkpoint.facts.bytes)}, every byte verified"
+        nodes = nodes_text(checkpoint.nodes)
+        where = nodes if nodes == "here" else f"on {nodes}"
+        return f"{checkpoint.name}: sound: {files} {where}, {size(checkpoint.facts.bytes)}, every byte verified"
     return "\n".join([f"{checkpoint.name}: damaged", *(f"  {damage}" for damage in result.damages)])
 
 
