@@ -202,7 +202,9 @@ def verified_text(result: Verified) -> str:
         files = plural(result.checked, "file")
         nodes = nodes_text(checkpoint.nodes)
         where = nodes if nodes == "here" else f"on {nodes}"
-        return f"{checkpoint.name}: sound: {files} {where}, {size(checkpoint.facts.bytes)}, every byte verified"
+        return (
+            f"{checkpoint.name}: sound: {files} {where}, {size(checkpoint.facts.bytes)}, every byte verified"
+        )
     return "\n".join([f"{checkpoint.name}: damaged", *(f"  {damage}" for damage in result.damages)])
 
 
