@@ -125,7 +125,7 @@ def combine(record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: Me
         ranks += here
         if answer.node and answer.node.first_failure:
             failures.append(_failed_rank(record, name, answer.node.first_failure, here, answer.clock))
-    first = min(failures, key=lambda failed: failed.end_time, default=None)
+    first = _first_failure(failures)
     phase = Phase.of_nodes(nodes.values())
     return RunState(
         phase,
@@ -139,6 +139,16 @@ def combine(record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: Me
         left=left,
         adopted=adopted,
     )
+
+
+def _first_failure(failures: Sequence[RankState]) -> RankState | None:
+    """Return the earliest failure, or None.
+
+    If a signal stopped a rank, ranks of other nodes hang because they wait for it. Their nodes may notice earlier.
+    """
+    stopped = any(failed.stopped for failed in failures)
+    causes = [failed for failed in failures if not stopped or failed.stopped or failed.hang is None]
+    return min(causes, key=lambda failed: failed.end_time, default=None)
 
 
 def _stuck_supervisor(answer: NodeAnswer) -> SupervisorState | None:

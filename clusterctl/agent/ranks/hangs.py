@@ -165,12 +165,15 @@ class Stopped:
         self.limit = LONG if hang_after is None else min(LONG, hang_after)
         self.since: Dict[int, float] = {}
 
-    def look(self, now: float, pids: Mapping[int, int]) -> Optional[Dict[str, Any]]:
-        """Return the rank that was stopped for too long, or None; `pids` has the pid of each living rank."""
+    def look(self, now: float, pids: Mapping[int, int], hung: bool = False) -> Optional[Dict[str, Any]]:
+        """Return the rank that was stopped for too long, or None; `pids` has the pid of each living rank.
+
+        `hung`: a rank of another node hangs, so that one that is stopped here is the reason, however short it was.
+        """
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)] if self.limit else []
         self.since = {rank: self.since.get(rank, now) for rank in stopped}
         first = min(self.since, key=lambda rank: (self.since[rank], rank), default=None)
-        if first is None or now - self.since[first] < self.limit:
+        if first is None or (now - self.since[first] < self.limit and not hung):
             return None
         return {"rank": first, "hang": round(now - self.since[first], 1), "stopped": True}
 

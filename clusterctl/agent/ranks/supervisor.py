@@ -166,9 +166,12 @@ class Supervisor:
                 self.stop_requested = True
                 request = read_json(self.files.stop) or {}
                 grace = float(request.get("grace", grace))
-                if request.get("hang"):
-                    self._note_hang(request["hang"])
-                if request.get("stacks"):
+                # Stacks are wanted when a rank hangs, here or on another node.
+                stacks = bool(request.get("stacks"))
+                hung = self.stopped.look(time.monotonic(), self._living(), True) if stacks else None
+                if hung := hung or request.get("hang"):
+                    self._note_hang(hung)
+                if stacks:
                     self._save_stacks()
             if self.stop_requested or self.first_failure:
                 self._end(grace if self.stop_requested else min(grace, FAILED_GRACE))

@@ -60,6 +60,18 @@ def test_the_earliest_failure_of_all_nodes_is_the_cause_and_a_stop_is_none() -> 
     assert (state.failure.rank, state.failure.node, state.failure.device) == (2, "b", 4)
 
 
+def test_a_rank_that_a_signal_stopped_is_the_cause_of_hangs_that_other_nodes_noticed_earlier() -> None:
+    waits = {**ended(2, 5.0), "hang": 9.0, "step": 17}
+    frozen = {**ended(0, 5.1), "hang": 9.1, "step": 18, "stopped": True}
+    state = state_of(answer("failed", frozen, failed=0), answer("failed", waits, failed=2))
+    assert state.failure is not None
+    assert (state.failure.rank, state.failure.node, state.failure.stopped) == (0, "a", True)
+    # A rank that failed before is a cause of its own.
+    crashed = answer("failed", ended(3, 4.0, code=1), failed=3)
+    earlier = state_of(answer("failed", frozen, failed=0), crashed).failure
+    assert earlier is not None and earlier.rank == 3
+
+
 def test_a_lost_node_is_the_cause_of_what_failed_elsewhere(tmp_path: Path) -> None:
     state = state_of(
         answer("failed", ended(0, 9.0, code=1), failed=0), LinkLost("b", "nothing was received for 10 s")
