@@ -373,8 +373,8 @@ def run_named(name: str) -> RunDir:
     return run
 
 
-def run_with_checkpoints(name: str) -> RunDir:
-    """Return the run that a command line names for its checkpoints; `last` is no run of generate, serve or eval."""
+def run_with_results(name: str) -> RunDir:
+    """Return the run that a command line names for what it wrote; `last` is no run of generate, serve or eval."""
     from clusterctl.jobs.run_folder import all_runs
 
     if name == "last":

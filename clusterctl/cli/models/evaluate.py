@@ -108,5 +108,5 @@ def results_of(where: str) -> Path:
     return (
         Path(EVALUATIONS_DIR)
         if Path(where).is_dir()
-        else options.run_with_checkpoints(where).root / EVALUATIONS_DIR
+        else options.run_with_results(where).root / EVALUATIONS_DIR
     )

@@ -40,7 +40,7 @@ def here(where: str) -> Path:
 
     if find.is_folder(where):
         return folder_of(where)
-    run = options.run_with_checkpoints(where)
+    run = options.run_with_results(where)
     local = newest(run.checkpoints)
     if local is not None:
         return local
@@ -90,7 +90,7 @@ def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
         folder = folder_of(where)
         screen.log(f"{folder} is pushed to {', '.join(cluster.names)}")
         return OnNodes(cluster, local=folder)
-    run = options.run_with_checkpoints(where)
+    run = options.run_with_results(where)
     with options.connected_to(run) as connections:
         found = find.of_run(run, connections)
         whole = _whole_on(found.newest())

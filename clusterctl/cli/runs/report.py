@@ -47,14 +47,14 @@ def report(
     from clusterctl.report.page import page
     from clusterctl.report.summary import summarise
 
-    found = options.run_named(run)
+    found = options.run_with_results(run)
     if as_json:
         screen.show_json(summarise(found).as_json())
         return
     target = output or found.root / "report.html"
     for path in filter(None, (output, csv)):
         check_target(path, force=force)
-    replace_file(target, page(found, options.run_named(against) if against else None))
+    replace_file(target, page(found, options.run_with_results(against) if against else None))
     if csv:
         replace_file(csv, as_csv(found))
         screen.write(f"{csv}\n")

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from clusterctl.cli import options
+from clusterctl.cli.commands import application
 from clusterctl.cli.models.place import OnNodes, RankPlaces, job_on, ranks_of
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
@@ -88,7 +90,7 @@ def test_what_cannot_compute_is_refused_before_anything_starts(
     assert caught.value.hint
 
 
-def test_the_last_run_with_checkpoints_is_no_run_that_reads_them(
+def test_the_last_run_with_results_is_no_run_that_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_RUNS", str(tmp_path))
@@ -104,10 +106,23 @@ def test_the_last_run_with_checkpoints_is_no_run_that_reads_them(
         run.write_record(replace(record_of({"node1": [0]}), run=name, job=job))
         os.utime(run.record, (1000 - age, 1000 - age))
     assert options.run_named("last").run_id == "served"
-    assert options.run_with_checkpoints("last").run_id == "trained"
+    assert options.run_with_results("last").run_id == "trained"
     (tmp_path / "trained" / "run.json").unlink()
     # A program of the user's may save checkpoints too.
-    assert options.run_with_checkpoints("last").run_id == "program"
+    assert options.run_with_results("last").run_id == "program"
     (tmp_path / "program" / "run.json").unlink()
-    assert options.run_with_checkpoints("last").run_id == "served"
-    assert options.run_with_checkpoints("served").run_id == "served"
+    assert options.run_with_results("last").run_id == "served"
+    assert options.run_with_results("served").run_id == "served"
+
+
+def test_a_report_of_the_last_run_is_not_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTERCTL_RUNS", str(tmp_path))
+    reader = job_on(OnNodes(cluster("cpu")), "serve", [], RankPlaces())
+    trained = replace(reader, train={"steps": 3}, trainer=False)
+    for age, (name, job) in enumerate({"served": reader, "trained": trained}.items()):
+        run = RunDir(tmp_path / name)
+        run.write_record(replace(record_of({"node1": [0]}), run=name, job=job))
+        os.utime(run.record, (1000 - age, 1000 - age))
+    result = CliRunner().invoke(application(), ["report", "last", "-o", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    assert "trained" in (tmp_path / "page.html").read_text("utf-8")
