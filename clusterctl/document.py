@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -366,15 +366,13 @@ class Section:
             return Section(Document(self.document.source, {}, {(): 1}), (), self.faults)
         return Section(self.document, (*self.path, key), self.faults)
 
-    def done(self, also: Iterable[str] = ()) -> None:
-        """Record an error for every key that was not taken."""
-        known = [*self.taken, *also]
+    def done(self, elsewhere: Mapping[str, str] | None = None) -> None:
+        """Record an error for every key that was not taken; `elsewhere` has a remedy for keys of other sections."""
+        known = list(dict.fromkeys(self.taken))
         for key in self.value:
             if key not in known:
-                closest = did_you_mean(key, known)
-                self.fault(
-                    key, f"unknown key {key!r}", closest or f"known keys: {', '.join(dict.fromkeys(known))}"
-                )
+                remedy = (elsewhere or {}).get(key) or did_you_mean(key, known)
+                self.fault(key, f"unknown key {key!r}", remedy or f"known keys: {', '.join(known)}")
 
 
 def _describe(value: Any) -> str:

@@ -42,6 +42,30 @@ COLLECT_CHOICES = ("checkpoints", "profile")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
 PROCESS_CHOICES = ("auto", "device", "node")
 DEVICE_ID_CHOICES = ("visible", "physical")
+# Keys that people write next to `train:` by mistake.
+TRAIN_KEYS = [
+    "model",
+    "optimizer",
+    "engine",
+    "deepspeed",
+    "parallel",
+    "zero",
+    "precision",
+    "steps",
+    "length",
+    "micro_batch",
+    "global_batch",
+    "recompute",
+    "save",
+    "eval",
+    "tune",
+    "init",
+    "hardware",
+    "native",
+    "profile",
+    "tensorboard",
+    "seed",
+]
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
 
@@ -136,7 +160,7 @@ def load(
     top = Section(document)
     job = _read(top, path)
     require_files(top, job.setup, job.code)
-    top.done()
+    top.done({key: f"`{key}:` belongs under `train:`" for key in TRAIN_KEYS})
     if bool(job.command) == (job.train is not None):
         top.fault(
             "",
