@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,8 +94,11 @@ def _ask(node: Node, link: Connection, job: Job) -> ImageAnswer:
             )
         if shown.exit_code != 0:
             last = (shown.error_text.strip().splitlines() or [f"exit code {shown.exit_code}"])[-1]
-            if "daemon" in last:
-                remedy = "start it; or let the user have its socket; podman and apptainer need none"
+            # A daemon that answers is named too: "Error response from daemon: No such image".
+            if re.search("connect to the docker (daemon|API)", last, re.IGNORECASE):
+                remedy = (
+                    "start the daemon, or give the user access to its socket; podman and apptainer need none"
+                )
                 return ImageAnswer(node.name, f"{options.runtime} does not answer: {last}", remedy)
             remedy = f"clusterctl push --image FILE -n {node.name}, or {options.runtime} pull {options.image} there"
             return ImageAnswer(node.name, f"it has no image {options.image}: {last}", remedy)

@@ -17,8 +17,10 @@ from clusterctl.jobs.job import Job
     ("code", "error", "problem", "remedy"),
     [
         (127, "", "docker is not installed", "another `container.runtime`"),
+        (1, "Error response from daemon: No such image: train:1", "it has no image train:1: ", "push --image"),
+        (1, "permission denied while trying to connect to the docker API at /x", "docker does not answer: ", "socket"),
         (1, "Error: No such image: train:1", "it has no image train:1: ", "push --image FILE -n node1"),
-        (1, "Cannot connect to the Docker daemon at unix:///x. Is it running?", "docker does not answer: ", "start it"),
+        (1, "Cannot connect to the Docker daemon. Is it running?", "docker does not answer: ", "start the daemon"),
         (1, "permission denied while trying to connect to the Docker daemon", "docker does not answer: ", "socket"),
     ],
 )  # fmt: skip

@@ -141,7 +141,7 @@ def test_a_folder_that_no_push_made_is_not_replaced_unasked(
     dest = tmp_path / "home" / "precious"
     dest.mkdir()
     (dest / "thesis").write_text("years")
-    with pytest.raises(RequestFailed, match="not put there by a push") as caught:
+    with pytest.raises(RequestFailed, match="no push created it") as caught:
         push_tree(link, Source(source, make_manifest(source)), "~/precious")
     assert "--replace" in caught.value.hint and (dest / "thesis").read_text() == "years"
     push_tree(link, Source(source, make_manifest(source)), "~/precious", replace=True)
@@ -245,7 +245,7 @@ def test_a_folder_aside_that_somebody_else_can_write_is_not_used(
 ) -> None:
     (tmp_path / ".dest.incoming").mkdir()
     (tmp_path / ".dest.incoming").chmod(0o777)
-    with pytest.raises(RequestFailed, match="in the way"):
+    with pytest.raises(RequestFailed, match="not private to this user"):
         push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
 
 
