@@ -270,7 +270,7 @@ def wheelhouse(
     ] = None,
     build: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Build the wheel of a package that has none."),
+        typer.Option(metavar="NAME", help="Build a wheel for a package that has only sources."),
     ] = None,
     find_links: Annotated[
         list[Path] | None,
