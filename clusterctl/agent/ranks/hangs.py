@@ -168,7 +168,7 @@ class Stopped:
     def look(self, now: float, pids: Mapping[int, int], hung: bool = False) -> Optional[Dict[str, Any]]:
         """Return the rank that was stopped for too long, or None; `pids` has the pid of each living rank.
 
-        `hung`: a rank of another node hangs, so that one that is stopped here is the reason, however short it was.
+        `hung`: a rank of this or another node hangs; a rank that is stopped here is the reason, no matter for how long.
         """
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)] if self.limit else []
         self.since = {rank: self.since.get(rank, now) for rank in stopped}
