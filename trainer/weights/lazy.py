@@ -59,6 +59,18 @@ def in_memory(tensor: Tensor) -> Lazy:
     return Lazy(tuple(tensor.shape), tensor.dtype, lambda start, stop: tensor[start:stop])
 
 
+def read_once(parts: Sequence[Lazy], build: Callable[[Sequence[Lazy]], Lazy]) -> Lazy:
+    """Return `build(parts)`, which may take many ranges of rows; a part that is read at once is read only once."""
+    if not any(part.at_once for part in parts):
+        return build(parts)
+
+    def read(start: int, stop: int) -> Tensor:
+        held = [in_memory(part.whole()) if part.at_once else part for part in parts]
+        return build(held).read(start, stop)
+
+    return Lazy(build(parts).shape, parts[0].dtype, read, at_once=True)
+
+
 def zeros(shape: Shape, dtype: torch.dtype) -> Lazy:
     """Return a tensor of zeros."""
     return Lazy(shape, dtype, lambda start, stop: torch.zeros((stop - start, *shape[1:]), dtype=dtype))

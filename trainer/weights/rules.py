@@ -16,7 +16,7 @@ import torch
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
-from trainer.weights.lazy import Lazy, Shape, one_of, rows_of, stacked, together, transposed
+from trainer.weights.lazy import Lazy, Shape, one_of, read_once, rows_of, stacked, together, transposed
 
 LAYER = "{n}"
 EXPERT = "{e}"
@@ -111,6 +111,10 @@ def in_sections(theirs: Lazy, rows: Rows, heads: Heads) -> Lazy:
         return theirs
     if rows is Rows.NUMBERS:
         return permuted(theirs, number_order(heads))
+    return read_once([theirs], lambda parts: _in_sections(parts[0], heads))
+
+
+def _in_sections(theirs: Lazy, heads: Heads) -> Lazy:
     size, queries = heads.size, heads.queries
     each = (queries + 2) * size
     starts = [group * each for group in range(heads.groups)]
@@ -147,6 +151,10 @@ def _of_each_expert(entry: Rule, ours: Lazy) -> Iterator[tuple[str, Lazy]]:
 
 def in_groups(ours: Lazy, heads: Heads) -> Lazy:
     """Return rows in groups, given sections of queries, keys and values."""
+    return read_once([ours], lambda parts: _in_groups(parts[0], heads))
+
+
+def _in_groups(ours: Lazy, heads: Heads) -> Lazy:
     size, queries = heads.size, heads.queries
     keys = heads.groups * queries * size
     values = keys + heads.groups * size

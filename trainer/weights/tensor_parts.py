@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainer.model.cuts import Cut
-from trainer.weights.lazy import Lazy, columns_of, rows_of, side_by_side, stacked
+from trainer.weights.lazy import Lazy, columns_of, read_once, rows_of, side_by_side, stacked
 
 
 def joined(parts: Sequence[Lazy], cut: Cut) -> Lazy:
@@ -16,8 +16,12 @@ def joined(parts: Sequence[Lazy], cut: Cut) -> Lazy:
         return side_by_side(parts)
     if not cut.sections:
         return stacked(parts)
+    return read_once(parts, lambda parts: _joined_sections(parts, cut.sections))
+
+
+def _joined_sections(parts: Sequence[Lazy], sections: Sequence[int]) -> Lazy:
     pieces, first = [], 0
-    for size in cut.sections:
+    for size in sections:
         each = size // len(parts)
         pieces += [rows_of(part, first, first + each) for part in parts]
         first += each
@@ -31,8 +35,13 @@ def part_of(whole: Lazy, cut: Cut, rank: int, ranks: int) -> Lazy:
     if cut.dim == 1:
         each = whole.shape[1] // ranks
         return columns_of(whole, rank * each, (rank + 1) * each)
+    sections = cut.sections or (whole.rows,)
+    return read_once([whole], lambda parts: _part_of_sections(parts[0], sections, rank, ranks))
+
+
+def _part_of_sections(whole: Lazy, sections: Sequence[int], rank: int, ranks: int) -> Lazy:
     pieces, first = [], 0
-    for size in cut.sections or (whole.rows,):
+    for size in sections:
         each = size // ranks
         pieces.append(rows_of(whole, first + rank * each, first + (rank + 1) * each))
         first += size
