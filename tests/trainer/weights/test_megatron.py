@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,13 @@ def test_files_of_old_versions_of_torch_are_read(tmp_path: Path) -> None:
     file = tmp_path / "megatron/iter_0000070/mp_rank_00/model_optim_rng.pt"
     document = torch.load(file, weights_only=False)
     torch.save(document, file, _use_new_zipfile_serialization=False)
+    import_weights(tmp_path / "megatron", tmp_path / "ours")
+    assert_equal(state_of(tmp_path / "ours"), state)
+
+
+def test_arguments_of_megatron_lm_0_16_are_read(tmp_path: Path) -> None:
+    state = random_state(GPT)
+    write_megatron(tmp_path / "megatron", GPT, state, exit_signal=signal.SIGTERM)
     import_weights(tmp_path / "megatron", tmp_path / "ours")
     assert_equal(state_of(tmp_path / "ours"), state)
 

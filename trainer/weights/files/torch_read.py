@@ -45,7 +45,7 @@ STORAGES = {
 }
 # Trainings save objects of these packages with tensors. They become records; the packages are not imported.
 RECORDED = {
-    *("_codecs", "argparse", "collections", "copyreg", "datetime", "enum", "pathlib", "types"),
+    *("_codecs", "argparse", "collections", "copyreg", "datetime", "enum", "pathlib", "signal", "types"),
     *(
         "apex",
         "deepspeed",
