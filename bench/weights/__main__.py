@@ -1,9 +1,11 @@
 """`python -m bench.weights --peer PYTHON --megatron PYTHON`: compare imports and exports with other programs.
 
 The model is a random GPT-2. Each step runs in a process of its own, which reports its seconds and the largest resident
-memory of itself and its child processes. `--peer` is a Python with transformers. `--megatron` is one with
-megatron-core and psutil: like Megatron's converter, it builds the model, loads a distributed checkpoint into it, and
-saves it.
+memory that it or one of its child processes had. `--peer` is a Python with transformers. `--megatron` is one with
+megatron-core and psutil: it builds the model, loads a distributed checkpoint into it, and saves it.
+`--megatron-lm` is a folder with Megatron-LM core_v0.16.1. Its `tools/checkpoint/convert.py` divides the same checkpoint
+among two tensor parallel ranks, without a GPU, and we import what it wrote and export ours in that form. The Python of
+`--megatron` also needs pydantic, pyyaml, regex, six and triton for it.
 After the first step the files are in the page cache. The last line shows the size of the largest tensor, and the memory
 that our side may use.
 """
@@ -11,6 +13,7 @@ that our side may use.
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
 import shutil
 import subprocess
@@ -61,7 +64,7 @@ from pathlib import Path
 from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights
 began = time.monotonic()
-export_weights(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], ExportRequest())
+export_weights(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], ExportRequest(tensor=int(sys.argv[4])))
 report(began)
 """
 LOAD = """
@@ -116,6 +119,67 @@ def main():
 if __name__ == "__main__":
     main()
 """
+# Runs Megatron-LM's converter as it is, with stand-ins for what needs a GPU or is not installed.
+MEGATRON_LM = """
+import importlib.metadata, runpy, types
+folder, source, target = sys.argv[1:]
+sys.path[:0] = [folder, folder + "/tools/checkpoint"]
+import torch
+import torch.distributed as dist
+# What asks for a GPU, for compiled kernels or for Transformer Engine.
+version, tensor = importlib.metadata.version, torch.tensor
+importlib.metadata.version = lambda name: "2.0" if name == "transformer-engine" else version(name)
+torch.tensor = lambda *a, device=None, **k: tensor(*a, **k)
+torch.cuda.get_device_properties = lambda *a: types.SimpleNamespace(major=10)
+torch.cuda.get_rng_state = torch.get_rng_state
+import gpt_builders
+import model_provider
+from megatron.core import parallel_state
+from megatron.legacy import fused_kernels
+from megatron.training import checkpointing
+# The loader calls this function without its first argument.
+provide = model_provider.model_provider
+provide.__defaults__ = (gpt_builders.gpt_builder, *provide.__defaults__)
+# Arguments that our export does not have, and plain torch in place of Apex.
+MORE = {
+    "tokenizer_type": "NullTokenizer",
+    "sequence_parallel": False,
+    "apply_query_key_layer_scaling": False,
+    "no_persist_layer_norm": True,
+    "gradient_accumulation_fusion": False,
+}
+read_arguments = checkpointing.load_args_from_checkpoint
+def read_more(given):
+    found = read_arguments(given)
+    for arguments in found:
+        vars(arguments).update(MORE)
+    return found
+checkpointing.load_args_from_checkpoint = read_more
+def start_groups(arguments):
+    # In place of a build of kernels: the groups that a model and a distributed checkpoint need.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    names = ("_TENSOR_MODEL_PARALLEL_GROUP", "_EXPERT_MODEL_PARALLEL_GROUP")
+    kept = {name: vars(parallel_state)[name] for name in names}
+    vars(parallel_state).update(dict.fromkeys(names))
+    parallel_state.initialize_model_parallel()
+    vars(parallel_state).update(kept)
+fused_kernels.load = start_groups
+options = {
+    "model-type": "GPT",
+    "loader": "core",
+    "saver": "core",
+    "load-dir": source,
+    "save-dir": target,
+    "loader-transformer-impl": "local",
+    "saver-transformer-impl": "local",
+    "target-tensor-parallel-size": "2",
+}
+if __name__ == "__main__":
+    began = time.monotonic()
+    sys.argv = ["convert.py", *(f"--{name}={value}" for name, value in options.items())]
+    runpy.run_path(folder + "/tools/checkpoint/convert.py", run_name="__main__")
+    report(began)
+"""
 
 
 def run(python: str, code: str, *arguments: object) -> dict[str, float]:
@@ -140,6 +204,26 @@ def show(name: str, row: dict[str, float]) -> None:
     print(f"{name:18} {row['seconds']:7.1f} s  {row['peak_mb']:8,.0f} MB", flush=True)
 
 
+def compare_megatron(folder: Path, ours: Path, python: str, program: str) -> None:
+    """Show the rows of Megatron-core, and those of Megatron-LM if `program` is its folder."""
+    core, saved, again = folder / "core", folder / "saved", folder / "again"
+    show("to megatron-core", run(sys.executable, EXPORT, ours, core, "megatron-core", 1))
+    shutil.rmtree(ours)
+    show("from megatron-core", run(sys.executable, IMPORT, core, ours))
+    show("its load and save", run_file(folder, python, CONVERT, core / "release", saved))
+    shutil.rmtree(saved)
+    if program:
+        show("its convert.py", run_file(folder, python, MEGATRON_LM, program, core, saved))
+        show("from its ranks", run(sys.executable, IMPORT, saved, again))
+        shutil.rmtree(saved)
+        same = all(filecmp.cmp(part, again / part.name, shallow=False) for part in ours.glob("*.safetensors"))
+        print(f"its numbers are {'' if same else 'NOT '}ours bit by bit", flush=True)
+        shutil.rmtree(again)
+        show("to ranks", run(sys.executable, EXPORT, ours, saved, "megatron", 2))
+        shutil.rmtree(saved)
+    shutil.rmtree(core)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -147,26 +231,20 @@ def main() -> None:
     parser.add_argument("--model", default="gpt2-1.3B", help="a named size of GPT-2")
     parser.add_argument("--peer", default="", metavar="PYTHON", help="a Python that has transformers")
     parser.add_argument("--megatron", default="", metavar="PYTHON", help="a Python that has megatron-core")
+    parser.add_argument("--megatron-lm", default="", metavar="FOLDER", help="a folder with Megatron-LM")
     parser.add_argument("--folder", type=Path, help="where the files go (default: the temporary folder)")
     arguments = parser.parse_args()
+    if arguments.megatron_lm and not arguments.megatron:
+        parser.error("--megatron-lm needs --megatron")
     folder = Path(tempfile.mkdtemp(prefix="weights-", dir=arguments.folder))
     try:
         source, ours = folder / "hf", folder / "ours"
         run(sys.executable, MAKE, arguments.model, source)
         show("import", run(sys.executable, IMPORT, source, ours))
-        show("export", run(sys.executable, EXPORT, ours, folder / "back", "hf"))
+        show("export", run(sys.executable, EXPORT, ours, folder / "back", "hf", 1))
         shutil.rmtree(folder / "back")
         if arguments.megatron:
-            core = folder / "core"
-            show("to megatron-core", run(sys.executable, EXPORT, ours, core, "megatron-core"))
-            shutil.rmtree(ours)
-            show("from megatron-core", run(sys.executable, IMPORT, core, ours))
-            show(
-                "its converter",
-                run_file(folder, arguments.megatron, CONVERT, core / "release", folder / "saved"),
-            )
-            shutil.rmtree(core)
-            shutil.rmtree(folder / "saved")
+            compare_megatron(folder, ours, arguments.megatron, arguments.megatron_lm)
         shutil.rmtree(ours)
         if arguments.peer:
             show("from_pretrained", run(arguments.peer, LOAD, source))
