@@ -13,6 +13,14 @@ namespace LANES_SET {
 typedef float Lanes __attribute__((vector_size(LANES_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(LANES_BYTES)));
 typedef int32_t Signed __attribute__((vector_size(LANES_BYTES)));
+// A register of numbers in bf16.
+#if LANES_LEVEL >= 2
+typedef __m256i Halves;
+#elif LANES_LEVEL == 1
+typedef __m128i Halves;
+#else
+typedef uint16_t Halves __attribute__((vector_size(LANES_BYTES / 2)));
+#endif
 constexpr int64_t WIDTH = LANES_BYTES / 4;
 
 LANES_INLINE Lanes all(float x) { return x - Lanes{}; }
@@ -38,7 +46,6 @@ LANES_INLINE Lanes load(const uint16_t* x) {
     const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
     return (Lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
 #else
-    typedef uint16_t Halves __attribute__((vector_size(LANES_BYTES / 2)));
     Halves v;
     std::memcpy(&v, x, sizeof v);
     return (Lanes)(__builtin_convertvector(v, Words) << 16);
@@ -48,32 +55,56 @@ LANES_INLINE Lanes load(const uint16_t* x) {
 LANES_INLINE void save(float* at, Lanes v) { std::memcpy(at, &v, sizeof v); }
 
 // Round to nearest, ties to even; a NaN stays NaN. AVX512-BF16 makes zeros of numbers below 1.2e-38.
-LANES_INLINE void save(uint16_t* at, Lanes v) {
+LANES_INLINE Halves rounded(Lanes v) {
 #if LANES_LEVEL == 3
-    const __m256i halves = (__m256i)_mm512_cvtneps_pbh((__m512)v);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), halves);
+    return (__m256i)_mm512_cvtneps_pbh((__m512)v);
 #else
     const Words bits = (Words)v;
-    Words rounded = bits + (0x7fffu + ((bits >> 16) & 1u));
+    Words whole = bits + (0x7fffu + ((bits >> 16) & 1u));
 #if LANES_LEVEL == 2
-    rounded = (Words)_mm512_mask_mov_epi32((__m512i)rounded, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q),
-                                           _mm512_set1_epi32(0x7fc00000));
-    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)(rounded >> 16));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), halves);
+    whole = (Words)_mm512_mask_mov_epi32((__m512i)whole, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q),
+                                         _mm512_set1_epi32(0x7fc00000));
+    return _mm512_cvtepi32_epi16((__m512i)(whole >> 16));
 #else
-    rounded = v == v ? rounded : all_words(0x7fc00000u);
+    whole = v == v ? whole : all_words(0x7fc00000u);
 #if LANES_LEVEL == 1
-    const __m256i high = (__m256i)(rounded >> 16);
-    const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), halves);
+    const __m256i high = (__m256i)(whole >> 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
 #else
-    typedef uint16_t Halves __attribute__((vector_size(LANES_BYTES / 2)));
-    const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
-    std::memcpy(at, &halves, sizeof halves);
+    return __builtin_convertvector(whole >> 16, Halves);
 #endif
 #endif
 #endif
 }
+
+LANES_INLINE void save(uint16_t* at, Lanes v) {
+    const Halves halves = rounded(v);
+    std::memcpy(at, &halves, sizeof halves);
+}
+
+// Write a register past the caches, which would otherwise read each line before it is overwritten. `at` is a multiple of the
+// bytes that are written. Call `finish` afterwards.
+template <typename T>
+LANES_INLINE void save_past(T* at, Lanes v) {
+#if LANES_LEVEL >= 2
+    if constexpr (sizeof(T) == 4) _mm512_stream_ps(reinterpret_cast<float*>(at), v);
+    else _mm256_stream_si256(reinterpret_cast<__m256i*>(at), rounded(v));
+#elif LANES_LEVEL == 1
+    if constexpr (sizeof(T) == 4) _mm256_stream_ps(reinterpret_cast<float*>(at), v);
+    else _mm_stream_si128(reinterpret_cast<__m128i*>(at), rounded(v));
+#else
+    save(at, v);
+#endif
+}
+
+LANES_INLINE void finish() {
+#if LANES_LEVEL >= 1
+    _mm_sfence();
+#endif
+}
+
+// Ask for memory that will be read soon; `x` may be behind the end of a tensor.
+LANES_INLINE void fetch(const void* x) { __builtin_prefetch(x); }
 
 // Load the first `count` numbers; the other lanes are zeros.
 template <typename T>
@@ -85,7 +116,8 @@ LANES_INLINE Lanes load(const T* x, int64_t count) {
 }
 
 template <typename T>
-LANES_INLINE void save(T* at, Lanes v, int64_t count) {
+LANES_INLINE void save(T* at, Lanes v, int64_t count, bool past = false) {
+    if (past) return save_past(at, v);
     if (count >= WIDTH) return save(at, v);
     T part[WIDTH];
     save(part, v);

@@ -51,6 +51,13 @@ static inline int best_level() {
 
 NATIVE_TEXT(native_text_of_header)
 
+// Return whether rows of `bytes` bytes should be written past the caches: together they do not stay in a core's caches
+// until they are read again, and each begins at a whole line.
+NATIVE_INLINE bool write_past(const void* rows, int64_t count, int64_t bytes) {
+    constexpr int64_t LARGE = 8 << 20;
+    return count * bytes >= LARGE && (reinterpret_cast<uintptr_t>(rows) | static_cast<uintptr_t>(bytes)) % 64 == 0;
+}
+
 NATIVE_INLINE uint32_t bits_of(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);

@@ -158,6 +158,7 @@ struct Part {
     const uint32_t* word;
     uint32_t threshold;
     float scale;
+    bool past;
     LANES_MEMBER Lanes dropped(int64_t i, int64_t count) const {
         const Lanes v = load(x + i, count);
         return kept((bias ? v + load(bias + i, count) : v) * scale, load_words(word + i), threshold);
@@ -167,7 +168,7 @@ struct Part {
 template <typename T>
 struct Forward : Part<T> {
     LANES_MEMBER void operator()(int64_t i, int64_t count) const {
-        save(this->out + i, load(this->residual + i, count) + this->dropped(i, count), count);
+        save(this->out + i, load(this->residual + i, count) + this->dropped(i, count), count, this->past);
     }
 };
 
@@ -176,12 +177,12 @@ struct Backward : Part<T> {
     LANES_MEMBER void operator()(int64_t i, int64_t count) const {
         const Lanes own = this->dropped(i, count);
         if (this->sums) save(this->sums + i, load(this->sums + i, count) + own, count);
-        save(this->out + i, own, count);
+        save(this->out + i, own, count, this->past);
     }
 };
 
 template <typename T, bool BACK>
-LANES_INLINE void row(const Arguments& a, const uint64_t* keys, int64_t r, float* sums) {
+LANES_INLINE void row(const Arguments& a, const uint64_t* keys, int64_t r, float* sums, bool past) {
     // Lanes read a register of words for the last numbers too.
     uint32_t word[BLOCK + 4 * COUNTERS + 16] = {};
     for (int64_t start = 0; start < a.width; start += BLOCK) {
@@ -196,7 +197,8 @@ LANES_INLINE void row(const Arguments& a, const uint64_t* keys, int64_t r, float
                            sums ? sums + start : nullptr,
                            word + first,
                            a.threshold,
-                           a.scale};
+                           a.scale,
+                           past};
         if (BACK) for_row(Backward<T>{part}, n);
         else for_row(Forward<T>{part}, n);
     }
@@ -211,7 +213,10 @@ LANES_TARGET void piece(const Arguments& a, int64_t number) {
         keys[round] = static_cast<uint32_t>(a.seed) + round * 0x9E3779B9u;
         keys[10 + round] = static_cast<uint32_t>(a.seed >> 32) + round * 0xBB67AE85u;
     }
-    for (int64_t r = number * a.piece; r < end; ++r) row<T, BACK>(a, keys, r, a.sums ? a.sums + number * a.width : nullptr);
+    const bool past = write_past(a.out, a.rows, static_cast<int64_t>(sizeof(T)) * a.width);
+    float* sums = a.sums ? a.sums + number * a.width : nullptr;
+    for (int64_t r = number * a.piece; r < end; ++r) row<T, BACK>(a, keys, r, sums, past);
+    finish();
 }
 
 #endif

@@ -109,13 +109,14 @@ struct Forward {
     const T* x;
     const float* bias;
     T* out;
+    bool past;
     template <int N>
     LANES_MEMBER void run(int64_t i, int64_t count) const {
         Lanes v[N];
         EACH_REGISTER v[k] = load(x + i + k * WIDTH, count);
         if (BIAS) EACH_REGISTER v[k] += load(bias + i + k * WIDTH, count);
         value<T, TANH>(v);
-        EACH_REGISTER save(out + i + k * WIDTH, v[k], count);
+        EACH_REGISTER save(out + i + k * WIDTH, v[k], count, past);
     }
 };
 
@@ -125,6 +126,7 @@ struct Backward {
     const float* bias;
     T* out;
     float* sums;
+    bool past;
     template <int N>
     LANES_MEMBER void run(int64_t i, int64_t count) const {
         Lanes v[N];
@@ -133,23 +135,25 @@ struct Backward {
         slope<T, TANH>(v);
         EACH_REGISTER v[k] *= load(above + i + k * WIDTH, count);
         if (BIAS) EACH_REGISTER save(sums + i + k * WIDTH, load(sums + i + k * WIDTH, count) + v[k], count);
-        EACH_REGISTER save(out + i + k * WIDTH, v[k], count);
+        EACH_REGISTER save(out + i + k * WIDTH, v[k], count, past);
     }
 };
 
 template <typename T, bool TANH, bool BIAS, bool BACK>
 LANES_TARGET void piece(const Arguments& a, int64_t number) {
     const int64_t n = a.width, end = (number + 1) * a.piece < a.rows ? (number + 1) * a.piece : a.rows;
+    const bool past = write_past(a.out, a.rows, static_cast<int64_t>(sizeof(T)) * n);
     for (int64_t r = number * a.piece; r < end; ++r) {
         const T* x = static_cast<const T*>(a.x) + r * n;
         T* out = static_cast<T*>(a.out) + r * n;
         if (BACK) {
             const T* above = static_cast<const T*>(a.above) + r * n;
-            for_row_together(Backward<T, TANH, BIAS>{x, above, a.bias, out, BIAS ? a.sums + number * n : nullptr}, n);
+            for_row_together(Backward<T, TANH, BIAS>{x, above, a.bias, out, BIAS ? a.sums + number * n : nullptr, past}, n);
         } else {
-            for_row_together(Forward<T, TANH, BIAS>{x, a.bias, out}, n);
+            for_row_together(Forward<T, TANH, BIAS>{x, a.bias, out, past}, n);
         }
     }
+    finish();
 }
 
 #endif

@@ -49,6 +49,14 @@ NATIVE_EXPORT const char* native_source_norm() { return native_text_of_norm; }
 
 #else  // for each instruction set
 
+// Return normalised numbers. For bf16 that is one instruction: `shift` is -mean * inverse, and what this loses is less than
+// the precision of the numbers.
+template <typename T, bool RMS>
+LANES_INLINE Lanes normal_of(Lanes x, float mean, float inverse, float shift) {
+    if (RMS) return x * inverse;
+    return sizeof(T) == 4 ? (x - mean) * inverse : x * inverse + shift;
+}
+
 // The numbers of a row in fp32.
 template <typename T>
 struct Numbers {
@@ -84,20 +92,21 @@ struct Sums {
     }
 };
 
-template <typename T>
+template <typename T, bool RMS>
 struct Normal {
     const T* x;
     const float *weight, *bias;
     T* out;
     float mean, inverse;
+    bool past;
     LANES_MEMBER void operator()(int64_t i, int64_t count) const {
-        const Lanes v = (load(x + i, count) - mean) * inverse * load(weight + i, count);
-        save(out + i, bias ? v + load(bias + i, count) : v, count);
+        const Lanes v = normal_of<T, RMS>(load(x + i, count), mean, inverse, -mean * inverse) * load(weight + i, count);
+        save(out + i, bias ? v + load(bias + i, count) : v, count, past);
     }
 };
 
 template <typename T, bool RMS>
-LANES_INLINE void forward_row(const Arguments& a, int64_t r) {
+LANES_INLINE void forward_row(const Arguments& a, int64_t r, bool past) {
     const int64_t n = a.width;
     const T* x = static_cast<const T*>(a.x) + r * n;
     double sum = 0.0, squares = 0.0;
@@ -112,7 +121,7 @@ LANES_INLINE void forward_row(const Arguments& a, int64_t r) {
     const float count = static_cast<float>(n), mean = RMS ? 0.0f : static_cast<float>(sum) / count;
     if (!RMS || !a.residual) squares = row_sum(Squares<T>{x, mean}, n);
     const float inverse = 1.0f / std::sqrt(static_cast<float>(squares) / count + a.eps);
-    for_row(Normal<T>{x, a.weight, a.bias, static_cast<T*>(a.out) + r * n, mean, inverse}, n);
+    for_row(Normal<T, RMS>{x, a.weight, a.bias, static_cast<T*>(a.out) + r * n, mean, inverse, past}, n);
     if (RMS) {
         a.facts[r] = inverse;
     } else {
@@ -131,6 +140,7 @@ struct Rows {
     float *weight_sums, *bias_sums;
     int64_t n;
     float mean[ROWS], inverse[ROWS];
+    bool past;
 
     // Add to the gradients of the weight and the bias, and to the sums of g and g y.
     LANES_MEMBER void add(int64_t i, int64_t count, Lanes* slopes, Lanes* products) const {
@@ -141,7 +151,8 @@ struct Rows {
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r) {
             const Lanes up = load(above + r * n + i, count);
-            const Lanes normal = (load(x + r * n + i, count) - mean[r]) * inverse[r], slope = up * w;
+            const Lanes own = load(x + r * n + i, count), slope = up * w;
+            const Lanes normal = normal_of<T, RMS>(own, mean[r], inverse[r], -mean[r] * inverse[r]);
             if (!RMS) slopes[r] += slope;
             products[r] += slope * normal;
             if (LEARNED) of_weight += up * normal;
@@ -170,8 +181,8 @@ struct Rows {
         for (int r = 0; r < ROWS; ++r) {
             const int64_t at = r * n;
             const float one = static_cast<float>(slope[r]) / count, two = static_cast<float>(product[r]) / count;
-            for_row(Slope{x + at, above + at, of_sum ? of_sum + at : nullptr, weight, out + at, mean[r], inverse[r], one, two},
-                    n);
+            const T* added = of_sum ? of_sum + at : nullptr;
+            for_row(Slope{x + at, above + at, added, weight, out + at, mean[r], inverse[r], one, two, past}, n);
         }
     }
 
@@ -180,17 +191,25 @@ struct Rows {
         const float* weight;
         T* out;
         float mean, inverse, one, two;
+        bool past;
         LANES_MEMBER void operator()(int64_t i, int64_t count) const {
-            const Lanes normal = (load(x + i, count) - mean) * inverse;
-            Lanes v = load(above + i, count) * load(weight + i, count) - normal * two;
-            v = inverse * (RMS ? v : v - one);
-            save(out + i, of_sum ? v + load(of_sum + i, count) : v, count);
+            const Lanes own = load(x + i, count), slope = load(above + i, count) * load(weight + i, count);
+            Lanes v;
+            if (sizeof(T) == 4) {
+                v = slope - normal_of<T, RMS>(own, mean, inverse, 0.0f) * two;
+                v = inverse * (RMS ? v : v - one);
+            } else {
+                // The same with two instructions less.
+                const float factor = inverse * inverse * two, rest = RMS ? 0.0f : factor * mean - inverse * one;
+                v = slope * inverse + (rest - own * factor);
+            }
+            save(out + i, of_sum ? v + load(of_sum + i, count) : v, count, past);
         }
     };
 };
 
 template <typename T, bool RMS, int ROWS, bool LEARNED>
-LANES_INLINE void backward_rows(const Arguments& a, int64_t r, float* sums) {
+LANES_INLINE void backward_rows(const Arguments& a, int64_t r, float* sums, bool past) {
     const int64_t n = a.width, at = r * n;
     Rows<T, RMS, ROWS, LEARNED> rows{};
     rows.x = static_cast<const T*>(a.x) + at;
@@ -201,6 +220,7 @@ LANES_INLINE void backward_rows(const Arguments& a, int64_t r, float* sums) {
     rows.weight_sums = sums;
     rows.bias_sums = LEARNED ? sums + n : nullptr;
     rows.n = n;
+    rows.past = past;
     for (int i = 0; i < ROWS; ++i) {
         rows.mean[i] = RMS ? 0.0f : a.facts[2 * (r + i)];
         rows.inverse[i] = RMS ? a.facts[r + i] : a.facts[2 * (r + i) + 1];
@@ -213,15 +233,17 @@ template <typename T, bool RMS, Pass PASS>
 LANES_TARGET void piece(const Arguments& a, int64_t number) {
     constexpr int TOGETHER = LANES_LEVEL >= 2 ? 4 : 2;
     const int64_t end = (number + 1) * a.piece < a.rows ? (number + 1) * a.piece : a.rows;
+    const bool past = write_past(a.out, a.rows, static_cast<int64_t>(sizeof(T)) * a.width);
     int64_t r = number * a.piece;
     if (PASS == Pass::FORWARD) {
-        for (; r < end; ++r) forward_row<T, RMS>(a, r);
-        return;
+        for (; r < end; ++r) forward_row<T, RMS>(a, r, past);
+        return finish();
     }
     constexpr bool LEARNED = PASS == Pass::BACKWARD;
     float* sums = LEARNED ? a.sums + number * 2 * a.width : nullptr;
-    for (; r + TOGETHER <= end; r += TOGETHER) backward_rows<T, RMS, TOGETHER, LEARNED>(a, r, sums);
-    for (; r < end; ++r) backward_rows<T, RMS, 1, LEARNED>(a, r, sums);
+    for (; r + TOGETHER <= end; r += TOGETHER) backward_rows<T, RMS, TOGETHER, LEARNED>(a, r, sums, past);
+    for (; r < end; ++r) backward_rows<T, RMS, 1, LEARNED>(a, r, sums, past);
+    finish();
 }
 
 #endif
