@@ -192,7 +192,7 @@ def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
         "train.data.reset_attention": config.data.reset_attention,
         "train.model.window": 0 < config.model.window < config.model.sequence,
     }
-    for key in (key for key, given in masked.items() if given and device.kind != "cpu"):
+    for key in (key for key, given in masked.items() if given and device.kind == "cuda"):
         yield f"note: {key} uses torch's attention with a mask, not the fused op"
     if config.model.attention_dropout and device.kind != "cpu":
         yield "note: train.model.attention_dropout needs all scores: training uses torch's products, not the fused op"

@@ -16,7 +16,11 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.conftest import MODEL
 from trainer.__main__ import main
+from trainer.device import Device
+from trainer.plan.resolve import read_config
+from trainer.train.assemble import _notes
 from trainer.train.startup import Startup, startup_line
 
 
@@ -88,3 +92,9 @@ def test_nothing_is_collected_during_the_imports_of_a_rank(
     assert seen[0] == ("imports", False)
     assert "freeze" in seen
     assert seen[-1] == ("trains", True)
+
+
+@pytest.mark.parametrize(("kind", "masked"), [("cpu", False), ("npu", False), ("cuda", True)])
+def test_a_start_notes_a_mask_only_where_the_op_of_the_device_needs_one(kind: str, masked: bool) -> None:
+    config = read_config({"model": {**MODEL, "window": 4}, "data": {"prefix": "unused"}, "steps": 1})
+    assert any("train.model.window" in note for note in _notes(config, Device(kind))) is masked
