@@ -1,3 +1,3 @@
-"""From a handful of machines that answer to SSH to a trained GPT or GLM."""
+"""Start, train and serve models on machines that are reached over SSH."""
 
 __version__ = "0.1.0"

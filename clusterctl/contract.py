@@ -1,13 +1,12 @@
 """The names of environment variables and files that launcher and trainer share.
 
-Nothing else connects the two packages. The trainer spells its side in `trainer/env.py`; `tests/test_rules.py`
-compares the two.
+Nothing else connects the two packages. `trainer/env.py` defines the same names for the trainer; `tests/test_rules.py`
+compares both.
 """
 
 from __future__ import annotations
 
-# The names of torch.
-# Global rank.
+# Variables of torch.distributed. Global rank.
 RANK = "RANK"
 # Rank on this node.
 LOCAL_RANK = "LOCAL_RANK"
@@ -18,7 +17,7 @@ GROUP_RANK = "GROUP_RANK"
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
-# The names of Ascend; set if the node's devices are NPUs.
+# Variables of CANN and HCCL; set if the node's devices are NPUs.
 RANK_ID = "RANK_ID"
 RANK_SIZE = "RANK_SIZE"
 DEVICE_ID = "DEVICE_ID"
@@ -35,8 +34,7 @@ HCCL_SOCKET_IFNAME = "HCCL_SOCKET_IFNAME"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 
-# The names of clusterctl.
-# Also the marker by which a run's processes are found in /proc/*/environ.
+# Variables of clusterctl. Also the marker by which a run's processes are found in /proc/*/environ.
 RUN_ID = "CLUSTERCTL_RUN_ID"
 # The run's folder on this node.
 RUN_DIR = "CLUSTERCTL_RUN_DIR"
@@ -46,7 +44,7 @@ ATTEMPT = "CLUSTERCTL_ATTEMPT"
 NODE = "CLUSTERCTL_NODE"
 # cpu, cuda or npu.
 DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"
-# Set in the pods that `clusterctl submit` describes: the platform, and what its own variables do not say.
+# Set in the pods that `clusterctl submit` describes: the platform, and facts that the platform's own variables lack.
 POD_PLATFORM = "CLUSTERCTL_PLATFORM"
 # The number of nodes.
 POD_COUNT = "CLUSTERCTL_PODS"
@@ -54,23 +52,21 @@ POD_COUNT = "CLUSTERCTL_PODS"
 POD_PEERS = "CLUSTERCTL_PEERS"
 # The number of devices on each of them.
 POD_DEVICES = "CLUSTERCTL_DEVICES"
-# The name of a run's folder on a shared disk or in an object store, if it is not that of the run: each pod of a job
-# starts a run of its own, and a new one when its platform starts it again.
+# The name of a run's folder on a shared disk or in an object store, if it is not the run id: each pod of a job starts
+# its own run, and a new run when its platform restarts it.
 SAVED_AS = "CLUSTERCTL_SAVED_AS"
 # A folder of this node that all runs may share.
 CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 
-# Files that the trainer writes below RUN_DIR and the launcher reads.
-# One JSON object a line: event, step, loss, tokens_per_second, ...
+# Files that the trainer writes below RUN_DIR and the launcher reads. One JSON object per line: event, step, loss,
+# tokens_per_second, ...
 METRICS_FILE = "metrics.jsonl"
 # Results of `clusterctl eval`, in the folder of a run on the launching machine.
 EVALUATIONS_DIR = "evaluations"
 # Folders such as step-00000100, each with a manifest.json.
 CHECKPOINT_DIR = "checkpoints"
-HEARTBEAT_DIR = (
-    # Rank-N: the last finished step, and the seconds that this rank itself took for it.
-    "heartbeat"
-)
+# One file per rank, rank-N: the last finished step, and the seconds that this rank itself took for it.
+HEARTBEAT_DIR = "heartbeat"
 # What the calls of a launched function returned: attempt-A-rank-N.
 RESULTS_DIR = "results"
 # The profiler's traces of this node's ranks.

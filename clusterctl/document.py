@@ -1,7 +1,7 @@
 """Read YAML and JSON files strictly, and keep the line of every key for messages.
 
-Differences from PyYAML, each for a mistake that was seen: `1e-4` is a number; `no`, `22:22`, `0010` and `1_0` are text;
-a key given twice is an error; aliases, depth and size are bounded; no tag creates an object.
+Differences from PyYAML, each because of a mistake that users made: `1e-4` is a number; `no`, `22:22`, `0010` and `1_0`
+are text; a key given twice is an error; aliases, depth and size are bounded; no tag creates an object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RIGHT_FILE = "is this the right file?"
 Key = tuple[str | int, ...]
 T = TypeVar("T")
 
-# The scanner of PyYAML looks ahead a thousand characters at every level: such a text would take it a second.
+# PyYAML's scanner looks ahead a thousand characters at every level, which takes a second for deeply nested text.
 _OPENINGS = re.compile(r"[\[{](?:\s*[\[{]){99}")
 # A node set as a key of a flow mapping, without quotes: `{node[1-4]: {}}`.
 _SET_IN_BRACES = re.compile(r"[{,]\s*[\w.-]+\[[^\]]*\]")
@@ -264,7 +264,7 @@ _EXAMPLES: dict[type, str] = {
 }
 
 
-# Names of variables whose values nobody may read, and values that are none: a file, a number, a token of a vocabulary.
+# Names of variables with secret values, and values that are no secrets: a file, a number, a token of a vocabulary.
 SECRET = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)(_|\Z)",
     re.IGNORECASE,
@@ -286,7 +286,7 @@ def secrets_in(variables: Mapping[str, str]) -> list[str]:
 
 
 def recorded_secret(name: str) -> tuple[str, str]:
-    """Return why the value of a variable may not be written down, and where it can come from."""
+    """Return why the value of a variable must not be recorded, and how to pass it instead."""
     problem = f"{name} looks like a credential, and files, records and manifests would show it"
     return problem, f"forward: [{name}] in a job takes it from your environment, and is never recorded"
 

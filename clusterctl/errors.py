@@ -72,7 +72,7 @@ class Fault:
 
     @property
     def line(self) -> str:
-        """Return the place and what is wrong there."""
+        """Return the location and what is wrong there."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ class Collected:
         return False
 
     def raise_all(self) -> None:
-        """Raise the error of the blocks, or one with the faults of all of them; return if there is none."""
+        """Raise the only error, or one error with the faults of all blocks; return if there is none."""
         if len(self.errors) == 1:
             raise self.errors[0]
         if self.errors:
@@ -152,6 +152,10 @@ class HostKeyUnknown(NodeError):
 
 class HostKeyChanged(NodeError):
     """The host key of the node differs from the recorded one."""
+
+
+# The hint of a LinkLost during a command.
+NODE_ENDS_COMMAND = "the node itself ends the processes of this command"
 
 
 class LinkLost(NodeError):

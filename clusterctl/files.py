@@ -41,7 +41,8 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 def add_lines(path: Path, lines: bytes) -> int:
     """Append whole lines to a private file of lines; return its size.
 
-    A half line at its end, which a full disk or a kill leaves behind, is ended first: the new line would be lost in it.
+    If the file ends in an incomplete line, after a full disk or a kill, end that line first: otherwise the new line
+    would be lost in it.
     """
     with open_private(path, "a+b") as file:
         size = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""What passes between the process that starts a run, and then controls it, and the process that waits for the start."""
+"""Messages from the process that starts and then controls a run to the process that waits for the start."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ KILLED = WorkFailed("the process that starts the run was killed", "clusterctl ru
 
 
 class Starter:
-    """The starting process's end: reports that the run has started, and leaves the terminal."""
+    """The side of the starting process: it reports that the run has started, and detaches from the terminal."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self.has_started = False
 
     def started(self, value: Any, log: Path) -> None:
-        """Hand `value` to the terminal's process, which continues; standard error then goes to `log`."""
+        """Send `value` to the terminal's process, which continues; standard error then goes to `log`."""
         with open_private(log, "ab") as errors, open(os.devnull, "r+b") as nothing:
             for number, file in ((0, nothing), (1, nothing), (2, errors)):
                 os.dup2(file.fileno(), number)
@@ -34,11 +34,11 @@ class Starter:
         self._send(STARTED, value)
 
     def report(self, phase: str, text: str) -> None:
-        """Pass on one phase of the start."""
+        """Report one phase of the start."""
         self._send(REPORT, (phase, text))
 
     def failed(self, problem: BaseException) -> None:
-        """Hand an error to the terminal's process, which raises it; later errors go to the log."""
+        """Send an error to the terminal's process, which raises it; later errors go to the log."""
         if self.has_started:
             os.write(2, "".join(traceback.format_exception(problem)).encode(errors="replace"))
             return
@@ -57,7 +57,7 @@ class Starter:
 
 
 def messages_of(channel: socket.socket) -> Iterator[tuple[str, Any]]:
-    """Yield what our own child sends: REPORTs, then STARTED or RAISED; a killed one counts as RAISED."""
+    """Yield the messages of the child process: REPORTs, then STARTED or RAISED; a killed child counts as RAISED."""
     with channel.makefile("rb") as file:
         while True:
             try:

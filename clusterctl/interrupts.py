@@ -17,15 +17,15 @@ def end_at_once(number: int, frame: object) -> None:
 
 
 def while_loading() -> None:
-    """From now on Ctrl-C ends this process at once, without a traceback; an ignored SIGINT stays ignored."""
+    """Let Ctrl-C end this process immediately, without a traceback; an ignored SIGINT stays ignored."""
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, end_at_once)
-        # Python gives back the signal's default at its end, which would change the exit code of finished work.
+        # At its end, Python restores the signal's default, which would change the exit code of finished work.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def while_working() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt, as usual."""
+    """Let Ctrl-C raise KeyboardInterrupt, as usual."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -33,7 +33,7 @@ def while_working() -> None:
 def handled() -> None:
     """Let this process end with its own exit code after a KeyboardInterrupt.
 
-    If it came within `exec` of a text, as dataclasses use it, Python would kill itself by SIGINT at its end. The next
-    text that is evaluated resets that.
+    If the interrupt came inside `exec` of a string, which dataclasses use, Python would kill itself by SIGINT at its
+    end. Evaluating another string prevents this.
     """
     eval("0")

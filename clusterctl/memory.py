@@ -1,4 +1,4 @@
-"""Return memory to the system that a start leaves behind: a controller lives for weeks.
+"""Return memory that a start needed to the system, because a controller lives for weeks.
 
 Each thread that logs in to a node gets a malloc arena of its own, and freed memory in an arena stays with the process.
 Two steps keep a controller of 40 nodes at 49 MB instead of 63 MB: one arena for all threads, which Python's lock lets

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-# Types whose values are taken as they are.
+# Types whose values are used unchanged.
 PLAIN = (str, int, bool)
 
 
@@ -47,7 +47,7 @@ Decoder = Callable[[Any, str], Any]
 
 @cache
 def _decoder(kind: Any) -> Decoder:
-    """Return what reads values of a type. A type is examined once; a list of runs has thousands of values of each."""
+    """Return the decoder of a type. Each type is examined once: a list of runs has thousands of values."""
     origin = typing.get_origin(kind)
     if kind in (Any, object):
         return _anything
@@ -146,7 +146,7 @@ def _dataclass_decoder(kind: Any) -> Decoder:
         for name, hint, decode_value, has_default in _members(kind):
             if name in found:
                 item = found[name]
-                # Most values are texts, numbers and truths, which need no key.
+                # Most values are strings, numbers and booleans, which need no key.
                 if type(item) is hint and hint in PLAIN:
                     given[name] = item
                 else:

@@ -10,7 +10,7 @@ _NUMBERS = re.compile(r"[0-9]+(\.[0-9]+)+\Z")
 
 
 def same_place(host: str) -> str:
-    """Return the normal spelling of a host: names in lower case, `FE80:0::2` as `fe80::2`."""
+    """Return the canonical form of a host: names in lower case, `FE80:0::2` as `fe80::2`."""
     address = _address(host) if ":" in host else None
     return str(address) if address else host.lower().removesuffix(".")
 

@@ -17,7 +17,7 @@ from clusterctl.inventory.setup import Setup, take_setup
 
 KINDS = ("cpu", "cuda", "npu")
 MAX_DEVICES = 64
-# Read in one second; the largest known clusters have half as many.
+# Limit of nodes; so many are read in one second. The largest known clusters have half as many.
 MAX_NODES = 50_000
 # Limit of the names in all groups together.
 MAX_GROUPED = 1_000_000
@@ -62,11 +62,11 @@ class Node:
     server_id: str = ""
     """Name of this node in a rank table. Default: `address`."""
     device_ips: tuple[str, ...] = ()
-    """Network addresses of the devices, in order. Default: hccn_tool or hccn.conf on the node is asked."""
+    """Network addresses of the devices, in order. Default: from hccn_tool or hccn.conf on the node."""
     super_pod: str = ""
-    """A3 only: id of the super pod in a rank table. Default: npu-smi on the node is asked."""
+    """A3 only: id of the super pod in a rank table. Default: from npu-smi on the node."""
     hccn_tool: str | None = None
-    """Path of hccn_tool on the node. Default: searched in the usual places."""
+    """Path of hccn_tool on the node. Default: searched in the usual folders."""
     hccn_conf: str | None = None
     """Path of hccn.conf on the node. Default: /etc/hccn.conf."""
     interface: str | None = None
@@ -95,7 +95,7 @@ class Cluster:
     known_hosts: str | None = None
     """File with the host keys of the nodes, relative to this file. Default: ~/.ssh/known_hosts."""
     source: str = ""
-    # Whether the kind of the devices is a guess: a hostfile does not name it, and the user did not either.
+    # Whether the kind of the devices is a guess: neither the hostfile nor the user named it.
     assumed: bool = False
 
     @property

@@ -14,7 +14,7 @@ RUNTIMES = ("docker", "podman", "apptainer")
 IMAGE = re.compile(r"[A-Za-z0-9./~_][A-Za-z0-9._/:@~+-]{0,400}\Z")
 # HOST:CONTAINER[:ro]
 MOUNT = re.compile(r"(?P<host>[/~][^:,\s]*):(?P<inside>/[^:,\s]*)(?P<mode>:(ro|rw))?\Z")
-# What clusterctl sets itself; another value would take the ranks out of its hands.
+# Options that clusterctl sets itself; with another value it could not control the ranks.
 RESERVED = {
     "--name", "--rm", "--detach", "-d", "--network", "--net", "--ipc", "--pid", "--cidfile", "--restart", "--init",
     "--workdir", "-w",
@@ -37,7 +37,7 @@ class ContainerOptions:
 
     @property
     def dialect(self) -> str:
-        """Which of the runtimes' command lines it takes."""
+        """The runtime whose command-line options the program accepts."""
         return self.runtime.rpartition("/")[2]
 
 

@@ -1,13 +1,12 @@
 """Node sets: `node[1-4,7]` to names and back, with the operators `,` `!` `&` `^`, `@group`, `*` and `?`.
 
-Answers are those of ClusterShell's `nodeset -e` and `-f`, but for seven things, each held by a test: a name
-that could be an option or shell text is refused; a group, a wildcard or (in `select`) a name that matches
-nothing is an error and not an empty set; a blank inside a name is an error; `[-2]` and brackets that do not
-pair are errors and not names; digits that touch a bracket stay where they are (`n5[8-11]` is n58 to n511
-there, and n58 n59 n510 n511 here, as in Slurm and pdsh); `@source:group` is an ordinary group name; a ragged
-set of several dimensions may be folded into other boxes of the same names (one in 20,000 was, and had
-another order). The code is our own because ClusterShell expands a range before it can be refused:
-`node[1-99999999]` takes the machine's whole memory.
+The results are those of ClusterShell's `nodeset -e` and `-f`, with seven exceptions, each covered by a test: a name
+that could be an option or shell text is refused; a group, a wildcard or (in `select`) a name that matches nothing is an
+error and not an empty set; a blank inside a name is an error; `[-2]` and brackets that do not pair are errors and not
+names; digits that touch a bracket stay where they are (`n5[8-11]` is n58 to n511 there, and n58 n59 n510 n511 here, as
+in Slurm and pdsh); `@source:group` is an ordinary group name; a ragged set of several dimensions may be folded into
+other boxes of the same names (one in 20,000 was, and had another order). ClusterShell itself is not used because it
+expands a range before the range can be refused: `node[1-99999999]` takes all memory of the machine.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from dataclasses import dataclass, field
 from clusterctl.errors import Collected, UsageError, did_you_mean
 
 NAME_HINT = "letters, digits and . _ - : only"
-# Names in one expression; a million take half a second as one range, 3 s in a union.
+# Limit of names in one expression; a million take half a second as one range, 3 s in a union.
 LIMIT = 1_000_000
-# Wildcards of one operand, after its ranges: 0.3 s to make ready.
+# Limit of wildcards in one operand after its ranges are expanded: compiling them takes 0.3 s.
 MAX_PATTERNS = 10_000
-# Of wildcards by known names: 0.5 s.
+# Limit of wildcards times known names: comparing them takes 0.5 s.
 MAX_MATCHES = 10_000_000
-# Of one number, so that it stays a machine word and int() stays fast.
+# Limit of digits in one number, so that it fits a machine word and int() stays fast.
 MAX_DIGITS = 18
 MAX_GROUP_DEPTH = 16
 OPERATORS = ",!&^"

@@ -11,7 +11,7 @@ from pathlib import Path
 from clusterctl.document import Section
 
 FORMS = "setup: /path/to/set_env.sh, or {source: FILE, modules: [NAME], venv: DIR, run: [COMMAND]}"
-# Defines `module` where a shell without a login lacks it, and fails for versions whose `module load` never does.
+# Defines `module` in a shell without a login, and fails after a failed `module load` in versions that do not report it.
 MODULES = """type module >/dev/null 2>&1 || for clusterctl_file in "$MODULESHOME/init/bash" \
 /etc/profile.d/modules.sh /etc/profile.d/z00_lmod.sh /etc/profile.d/lmod.sh /usr/share/modules/init/bash \
 /usr/share/lmod/lmod/init/bash
@@ -49,13 +49,15 @@ class Setup:
         return [{"label": label, "text": text, "folder": folder} for label, text in parts]
 
     def files(self, folder: str) -> list[str]:
-        """Return the files whose change makes a kept result useless."""
+        """Return the files whose change makes a cached result invalid."""
         found = [posixpath.join(folder, path) for path in self.source]
         return [*found, posixpath.join(self.venv, "pyvenv.cfg")] if self.venv else found
 
 
 def _quoted(path: str) -> str:
-    """Return a path for the shell, in which a leading `~/` is the home; without a folder it is in the current one."""
+    """Return a quoted path for the shell; a leading `~/` is the home folder, and a name without a folder is in the
+    current one.
+    """
     if path.startswith("~/"):
         return f"~/{shlex.quote(path[2:])}"
     return shlex.quote(path if "/" in path else f"./{path}")

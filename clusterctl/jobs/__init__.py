@@ -1,1 +1,1 @@
-"""What is to be run: job.yaml becomes a Job, then a Plan; the run folder records it."""
+"""Jobs: job.yaml becomes a Job, then a Plan; the run folder records the run."""

@@ -15,7 +15,7 @@ from clusterctl.settings import environment
 from clusterctl.typed_json import BadValue
 
 T = TypeVar("T")
-# Seconds. To compare two checkpoints of a terabyte takes an hour.
+# Limit in seconds: comparing two checkpoints of a terabyte takes an hour.
 ANSWER_LIMIT = 4 * 3600.0
 
 
@@ -35,7 +35,7 @@ def trainer_start(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def ask_trainer(read: Callable[[dict[str, Any]], T], arguments: Sequence[str], question: str = "") -> T:
-    """Run a command of the trainer, which answers with one JSON object; return what `read` makes of it."""
+    """Run a command of the trainer, which prints one JSON object; return the result of `read` for it."""
     argv, variables = trainer_start(arguments)
     try:
         done = subprocess.run(
@@ -58,7 +58,7 @@ def ask_trainer(read: Callable[[dict[str, Any]], T], arguments: Sequence[str], q
 
 
 def _failed(command: str, done: subprocess.CompletedProcess[str]) -> ClusterctlError:
-    """Return the trainer's own error, or the last line of what it wrote."""
+    """Return the error that the trainer reported, else one with the last line of its output."""
     last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
     message = next((line for line in last if line.startswith("error: ")), last[-1]).removeprefix("error: ")
     hint = next((line.removeprefix("  try: ") for line in last if line.startswith("  try: ")), "")

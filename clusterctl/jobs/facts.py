@@ -1,4 +1,4 @@
-"""What only the nodes and the clock know about a run that is about to start."""
+"""Facts about a run that is about to start, which only the nodes and the clock know."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Facts:
-    """What only the nodes or the clock know; a plan without facts has the defaults in their place."""
+    """Facts that only the nodes or the clock know; a plan that contacts no node uses the defaults."""
 
     run_id: str = "<run>"
     saved_as: str = ""

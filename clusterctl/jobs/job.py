@@ -71,7 +71,7 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
 @dataclass(frozen=True)
 class Job:
-    """What the user wants to run: a program, or the embedded trainer, on some devices of some nodes."""
+    """A job: a program or the embedded trainer, to be run on some devices of some nodes."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Job:
     devices: tuple[int, ...] | None = None
     """The devices to use on each node, in the order of the ranks; None means all."""
     device_ids: str = "visible"
-    """What DEVICE_ID is on NPUs: the position among the visible devices, or the physical id."""
+    """The value of DEVICE_ID on NPUs: the position among the visible devices, or the physical id."""
     code: Path | None = None
     """A local folder that is pushed; the processes start in it."""
     data: Path | None = None
@@ -101,13 +101,13 @@ class Job:
     setup: Setup | None = None
     """What the shell of each node runs before the ranks start: `source set_env.sh`, `module load`, a venv."""
     env_style: str = "torchrun"
-    """Which launcher's variables the ranks get, in addition to those of torch.distributed."""
+    """The launcher whose variables the ranks get in addition to those of torch.distributed."""
     forward: tuple[str, ...] = ()
     """Names of variables that are copied from the environment of the launcher."""
     rank_table: str = "auto"
     """Whether the run gets a rank table; auto: if all devices are NPUs. Else the path of a table to use."""
     master_port: int = 0
-    """0 lets the first node choose a free port."""
+    """Port of the rendezvous; 0 lets the first node choose a free port."""
     grace: float = 30.0
     """Seconds between SIGTERM and SIGKILL, for a last checkpoint."""
     collect: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Job:
     modelarts: ModelArtsOptions | None = None
     """What `submit modelarts` asks ModelArts for."""
     container: ContainerOptions | None = None
-    """The container that the ranks run in, unless their node has one of its own."""
+    """The container that the ranks run in, unless their node sets one."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
 
@@ -142,7 +142,7 @@ class Job:
 
     @property
     def only_reads_model(self) -> bool:
-        """Whether this is a run of `generate`, `serve` or `eval`, which has no checkpoints of its own."""
+        """Whether this is a run of `generate`, `serve` or `eval`, which writes no checkpoints."""
         return self.trainer and self.train is None
 
     @property
@@ -240,7 +240,7 @@ def from_command(
 
 
 def refuse_secrets(variables: Mapping[str, str]) -> None:
-    """Raise a UsageError if one of the variables looks like a secret: a run's record has all of them."""
+    """Raise a UsageError if one of the variables looks like a secret: a run's record contains all variables."""
     for name in documents.secrets_in(variables):
         problem, remedy = documents.recorded_secret(name)
         raise UsageError(problem, f"{remedy}; for a command: --env {name}")

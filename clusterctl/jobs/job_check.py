@@ -35,7 +35,7 @@ Problem = tuple[Key, str, str]
 def check(job: Job, cluster: Cluster) -> TrainSummary | None:
     """Check a job against its nodes before anything starts; return the trainer's summary, None for a command.
 
-    Raise InputFaults with everything that is wrong.
+    Raise InputFaults with all errors.
     """
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     in_train = list(_placeholder_problems(job, {"train": job.train}, placeholders.OF_NODE))
@@ -53,10 +53,10 @@ def check(job: Job, cluster: Cluster) -> TrainSummary | None:
 
 
 def check_without_nodes(job: Job) -> list[Fault]:
-    """Return what is wrong with the training of a job on any nodes, for a job whose nodes are wrong themselves."""
+    """Return the errors of a job's training that do not depend on its nodes, for a job whose nodes are wrong."""
     problems = list(_placeholder_problems(job, {"train": job.train}, placeholders.OF_NODE))
     if job.train is not None and not problems:
-        # What depends on the number of ranks is not the same for both numbers.
+        # Errors that depend on the number of ranks differ between the two numbers, and are dropped.
         few, many = (check_train(job, world).faults for world in (1, 8))
         problems += _train_problems(fault for fault in few if fault in many)
     return _faults(job, problems)
@@ -70,7 +70,7 @@ def _faults(job: Job, problems: Iterable[Problem]) -> list[Fault]:
 
 
 def _problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
-    """Yield what is wrong apart from the configuration of the training."""
+    """Yield the errors outside of the training's configuration."""
     yield from _device_problems(job, cluster)
     # A command without a job file may be code with braces of its own.
     parts = {"command": job.command, "env": job.env} if job.document else {}
@@ -129,7 +129,7 @@ def train_part(job: Job, cluster: Cluster) -> dict[str, object] | None:
 
 
 def _train_problems(faults: Iterable[TrainFault]) -> Iterator[Problem]:
-    """Yield what the trainer found."""
+    """Yield the errors that the trainer found."""
     return ((_path(fault.key), fault.what, fault.remedy) for fault in faults)
 
 
@@ -162,13 +162,13 @@ def _device_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
 def launcher_shapes(
     job: Job, cluster: Cluster, master_port: int, hostfile: str = "hostfile"
 ) -> list[launchers.Shape]:
-    """Return what a launcher in the job's command needs to know, for each node."""
+    """Return, for each node, the facts that a launcher in the job's command needs."""
     devices = [devices_on(job, node) for node in cluster.nodes]
     return launchers.shapes(cluster.nodes, devices, master_port, hostfile)
 
 
 def _command_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
-    """Yield what in a command contradicts the nodes or the pushed folder, each problem once."""
+    """Yield the problems of a command with the nodes or the pushed folder, each once."""
     shapes = launcher_shapes(job, cluster, job.master_port or 29500) if job.fills_launcher else []
     found = dict.fromkeys(problem for shape in shapes for problem in launchers.problems(job.command, shape))
     # Without a folder to push, an image may have the script.
@@ -180,13 +180,13 @@ def _command_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
 
 
 def check_reported(job: Job, cluster: Cluster, device: str) -> TrainCheck:
-    """Return what the trainer says about a job on devices that the nodes report under this name."""
+    """Return the trainer's check of a job on devices that the nodes report under this name."""
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     return check_train(replace(job, train=train_part(job, cluster), data=None), max(world, 1), device)
 
 
 def check_train(job: Job, world: int, reported: str | None = None) -> TrainCheck:
-    """Return what the trainer says about a configuration; it runs in a process of its own and imports no torch."""
+    """Return the trainer's check of a configuration; it runs in a separate process and imports no torch."""
     question = {
         "reported": reported,
         "train": placeholders.fill_all(job.train or {}, _local_values(job, world), f"{job.source}: train"),
@@ -203,7 +203,7 @@ def _local_values(job: Job, world: int) -> dict[str, str]:
     unknown = {name: f"<{name}>" for name in placeholders.OF_NODE}
     folder = job.data or job.data_there
     known = {
-        # The nodes fetch a store's folder into a folder that only they know.
+        # Only the nodes know the folder into which they fetch data from a store.
         **({"data": str(folder)} if folder or not job.data_store else {}),
         "world_size": str(world),
         "node_rank": "0",

@@ -1,4 +1,4 @@
-"""The commented job that `clusterctl init --job` writes; its data is what the commands in its head make."""
+"""The commented job that `clusterctl init --job` writes; the commands in its first comment build its data."""
 
 from __future__ import annotations
 

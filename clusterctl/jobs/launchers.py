@@ -1,7 +1,7 @@
 """Commands that start the ranks of a node themselves: torchrun, deepspeed, accelerate, msrun, mpirun.
 
-Such a command runs once per node. What it leaves open (number of nodes and devices, rank of the node, address and port
-of the first node, hostfile) is filled in; what contradicts the nodes of the run is reported.
+Such a command runs once per node. Options that it leaves out (number of nodes and devices, rank of the node, address
+and port of the first node, hostfile) are filled in; options that contradict the nodes of the run are reported.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 @dataclass(frozen=True)
 class Shape:
-    """The nodes of a run, as one of them needs to know them."""
+    """Facts about the nodes of a run, for the launcher on one of them."""
 
     node_rank: int
     devices: tuple[int, ...]
     """How many devices each node has."""
     names: tuple[str, ...]
-    """What the first node may be called: its name, host and address."""
+    """Names that a command may use for the first node: its name, host and address."""
     master: str
     master_port: int
     hostfile: str
@@ -70,7 +70,7 @@ def shapes(
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a command, and what to do."""
+    """A problem of a command, with its remedy."""
 
     text: str
     remedy: str
@@ -98,7 +98,7 @@ class Option:
     names: tuple[str, ...]
     value: str
     allowed: tuple[str, ...] = ()
-    """Further values that fit; None of them is filled in."""
+    """Further values that fit, but are never filled in."""
     fill: bool = True
     form: str = "="
     """How the option is written: "=" as --name=value, " " as two words, "" without a value."""
@@ -113,7 +113,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Launcher:
-    """One program that starts ranks, as it stands in a command."""
+    """A program that starts ranks, as named in a command."""
 
     name: str
     words: int
@@ -177,7 +177,7 @@ def _missing(launcher: Launcher, command: Sequence[str], shape: Shape) -> list[s
 
 
 def problems(command: Sequence[str], shape: Shape) -> Iterator[Problem]:
-    """Yield what in a launcher's command contradicts the nodes of the run."""
+    """Yield the options of a launcher's command that contradict the nodes of the run."""
     launcher = recognise(command)
     if launcher is None:
         return
@@ -244,7 +244,7 @@ def _given(launcher: Launcher, command: Sequence[str]) -> dict[str, str]:
 
 
 def _spelled(name: str) -> str:
-    """Return an option in the spelling of our tables: torchrun and others take - and _ alike."""
+    """Return an option as spelled in our tables: torchrun and others accept both - and _."""
     return "--" + name[2:].replace("-", "_") if name.startswith("--") else name
 
 
@@ -284,7 +284,7 @@ ACCELERATE_FLAGS = frozenset(
     )
 )  # fmt: skip
 ACCELERATE_DEFAULTS = (("--mixed_precision", "no"), ("--dynamo_backend", "no"))
-# With one of these the user has chosen how accelerate runs.
+# With one of these options the user chooses how accelerate runs.
 ACCELERATE_KINDS = frozenset(
     ("--multi_gpu", "--cpu", "--use_cpu", "--use_deepspeed", "--use_fsdp", "--use_megatron_lm", "--tpu")
 )
@@ -300,7 +300,7 @@ def _torchrun(shape: Shape, given: dict[str, str]) -> list[Option]:
         Option(("--nnodes",), str(shape.nodes), remedy=_choose_nodes(shape, given.get("--nnodes")))
     )
     if given.get("--rdzv_backend", "static") != "static":
-        # A rendezvous of the user's choice: all nodes meet at the first one.
+        # The user chose a rendezvous: it must be on the first node.
         endpoint = f"{shape.master}:{shape.master_port}"
         where = tuple(f"{name}:{shape.master_port}" for name in shape.names)
         named = given.get("--rdzv_endpoint", endpoint)
@@ -353,7 +353,7 @@ def _accelerate(shape: Shape, given: dict[str, str]) -> list[Option]:
     if "--config_file" not in given:
         options += [Option((name,), value, (given.get(name, value),)) for name, value in ACCELERATE_DEFAULTS]
         if shape.world > 1 and not ACCELERATE_KINDS & given.keys():
-            # Its name for torchrun on every node; the processes find out themselves that there are only CPUs.
+            # accelerate's name for torchrun on every node; the processes detect by themselves that there are only CPUs.
             options.append(Option(("--multi_gpu",), "", form=""))
     return options
 
@@ -367,7 +367,7 @@ def _msrun(shape: Shape, given: dict[str, str]) -> list[Option]:
         Option(("--master_addr",), shape.master, shape.names),
         Option(("--master_port",), str(shape.master_port), (port,)),
         Option(("--join",), "True", (given.get("--join", "True"),)),
-        # Its workers' files belong next to the logs, not into the folder of the pushed code.
+        # Files of its workers belong next to the logs, not into the folder of the pushed code.
         Option(("--log_dir",), shape.log_dir, (given.get("--log_dir", shape.log_dir),)),
     ]
 

@@ -1,4 +1,4 @@
-"""The phases of a run and of its share on one node."""
+"""The phases of a run, and of its part on one node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Phase(str, Enum):
-    """Where a run, or one node of it, stands. The order is the severity: the first phase of any node is the run's."""
+    """The phase of a run, or of one of its nodes, ordered by severity: a run has the most severe phase of its nodes."""
 
     UNKNOWN = "unknown"
     RUNNING = "running"
@@ -27,7 +27,7 @@ class Phase(str, Enum):
 
     @property
     def is_final(self) -> bool:
-        """True if nothing of the attempt runs any more."""
+        """True if no process of the attempt is left."""
         return self in (Phase.LOST, Phase.FAILED, Phase.STOPPED, Phase.FINISHED)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Placeholders such as `{data}` and `{node.address}` in a job's command, environment and train part.
 
-The same names work in all three places; {rank} and {local_rank} need a rank, which the train part has not.
-`{{name}}` writes the text {name} itself. Other braces, such as those of JSON, stay as they are. In a command
+The same names work in all three places; {rank} and {local_rank} do not work in the train part, which is the same for
+all ranks. `{{name}}` writes the text {name} itself. Other braces, such as those of JSON, stay as they are. In a command
 without a job file, which may be code, so do unknown names.
 """
 

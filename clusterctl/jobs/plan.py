@@ -38,13 +38,13 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What one node does in a run."""
+    """The part of one node in a run."""
 
     node: Node
     run_dir: str
     processes: tuple[ProcessSpec, ...]
     train: dict[str, object] | None = field(default=None, hash=False)
-    """The configuration of the trainer, with the paths of this node."""
+    """The trainer's configuration with the paths on this node; None for a command."""
     setup: dict[str, object] | None = field(default=None, hash=False)
     """What the node's shell runs before the ranks start."""
 
@@ -100,7 +100,7 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
     sizes = [1 if job.per_node else len(devices_on(job, node)) for node in cluster.nodes]
     master = cluster.nodes[0].address
     plans, first = [], 0
-    # All ranks derive the same values from it.
+    # All ranks derive the same values from the configuration.
     same = replace(job, train=train_part(job, cluster))
     for number, node in enumerate(cluster.nodes):
         place = NodePlace(
@@ -186,7 +186,7 @@ def _in_container(process: ProcessSpec, place: NodePlace, job: Job, facts: Facts
         cwd=process.cwd,
         rdma=job.network.rdma == "on",
     )
-    # The programs next to the node's Python are not those of the image.
+    # The folder of the node's Python is not in the image.
     argv = own.command(process.argv, sorted(process.env))
     return replace(process, argv=argv, programs="", remove=own.removal())
 

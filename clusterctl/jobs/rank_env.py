@@ -1,4 +1,4 @@
-"""The environment of one rank: what torch, Ascend's CANN, MindSpore and MPI programs read.
+"""The environment of one rank: the variables that torch, Ascend's CANN, MindSpore and MPI programs read.
 
 Devices of an NPU node: ASCEND_RT_VISIBLE_DEVICES lists the physical ids of the job's devices, and DEVICE_ID and
 ASCEND_DEVICE_ID are the position in this list, as CANN defines them. With `device_ids: physical` in the job, the
@@ -31,7 +31,7 @@ class NodePlace:
     first_rank: int
     devices: tuple[int, ...]
     processes: int
-    """One for each device, or one that uses all of them."""
+    """Number of processes: one per device, or one that uses all devices."""
     master: str
     master_port: int
     run_dir: str
@@ -89,7 +89,7 @@ def rank_environment(place: NodePlace, local_rank: int, job: Job, facts: Facts) 
 
 
 def _of_launcher(place: NodePlace, job: Job) -> dict[str, str]:
-    """Return what a launcher in the job's command needs in addition to its options."""
+    """Return the variables that a launcher in the job's command needs in addition to its options."""
     launcher = recognise(job.command) if job.fills_launcher else None
     # Without it accelerate's processes do not join each other on CPUs.
     on_cpus = launcher is not None and launcher.name == "accelerate" and place.node.kind == "cpu"
@@ -97,7 +97,7 @@ def _of_launcher(place: NodePlace, job: Job) -> dict[str, str]:
 
 
 def _torch(place: NodePlace, rank: int, local_rank: int) -> dict[str, str]:
-    """Return what torch.distributed reads, in every style."""
+    """Return the variables of torch.distributed, which every style has."""
     return {
         contract.RANK: str(rank),
         contract.LOCAL_RANK: str(local_rank),
@@ -110,7 +110,7 @@ def _torch(place: NodePlace, rank: int, local_rank: int) -> dict[str, str]:
 
 
 def _torchrun(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Facts) -> dict[str, str]:
-    """Return what else torchrun sets.
+    """Return the further variables that torchrun sets.
 
     TORCHELASTIC_USE_AGENT_STORE is left out: it makes ranks expect that the launcher holds the store.
     """
@@ -127,7 +127,7 @@ def _torchrun(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Fac
 
 
 def _mindspore(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Facts) -> dict[str, str]:
-    """Return what msrun sets; MS_ROLE only without a rank table, which needs no scheduler."""
+    """Return the variables that msrun sets. MS_ROLE is left out with a rank table, which needs no scheduler."""
     role = {} if facts.rank_table else {"MS_ROLE": "MS_WORKER"}
     return {
         "RANK_ID": str(rank),
@@ -142,7 +142,7 @@ def _mindspore(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Fa
 
 
 def _mpi(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Facts) -> dict[str, str]:
-    """Return what Open MPI, MPICH and Intel MPI set, for programs that read their rank from it."""
+    """Return the variables that Open MPI, MPICH and Intel MPI set, from which programs read their rank."""
     local_size = str(place.processes)
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
@@ -182,7 +182,7 @@ def _runtime(place: NodePlace, facts: Facts) -> dict[str, str]:
 
 
 def _devices(place: NodePlace, local_rank: int, job: Job, facts: Facts) -> dict[str, str]:
-    """Return which devices the rank sees, and for NPUs what HCCL reads."""
+    """Return the variables for the devices that the rank sees, and for NPUs those of HCCL."""
     node = place.node
     files = NodeFiles(place.run_dir, facts.attempt)
     table = {contract.RANK_TABLE_FILE: files.rank_table} if facts.rank_table else {}
@@ -202,7 +202,7 @@ def _devices(place: NodePlace, local_rank: int, job: Job, facts: Facts) -> dict[
     }
     if job.device_ids == "visible":
         env[contract.ASCEND_VISIBLE] = visible
-    # HCCL takes an address only; without one it uses the interface.
+    # HCCL_IF_IP must be an IP address; without it, HCCL uses the interface.
     return env | ({contract.HCCL_IF_IP: node.address} if _is_address(node.address) else {})
 
 

@@ -28,7 +28,7 @@ class Abandoned:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as it was started: its job, its nodes, and who runs what where in the present attempt."""
+    """A run as it was started: its job, its nodes, and the ranks and devices of each node in the present attempt."""
 
     run: str
     attempt: int
@@ -45,13 +45,13 @@ class RunRecord:
     """Where the pushed code lies on each node."""
     data_paths: dict[str, str] = field(default_factory=dict, hash=False)
     spares: tuple[Node, ...] = ()
-    """Nodes that stand by to replace a lost one."""
+    """Spare nodes, which can replace a lost node."""
     abandoned: tuple[Abandoned, ...] = ()
     """Nodes that were given up and have not answered since."""
     size: int = 0
     """How many nodes the run began with; 0 in records of early versions."""
     metrics_base: int = 0
-    """Bytes of metrics.jsonl here that came from nodes which ran rank 0 before."""
+    """Bytes of the local metrics.jsonl that came from nodes which ran rank 0 earlier."""
     format: int = 1
     saved_as: str = ""
     """The name of the run's folder on a shared disk or in a store; "" for `run`."""
@@ -65,7 +65,7 @@ class RunRecord:
 
     @property
     def full_size(self) -> int:
-        """How many nodes the run began with, and has again as soon as enough of them answer."""
+        """Number of nodes at the start of the run, which it uses again as soon as enough nodes answer."""
         return self.size or len(self.cluster.nodes)
 
     @property
@@ -97,7 +97,9 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Placement:
-    """The part of a record that says where a run's folders are. Reading it takes a tenth of the time."""
+    """The part of a record that says where a run's folders are. Reading it takes a tenth of the time of reading the
+    record.
+    """
 
     attempt: int
     run_dirs: dict[str, str] = field(hash=False)
@@ -122,8 +124,8 @@ def placement_of(value: object, clusters: dict[str, Cluster]) -> tuple[Placement
 
 
 def to_json(record: RunRecord) -> dict[str, object]:
-    """Return what run.json holds."""
-    # Node sets name nodes of the whole inventory, of which a run has a part.
+    """Return the record as the JSON object of run.json."""
+    # Node sets refer to the complete inventory, of which a run has only some nodes.
     job = replace(record.job, notify=remember(record.job.notify))
     bare = replace(record, job=job, cluster=replace(record.cluster, groups={}))
     result = encode(bare)
@@ -132,7 +134,7 @@ def to_json(record: RunRecord) -> dict[str, object]:
 
 
 def from_json(value: Any) -> RunRecord:
-    """Return the record that run.json holds; raise BadValue where it cannot be used."""
+    """Return the record in the JSON object of run.json; raise BadValue if it cannot be used."""
     if not isinstance(value, dict):
         raise BadValue("not a JSON object")
     written = value.get("format", 1)

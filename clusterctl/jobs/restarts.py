@@ -10,9 +10,9 @@ from clusterctl.inventory.cluster import Node
 
 # Seconds: the longest wait before a restart.
 LONGEST = 300.0
-# So many restarts in a row without a new step end a run.
+# Number of restarts in a row without a new step that ends a run.
 STALLED = 3
-# A program without steps that has run for so many seconds counts as having made progress.
+# Seconds after which a program without steps counts as having made progress.
 LIVED = 300.0
 # Seconds of silence; a link itself notices silence after 10.
 NODE_LOST_AFTER = 15.0
@@ -28,7 +28,7 @@ class Restart:
     """The restarts that a job asks for."""
 
     max: int = 3
-    """How many restarts at most; 0 = none."""
+    """Highest number of restarts; 0 means none."""
     backoff: float = 10.0
     """Seconds before a restart if the previous one brought no new step; each further one waits twice as long, up to
     five minutes. The first restart after a new step does not wait, unless a node has to come back for it."""
@@ -67,14 +67,14 @@ class Failure:
     log: str = ""
     """The end of the failed rank's log."""
     stopped: bool = False
-    """Somebody asked to stop the run."""
+    """A stop of the run was requested."""
     awaited: bool = False
-    """A node that does not answer has to come back: no other one may replace it."""
+    """A node that does not answer must come back, because no other node may replace it."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows a failure."""
+    """The decision after a failure."""
 
     again: bool
     why: str
@@ -110,7 +110,7 @@ def decide(policy: Restart, history: History, failure: Failure) -> Decision:
 
 
 def is_mistake(failure: Failure) -> bool:
-    """Return True if the first attempt ended as a wrong program or configuration does.
+    """Return True if the first attempt ended as with an error in the program or its configuration.
 
     Before any step, and not by a signal.
     """
@@ -129,9 +129,9 @@ def membership(
 ) -> tuple[list[Node], list[Node]]:
     """Return the nodes of the next attempt, and the spares that are left.
 
-    A spare takes the place of the lost node, so that the other nodes keep their ranks; more spares join at the end,
-    up to the `full` number that the run began with. Without spares the remaining nodes continue, as many as `fits`
-    allows, down to `least`. If that is not possible, the old nodes have to come back.
+    A spare takes the place of the lost node, so that the other nodes keep their ranks; more spares join at the end, up
+    to the `full` number that the run began with. Without spares the remaining nodes continue, as many as `fits` allows,
+    down to `least`. If that is not possible, the run must wait for its old nodes.
     """
     free = [node for node in spares if node.name not in lost]
     chosen: list[Node] = []

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.record import Placement, RunRecord
 
-# Bytes that are read of one file of JSON here; the record of 10,000 nodes has 10 MB.
+# Limit of bytes of a JSON file in the run folder; the record of 10,000 nodes has 10 MB.
 LARGEST_JSON = 256 << 20
-# Bytes that are read of one line of events or metrics; a longer line counts as damaged.
+# Limit of bytes of a line of events or metrics; a longer line counts as damaged.
 LONGEST_LINE = 1 << 20
 # Bytes at the end of the metrics in which the last step is looked for.
 METRICS_TAIL = 1 << 14
@@ -56,7 +56,7 @@ def new_run_id(name: str) -> str:
 
 
 def new_run(name: str, runs: Path) -> RunDir:
-    """Return the folder of a new run; it is known before anything starts, so that an interrupt finds it."""
+    """Return the folder of a new run, before anything starts, so that an interrupt handler knows it."""
     return RunDir(make_runs(runs) / new_run_id(name))
 
 
@@ -102,7 +102,7 @@ class NodeFiles:
         return posixpath.join(self.attempt_dir, "npu_info_before.txt")
 
     def result(self, rank: int) -> str:
-        """Return the path of what a rank's call of a function returned."""
+        """Return the path of the result of a function call on a rank."""
         return posixpath.join(self.root, contract.RESULTS_DIR, f"attempt-{self.attempt}-rank-{rank}")
 
     def error_file(self, rank: int) -> str:
@@ -150,7 +150,7 @@ class RunDir:
 
     @property
     def cause(self) -> Path:
-        """Why the run failed. Each attempt has such a file of its own too."""
+        """Why the run failed. The folder of each attempt has such a file too."""
         return self.root / "cause.json"
 
     def attempt_cause(self, attempt: int) -> Path:
@@ -171,7 +171,7 @@ class RunDir:
 
     @property
     def progress(self) -> Path:
-        """The file that holds the run's steps: the metrics that it wrote, else what its output showed."""
+        """The file with the run's steps: the metrics that it wrote, else the steps found in its output."""
         with contextlib.suppress(OSError):
             if self.metrics.stat().st_size:
                 return self.metrics
@@ -188,7 +188,7 @@ class RunDir:
 
     @property
     def stop_asked(self) -> Path:
-        """Exists once a stop of the run was requested: no further attempt may start."""
+        """A file that exists after a stop of the run was requested: no further attempt may start."""
         return self.root / "stop.json"
 
     def make(self) -> None:
@@ -215,7 +215,7 @@ class RunDir:
                 lock.truncate(0)
 
     def controller(self) -> int | None:
-        """Return the pid of the living process that the lock names; the lock itself is not touched."""
+        """Return the pid of the living process that the lock file names, without taking the lock."""
         try:
             owner = parse(_limited(self.lock))
         except (OSError, BadValue):
@@ -289,7 +289,7 @@ class RunDir:
             raise damaged(self.record, error) from None
 
     def phase(self) -> Phase:
-        """Return the phase that was recorded last: RUNNING before any was, UNKNOWN if the file is damaged."""
+        """Return the last recorded phase: RUNNING before the first record, UNKNOWN if the file is damaged."""
         if not self.state.exists():
             return Phase.RUNNING
         try:
@@ -321,11 +321,11 @@ class RunDir:
                 yield metric
 
     def written_metrics(self) -> dict[Path, int]:
-        """Return how many bytes of metrics were copied here, by file."""
+        """Return by file how many bytes of metrics were copied to this machine."""
         return {path: path.stat().st_size for path in (self.metrics, self.log_steps) if path.exists()}
 
     def last_step(self) -> Metric | None:
-        """Return the last step among the metrics that were copied here; mostly, only the end of the file is read."""
+        """Return the last step in the local copy of the metrics; usually only the end of the file is read."""
         try:
             with self.progress.open("rb") as file:
                 start = max(0, os.fstat(file.fileno()).st_size - METRICS_TAIL)
@@ -333,7 +333,7 @@ class RunDir:
                 lines = file.read(METRICS_TAIL).split(b"\n")
         except OSError:
             return None
-        # The last piece has no line break, and the first one may be half a line.
+        # The last piece has no line break, and the first one may be an incomplete line.
         for line in reversed(lines[1 if start else 0 : -1]):
             if (metric := _step_of(line)) is not None:
                 return metric

@@ -1,4 +1,4 @@
-"""The lines of a run's two journals, its metrics and its events, as values: one reader and one writer of each."""
+"""Values for the lines of a run's metrics and events, with one reader and one writer for each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NEEDED = {"step": ("step",), "eval": ("step", "loss"), "checkpoint": ("step",)}
 
 @dataclass(frozen=True)
 class Metric:
-    """One line of metrics. Any program may have written it, so that every value may be missing."""
+    """One line of metrics. Any program may have written it, so every value may be missing."""
 
     kind: str = ""
     """`start`, `step`, `eval`, `checkpoint` and the like; "" if the line does not say."""
     step: int | None = None
     steps: int | None = None
-    """How many steps the training has in all."""
+    """Total number of steps of the training."""
     loss: float | None = None
     diverged: bool = False
     """The line has a loss that is not finite, for which JSON has no number."""

@@ -96,7 +96,7 @@ def _own() -> Schema:
 
 
 def _around() -> dict[str, tuple[Schema, str]]:
-    """Return the keys about a run as a whole: failures, the network, the owner of the nodes."""
+    """Return the keys that concern the entire run: failures, the network, the platform of the nodes."""
     return {
         "restart": (_restart(), "Restart the run after a failure."),
         "network": (_network(), "How ranks on several nodes exchange."),

@@ -1,4 +1,4 @@
-"""A sweep: one job with several values of some keys, each combination a variant with a run of its own."""
+"""A sweep: one job with several values of some keys; each combination is a variant with its own run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPEN, CLOSED = "[{(", "]})"
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of values, and the run that it got."""
+    """One combination of values, and its run."""
 
     label: str
     settings: tuple[str, ...]
@@ -36,12 +36,12 @@ class Variant:
     problem: str = ""
     """Why it failed, in one line."""
     place: int | None = None
-    """Side by side: the index of its part of the devices, which a further attempt uses again."""
+    """If variants run side by side: the index of its part of the devices, which a further attempt uses again."""
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What the command line of a sweep asks for."""
+    """The request of a sweep's command line."""
 
     job: str
     """The job file."""
@@ -62,7 +62,7 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep as its file holds it; another process can continue it."""
+    """The content of a sweep's file, from which another process can continue the sweep."""
 
     request: SweepRequest
     variants: tuple[Variant, ...]
@@ -166,7 +166,7 @@ def write_sweep(folder: Path, record: SweepRecord) -> None:
 
 
 def read_sweep(folder: Path) -> SweepRecord:
-    """Return what the file of a sweep holds; raise a UsageError if it cannot be used."""
+    """Return the content of a sweep's file; raise a UsageError if it cannot be used."""
     path = folder / FILE
     try:
         return decode(SweepRecord, parse(path.read_bytes()))

@@ -1,4 +1,4 @@
-"""What the trainer answers about a job's `train` part: errors, and the summary of what a valid one costs."""
+"""The trainer's answer about a job's `train` part: its errors, or the summary of a valid one."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class StagePlan:
     layers: tuple[tuple[int, ...], ...]
     parameters_per_rank: int
     memory: Mapping[str, int]
-    """Bytes of a rank by what they hold, and their total, at the highest moment."""
+    """Bytes of a rank by purpose, and their total, at the peak."""
     moment: str
-    """The name of the highest moment."""
+    """The name of the moment with the peak."""
     most_activations: int
 
 
@@ -105,7 +105,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class CheckpointCost:
-    """What one checkpoint, and all that are kept, cost."""
+    """Size and time of one checkpoint, and of all that are kept."""
 
     bytes: int
     kept: int
@@ -135,7 +135,7 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What a valid `train` part trains and costs."""
+    """Model, data and cost of a valid `train` part."""
 
     parameters: int
     trained_parameters: int
@@ -157,7 +157,7 @@ class TrainSummary:
     highest_stage: int
     memory_of_the_node_bytes: int
     offload_disk_bytes: int
-    """Of a node; 0 without offload to NVMe."""
+    """Bytes on the disk of a node; 0 without offload to NVMe."""
     memory_of_a_device_bytes: int | None
     usable_memory_bytes: int | None
     fits: bool | None
@@ -185,7 +185,7 @@ class TrainCheck:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What one rank of a training did on this machine, and the plan's figures for it."""
+    """Measurements of one rank of a training on this machine, and the plan's figures for it."""
 
     peak_bytes: int
     operations: int

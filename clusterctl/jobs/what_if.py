@@ -19,7 +19,7 @@ EXAMPLE = "as in --what-if nodes=8, or nodes=192,devices=8,kind=npu without an i
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A number of equal nodes; what is not given is taken from the first node of the inventory."""
+    """A number of equal nodes; missing values are those of the first node of the inventory."""
 
     nodes: int
     devices: int | None = None

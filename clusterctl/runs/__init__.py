@@ -1,1 +1,1 @@
-"""A run from start to end: start, watch, stop, restart, and say why it failed."""
+"""Runs: start, watch, restart and stop them, and find why they failed."""

@@ -1,4 +1,4 @@
-"""End what a run left on nodes that it gave up, once they answer again, and return the nodes to the spares."""
+"""End leftover processes of a run on nodes that it abandoned, once they answer again, and make the nodes spares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def clear(run: RunDir, connections: Connections, writing: threading.Lock | None = None) -> list[str]:
-    """Stop the run on all abandoned nodes; return the names of those that answered and are clear now.
+    """Stop the run on all abandoned nodes; return the names of those that answered and have no processes of the run
+    left.
 
     `writing` is held while the record changes, for callers whose other threads write it too.
     """

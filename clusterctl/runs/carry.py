@@ -1,4 +1,4 @@
-"""Keep copies of the newest checkpoints here, and push them to the node that takes over rank 0."""
+"""Keep copies of the newest checkpoints on this machine, and push them to a new node of rank 0."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from clusterctl.jobs.plan import Plan
     from clusterctl.transport.fanout import Connections
 
-# Checkpoints kept here: the newest, and the one before it in case the newest turns out damaged.
+# Number of checkpoints kept on this machine: the newest, and the one before it in case the newest is damaged.
 KEPT = 2
 
 
 class Carrier:
-    """Copies each checkpoint here in a thread of its own, while the nodes of a run may change."""
+    """Copies each checkpoint to this machine in a separate thread, for a run whose nodes may change."""
 
     def __init__(self, run: RunDir, connections: Connections) -> None:
         self.run, self.connections = run, connections
@@ -31,7 +31,7 @@ class Carrier:
         threading.Thread(target=self._work, daemon=True, name="carry checkpoints").start()
 
     def note(self, update: Update) -> None:
-        """Note a checkpoint that the trainer reported."""
+        """Start a copy if the trainer reported a checkpoint."""
         if update.metric is not None and update.metric.kind == "checkpoint":
             self.saved.set()
 

@@ -1,4 +1,6 @@
-"""The controller of a run: the one process that copies its output here, decides on restarts, and records the end."""
+"""The controller of a run: the process that copies its output to this machine, decides on restarts, and records the
+end.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 READY = b"in charge\n"
 # Seconds for a new controller to log in to every node.
 READY_LIMIT = 60.0
-# Seconds between two attempts to end what still runs on abandoned nodes.
+# Seconds between two attempts to end leftover processes on abandoned nodes.
 CHASE = 5.0
 # Seconds that a controller which is replaced has to exit.
 LEAVE = 5.0
@@ -78,14 +80,14 @@ class Control:
         )
         found = (copier_for(run, connections), uploader_for(run, connections))
         self.copiers = [copier for copier in found if copier is not None]
-        # Where nodes keep copies for each other or in a store, or share a disk, none is needed here.
+        # If nodes copy checkpoints to each other or to a store, or share a disk, no copy on this machine is needed.
         alone = not self.copiers and not shared_folder(record)
         self.carrier = Carrier(run, connections) if moves and alone and self.job.train is not None else None
         # Why the last attempt could not start.
         self.refused = ""
         # Two threads write the record: the one for abandoned nodes, and this one at a restart.
         self.writing = threading.Lock()
-        # We ended the attempt in order to use more nodes.
+        # Whether the controller ended the attempt in order to use more nodes.
         self.growing = threading.Event()
 
     def __iter__(self) -> Iterator[Update]:
@@ -145,7 +147,7 @@ class Control:
         return ended(self.run, self.connections, watch.gone, lost, watch.reports)
 
     def _tell(self, update: Update) -> None:
-        """Notify people of a hang and of a loss that is not finite."""
+        """Call the job's `notify` for a hang and for a loss that is not finite."""
         if update.failure and update.failure.hang is not None:
             failed = update.failure
             self.notify.stalled(f"rank {failed.rank} on {update.node} hung for {failed.hang:g} s")
@@ -155,7 +157,7 @@ class Control:
             self.notify.not_finite(update.metric.step)
 
     def _stragglers(self, paces: Stragglers, update: Update) -> Iterator[Update]:
-        """Name the stragglers of a node's report, each once per attempt; nothing is done to them."""
+        """Report the stragglers in a node's pace, each once per attempt; they are not stopped."""
         record = self.run.read_record()
         own = record.ranks[update.node]
         for slow in paces.note({rank: pace for rank, pace in update.pace.items() if rank in own}):
@@ -265,7 +267,7 @@ class Control:
         try:
             with self.writing:
                 self._move(cluster.nodes, nodes, spares)
-                # A lost node takes its part of each checkpoint with it, and the copies here are whole.
+                # The files of a lost node are missing from its checkpoints; the copies on this machine are complete.
                 lost = {node.name for node in cluster.nodes} - {node.name for node in nodes}
                 moved = bool(lost) or nodes[0].name != cluster.nodes[0].name
                 put = self.carrier.put if self.carrier and moved else lambda made: None
@@ -273,7 +275,7 @@ class Control:
                 runs.start_next(self.run, cluster, self.connections, lambda *_: None, put)
         except ClusterctlError as error:
             self.refused = error.message
-            # A spare on which nothing started is a spare again.
+            # A spare on which no rank started becomes a spare again.
             if self.run.read_record().attempt == before.attempt:
                 self.run.write_record(before)
             write_state(self.run, waiting)
@@ -290,7 +292,7 @@ class Control:
         return False
 
     def _lost(self, nodes: Sequence[Node], silent: Collection[str]) -> set[str]:
-        """End what is left of the previous attempt on every node; return the names of nodes that do not answer.
+        """End leftover processes of the previous attempt on every node; return the names of nodes that do not answer.
 
         A lost node is contacted again only if no other node can replace it: connecting to a dead machine takes 10 s or
         more.
@@ -397,14 +399,15 @@ def history_of(event: Event) -> History:
 
 @contextlib.contextmanager
 def following(watch: KeptWatch, connections: Connections) -> Iterator[Iterable[Update]]:
-    """Yield the view of a run: `watch`, of what its controller copies, or our own if no process is the controller.
+    """Yield the updates of a run: those of `watch`, or of a controller in this process if the run has none.
 
-    Either begins where `watch` does.
+    Both begin where `watch` does.
     """
     run = watch.run
     with run.hold() as ours:
         if ours and not run.phase().is_final:
-            # Control shows only what it copies itself: an earlier controller may have copied lines before it died.
+            # A controller reports only lines that it copies itself; an earlier one may have copied lines before it
+            # died.
             yield chain(watch.present(), Control(run, connections))
         else:
             yield watch
@@ -425,7 +428,7 @@ def ignore_terminal() -> None:
 
 
 def serve(run: RunDir, connections: Connections, tell: Any, *, started: bool = False) -> bool:
-    """Control the run until its end and call `tell` at the beginning; return False where another process does.
+    """Control the run until its end and call `tell` at the beginning; return False if another process controls it.
 
     `started`: this process has just started the attempt, on every node.
     """
@@ -472,7 +475,7 @@ def start(run: RunDir, ssh: str) -> bool:
 
 
 def end(run: RunDir) -> None:
-    """End a run's controller; the run itself continues."""
+    """End the controller of a run; the run continues."""
     pid = run.controller()
     if pid is None:
         return

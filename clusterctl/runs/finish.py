@@ -1,4 +1,4 @@
-"""End a run: copy here what the job asked for, and record how the run ended."""
+"""End a run: copy the files of `collect` to this machine, and record how the run ended."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ended(
 
 
 def conclude(run: RunDir, connections: Connections, state: RunState) -> RunState:
-    """Copy here what the job asked for, then record the end; return the state."""
+    """Copy the files of `collect` to this machine, then record the end; return the state."""
     try:
         for name in collect(run, connections):
             run.add_event("collected", name=name)
@@ -69,7 +69,7 @@ def conclude(run: RunDir, connections: Connections, state: RunState) -> RunState
 
 
 def collect(run: RunDir, connections: Connections) -> list[str]:
-    """Copy here what the job asked for in addition to its logs; return the names."""
+    """Copy the files of the job's `collect` to this machine; return their names."""
     wanted = run.read_record().job.collect
     names = bring_checkpoint(run, connections) if contract.CHECKPOINT_DIR in wanted else []
     if contract.PROFILE_DIR in wanted:
@@ -78,9 +78,9 @@ def collect(run: RunDir, connections: Connections) -> list[str]:
 
 
 def bring_checkpoint(run: RunDir, connections: Connections) -> list[str]:
-    """Copy the newest sound checkpoint from the nodes; return its name, or an empty list.
+    """Copy the newest valid checkpoint from the nodes; return its name, or an empty list.
 
-    Each node has the files of its own ranks and the same manifest: together they are the whole folder.
+    Each node has the files of its own ranks and the same manifest: together they are the complete folder.
     """
     from clusterctl.transfer.pull import pull_tree
 
@@ -117,7 +117,7 @@ def bring_traces(run: RunDir, connections: Connections) -> list[str]:
 
 
 def superseded_steps(metrics: Iterable[Metric]) -> set[int]:
-    """Return the steps of checkpoints that a resumed attempt passed over, which it does only if they are damaged."""
+    """Return the steps of checkpoints that a resumed attempt skipped, which it does only if they are damaged."""
     saved: set[int] = set()
     passed_over: set[int] = set()
     for metric in metrics:

@@ -1,7 +1,7 @@
 """Notify people about a run: call a command or a webhook at its end, at a failure, a restart, a stall or a NaN.
 
-The message holds the run's name, what happened and why; never an environment, an argument or a line of a log. Of an
-exception it names the type only.
+The message contains the run's name, what happened and why; never an environment variable, an argument or a log line,
+and of an exception only the type.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = ("finished", "failed", "stopped", "restart", "stall", "nan")
 
 @dataclass(frozen=True)
 class Message:
-    """What is reported."""
+    """The message about one event."""
 
     run: str
     event: str
@@ -42,7 +42,7 @@ class Message:
 
 
 class Notifier:
-    """Calls the command or webhook of a job, each call in a thread of its own; a failure is an event of the run."""
+    """Calls the command or webhook of a job, each time in a separate thread; a failure becomes an event of the run."""
 
     def __init__(self, run: RunDir, record: RunRecord) -> None:
         self.run, self.target = run, record.job.notify
@@ -50,7 +50,7 @@ class Notifier:
         self._seen_nan = self._stalled = False
 
     def __call__(self, event: str, text: str) -> None:
-        """Report something; nothing happens if the job names no command."""
+        """Send a message about an event, unless the job has no `notify`."""
         if event == "restart":
             self._stalled = False
         if not self.target:
@@ -78,7 +78,7 @@ class Notifier:
             self("stall", text)
 
     def close(self) -> None:
-        """Wait until everything was sent, or has taken too long."""
+        """Wait until all messages were sent or have timed out."""
         for thread in self._threads:
             thread.join(LIMIT + 1)
 
@@ -101,7 +101,7 @@ def _post(url: str, text: str) -> str:
     try:
         parts = urlsplit(url)
         if parts.username is not None:
-            # urllib takes a user and password for a part of the host's name.
+            # urllib treats a user and password as a part of the host name.
             url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"

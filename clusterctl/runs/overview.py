@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Events that are shown, the newest ones; a restart writes four.
 EVENTS = 12
-# Nobody saw the exit status of such a rank: its supervisor had died.
+# The exit status of a rank whose supervisor had died, so that it is unknown.
 UNSEEN = "ended unseen"
 # Kinds of events that repeat what another event says.
 QUIET = ("planned", "collected")
@@ -32,7 +32,7 @@ QUIET = ("planned", "collected")
 
 @dataclass(frozen=True)
 class NodeView:
-    """A run on one node."""
+    """The state of a run on one node."""
 
     node: str
     phase: Phase
@@ -50,7 +50,7 @@ class NodeView:
 
 @dataclass(frozen=True)
 class Overview:
-    """All that `status` shows; ages are in seconds."""
+    """The values that `status` shows; ages are in seconds."""
 
     run: str
     folder: str
@@ -75,7 +75,7 @@ class Overview:
     damaged_events: int = 0
     """Lines of the history that could not be read."""
     slow: dict[int, float] = field(default_factory=dict, hash=False)
-    """By straggler, how many times as long as the median rank it takes for its part of a step."""
+    """By straggler: its own time for a step divided by the median of all ranks."""
     cause: Cause | None = None
     """Why the run failed; None if it did not."""
     is_copied: bool = True
@@ -102,7 +102,7 @@ def summarise(run: RunDir, state: RunState, now: float) -> Overview:
 def make_overview(
     record: RunRecord, state: RunState, progress: TrainProgress, history: Events, now: float, folder: str = ""
 ) -> Overview:
-    """Return the overview of a run from what was read of it; `now` is by this machine's clock."""
+    """Return the overview of a run from its record and state; `now` is by this machine's clock."""
     last, saved = progress.last or Metric(), progress.checkpoints[-1] if progress.checkpoints else Metric()
     nodes = tuple(_node_view(name, state, record) for name in state.nodes)
     ages = [node.step_age for node in nodes if node.step_age is not None]
@@ -163,7 +163,7 @@ def state_of_rank(rank: RankState) -> str:
     """Return a rank's state in a word: running, finished, failed, stopped, hung, or unknown if its end was not seen."""
     if rank.state is not RankPhase.EXITED:
         return str(rank.state)
-    # However it was ended afterwards.
+    # This applies however the process was ended afterwards.
     if rank.hang:
         return "hung"
     if rank.exit_code is None and rank.signal is None:

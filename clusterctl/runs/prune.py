@@ -1,4 +1,6 @@
-"""Remove old runs, here and on their nodes; keep those that run, or that may run on a node that does not answer."""
+"""Remove old runs on this machine and on their nodes, except runs that are active, or may be on a node that does not
+answer.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def seconds_of(text: str) -> float:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was, or would be, done with one run that was chosen."""
+    """The result for one chosen run: what was, or would be, removed."""
 
     run: str
     folder: str
@@ -44,7 +46,7 @@ class Pruned:
     nodes: tuple[str, ...] = ()
     """The nodes whose folders of the run are removed too."""
     kept: str = ""
-    """Why it is kept; empty for one that is removed."""
+    """Why the run is kept; empty if it is removed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ Shares = dict["RunDir", list[Abandoned]]
 
 
 def _by_cluster(runs: Sequence[RunDir]) -> Iterator[tuple[Cluster | None, Shares]]:
-    """Yield runs of the same nodes together, since they share connections; None for those without a readable record."""
+    """Yield runs of the same nodes together, because they share connections; None for runs without a readable
+    record.
+    """
     groups: dict[int, tuple[Cluster | None, Shares]] = {}
     known: dict[str, Cluster] = {}
     for run in runs:
@@ -143,7 +147,7 @@ def _has_record(run: RunDir) -> bool:
 def _prune_everywhere(
     run: RunDir, survey: _Survey, connections: Connections, dry_run: bool, on_each: Callable[[Pruned], None]
 ) -> Pruned:
-    """Remove a run from its nodes and from here, if it runs nowhere."""
+    """Remove a run from its nodes and from this machine, if it is active nowhere."""
     size, names = tree_size(run), tuple(entry.node.name for entry in survey.shares[run])
     with _held(run, dry_run) as ours:
         reason = survey.why_alive(run) if ours else RUNS_HERE
@@ -192,7 +196,7 @@ class _Survey:
                 self._alive[key] = alive or self._alive.get(key, False)
 
     def why_alive(self, run: RunDir) -> str:
-        """Return why a run counts as alive; empty if it runs nowhere."""
+        """Return why a run counts as active; empty if it is active nowhere."""
         for entry in self.shares[run]:
             name = entry.node.name
             if name in self._errors:
@@ -203,7 +207,7 @@ class _Survey:
 
 
 def _remove_from_nodes(shares: Sequence[Abandoned], connections: Connections) -> str:
-    """Remove a run from its nodes; return the first error. The record here stays until that has worked."""
+    """Remove a run from its nodes; return the first error. The local record stays until all nodes have removed it."""
     folders = {entry.node.name: entry.run_dir for entry in shares}
 
     def remove(node: Node, link: Connection) -> None:

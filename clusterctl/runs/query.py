@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def current_state(run: RunDir, connections: Connections) -> RunState:
     """Return the state that the nodes report now, or the recorded one if they cannot be asked.
 
-    An end is recorded by those only who have copied the last output: whoever finds it recorded copies nothing more.
+    Only a process that has copied the last output records an end: whoever finds a recorded end copies nothing more.
     """
     controller = run.controller()
     state, last = query_nodes(run, connections), _recorded(run)
@@ -47,10 +47,10 @@ def current_state(run: RunDir, connections: Connections) -> RunState:
         return replace(last, unreachable=state.unreachable)
     state = replace(state, controller=controller, verdict=last.verdict)
     if controller is not None:
-        # The controller records the end itself, after the last byte has arrived. Between two attempts, nothing runs.
+        # The controller records the end itself, after the last byte has arrived; between two attempts, no rank runs.
         return replace(state, phase=Phase.RESTARTING) if last.phase is Phase.RESTARTING else state
     if last.is_final and state.is_final:
-        # What ended the run is recorded. A node reports less: that its ranks were stopped after a loss.
+        # The record contains the cause of the end. A node only reports that its ranks were stopped.
         state = replace(state, phase=last.phase, nodes={**state.nodes, **last.nodes})
     if not state.unreachable and (last.is_final or not state.is_final):
         write_state(run, state)
@@ -96,7 +96,7 @@ def query_nodes(
 
 
 def combine(record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: Metric | None) -> RunState:
-    """Return one state made of the answers of all nodes."""
+    """Return the state of the run from the answers of all nodes."""
     nodes: dict[str, Phase] = {}
     ranks: list[RankState] = []
     failures: list[RankState] = []
@@ -173,7 +173,7 @@ def _rank_state(record: RunRecord, node: str, rank: RankState, answer: NodeAnswe
 
 
 def _with_step(rank: RankState, beat: Heartbeat | None) -> RankState:
-    """Add the step of a heartbeat; a plain command writes none."""
+    """Add the step of a heartbeat, which plain commands do not write."""
     word = next(iter(beat.text.split()), "") if beat else ""
     if beat is None or not word.isascii() or not word.isdecimal() or len(word) > 18:
         return rank
@@ -206,7 +206,7 @@ def _failed_rank(
 def log_in(nodes: Sequence[Node], connections: Connections) -> None:
     """Return once one node has answered; raise an error if none did.
 
-    A key that one node accepts is good for all, and the watch handles nodes that are silent at the moment.
+    If one node accepts the key, the others will too; the watch handles nodes that do not answer now.
     """
     answered = threading.Event()
     outcomes: list[Outcome[Any]] = []

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections
 
-# Characters of files that a node gets with the request to start; a rank table of 10,000 nodes has more.
+# Limit of characters of files that a node gets with the start request; a rank table of 10,000 nodes is longer.
 MOST_WITH_START = 1 << 20
 
 
@@ -64,7 +64,7 @@ def launch(
     """Start a run on all of its nodes, or on none of them; return the run's folder.
 
     `question` asks the nodes for their facts; the caller has sent it already. Code and data are pushed to the spare
-    nodes too: a restart then uses nothing that may have changed here.
+    nodes too: so a restart does not depend on local files that may have changed.
     """
     run = run or new_run(job.name, runs)
     everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
@@ -85,7 +85,7 @@ def launch(
 def write_unstarted(run: RunDir, cluster: Cluster, problem: BaseException) -> None:
     """Record that an attempt failed to start, or was interrupted before it did."""
     if not run.record.exists():
-        # The error that kept it from being written is reported.
+        # The error that prevented the start is reported instead.
         return
     phase = Phase.FAILED if isinstance(problem, Exception) else Phase.STOPPED
     write_state(run, RunState(phase, dict.fromkeys(cluster.names, Phase.STOPPED)))
@@ -136,7 +136,7 @@ def start_next(
 
 
 def _count_on_after_loss(run: RunDir, record: RunRecord, first: Node, connections: Connections) -> None:
-    """Add further metrics to those that are here, if the node of rank 0 lost its own."""
+    """Append further metrics to the local copy, if the node of rank 0 lost its own."""
     folder = record.run_dirs.get(first.name)
     if folder and connections.of(first).directory(folder).missing:
         run.write_record(replace(record, metrics_base=end_half_line(run)))
@@ -195,7 +195,7 @@ def _processors(hellos: Mapping[str, Hello]) -> dict[str, int]:
 def start_all(
     run: RunDir, made: plan.Plan, connections: Connections, tell: Tell, spares: Sequence[Node] = ()
 ) -> None:
-    """Start an attempt on all of its nodes; on none if one of them fails, or if the user asked to stop the run."""
+    """Start an attempt on all of its nodes, or on none if one of them fails or if a stop of the run was requested."""
     nodes = made.cluster.nodes
     record_attempt(run, made, spares)
     run.cause.unlink(missing_ok=True)
@@ -220,7 +220,7 @@ def record_attempt(run: RunDir, made: plan.Plan, spares: Sequence[Node] = ()) ->
     """Write the record, the plan and the texts of an attempt that is about to start."""
     before = run.read_record() if run.record.exists() else None
     waited = before is not None and before.attempt == 0
-    # The record of a run that waited for nodes names nodes that do not exist.
+    # The record of a run that waited in a queue names nodes that do not exist.
     before = None if waited else before
     run.write_record(_record_of(run, made, before, tuple(spares)))
     shown = _without_secrets(made).as_json()
@@ -234,7 +234,7 @@ def record_attempt(run: RunDir, made: plan.Plan, spares: Sequence[Node] = ()) ->
 
 
 def _record_of(run: RunDir, made: plan.Plan, before: RunRecord | None, spares: tuple[Node, ...]) -> RunRecord:
-    """Return the record of an attempt; what lasts for the whole run comes from the record `before`."""
+    """Return the record of an attempt; values that belong to the entire run come from the record `before`."""
     record = RunRecord(
         run=run.run_id,
         attempt=made.facts.attempt,
@@ -258,7 +258,7 @@ def _record_of(run: RunDir, made: plan.Plan, before: RunRecord | None, spares: t
 
 
 def _without_secrets(made: plan.Plan) -> plan.Plan:
-    """Blank what was forwarded from the user's environment: it is not recorded here."""
+    """Blank values that were forwarded from the user's environment: records must not contain them."""
     secrets = dict.fromkeys(made.facts.forwarded, "***")
 
     def blank(process: plan.ProcessSpec) -> plan.ProcessSpec:
@@ -296,7 +296,7 @@ def _node_plan(made: plan.Plan, node: Node) -> plan.NodePlan:
 
 
 def _files(part: plan.NodePlan, made: plan.Plan) -> dict[str, str]:
-    """Return the files that a node's ranks find in the run's folder, by path."""
+    """Return by path the files that a node's ranks need in the run's folder."""
     files = NodeFiles(part.run_dir)
     result = {files.hostfile: made.hostfile}
     if made.facts.rank_table:
@@ -308,7 +308,7 @@ def _files(part: plan.NodePlan, made: plan.Plan) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Started:
-    """What a node answers that has started its ranks; `note` is for the run's history."""
+    """The answer of a node that has started its ranks; `note` is for the run's history."""
 
     note: str = ""
 

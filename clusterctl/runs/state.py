@@ -1,4 +1,4 @@
-"""The state of a run and of its ranks: the types, and the file state.json that keeps the last one."""
+"""The state of a run and of its ranks: the types, and the file state.json with the last state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Seconds without a heartbeat after which a supervisor counts as stuck; it sends one every second.
 SUPERVISOR_SILENCE = 20.0
-# States of a process in which it does nothing, by their letters in proc(5).
+# Process states in which a process does not run, by their letters in proc(5).
 PROCESS_STATES = {
     "T": "stopped by a signal (SIGSTOP)",
     "t": "stopped by a debugger",
@@ -29,7 +29,7 @@ PROCESS_STATES = {
 
 
 class RankPhase(str, Enum):
-    """What a supervisor records of a rank's process."""
+    """The phase of a rank's process, as its supervisor records it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -43,7 +43,7 @@ class RankPhase(str, Enum):
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank: its process, how it ended if it did, and how far it has trained."""
+    """The state of a rank: its process, how it ended, and how far it has trained."""
 
     rank: int
     state: RankPhase = RankPhase.EXITED
@@ -66,7 +66,7 @@ class RankState:
     step: int | None = None
     """The last step that its trainer finished."""
     step_age: float | None = None
-    """Seconds since then, by the node's clock."""
+    """Seconds since that step, by the node's clock."""
     step_seconds: float | None = None
     """The rank's own time for a step, without waiting for others."""
     hang: float | None = None
@@ -135,12 +135,12 @@ class NodeState:
     left: tuple[str, ...] = ()
     """Processes that could not be ended, with name and pid."""
     adopted: int = 0
-    """Processes that ranks had left behind, detached, and that were ended."""
+    """Number of detached processes that ranks had left behind and that were ended."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank's trainer wrote last into its heartbeat file, and how many seconds ago."""
+    """The last content of a rank's heartbeat file, and its age in seconds."""
 
     text: str
     age: float
@@ -148,7 +148,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What a node's kernel reported about one process."""
+    """The report of a node's kernel about one process."""
 
     oom: bool = False
     kernel: tuple[str, ...] = ()
@@ -171,17 +171,17 @@ class NodeAnswer:
 
 @dataclass(frozen=True)
 class FollowEnd:
-    """A node's answer to `follow`, once nothing more comes."""
+    """The last part of a node's answer to `follow`."""
 
     state: Phase
-    """How the attempt ended there; UNKNOWN if only what existed was copied."""
+    """How the attempt ended on the node; UNKNOWN if only existing output was copied."""
     report: NodeAnswer | None = None
-    """Of an attempt that finished."""
+    """The state of an attempt that finished."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """A run as it was last seen."""
+    """The last known state of a run."""
 
     phase: Phase
     nodes: dict[str, Phase] = field(hash=False)
@@ -195,7 +195,7 @@ class RunState:
     controller: int | None = None
     """The pid of the run's controller on this machine; None if no process is in charge."""
     verdict: str = ""
-    """What was decided after the last failure, and why."""
+    """The decision after the last failure, and its reason."""
     orphaned: tuple[str, ...] = ()
     """Nodes that answer, but whose supervisor died or did not respond."""
     unresponsive: dict[str, str] = field(default_factory=dict, hash=False)
@@ -210,7 +210,7 @@ class RunState:
         return self.phase.is_final
 
     def as_json(self) -> dict[str, object]:
-        """Return what state.json holds; empty facts of ranks are left out."""
+        """Return the JSON object of state.json, without empty fields of ranks."""
         bare = {name: encode(getattr(self, name)) for name in ("phase", "nodes", "unreachable")}
         return {
             **bare,
@@ -232,7 +232,7 @@ def write_state(run: RunDir, state: RunState, path: Path | None = None) -> None:
 
 
 def read_state(run: RunDir, path: Path | None = None) -> RunState | None:
-    """Return the state that was recorded last, None before any was; raise a UsageError if the file is damaged."""
+    """Return the last recorded state, or None before the first; raise a UsageError if the file is damaged."""
     path = path or run.state
     if not path.exists():
         return None
@@ -245,7 +245,7 @@ def read_state(run: RunDir, path: Path | None = None) -> RunState | None:
 
 
 def end_half_line(run: RunDir) -> int:
-    """End a half line of the metrics that came from a lost node; return the size of the file."""
+    """Add a line break to an incomplete last line of the metrics from a lost node; return the size of the file."""
     if not run.metrics.exists():
         return 0
     return add_lines(run.metrics, b"")

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-# Seconds for the nodes to report the state of an attempt, before it is watched anyway.
+# Seconds for the nodes to report the state of an attempt before it is watched without the reports.
 QUERY_LIMIT = 2.0
-# Seconds that `stop` gives a controller to copy the last bytes here.
+# Seconds that `stop` waits for a controller to copy the last bytes.
 SETTLE = 15.0
 
 
@@ -34,7 +34,7 @@ def stop_run(run: RunDir, connections: Connections, grace: float | None = None) 
     Only the record of the run is needed: all other files of its folder may be damaged.
     """
     if not run.phase().is_final:
-        # First of all: no attempt may follow.
+        # Do this first, so that no attempt follows.
         run.write_json(run.stop_asked, {"asked": time.time()})
     run.add_event("stop_asked")
     while True:
@@ -72,7 +72,7 @@ def stop_half_started(run: RunDir, connections: Connections) -> RunState | None:
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a node answers after it stopped an attempt: how many processes are left."""
+    """The answer of a node that stopped an attempt: how many processes are left."""
 
     left: int
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.agent import bootstrap
 
-# They follow the text of bootstrap.py on a node: install the agent, then become it.
+# Lines that follow the text of bootstrap.py on a node: install the agent, then run it in this process.
 LAST_LINES = b"""
 workdir = start()
 if workdir:
@@ -21,7 +21,7 @@ if workdir:
 
 @lru_cache(maxsize=1)
 def agent_files() -> dict[str, str]:
-    """Return the agent's files as they are sent: the folder `clusterctl/agent` inside an empty package."""
+    """Return the agent's files by path as they are sent: the folder `clusterctl/agent` inside an empty package."""
     package = Path(bootstrap.__file__).parents[1]
     paths = sorted((package / "agent").rglob("*.py"))
     files = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in paths}

@@ -1,4 +1,4 @@
-"""What agents answer, as values: their greeting, folders and files of a node."""
+"""Values for the answers of agents: facts about a node, its folders and files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Hello:
 
     hostname: str = ""
     boot_id: str = ""
-    """Differs after each start of the machine."""
+    """Changes with each boot of the machine."""
     home: str = ""
     workdir: str = ""
     cpus: int = 1

@@ -67,7 +67,7 @@ class Connection:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the link; the node then ends what still runs for it."""
+        """Close the link; the node then ends all requests that still run."""
         raise NotImplementedError
 
     def silent_for(self) -> float:
@@ -88,7 +88,7 @@ class Connection:
             yield from request
             finished = True
         except ClusterctlError:
-            # The request failed on the node, or the node is gone: there is nothing to cancel.
+            # The request failed on the node, or the connection is lost: there is nothing to cancel.
             finished = True
             raise
         finally:

@@ -13,8 +13,8 @@ import sys
 
 # Seconds for one of the launcher's addresses to answer: a second SYN is sent after one second.
 PATIENCE = 2.5
-# The ports on which HCCL listens on each node. The kernel may give them to outgoing connections; one that lasts as long
-# as a run would keep its ranks from theirs.
+# The ports on which HCCL listens on each node. The kernel may give them to outgoing connections; a connection that
+# lasts as long as a run would take a port that its ranks need.
 HCCL = range(60000, 60016)
 # Bytes of a nonce and of a proof.
 NONCE, PROOF = 16, 32
@@ -38,7 +38,7 @@ def proof(secret: bytes, side: bytes, nonce: bytes) -> bytes:
 
 
 def exactly(connection: "socket.socket", count: int) -> bytes:
-    """Return so many bytes; raise OSError if the other side closes before."""
+    """Return exactly `count` bytes; raise OSError if the other side closes before."""
     data = b""
     while len(data) < count:
         piece = connection.recv(count - len(data))
@@ -82,7 +82,7 @@ def bound(family: int, host: str = "") -> "socket.socket":
                 raise
             if made.getsockname()[1] not in HCCL or len(passed) > len(HCCL):
                 return made
-            # Open until another port is found, or the kernel may choose this one again.
+            # Keep it open until another port is found, or the kernel may choose it again.
             passed.append(made)
     finally:
         for made in passed:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-# Nodes handled at the same time: more threads only wait for each other's cryptography.
+# Default of nodes handled at the same time: more threads would only wait for each other's cryptography.
 FANOUT = 32
 
 
 class Stream(Protocol):
-    """The interface of a program that runs on a node without an agent: its three streams and its end."""
+    """The interface of a program that runs on a node without an agent: its three streams and its exit status."""
 
     def read(self, size: int, timeout: float) -> tuple[str, bytes]:
         """Return ("stdout" or "stderr", bytes), or ("", b"") once both have ended.
@@ -275,7 +275,7 @@ def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:
         raise errors[0] if len(errors) == 1 else WorkFailed("\n".join(_folded(errors)), hints)
 
 
-# Nodes with the same failure that are shown one by one.
+# Limit of nodes with the same failure that are shown one by one.
 FEW_NODES = 3
 
 

@@ -1,4 +1,4 @@
-"""Call functions in a few threads, some of them later."""
+"""Call functions in a few threads, immediately or after a delay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Later:
                 return
             heapq.heappush(self._calls, (time.monotonic() + seconds, next(self._numbers), work))
             if self._idle:
-                # It may wait for a later entry.
+                # The thread may be waiting for an entry that is due later.
                 self._change.notify()
             elif self._threads < self._most:
                 self._threads += 1

@@ -29,17 +29,16 @@ from clusterctl.agent.frames import (
     parse_payload,
     to_payload,
 )
-from clusterctl.errors import ClusterctlError, LinkLost, Unreachable, WorkFailed
+from clusterctl.errors import NODE_ENDS_COMMAND, ClusterctlError, LinkLost, Unreachable, WorkFailed
 from clusterctl.transport.agent_code import agent_files, agent_hash, first_lines, wanted_files
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, Pipe, last_line
 from clusterctl.transport.poller import poller
 from clusterctl.transport.splitter import FrameSplitter
 
-LEFT_THERE = "what ran there for this command is ended by the node itself"
-# Seconds after which a beat is tried again for a node that takes nothing at the moment.
+# Seconds after which a beat is tried again if the node's connection accepts no bytes.
 NEXT_TRY = 0.5
 BEAT_FRAME = encode(Frame(0, "beat", {}))
-# Seconds after a command's timeout: the agent takes up to 7 to end the command.
+# Seconds that an agent may be late after a command's timeout: it takes up to 7 to end the command.
 LATE = 20.0
 
 
@@ -136,7 +135,7 @@ class PendingRequest:
             self.end_with(failure(parse_payload(frame.payload)))
 
     def end_with(self, problem: ClusterctlError | None) -> None:
-        """Note that nothing more will come, and why."""
+        """Record that no more chunks will come, and why."""
         self.inbox.close(problem)
         self.window.close()
         self.on_arrival()
@@ -225,7 +224,7 @@ class Link:
             self._feed(self._bytes.rest())
         except (BadFrame, ValueError) as bad:
             self._file = None
-            self._break(LinkLost(node, f"its answer is invalid: {bad}", LEFT_THERE))
+            self._break(LinkLost(node, f"its answer is invalid: {bad}", NODE_ENDS_COMMAND))
             return
         if self._file is None:
             self._start_listening()
@@ -361,7 +360,7 @@ class Link:
             problem = f"its answer is invalid: {bad}"
         except (OSError, EOFError, ClusterctlError, ValueError) as broken:
             problem = str(getattr(broken, "reason", broken)) or "the connection ended"
-        self._break(LinkLost(self.node, problem, LEFT_THERE))
+        self._break(LinkLost(self.node, problem, NODE_ENDS_COMMAND))
 
     def _feed(self, data: bytes) -> None:
         # An idle node sends nothing else.
@@ -386,14 +385,14 @@ class Link:
                 self._received = time.monotonic()
                 self._feed(data)
         except (OSError, EOFError):
-            # A thread of its own meets this error too, and finds out more.
+            # The link's own thread gets this error too, and finds out more.
             more = False
         except BaseException as bad:
-            self._break(LinkLost(self.node, f"its answer is invalid: {bad}", LEFT_THERE))
+            self._break(LinkLost(self.node, f"its answer is invalid: {bad}", NODE_ENDS_COMMAND))
         if self.is_closed:
             return False
         if not more:
-            # How it ended is found out by a thread, which may wait.
+            # A separate thread, which may wait, finds out how the connection ended.
             self._start_listening()
         return more
 
@@ -401,12 +400,14 @@ class Link:
         """Send a beat if one is due; return when to check again, or None if the link has ended."""
         silent_at = self._received + self._limit
         if now > silent_at:
-            self._break(LinkLost(self.node, f"nothing was received for {self._limit:.0f} s", LEFT_THERE))
+            self._break(
+                LinkLost(self.node, f"nothing was received for {self._limit:.0f} s", NODE_ENDS_COMMAND)
+            )
         elif now >= self._beat_due:
             if not self._pipe.can_send():
                 return min(silent_at, now + NEXT_TRY)
             self._beat_due = next_beat(now)
-            # The pump finds out how it ended.
+            # `pump` finds out how the connection ended.
             with contextlib.suppress(LinkLost):
                 self._beat()
         return None if self.is_closed else min(silent_at, self._beat_due)
@@ -434,6 +435,6 @@ class Link:
         for request in requests:
             request.end_with(self._lost)
         if file is not None:
-            # Before its number becomes another file's.
+            # Do this before the number of its file is used again.
             poller().remove(file, self)
         self._pipe.close()

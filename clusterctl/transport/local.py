@@ -61,7 +61,7 @@ class ChildStream:
     def __init__(
         self, node: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, patience: float = END_LIMIT
     ) -> None:
-        """`patience`: seconds that it may take to end after its input was closed, before it is killed."""
+        """`patience`: seconds that the process may take to end after its input was closed; then it is killed."""
         self.node = node
         self._patience = patience
         try:
@@ -111,7 +111,7 @@ class ChildStream:
             raise LinkLost(self.node, f"it takes no more input ({problem})") from None
 
     def finish(self) -> None:
-        # Nobody reads it any more.
+        # No reader is left.
         with contextlib.suppress(BrokenPipeError):
             self._stdin.close()
 

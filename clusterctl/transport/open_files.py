@@ -12,7 +12,7 @@ from clusterctl.errors import Unreachable, UsageError
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
 
-# Enough for any use: four files for each of 16,000 nodes.
+# Limit that is requested at most: four files for each of 16,000 nodes.
 MOST = 65_536
 # Files that the process uses besides connections: its streams, logs and modules.
 OWN = 48

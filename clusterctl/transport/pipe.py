@@ -78,7 +78,7 @@ class StreamPipe:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        # Looked up once: the lookup takes as long as the rest of reading a heartbeat.
+        # Looked up once, because the lookup takes as long as the rest of reading a heartbeat.
         self._pollable = stream if isinstance(stream, Pollable) else None
         self._errors = b""
         # Bytes of standard error since the last byte of standard output.

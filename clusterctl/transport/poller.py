@@ -1,4 +1,4 @@
-"""Read many links in one thread: a thread for each would cost memory, and two context switches for each beat."""
+"""Read many links in one thread: a thread per link would cost memory, and two context switches per beat."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Polled(Protocol):
     """A link as the poller sees it. No method waits."""
 
     def pump(self) -> bool:
-        """Process what has arrived; return False if this link needs the poller no longer."""
+        """Process received bytes; return False if this link no longer needs the poller."""
 
     def check(self, now: float) -> float | None:
         """Send a beat if one is due; return when to check again, or None if the link has ended."""
 
 
 class Poller:
-    """One thread that waits for the files of all links, and keeps their time."""
+    """One thread that waits for the files of all links, and checks their beats."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -70,7 +70,7 @@ class Poller:
         if threading.current_thread() is self._thread:
             return
         self._woken.append(file)
-        # A full buffer wakes it as well.
+        # A full buffer also wakes the thread.
         with contextlib.suppress(BlockingIOError):
             self._waking.send(b"\0")
 
@@ -87,7 +87,7 @@ class Poller:
                     ready.add(self._woken.popleft())
             for file in ready:
                 self._pump(file)
-            # What had arrived was read first: after a pause of this machine, no link counts as silent for it.
+            # Received bytes are read first, so that no link counts as silent because this machine was suspended.
             if time.monotonic() >= self._due:
                 self._check_all()
 
@@ -102,7 +102,7 @@ class Poller:
         now = time.monotonic()
         with self._change:
             links = list(self._links.items())
-            # A link that is added meanwhile moves this time forward.
+            # A link that is added meanwhile makes this time earlier.
             self._due = float("inf")
         due = float("inf")
         for file, link in links:
@@ -115,7 +115,7 @@ class Poller:
             self._due = min(self._due, due)
 
 
-# By process: a fork gets a new one.
+# By process id: a fork gets a new poller.
 _POLLERS: dict[int, Poller] = {}
 
 

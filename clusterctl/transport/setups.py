@@ -1,4 +1,4 @@
-"""Ask a node's agent to run a setup; the agent keeps the result, and its values stay on the node."""
+"""Ask a node's agent to run a setup. The agent stores the result; the values stay on the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.connection import Connection
 
-# How many variables are listed by name; of the others, only the number is shown.
+# Limit of variables that are listed by name; of further ones, only the number is shown.
 NAMED = 4
 
 
@@ -39,7 +39,9 @@ class SetupResult:
 def ask_setup(
     node: Node, link: Connection, request: Mapping[str, object], *, fresh: bool = False
 ) -> SetupResult:
-    """Run a setup on a node, unless its result is known; raise a WorkFailed with the last line of a failure."""
+    """Run a setup on a node, unless its result is stored; raise a WorkFailed with the last line of its output if it
+    fails.
+    """
     try:
         return link.ask(SetupResult, "setup", {"setup": dict(request), "fresh": fresh})
     except RequestFailed as failed:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.child import AFTERMATH, MARKER, POLITE
 from clusterctl.agent.frames import AGENT_SILENCE
 from clusterctl.agent.reaper import ENDING
-from clusterctl.errors import LinkLost, Unreachable
+from clusterctl.errors import NODE_ENDS_COMMAND, LinkLost, Unreachable
 from clusterctl.transport.connection import Completed
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, last_line
@@ -33,17 +33,16 @@ if TYPE_CHECKING:
 
 
 OnOutput = Callable[[str, bytes], None]
-# Seconds; most commands end earlier, and then the node needs no timer.
+# Seconds before the first heartbeat: most commands end earlier, and then the node needs no timer.
 FIRST_BEAT = 1.0
 PIECE = 256 << 10
-ENDED_THERE = "what ran there for this command is ended by the node itself"
 
 
 class ShellSession:
     """Runs commands on nodes, each over its own connection. Leaving the `with` block ends running commands."""
 
     def __init__(self, transport: Transport, silence: float = AGENT_SILENCE) -> None:
-        """`silence`: seconds without a heartbeat after which a node ends our commands."""
+        """`silence`: seconds without a heartbeat after which a node ends this session's commands."""
         self._transport = transport
         self._silence = silence
         self._under_way: set[_RunningCommand] = set()
@@ -129,7 +128,7 @@ class _RunningCommand:
         self._cwd = cwd
         self.marker = os.urandom(16).hex()
         self._mark = f"{MARK} {self.marker}".encode()
-        # What login scripts have printed so far.
+        # Output of login scripts so far.
         self._noise = {"stdout": bytearray(), "stderr": bytearray()}
         # The node's status when the command began: `ok`, or why it could not begin.
         self._began = ""
@@ -223,7 +222,7 @@ class _RunningCommand:
         held = self._timed_out and self._gone_since is None
         code, number = (None, None) if held else self._stream.ended()
         if code is None and number is None and not self._timed_out:
-            raise LinkLost(self.node, "the connection ended in the middle", ENDED_THERE)
+            raise LinkLost(self.node, "the connection ended in the middle", NODE_ENDS_COMMAND)
         return Completed(code, number, timed_out=self._timed_out)
 
     def _nothing_began(self, problem: str = "it printed nothing") -> Unreachable:

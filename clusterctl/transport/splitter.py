@@ -8,7 +8,7 @@ from clusterctl.agent.frames import PREFIX, BadFrame, Frame, parse_frame, sizes_
 
 
 class FrameSplitter:
-    """Bytes in, whole frames out; holds at most one incomplete frame."""
+    """Turns bytes into complete frames; stores at most one incomplete frame."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

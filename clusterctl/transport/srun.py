@@ -1,7 +1,7 @@
 """Reach the nodes of a Slurm allocation by `srun`, without SSH.
 
-One step starts a task on each node at once; each task connects back to this process and becomes the node's agent. Where
-the nodes cannot connect to this machine, each gets a step of its own, whose standard streams carry the agent's.
+One step starts a task on each node at once; each task connects back to this process and becomes the node's agent. A
+node that cannot connect to this machine gets a separate step, whose standard streams carry those of the agent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def step_argv(job: str, nodes: Sequence[str], *own: str) -> list[str]:
         "--cpu-bind=none",
         "--mpi=none",
         "--unbuffered",
-        # One node that fails leaves the others alone.
+        # The failure of one node does not end the others.
         "--no-kill",
         "--kill-on-bad-exit=0",
         "--chdir=/",
@@ -113,7 +113,7 @@ class SrunTransport:
         step = self._step_for(node)
         found = step.take(node)
         if isinstance(found, str) and len(step.nodes) > 1 and dial.NO_WAY not in found:
-            # One node that is down refuses the step of all.
+            # If one node is down, Slurm refuses the step for all nodes.
             step = self._own_step(node)
             found = step.take(node)
         if isinstance(found, _SocketPipe):
@@ -135,7 +135,7 @@ class SrunTransport:
             ]
             if node.name not in [other.name for other in alike] or len(alike) < 2:
                 return _Step(node.allocation, [node])
-            # The next connection to one of them gets a step of its own.
+            # The next connection to one of them gets a separate step.
             self._together = tuple(other for other in self._together if other not in alike)
             step = _Step(node.allocation, alike)
             self._steps.update({other.name: step for other in alike if other.name != node.name})
@@ -152,7 +152,7 @@ class _Step:
         self.nodes = tuple(nodes)
         self._secret = os.urandom(32)
         self._arrived: dict[str, socket.socket] = {}
-        # What the tasks of nodes that cannot connect have said, and the bytes that were read for it.
+        # By node, why its task cannot connect; and how many bytes of their output were read.
         self._blocked: dict[str, str] = {}
         self._read = 0
         self._change = threading.Condition()
@@ -179,7 +179,7 @@ class _Step:
 
     def _feed(self, program: bytes) -> None:
         assert self.process.stdin is not None
-        # How srun ended is found out by `take`.
+        # `take` finds out how srun ended.
         with contextlib.suppress(OSError), self.process.stdin as stdin:
             stdin.write(program)
 
@@ -217,7 +217,7 @@ class _Step:
         return 1
 
     def _note_blocked(self) -> int:
-        """Note the nodes whose tasks have said that they cannot connect; return how many are new."""
+        """Record the nodes whose tasks reported that they cannot connect; return how many are new."""
         with self._change:
             if self._errors is None or os.fstat(self._errors).st_size == self._read:
                 return 0
@@ -233,7 +233,7 @@ class _Step:
             return len(self._blocked) - before
 
     def take(self, node: Node) -> _SocketPipe | str:
-        """Wait for the connection of a node and return it, or why there is none."""
+        """Wait for the connection of a node; return the connection, or why there is none."""
         with self._change:
             self._change.wait_for(
                 lambda: node.host in self._arrived or node.host in self._blocked or self._problem
@@ -245,7 +245,7 @@ class _Step:
         return _SocketPipe(node.name, connection, self)
 
     def release(self) -> None:
-        """Note that a node needs the step no longer; the last one lets srun end."""
+        """Record that a node no longer needs the step; after the last node, srun ends."""
         with self._change:
             self._left -= 1
             if self._left:
@@ -274,7 +274,7 @@ class _Step:
 
 
 def _listener(backlog: int) -> socket.socket:
-    """Return a listening socket at a port that firewalls leave open for srun, where the cluster names such ports."""
+    """Return a listening socket, at a port of SrunPortRange if the cluster sets one: firewalls leave those open."""
     first, last = _port_range()
     for port in random.sample(range(first, last + 1), min(MOST_PORTS, last - first + 1)) if first else ():
         with contextlib.suppress(OSError):

@@ -1,1 +1,1 @@
-"""The parts of a job file that one feature each reads and checks."""
+"""Sections of a job file that only one feature uses: each is read and checked here."""

@@ -14,7 +14,7 @@ from clusterctl import contract
 from clusterctl.inventory.cluster import Node
 from clusterctl.inventory.container import ContainerOptions
 
-# What every Ascend container needs from its node, next to its davinci devices.
+# Devices and files that every Ascend container needs from its node, in addition to its davinci devices.
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 ASCEND_FILES = (
     "/usr/local/Ascend/driver",
@@ -37,12 +37,12 @@ class RankContainer:
     name: str
     run_id: str
     folders: tuple[str, ...]
-    """Folders of the node that the rank writes to; they have the same path inside."""
+    """Folders of the node that the rank writes to, at the same path inside the container."""
     read_only: tuple[str, ...]
-    """Folders that it only reads."""
+    """Folders of the node that the rank only reads."""
     cwd: str
     rdma: bool = False
-    """Whether the devices of RDMA are passed on."""
+    """Whether the container gets the RDMA devices."""
 
     def command(self, argv: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
         """Return the command that runs `argv` with the variables of these names."""
@@ -71,7 +71,7 @@ class RankContainer:
         return f"docker://{image}"
 
     def removal(self) -> tuple[str, ...]:
-        """Return the command that removes the container in any state; () if nothing can be left."""
+        """Return the command that removes the container in any state; () if none can remain."""
         # Apptainer starts no daemon: its container ends with its process.
         return (
             () if self.options.dialect == "apptainer" else (self.options.runtime, "rm", "--force", self.name)

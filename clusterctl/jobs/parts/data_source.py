@@ -1,4 +1,4 @@
-"""Read where a job's data come from: a folder on the nodes, or an object store."""
+"""Read where a job's data are: in a folder on the nodes, or in an object store."""
 
 from __future__ import annotations
 

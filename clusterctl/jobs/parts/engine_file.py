@@ -1,4 +1,4 @@
-"""The file of `train: {engine: {deepspeed: FILE}}`: read here and put in its place, so that nodes do not need it."""
+"""Replace the file of `train: {engine: {deepspeed: FILE}}` by its content, so that nodes do not need it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ TUNING = (
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """What a job asks of the network between its ranks; 0 leaves a setting to NCCL or HCCL."""
+    """Settings of the network between the ranks; 0 leaves a setting to NCCL or HCCL."""
 
     rdma: str = "auto"
     """auto: the library decides; on: NCCL fails without it; off: NCCL uses TCP."""
@@ -86,7 +86,7 @@ def _word(value: object) -> str:
 
 
 def network_faults(options: NetworkOptions, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
-    """Yield key, problem and remedy of what does not fit the nodes' devices."""
+    """Yield key, problem and remedy of each setting that does not fit the nodes' devices."""
     kinds = {node.kind for node in cluster.nodes}
     if "cpu" in kinds and (options.rdma == "on" or options.settings):
         key = "rdma" if options.rdma == "on" else options.settings[0][0]

@@ -15,7 +15,7 @@ VARIABLE = re.compile(r"\$\{?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}?")
 HIDDEN = "***"
 REMEDY = "notify: $NAME reads the address from the variable NAME, which is never recorded"
 FORMS = "a command, https://HOST/PATH, or $NAME for a variable that holds either"
-# What this process was given, by its masked text.
+# The targets of this process, by their masked text.
 _given: dict[str, str] = {}
 
 
@@ -36,7 +36,7 @@ def problem_of(target: str) -> str:
 
 
 def masked(target: str) -> str:
-    """Return a target as a record may hold it: an address without its path, query and user."""
+    """Return a target in the form for records: an address without its path, query and user."""
     if not is_web(target):
         return target
     try:
@@ -49,7 +49,7 @@ def masked(target: str) -> str:
 
 
 def remember(target: str) -> str:
-    """Keep a target in the memory of this process; return it as a record may hold it."""
+    """Keep a target in the memory of this process; return its masked form for records."""
     hidden = masked(target)
     if hidden != target and not target.endswith(f"/{HIDDEN}"):
         _given[hidden] = target

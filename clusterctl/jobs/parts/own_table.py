@@ -1,4 +1,4 @@
-"""The rank table that a job brings (`rank_table: FILE`): found, and checked against the job's nodes and devices."""
+"""Find the rank table of a job (`rank_table: FILE`), and check it against the job's nodes and devices."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class KubernetesOptions:
     """What a job asks a Kubernetes cluster for."""
 
     nodes: int = 1
-    """Pods, each on a node of its own."""
+    """Number of pods, each on another node."""
     devices: int = 1
     """Devices of each pod, and so ranks."""
     kind: str = "cpu"
@@ -38,7 +38,7 @@ class KubernetesOptions:
     memory: str = ""
     """Memory of each pod, such as 256Gi."""
     shared_memory: str = "16Gi"
-    """Size of /dev/shm, which the ranks of a pod exchange data through."""
+    """Size of /dev/shm, through which the ranks of a pod exchange data."""
     grace: int = 0
     """Seconds between SIGTERM and SIGKILL of a pod. Default: 30 more than the job's `grace`."""
     retries: int = 0

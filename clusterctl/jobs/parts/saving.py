@@ -1,4 +1,4 @@
-"""What the launcher must know of a training's `save` part: where checkpoints are, and on how many nodes."""
+"""The keys of a training's `save` part that the launcher needs: where checkpoints are, and on how many nodes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Saving:
     dir: str = ""
     """A folder on a disk that all nodes share; "" if each node has its own checkpoints."""
     copies: int = 1
-    """How many nodes shall have each file."""
+    """Number of nodes that have each file."""
     to: str = ""
     """The object store that gets each checkpoint; "" for none."""
 
 
 def saving_of(train: Mapping[str, object] | None) -> Saving:
-    """Return the values of a job's train part; wrong ones, which the trainer reports, count as not given."""
+    """Return the values in a job's train part; wrong values, which the trainer reports, count as missing."""
     save = (train or {}).get("save")
     if not isinstance(save, dict):
         return Saving()
@@ -35,7 +35,7 @@ def saving_of(train: Mapping[str, object] | None) -> Saving:
 
 
 def saving_faults(train: Mapping[str, object] | None, nodes: int) -> Iterator[tuple[Key, str, str]]:
-    """Yield key, problem and remedy of what does not fit the nodes."""
+    """Yield key, problem and remedy of each value that does not fit the nodes."""
     saving = saving_of(train)
     if "{" in saving.dir:
         remedy = "write one path that is the same on all nodes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# What a pattern may name.
+# Names of groups that a pattern may have.
 NAMES = (
     "step", "steps", "loss", "eval_loss", "lr", "grad_norm", "tokens", "tokens_per_second", "samples_per_second",
     "step_seconds", "step_ms",

@@ -1,4 +1,4 @@
-"""Read the rank table that a job brings, and compare it with the job's nodes and devices."""
+"""Read the rank table of a job, and compare it with the job's nodes and devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.inventory.cluster import Node
 
-# Places of ranks that differ, of which so many are named.
+# Limit of ranks with another device that are named.
 MOST = 3
 
 

@@ -21,9 +21,9 @@ from clusterctl.transport.answers import Hello
 if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
 
-# Requests for the node's clock; the one with the shortest round trip counts.
+# Number of requests for the node's clock; the one with the shortest round trip counts.
 TRIES = 3
-# Bytes of one error file, and number of error files of one node.
+# Limit of bytes of an error file, and of error files of a node.
 MAX_ERROR_FILE = 256 << 10
 MOST_ERROR_FILES = 16
 
@@ -53,7 +53,7 @@ def clock_distance(link: Connection) -> float:
 
 
 def _kernel_reports(link: Connection, ended: Sequence[RankState]) -> dict[int, KernelReport]:
-    """Return the kernel's reports by pid; {} if the node cannot give them: the rest of its answer is still useful."""
+    """Return the kernel's reports by pid; {} if the node cannot report them: the rest of its answer is still useful."""
     if not ended:
         return {}
     request: list[dict[str, object]] = [

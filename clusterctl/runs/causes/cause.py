@@ -1,4 +1,4 @@
-"""Find why a run failed: the rank that failed first, the end of its log, what followed from it, and what to try."""
+"""Find why a run failed: the rank that failed first, the end of its log, the consequences, and a remedy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 # Lines of the failed rank's log that are shown.
 TAIL = 20
-# Lines that are searched for what ended it.
+# Last lines of the log that are searched for the cause.
 READ = 200
-# Ranks that are few enough to be named.
+# Number of ranks up to which they are named one by one.
 FEW = 4
-# Seconds: closer ends have no certain order, since two clocks and two supervisors are involved.
+# Seconds: the order of ends that are closer is uncertain, because two clocks and two supervisors are involved.
 SAME_TIME = 0.25
 AFTER_STOP = (signal.SIGTERM, signal.SIGKILL)
 
@@ -169,7 +169,7 @@ class _Ends:
         recorded = [line for line in rank.error.splitlines() if line.strip()][-READ:]
         for log in logs:
             if lines := [line for line in last_lines(log, READ) if line.strip()]:
-                # The exception explains more than a log that does not end in one.
+                # The recorded exception explains more than a log that does not end in an exception.
                 return log, lines if raised_in(lines) or not recorded else [*lines, *recorded]
         return logs[1], recorded
 
@@ -210,7 +210,7 @@ class _Ends:
         return earliest
 
     def did_not_wait(self) -> str:
-        """Return a hint that names the ranks which did not wait when the others waited in vain or lost each other."""
+        """Return a hint with the ranks that ended early while the others waited for them or lost each other."""
         silent = [entry for entry in self.bad if self.kinds[_key(entry)].short == "stopped"]
         if not silent or len(silent) > FEW or 2 * len(silent) > len(self.all):
             return ""

@@ -1,6 +1,6 @@
 """Explain how one rank ended, from its exit status and its last log lines, and whether another rank's end caused it.
 
-Also holds the meaning of HCCL's error codes, with a remedy for each.
+Also contains the meaning of HCCL's error codes, with a remedy for each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from clusterctl.runs.state import RankState
 
-# A cgroup that Slurm made, in the kernel's report.
+# A cgroup of a Slurm job in the kernel's report.
 OF_SLURM = re.compile(r"oom_memcg=/\S*slurm\S*/job_\d+")
 NO_ROOM = "No space left on device"
 HINTS = (
@@ -57,7 +57,7 @@ CONSEQUENCES = (
         "connection lost",
     ),
 )
-# What torch and torchrun put before each line of a traceback.
+# The prefix that torch and torchrun add to each line of a traceback.
 PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")
 UNSTARTED = re.compile(
     r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)"
@@ -76,9 +76,9 @@ class Kind:
     """How one rank ended."""
 
     words: str
-    """Follows "rank 3 on node2 (device 3)" in a title."""
+    """The text after "rank 3 on node2 (device 3)" in a title."""
     short: str
-    """Names the kind when ranks are counted: "connection lost"."""
+    """The name of the kind where ranks are counted: "connection lost"."""
     hint: str = ""
     follows: bool = False
     """The end of another rank, or of a link, caused this one."""
@@ -136,7 +136,7 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         return Kind(
             ended, "hung", "see who sends SIGSTOP on that node; kill -CONT continues a process", sure=True
         )
-    # Its own message about the full disk could not be written.
+    # The process could not write its message about the full disk.
     if rank.full and rank.exit_code and NO_ROOM not in output:
         return Kind(f"{ended}: {NO_ROOM}, for {rank.full}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
     if rank.exit_code in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
@@ -166,7 +166,7 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
 
 
 def _unstarted(subject: str, why: str) -> Kind:
-    """Return the kind for a program that the node could not start."""
+    """Return the kind of end of a program that the node could not start."""
     hint = "give its path on the node, or push it with its folder; what its first line (#!) names must be there too"
     if why == "Permission denied":
         hint = "chmod +x it, or start it by its interpreter: python FILE, sh FILE"

@@ -1,1 +1,1 @@
-"""What a run needs on its nodes before its ranks start: code, data, setups, a port."""
+"""Prepare the nodes of a run before its ranks start: code, data, setups, a port."""

@@ -52,7 +52,7 @@ SHARED = re.compile(
 
 @dataclass(frozen=True)
 class Share:
-    """One node's part: where its inputs are here, and what is built from them."""
+    """The share of one node: its inputs on this machine, and the pair that is built from them."""
 
     folder: Path
     words: tuple[str, ...]
@@ -62,7 +62,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Built:
-    """What one node built: where its files are, and what its manifest says."""
+    """The result of one node: where its files are, and their manifest."""
 
     node: str
     folder: str
@@ -108,7 +108,7 @@ def spread(
 
 @contextmanager
 def _alone(work: Path) -> Iterator[Path]:
-    """Yield a folder next to the output for this build alone; a second build of the same output is refused."""
+    """Yield a folder next to the output that only this build uses; refuse a second build of the same output."""
     work.mkdir(parents=True, exist_ok=True)
     lock = os.open(work, os.O_RDONLY)
     try:
@@ -175,7 +175,7 @@ def _push_code(
 
 
 def _build(node: Node, link: Connection, share: Share, code: str, progress: Progress) -> Built:
-    """Push a share to its node and build it there; what was built of the same inputs before is used again."""
+    """Push a share to its node and build it there, unless the node has built the same inputs before."""
     from clusterctl.transfer import push
 
     manifest = push.make_manifest(share.folder, everything=True)
@@ -209,7 +209,7 @@ def _is_on_node(link: Connection, folder: str, manifest: PairManifest) -> bool:
 
 
 class BuildOutput:
-    """The output of a build on a node while it runs: progress is passed on, the rest is kept."""
+    """Reads the output of a running build on a node: reports its progress, and keeps the other lines."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._total, self._progress = total, progress
@@ -256,7 +256,7 @@ def _run(
 
 
 def _failed(node: Node, python: str, output: str, code: int) -> WorkFailed:
-    """Return the error of a node's build, in the words of the build."""
+    """Return the error of a node's build, with the message that the build printed."""
     lines = output.strip().splitlines()
     reported = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-1:]
     hint = next((line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")), "")
@@ -286,7 +286,7 @@ def _tell_built(made: Sequence[Built], seconds: float, tell: Tell) -> None:
 
 
 def _left(made: Sequence[Built], output: Path) -> ShardList:
-    """Write the list of what is where, and return it."""
+    """Write the list of the pairs and their places on the nodes, and return it."""
     first = made[0].manifest
     file = output.with_name(output.name + ".shards.json")
     shards = ShardList(

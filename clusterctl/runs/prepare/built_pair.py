@@ -1,4 +1,4 @@
-"""What the trainer and the nodes report about pairs of .bin and .idx files, as far as a spread build uses it."""
+"""Values for the reports of trainer and nodes about pairs of .bin and .idx files in a build on many nodes."""
 
 from __future__ import annotations
 

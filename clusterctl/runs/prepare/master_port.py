@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
 
 
-# Seconds pass until a rank binds the port: one that the kernel gives to outgoing connections may be taken meanwhile.
-# Below that range there are about ten thousand others; from 30000 on, Kubernetes has its own. The choice is random,
-# since two launches may ask at the same time.
+# Seconds pass until a rank binds the port. Meanwhile the kernel may give a port of its range to an outgoing connection,
+# so the port is below that range, where about ten thousand are free (Kubernetes uses those from 30000 on). The choice
+# is random, because two launches may ask at the same time.
 ASK = """
 import random, socket
 def is_free(port):

@@ -1,4 +1,6 @@
-"""Ask the nodes of a run for what only they know: a free port on the master, and the addresses of the rank table."""
+"""Ask the nodes of a run for facts that only they know: a free port on the master, and the addresses of the rank
+table.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What the nodes of a run have answered."""
+    """The answers of the nodes of a run."""
 
     master_port: int
     rank_table: str = ""
     """The text of the rank table; "" without one."""
     note: str = ""
-    """Where the rank table is from, for people."""
+    """Where the rank table comes from, as a text for users."""
 
 
 def ask(cluster: Cluster, job: Job, connections: Connections) -> NodeFacts:

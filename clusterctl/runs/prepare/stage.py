@@ -1,4 +1,4 @@
-"""Push code and data to the nodes of a run, once for all attempts; compare data that lies on the nodes already."""
+"""Push code and data to the nodes of a run, once for all attempts; compare data that is on the nodes already."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def pushes(job: Job, runs: Path | None) -> Iterator[tuple[str, Path, Manifest]]:
 
 
 def push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
-    """Push the data, or compare what the nodes have; return its folder by node."""
+    """Push the data, or compare the data that the nodes have; return its folder by node."""
     from clusterctl.transfer import push
 
     if job.data_there:
@@ -109,15 +109,15 @@ def fetch_stored(cluster: Cluster, job: Job, connections: Connections, tell: Tel
         f"{plural(done.files, 'file')}, {size(done.size)}, from {job.data_store}; {size(done.moved)} fetched"
     )
     if not done.is_listed and len(cluster.nodes) > 1:
-        # The store has no hashes of ours: all nodes must at least have the same.
+        # The store has no list of hashes: check at least that all nodes have the same files.
         compare_data(cluster, next(iter(done.folders.values())), connections, tell, done.folders)
     tell("data", f"{subject} in {time.monotonic() - began:.1f} s")
     return done.folders
 
 
 def stage_again(cluster: Cluster, job: Job, connections: Connections, stored: Stored, tell: Tell) -> None:
-    """Push or fetch again what nodes have lost, if the files here and in the store have not changed since the run
-    began."""
+    """Push or fetch code and data again that nodes have lost, if the files on this machine and in the store have not
+    changed since the run began."""
     for kind, paths in (("code", stored.code), ("data", stored.data)):
         known = [node for node in cluster.nodes if node.name in paths]
         if kind == "data" and job.data_there:
@@ -163,7 +163,7 @@ def _push(
     return {name: result.path for name, result in stored.items()}
 
 
-# Faults that are shown; all are counted.
+# Limit of faults that are shown; all are counted.
 SHOWN = 20
 HINT = "bring the same data to every node: clusterctl push --nodes SET FOLDER PATH; clusterctl data verify checks more"
 

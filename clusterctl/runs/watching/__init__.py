@@ -1,1 +1,1 @@
-"""What is seen of a run while it is active: log lines, steps, use of devices, stalls."""
+"""Watch an active run: log lines, steps, use of devices, stalls."""

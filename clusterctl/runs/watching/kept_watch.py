@@ -1,4 +1,4 @@
-"""Follow a run that another process copies here, from the files in the run's folder."""
+"""Follow a run from the local files that its controller, another process, writes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from clusterctl.runs.watching.updates import Source, Stream, Update, from_lines
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord
 
-# Seconds without a living controller until a reader gives up: a new one takes one to start.
+# Seconds without a living controller after which a reader gives up: a new controller takes one second to start.
 UNWATCHED = 3.0
-# Bytes free on a disk on which no more records of a run fit.
+# Free bytes below which a disk counts as full.
 NO_ROOM = 64 << 10
 
 
 class ControllerGone(WorkFailed):
-    """No process is in charge of a run any more; its ranks continue."""
+    """The run has no controller any more; its ranks continue."""
 
     def __init__(self, run: RunDir) -> None:
         hint = f"clusterctl attach --take-over {run.run_id} puts a new one in charge"
@@ -65,7 +65,7 @@ class KeptWatch:
         self._record_seen = (0, 0)
 
     def __iter__(self) -> Iterator[Update]:
-        """Yield updates until the run's end is recorded; raise ControllerGone if nobody is left to record it."""
+        """Yield updates until the run's end is recorded; raise ControllerGone if no process is left that records it."""
         unwatched = 0.0
         while True:
             self._find()
@@ -76,7 +76,7 @@ class KeptWatch:
             # Bytes and not lines: a line may be longer than what is read at a time.
             grew = self.read > before
             if final and not grew:
-                # Include a half line that was read before and never grew.
+                # Include an incomplete line that was read before and never grew.
                 for path, source in self.sources.items():
                     yield from from_lines(source, self._cutter(path).end())
                 return
@@ -91,9 +91,9 @@ class KeptWatch:
                     unwatched = 0.0
 
     def present(self) -> Iterator[Update]:
-        """Yield the updates of what is here now, and return: for the next controller, which copies only what follows.
+        """Yield the updates of all lines that exist now: the next controller copies only what follows.
 
-        A half line at the end of the present attempt's files is left to that controller.
+        An incomplete line at the end of the present attempt's files is left to that controller.
         """
         self._find()
         before = -1

@@ -1,6 +1,6 @@
 """Follow the steps of a program through its output, and record them as metrics in the run's folder.
 
-The rank that reports steps first is followed from then on: Megatron-LM's last rank writes them, elsewhere rank 0.
+Only the rank that reports steps first is read: with Megatron-LM the last rank, with other programs rank 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LogSteps:
     def feed(self, source: Source, data: bytes, age: object = None) -> list[Metric]:
         """Return the metrics in a piece of a rank's output, after recording them.
 
-        `age`: how many seconds ago its end was written, as its node says it; None in the middle of a file.
+        `age`: how many seconds ago its end was written, by the node's clock; None in the middle of a file.
         """
         if not self.wanted or source.stream not in (Stream.OUT, Stream.ERR) or not data:
             return []
@@ -62,7 +62,7 @@ class LogSteps:
         whole = self._rest.pop(source, b"") + data
         # A progress bar ends its states with a carriage return.
         end = max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1
-        # The state that it shows now is whole too, and ends without one.
+        # The state that it shows now is complete too, but ends without one.
         if b"%|" in whole[end:] and whole.endswith(b"]"):
             end = len(whole)
         self._rest[source] = whole[end:][-LONGEST:]

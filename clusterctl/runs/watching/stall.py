@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-# Seconds that nodes have to detect the hang first: from heartbeats or a stopped process they know which rank it is.
+# Seconds that nodes have to detect the hang first: heartbeats or a stopped process show them which rank it is.
 LATER = 3.0
 
 
@@ -38,7 +38,7 @@ class Hang:
     seconds: float
 
     def as_failure(self) -> dict[str, object]:
-        """Return what its node records as the failure."""
+        """Return the failure that its node records."""
         return {"rank": self.rank, "hang": self.seconds, "silent": True}
 
 
@@ -50,21 +50,21 @@ class Silence:
         self._ranks: Mapping[str, Collection[int]] = record.ranks
         self._clock = clock
         self._last = clock(), "", -1
-        # Only steps break the silence.
+        # Whether only steps end the silence.
         self._by_step = False
 
     def broken_by(self, node: str, rank: int) -> None:
-        """Note output of a rank; once it has reported steps, other output does not count."""
+        """Record output of a rank; after the first reported step, other output does not count."""
         if not self._by_step:
             self._last = self._clock(), node, rank
 
     def stepped(self, node: str, rank: int, *, finished: bool) -> None:
-        """Note a step in the output of a rank; after the last one, any output counts again."""
+        """Record a step in the output of a rank; after the last step, any output counts again."""
         self._by_step = not finished
         self._last = self._clock(), node, rank
 
     def has_heartbeats(self) -> None:
-        """Note that the program writes heartbeats: its nodes detect a hang, and its logs may be silent."""
+        """Record that the program writes heartbeats: its nodes then detect a hang, and its logs may be silent."""
         self._limit = None
 
     def hang(self, ended: Collection[str]) -> Hang | None:
@@ -81,7 +81,7 @@ class Silence:
 
 # A straggler takes at least this many times the median.
 MUCH = 1.3
-# A straggler takes at least this many seconds more than the median; less does not matter.
+# A straggler takes at least this many seconds more than the median.
 LEAST = 0.005
 # A straggler was slow in this many reports in a row; reports are about 10 s apart.
 IN_A_ROW = 3
@@ -126,7 +126,7 @@ class Straggler:
 
 @dataclass
 class Stragglers:
-    """Collects the reports of one attempt's nodes and names each straggler once."""
+    """Collects the reports of one attempt's nodes and reports each straggler once."""
 
     ranks: int
     last: dict[int, float] = field(default_factory=dict)
@@ -155,7 +155,7 @@ AGAIN = 2.0
 
 
 class Outage:
-    """Finds out, while no node of a run answers, whether the spare nodes do; if not, our own link is broken."""
+    """While no node of a run answers, tests whether the spare nodes do; if not, this machine's own link is broken."""
 
     def __init__(self, connections: Connections, spares: Sequence[Node]) -> None:
         self.connections, self.spares = connections, list(spares)
@@ -172,7 +172,7 @@ class Outage:
         return not self.answered
 
     def over(self) -> None:
-        """Note that a node answers: the next outage is a new one."""
+        """Record that a node answers, which ends the outage."""
         self.answered = False
 
     def _ask(self) -> None:

@@ -1,4 +1,4 @@
-"""What is seen of a run, as a stream of updates: log lines, metrics, ends of nodes, notes."""
+"""The updates of a watched run: log lines, metrics, ends of nodes, notes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clusterctl.runs.state import NodeFailure, SupervisorState
 from clusterctl.runs.watching.stall import is_number
 from clusterctl.typed_json import BadValue, decode, parse
 
-# Kinds of events that a follower sees.
+# Kinds of events that are shown to a follower.
 NOTED = ("note", "restart", "straggler")
 
 
 class Stream(str, Enum):
-    """What a file of a run holds: output of a rank, or lines of JSON."""
+    """The content of a file of a run: output of a rank, or lines of JSON."""
 
     OUT = "out"
     ERR = "err"
@@ -39,7 +39,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Update:
-    """Something that was seen of a run: whole log lines, the trainer's metrics, a node's end, or a note."""
+    """One update of a run: complete log lines, the trainer's metrics, a node's end, or a note."""
 
     chunk: LogChunk | None = None
     metric: Metric | None = None
@@ -59,7 +59,7 @@ class Update:
 
 
 def from_report(node: str, word: str, payload: bytes) -> Update:
-    """Return what a node reports outside of its files: its ranks' pace, its supervisor, or its first failure."""
+    """Return the update in a report of a node: the pace of its ranks, its supervisor, or its first failure."""
     try:
         value = parse(payload)
         if word == "pace":
@@ -72,7 +72,7 @@ def from_report(node: str, word: str, payload: bytes) -> Update:
             return Update(node=node, supervisor=decode(SupervisorState, value))
         return Update(node=node, failure=decode(NodeFailure, value))
     except BadValue:
-        # A failure that is not understood still stops the other nodes; nothing else is worth a note.
+        # A failure that cannot be read still stops the other nodes; other reports that cannot be read are dropped.
         return Update(node=node, failure=NodeFailure(-1) if word == "failure" else None)
 
 
@@ -81,7 +81,7 @@ def _is_rank(text: str) -> bool:
 
 
 def from_lines(source: Source, block: bytes) -> Iterator[Update]:
-    """Yield what the whole lines of a file say."""
+    """Yield the updates in complete lines of a file."""
     if source.rank >= 0:
         if block:
             yield Update(node=source.node, chunk=LogChunk(source.node, source.rank, source.stream, block))

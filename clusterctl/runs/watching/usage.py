@@ -1,4 +1,4 @@
-"""How much of its devices' memory and time a run uses: from nvidia-smi, npu-smi, or /proc of the ranks on CPUs."""
+"""Measure the memory and load of a run's devices: from nvidia-smi, npu-smi, or on CPUs from /proc of the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NVIDIA = [
     "--query-gpu=index,memory.used,memory.total,utilization.gpu",
     "--format=csv,noheader,nounits",
 ]
-# Seconds for one answer; a later one is of no use on a live screen.
+# Limit in seconds of one answer; a later one is useless on a live screen.
 TIMEOUT = 5.0
 # Constants of Linux: clock ticks per second in /proc/PID/stat, and bytes per page of memory.
 TICKS, PAGE = 100.0, 4096

@@ -1,4 +1,4 @@
-"""Copy the output of a run here while it runs, yield what is seen, and stop all nodes when one has failed."""
+"""Copy the output of a run to this machine while it runs, yield its updates, and stop all nodes when one fails."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
     from clusterctl.transport.link import PendingRequest
 
-# Seconds that a node may be away, after its connection broke, before it counts as lost.
+# Seconds after its connection broke until a node counts as lost.
 PATIENCE = 60.0
 # The same if no node answers at all: then this machine's own link is probably broken, and the run continues.
 ALONE = 600.0
-# A node that was never reached is given up this many seconds earlier than one that falls silent: a start takes that
-# long.
+# A node that was never reached counts as lost this many seconds earlier than a node that stops answering: a start takes
+# that long.
 SOONER = 3.0
 # After these seconds of silence, two nodes are treated as hit by the same outage: when the first one is given up, the
 # other may have answered the last beat.
@@ -53,7 +53,7 @@ FAILED_GRACE = 5.0
 LOOK = 0.2
 # Seconds before a connection that broke is opened again.
 RETRY = 1.0
-# Pieces of one node's output that are stored in a row.
+# Limit of pieces of one node's output that are stored before the turn of the next node.
 AT_ONCE = 16
 
 
@@ -71,7 +71,7 @@ class Follow:
 
 
 class RunWatcher:
-    """Copies the output of one attempt here while it runs, and stops all nodes when one has failed."""
+    """Copies the output of one attempt to this machine while it runs, and stops all nodes when one fails."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RunWatcher:
         # Nodes with a connection on which a request was sent.
         self.reached: set[str] = set()
         begun = (time.monotonic() if since is None else since) + SILENCE - SOONER
-        # By node without a connection: since when.
+        # By node without a connection: since when it has none.
         self.gone = dict.fromkeys(self.cluster.names, begun)
         self.outage, self.alone = Outage(connections, self.record.spares), False
         # Nodes that reported that their supervisor is dead.
@@ -146,7 +146,7 @@ class RunWatcher:
                     follow.request.cancel()
 
     def _rest(self) -> Iterator[Update]:
-        """Yield what ranks still wrote on nodes whose supervisor was dead, until they were ended."""
+        """Yield updates from ranks on nodes whose supervisor is dead, until these ranks are ended."""
         nodes = [node for node in self.cluster.nodes if node.name in self.orphaned]
         reading = threading.Thread(target=on_each, args=(nodes, self._read_rest), daemon=True)
         if nodes:
@@ -176,7 +176,7 @@ class RunWatcher:
         except queue.Empty:
             return
         if update.node in self.ends and not self.now and (update.ended or update.problem):
-            # The node came back after the run gave it up.
+            # The node answers again after it counted as lost.
             return
         if update.problem:
             raise update.problem
@@ -222,7 +222,7 @@ class RunWatcher:
         self.alone = False
         for name in away:
             self.gone[name] = now
-            # Its own thread has reached it meanwhile.
+            # A thread of the dialer has reached the node meanwhile.
             if name in self.reached:
                 self.gone.pop(name, None)
 
@@ -248,7 +248,7 @@ class RunWatcher:
         )
 
     def _check_supervisor(self, node: str, supervisor: SupervisorState) -> Iterator[Update]:
-        """Give up an attempt on a node whose supervisor does not respond: nobody there would stop its ranks.
+        """Give up an attempt on a node whose supervisor does not respond: no process there would stop its ranks.
 
         Two reports in a row are needed: after a pause of the whole machine, the first one may be wrong.
         """
@@ -308,7 +308,7 @@ class RunWatcher:
     def _copy(self) -> None:
         """Store what arrives from all nodes. One thread suffices, because one disk stores everything."""
         while (follow := self.arrived.get()) is not None:
-            # Do this first: data that arrives later puts the node into the queue again.
+            # Do this first: data that arrives later queues the node again.
             follow.is_queued = False
             with self._reporting(follow.node):
                 self._take(follow)
@@ -424,7 +424,7 @@ class RunWatcher:
             self._put_lines(source, cutter.feed(fresh))
 
     def _finish(self, follow: Follow) -> Phase:
-        """Report half lines, since nothing more will come; return how the attempt ended there."""
+        """Report incomplete lines, because no more data will come; return how the attempt ended there."""
         end = read_answer(FollowEnd, follow.request.result, follow.node.name, "follow")
         for metric in self.log_steps.end(follow.node.name):
             self._put(Update(node=follow.node.name, metric=metric))
@@ -463,6 +463,6 @@ class RunWatcher:
 
 @contextlib.contextmanager
 def open_watch(run: RunDir, connections: Connections, now: bool = False) -> Iterator[RunWatcher | KeptWatch]:
-    """Yield the watch of a run: our own, or the view of what another process copies here."""
+    """Yield a watch of the run: a RunWatcher of this process, or a KeptWatch if another process copies the output."""
     with run.hold() as ours:
         yield RunWatcher(run, connections, now) if ours else KeptWatch(run)
