@@ -20,12 +20,12 @@ from clusterctl.cli.kind_option import WithKind
 from clusterctl.cli.pager import WithPager
 from clusterctl.cli.ssh_option import Reaching
 
-PROGRAM = "Run commands, rank tables and GPT or GLM trainings on a cluster of SSH nodes."
+PROGRAM = "Run programs on machines over SSH; train, fine-tune, evaluate and serve language models."
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One row of the table: the short help of a command, and the function that runs it."""
+    """One row of the table: the short help of a command, and its function."""
 
     help: str
     # "module:function" below clusterctl.cli; a noun without a function of its own has none.
@@ -195,7 +195,7 @@ WRONG_WORDS = cast(type[Exception], typer.BadParameter.__mro__[1])
 # Commands whose own words follow `--`, and an option that names the nodes of `exec` as pdsh and clush do.
 COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
 NODE_OPTIONS = ("-n", "-w", "--nodes")
-# Commands that users of other programs try, and ours.
+# Command names of other programs, and our names for them.
 OF_OTHERS = {
     "ps": "runs",
     "ls": "nodes",
@@ -211,7 +211,7 @@ OF_OTHERS = {
     "describe": "status",
 }
 INVENTORY_OPTIONS = ("-c", "--cluster", "--hostfile")
-# Click's words for a kind of value, and ours.
+# Click's names for kinds of values, and ours.
 PLAIN_KINDS = {
     f"is not a valid {kind}{end}": f"is not {plain}"
     for end in (" range", "")
@@ -220,7 +220,9 @@ PLAIN_KINDS = {
 
 
 def wrong_words(error: Exception, ctx: Any) -> Exception:
-    """Return an error of the command line in our form; the help that a command without words prints stays as it is."""
+    """Return an error of the command line in our form; the help that a command prints without arguments stays
+    unchanged.
+    """
     if type(error).__name__ == "NoArgsIsHelpError":
         return error
     from clusterctl.errors import UsageError
@@ -254,7 +256,7 @@ class WithExamples:
     key = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parse the words of a command line; where `--` seems to be missing, say so."""
+        """Parse the words of a command line; report a `--` that seems to be missing."""
         own = self._options_before(args)
         if self.key == "exec" and args[own + 1 :] and args[own] in NODE_OPTIONS:
             args = [*args[:own], *args[own + 1 :]]
@@ -276,7 +278,7 @@ class WithExamples:
             from clusterctl.errors import UsageError
 
             if typed[-2] in INVENTORY_OPTIONS and Path(typed[-1]).is_file():
-                # It ends the line, and is ours: the command does not get it.
+                # It is the last word and belongs to us: the command does not get it.
                 typed, own = typed[-2:] + typed[:-2], own + 2
             quoted = [shlex.quote(word) for word in typed]
             first = own + (1 if self.key in ("exec", "ssh") else 0)
@@ -442,7 +444,7 @@ def program(
     version: bool = typer.Option(False, "--version", help="Print the version."),
     cluster: options.ClusterFile = None,
 ) -> None:
-    """Run commands, rank tables and GPT or GLM trainings on a cluster of SSH nodes."""
+    """Run programs on machines over SSH; train, fine-tune, evaluate and serve language models."""
     from clusterctl import __version__
     from clusterctl.cli import screen
 

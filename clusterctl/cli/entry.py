@@ -1,4 +1,4 @@
-"""Start the program: give `exec`, `push` and `pull` to a running keeper, and run other commands here.
+"""Start the program: pass `exec`, `push` and `pull` to a running keeper, and run other commands in this process.
 
 A keeper (fork_server.py) has all modules imported and its connections open. This process imports almost
 nothing; it sends its arguments, folder, environment and standard streams, and returns the exit code, so the
@@ -60,7 +60,9 @@ def _by_keeper(argv: list[str]) -> int | None:
 
 
 def _request(argv: list[str]) -> bytes | None:
-    """Return all that a command can see of its process, as bytes; None if a standard stream is closed."""
+    """Return the process state that a command can see (arguments, folder, environment), as bytes; None if a standard
+    stream is closed.
+    """
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if any(stream is None for stream in streams):
         return None
@@ -74,7 +76,7 @@ def _request(argv: list[str]) -> bytes | None:
 
 
 class _KeptCommand:
-    """This process while the keeper runs its command: it forwards signals and receives the exit code."""
+    """The client side of a command that the keeper runs: forwards signals and receives the exit code."""
 
     def __init__(self, line: socket) -> None:
         self._line = line

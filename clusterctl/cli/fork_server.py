@@ -1,10 +1,10 @@
 """The keeper: a user's background process that starts commands quickly and keeps connections open.
 
-It consists of two processes. This one has the program imported. For each command it forks a child that
-takes over the arguments, folder, environment and streams of the calling process, and then runs as the
-ordinary program. The other process (clusterctl/keeper/clients.py) holds the links to the nodes and uses
-threads; a process with threads cannot fork safely. Both end when the links have been idle for long enough,
-on `keeper stop`, or when one of them dies.
+It consists of two processes. The front process has the modules of the program loaded. For each command it forks a child
+that takes over the arguments, folder, environment and streams of the calling process, and then runs as the ordinary
+program. The other process (clusterctl/keeper/clients.py) keeps the links to the nodes and uses threads, because a
+process with threads cannot fork safely. Both end when the links have been idle for long enough, on `keeper stop`, or
+when one of them dies.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main(idle: float, ready: int) -> None:
         for kind in (place.DOOR, place.LINKS, place.LOG, place.LOCK):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place.address(folder, name + kind))
-        # From here on a new keeper may start.
+        # From now on a new keeper may start.
         os.close(lock)
 
     Front(door, holder, leave).serve()
@@ -208,7 +208,7 @@ class Front:
             self._reap()
 
     def _remember(self) -> None:
-        """Read and load what a command had to load, so that the next command need not."""
+        """Read which inventory and modules a command had to load, and load them, so that the next command need not."""
         for line in os.read(self._noted, 1 << 16).splitlines():
             topic, names = json.loads(line)
             if topic == "inventory":
@@ -358,7 +358,7 @@ def _run(body: bytes) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        # Python uses this exit code too.
+        # Python itself uses this exit code.
         return 120
     return code & 0xFF
 

@@ -92,7 +92,7 @@ def warm_up() -> None:
 
 
 def _was_interrupted(done: SystemExit) -> bool:
-    """Return whether a program ends because of Ctrl-C, which typer turns into an exit code without a word."""
+    """Return whether a command ended because of Ctrl-C, which typer turns into an exit code without a message."""
     return isinstance(getattr(done.__context__, "__cause__", None), KeyboardInterrupt)
 
 

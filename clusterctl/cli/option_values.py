@@ -55,7 +55,7 @@ def offer_values(command: str, parameters: list[Any]) -> None:
 
 
 class _Offer:
-    """Returns the values that begin with what was typed."""
+    """Returns the values that begin with the typed text."""
 
     def __init__(self, values: tuple[str, ...]) -> None:
         self._values = values

@@ -139,7 +139,7 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """The options that say how nodes are reached."""
+    """The options for connections to nodes."""
 
     connect_timeout: ConnectTimeout = None
     accept_new: AcceptNew = False
@@ -206,7 +206,7 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     else:
         cluster = _with_kind(inventories().load(file or default, kind), kind, settings.kind)
     if nodes is not None and not nodes.strip():
-        # An unset variable of a shell must not stand for every node.
+        # An empty value, such as an unset shell variable, must not select all nodes.
         raise UsageError("the node set is empty", "name nodes, as in node[1-4], or `all`")
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
 
@@ -228,7 +228,7 @@ def _no_inventory() -> UsageError:
 
 
 def _kind() -> str:
-    """Return the kind of device that is assumed where nothing tells it."""
+    """Return the kind of device that is assumed if neither option nor file names it."""
     from clusterctl.inventory.cluster import KINDS
 
     kind = kind_option.chosen() or load_settings().kind
@@ -267,7 +267,7 @@ def place_here() -> Place | None:
 
 
 def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
-    """Note whether the kinds of a cluster are a guess; raise a UsageError if --kind contradicts its file."""
+    """Record whether the kinds of a cluster are a guess; raise a UsageError if --kind contradicts its file."""
     from dataclasses import replace
 
     from clusterctl.hostfile.detect import kind_of_file
@@ -276,7 +276,7 @@ def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
     tells = file.is_file() and kind_of_file(file) in ("cluster", "ranktable")
     if kind_option.chosen() and tells and any(node.kind != kind for node in cluster.nodes):
         raise UsageError(f"--kind {kind}: {file} has the kind of its nodes", "edit the file, or leave it out")
-    # Slurm tells the kind of the devices that it has given to a job.
+    # Slurm reports the kind of the devices that it has allocated to a job.
     tells = tells or all(node.allocation and node.kind != Settings.kind for node in cluster.nodes)
     guessed = not tells and kind_option.chosen() is None and of_settings == Settings.kind
     return replace(cluster, assumed=True) if guessed else cluster
@@ -304,7 +304,7 @@ def connected(
     at_once: int | None = None,
     begin: bool = False,
 ) -> Iterator[Connections]:
-    """Yield connections to a cluster's nodes, made as the settings say and closed at the end; or the keeper's.
+    """Yield connections to a cluster's nodes according to the settings, closed at the end; or those of the keeper.
 
     `at_once` is how many nodes are connected at the same time: all of them by default. With `begin` the agents of an
     allocation start now, not at the first use of a connection.
@@ -374,7 +374,7 @@ def run_named(name: str) -> RunDir:
 
 
 def run_with_results(name: str) -> RunDir:
-    """Return the run that a command line names for what it wrote; `last` is no run of generate, serve or eval."""
+    """Return the run that a command line names for its results; `last` is never a run of generate, serve or eval."""
     from clusterctl.jobs.run_folder import all_runs
 
     if name == "last":

@@ -36,7 +36,7 @@ LESS = {"LESS": "FRX", "LV": "-c"}
 
 
 class _ToPager(io.TextIOWrapper):
-    """Standard output while a pager shows it: still a terminal for those who ask."""
+    """Standard output while a pager shows it: `isatty` still returns True."""
 
     def isatty(self) -> bool:
         return True
@@ -90,11 +90,11 @@ def paged(words: list[str]) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # The pager was left before the end.
+        # The user quit the pager before the end.
         pass
     finally:
         sys.stdout = before
-        # Ctrl-C is for the pager.
+        # The pager handles Ctrl-C.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(BrokenPipeError):
             output.close()

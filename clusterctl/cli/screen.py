@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from clusterctl.errors import ClusterctlError
 
-# The variable by which a user asks rich for colours without a terminal.
+# The variable that makes rich use colours without a terminal.
 FORCED = "FORCE_COLOR"
 # Without a terminal lines are not wrapped.
 PIPE_WIDTH = 500
@@ -174,9 +174,10 @@ def pasteable(hint: str) -> str:
     return re.sub(_READERS, lambda _: f"clusterctl -c {shlex.quote(_inventory[0])} ", hint)
 
 
-# Errors of one input that are shown: a table of 10,000 servers can have 80,000, which take half a minute to print.
+# Limit of errors of one input that are shown: a table of 10,000 servers can have 80,000, which take half a minute to
+# print.
 MOST_FAULTS = 50
-# Places with the same error that are shown one by one.
+# Limit of places with the same error that are shown one by one.
 FEW_PLACES = 3
 
 

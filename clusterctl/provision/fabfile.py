@@ -9,7 +9,7 @@ from typing import Any
 from fabric import task
 
 from clusterctl.errors import WorkFailed
-from clusterctl.provision.present import look_line, seen_in
+from clusterctl.provision.present import query_line, seen_in
 from clusterctl.transport.link import shell_command
 from clusterctl.typed_json import BadValue, decode, parse
 
@@ -56,9 +56,9 @@ FACTS = "import sys, platform; print(*sys.version_info[:2], platform.machine())"
 
 
 @task  # type: ignore[untyped-decorator]
-def look(c: Any, link: str, fingerprint: str, base: str) -> NodeState:
+def query(c: Any, link: str, fingerprint: str, base: str) -> NodeState:
     """Return whether an environment is complete; else also what Python the node has."""
-    found = c.run(look_line(link), hide=True, warn=True)
+    found = c.run(query_line(link), hide=True, warn=True)
     complete, foreign = seen_in(found.stdout)
     if complete == fingerprint and not foreign:
         return NodeState(complete)

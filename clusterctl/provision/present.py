@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Connections
 
-LOOK = (
+QUERY = (
     "cat {link}/{mark} 2>/dev/null; echo; test -x {link}/bin/python && echo runs; "
     "test -e {link} && ! test -L {link} && echo foreign; true"
 )
@@ -29,9 +29,9 @@ class _Mark:
     fingerprint: str
 
 
-def look_line(link: str) -> str:
-    """Return the line of shell that looks at an environment."""
-    return LOOK.format(link=at_home(link), mark=MARK)
+def query_line(link: str) -> str:
+    """Return the shell command that reports the state of an environment."""
+    return QUERY.format(link=at_home(link), mark=MARK)
 
 
 def seen_in(output: str) -> tuple[str, bool]:
@@ -52,7 +52,7 @@ def complete_on(
     with ShellSession(connections.transport) as once:
 
         def work(node: Node) -> str:
-            argv = ["/bin/sh", "-c", look_line(links[node.name])]
+            argv = ["/bin/sh", "-c", query_line(links[node.name])]
             if connections.kept:
                 done = connections.of(node).run(argv)
                 output = done.stdout

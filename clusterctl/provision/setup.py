@@ -61,14 +61,18 @@ class Result:
     removed: tuple[str, ...] = ()
 
 
-def look(logins: Logins, nodes: Sequence[Node], wanted: Wanted, fanout: int) -> list[Outcome[NodeState]]:
-    """Return what each node has."""
+def query_nodes(
+    logins: Logins, nodes: Sequence[Node], wanted: Wanted, fanout: int
+) -> list[Outcome[NodeState]]:
+    """Return for each node whether it has the environment, and which Python it has."""
     from clusterctl.provision import fabfile
     from clusterctl.ssh.fabric import fabric_connection
 
     def work(node: Node) -> NodeState:
         with fabric_connection(logins, node) as connection:
-            state: NodeState = fabfile.look(connection, wanted.link_on(node), wanted.fingerprint, wanted.base)
+            state: NodeState = fabfile.query(
+                connection, wanted.link_on(node), wanted.fingerprint, wanted.base
+            )
             return state
 
     return on_each(nodes, work, fanout=fanout)

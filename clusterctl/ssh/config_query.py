@@ -62,7 +62,7 @@ class Configuration:
         """Return the options that apply to a host; {} if there is no `ssh` program."""
         if self.program is None:
             return {}
-        self._look(host)
+        self._read_patterns(host)
         if not self._each_alone:
             slot = self._answered(self._class_of(host), host, None, None)
             found = _for_host(slot, host)
@@ -79,7 +79,7 @@ class Configuration:
     def version(self) -> tuple[int, int]:
         """Return the version of OpenSSH, such as (9, 2)."""
         if self.program is not None:
-            self._look("localhost")
+            self._read_patterns("localhost")
         return self._version
 
     def has_marks(self, path: str) -> bool:
@@ -92,7 +92,7 @@ class Configuration:
             self._marked[path] = any(line.lstrip().startswith(b"@") for line in lines)
         return self._marked[path]
 
-    def _look(self, host: str) -> None:
+    def _read_patterns(self, host: str) -> None:
         """Find the configuration files that OpenSSH reads, and collect their `Host` patterns."""
         with self._reading:
             if self._patterns is not None:

@@ -128,7 +128,7 @@ def _write_nodes(
 
 
 def _kind_of_settings() -> str | None:
-    """Return the kind of the devices in the settings; None if they have the usual one."""
+    """Return the kind of the devices in the settings; None if it is the default."""
     from clusterctl.settings import Settings, load_settings
 
     kind = load_settings().kind
@@ -146,7 +146,7 @@ def _say_what_is_assumed(cluster: Cluster, kind: str | None, *, ask: bool) -> No
 
 
 def _asked(cluster: Cluster, kind: str | None, *, keep_devices: bool) -> Cluster:
-    """Return the cluster with the devices that its nodes report; a kind of the command line stays."""
+    """Return the cluster with the devices that its nodes report; `--kind` takes precedence."""
     from dataclasses import replace
 
     from clusterctl.checks.kinds import as_reported, ask_devices
@@ -219,7 +219,7 @@ def _job_path(name: str) -> Path:
 
 
 def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> None:
-    """Write the job of another program's training; for a preparation of data, print our command."""
+    """Write the job for another program's training; for its data preparation, print the `data build` command."""
     from clusterctl.cli import screen
     from clusterctl.document import parse_document
     from clusterctl.errors import UsageError
@@ -232,7 +232,7 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
         screen.write(command_text(found))
         return
     result = translate.translate(found)
-    # A script of GLM describes a whole training without any option.
+    # A script of GLM describes a complete training without any option.
     if not result.mapped and found.family != "ascend-glm":
         raise UsageError(
             f"--from {source}: none of its options is known",

@@ -85,7 +85,7 @@ def status(directory: Directory = HERE, *, as_json: Json = False) -> None:
 
 
 def down(directory: Directory = HERE, *, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Stop all nodes with everything that runs on them, and delete the folder. Running it again is harmless."""
+    """Stop all nodes with all their processes, and delete the folder. Running it again is harmless."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 

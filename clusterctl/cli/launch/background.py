@@ -1,4 +1,4 @@
-"""Start a run in a process of its own, which then becomes the run's controller.
+"""Start a run in a separate process, which then becomes the run's controller.
 
 One process logs in to the nodes, starts the run and controls it, so that a launch needs one login per node. The
 terminal's process waits until the run has started and then only follows it.
@@ -17,14 +17,14 @@ from typing import Any
 from clusterctl.handover import STARTED, Starter, messages_of
 from clusterctl.memory import use_one_arena
 
-# What a terminal or a caller sends to end a command.
+# Signals by which a terminal or a caller ends a command.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start_in_background(work: Callable[[Starter], None]) -> Any:
-    """Run `work` in a process of its own; return what it hands to `started`, or raise what it raised before that.
+    """Run `work` in a separate process; return the value that it passes to `started`, or raise its error.
 
-    Signals that came too late for the new process to act on are held until `deliver_signals`.
+    Signals that came too late for the new process are held until `deliver_signals`.
     """
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -33,7 +33,7 @@ def start_in_background(work: Callable[[Starter], None]) -> Any:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = os.fork()
     if pid == 0:
-        # Never returns: what the caller would do next is the terminal's.
+        # Never returns: only the terminal's process continues with the caller.
         os._exit(_run(work, ours, theirs, mask))
     theirs.close()
     came: list[int] = []
@@ -94,7 +94,7 @@ def _release_files(needed: int) -> None:
 
 @contextlib.contextmanager
 def _forwarding_signals(pid: int, came: list[int]) -> Iterator[None]:
-    """Send each signal on to the new process, and note it in `came`."""
+    """Forward each signal to the new process, and record it in `came`."""
 
     def forward(number: int, _: object) -> None:
         came.append(number)

@@ -40,7 +40,7 @@ class Follower:
         as_json: bool = False,
         progress: TrainProgress | None = None,
     ) -> None:
-        """`progress` is what the run reached before the first update that is shown."""
+        """`progress` is the run's progress before the first update that is shown."""
         self.run, self.trains, self.quiet, self.as_json = run, trains, quiet, as_json
         self.progress = progress or TrainProgress()
         self.filter = LogFilter()
@@ -132,7 +132,9 @@ class Follower:
             self._show_progress()
 
     def _show_progress(self) -> None:
-        """Show the last step: in the line of a terminal, elsewhere as a line from time to time."""
+        """Show the last step: in the progress line of a terminal, without a terminal as a new line from time to
+        time.
+        """
         assert self.progress.last is not None
         self.waiting.close()
         self._start_live()

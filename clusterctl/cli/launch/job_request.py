@@ -1,4 +1,4 @@
-"""What a command line asks to run: a job file or a command, the nodes, and what is changed for this run."""
+"""The request of a command line: a job file or a command, the nodes, and changes for this run."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class JobRequest(NodeOptions):
             raise UsageError(f"--env-style {self.env_style}: unknown", near)
 
     def _changed(self, job: Job) -> Job:
-        """Return the job with what `--per-node` and `--env-style` say."""
+        """Return the job with the values of `--per-node` and `--env-style`."""
         job = replace(job, env_style=self.env_style) if self.env_style else job
         return replace(job, processes="node") if self.per_node else job
 

@@ -1,4 +1,4 @@
-"""Start an ended run again: see whether anything is left to do, change the training if asked, and follow it."""
+"""Start an ended run again: check whether steps are left, change the training if requested, and follow the run."""
 
 from __future__ import annotations
 
@@ -130,7 +130,9 @@ def changed(job: Job, overrides: Sequence[str]) -> Job:
 
 
 def is_complete(run: RunDir, job: Job, *, as_json: bool) -> bool:
-    """Return whether all steps of a training are done, and say so; raise a UsageError if fewer are wanted now."""
+    """Return whether all steps of a training are done, and print this; raise a UsageError if fewer steps are requested
+    now.
+    """
     from clusterctl.report.advice import nothing_left
     from clusterctl.report.summary import summarise
 

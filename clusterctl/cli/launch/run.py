@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-# Seconds after which a second controller may take the place of a new one.
+# Seconds after which another controller may replace a new one.
 AGAIN = 60.0
 
 
@@ -134,7 +134,7 @@ def launch_job(
     job, reached = target.job, target.reached
     # A job that is refused leaves no folder.
     summary = check_job(target)
-    # Found now and not after the code has been pushed.
+    # Report this before the code is pushed.
     job_check.forwarded(job)
     run = run or new_run(job.name, options.runs_folder())
     first = begin(run, target, summary, no_checks=no_checks, accept_new=accept_new)
@@ -201,8 +201,8 @@ def begin(
 def become_steady() -> None:
     """Ignore the terminal, and SIGTERM until the terminal's process knows that the ranks run.
 
-    An end in between would leave ranks that nobody stops. The terminal's process, which passes its signals on, acts on
-    the same one. A mask would not do: another thread of this process would take the signal.
+    If this process ended in between, no process would stop the ranks. The terminal's process, which passes its signals
+    on, acts on the same one. Blocking the signal is not enough: another thread of this process would receive it.
     """
     from clusterctl.runs import controller
 
@@ -215,8 +215,8 @@ def becoming_controller(
 ) -> Callable[[Starter], None]:
     """Return the work of a process that starts a run and then controls it, with one login per node for both.
 
-    `start_up` returns whether it started an attempt; if not, an attempt of another process continues. The work hands
-    over the number of the first attempt that is to be shown.
+    `start_up` returns whether it started an attempt; if not, an attempt of another process continues. The work reports
+    the number of the first attempt that is to be shown.
     """
     from clusterctl.runs import controller
 
@@ -261,13 +261,15 @@ def warn_about_missing_variables(run: RunDir) -> None:
 
 
 class NewController:
-    """Puts a new controller in charge of a run that lost its own while a terminal follows it."""
+    """Starts a new controller for a run whose controller died while a terminal follows the run."""
 
     def __init__(self, run: RunDir) -> None:
         self.run, self._last = run, -AGAIN
 
     def __call__(self) -> bool:
-        """Start it and return whether it is in charge; not again within a minute: it would end as the last did."""
+        """Start it and return whether it is in charge; not again within a minute, because it would probably fail for
+        the same reason.
+        """
         from clusterctl.runs import controller
 
         now = time.monotonic()
@@ -299,7 +301,9 @@ def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
 
 
 def phases() -> Waiting:
-    """Return a function that logs each phase of a start with the seconds since now, and shows what is waited for."""
+    """Return a function that logs each phase of a start with the seconds since this call, and shows the current
+    wait.
+    """
     from clusterctl.cli.views.waiting import NEXT, Waiting
 
     return Waiting(NEXT[""], at_once=True)
@@ -337,7 +341,7 @@ def follow_to_the_end(
 ) -> None:
     """Show a run until it has ended; raise RunFailed with the root cause if it failed.
 
-    The first `known` bytes of its metrics are not shown again; `progress` is what they amount to.
+    The first `known` bytes of its metrics are not shown again; `progress` is the progress that they show.
     """
     # The imports are inside: an interrupt while they load must stop the run too.
     try:
@@ -370,7 +374,7 @@ def follow_to_the_end(
 
 
 def conclude(run: RunDir, state: Any, *, as_json: bool, quiet: bool = False) -> None:
-    """Report what the run reached and how it ended; raise RunFailed unless it finished."""
+    """Show the summary of a run and how it ended; raise RunFailed unless it finished."""
     from clusterctl.cli.views import tables
     from clusterctl.report.summary import summarise
     from clusterctl.runs.causes import cause as runs_cause
@@ -402,7 +406,7 @@ def show_end(summary: RunSummary) -> None:
 
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
     """Stop an interrupted run: end every rank and fetch its last output."""
-    # First of all: the next Ctrl-C may follow immediately.
+    # Do this first: the next Ctrl-C may follow immediately.
     with InterruptGuard() as guard:
         from clusterctl.runs.controller import wait_for_end
         from clusterctl.runs.stop import stop_run

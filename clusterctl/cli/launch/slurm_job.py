@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-# A job that loses a node at each of so many starts does not wait for nodes again.
+# A job that loses a node at each of this many starts is not requeued.
 MOST_STARTS = 100
 
 
 @dataclass
 class Signals:
-    """Which signal of Slurm has come."""
+    """The signals of Slurm that this process received."""
 
     early: bool = False
 
@@ -56,7 +56,7 @@ def start(
     cluster = options.allocated_nodes()
     if cluster is None or not cluster.nodes[0].allocation:
         raise UsageError("this is not an allocation of Slurm", "the batch file of the job calls this command")
-    # The lock is held from the beginning, or somebody who follows the run would take charge of it.
+    # Hold the lock from the beginning: otherwise a process that follows the run would become its controller.
     with _early_signal() as signals, found.hold(patience=10.0) as ours:
         if not ours:
             raise UsageError(f"{found.run_id} has another controller", "clusterctl status " + found.run_id)
@@ -146,10 +146,10 @@ def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -
         for node in record.cluster.nodes
     )
     run.write_record(replace(record, cluster=replace(record.cluster, nodes=known)))
-    # What an earlier start left on the nodes, if anything.
+    # End leftover processes of an earlier start on the nodes.
     stop_nodes(connections, [node for node in known if node.name in now], run, grace=0.0)
     if not query_nodes(run, connections).is_final:
-        # A node that cannot be asked, and whose disk is not shared, runs nothing of this job any more.
+        # A node that cannot be reached, and whose disk is not shared, runs no process of this job any more.
         write_state(run, RunState(Phase.LOST, dict.fromkeys(record.cluster.names, Phase.LOST)))
     resume_on(run, cluster, connections, log)
 
@@ -222,7 +222,7 @@ def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
 
 
 def _note_why(run: RunDir, cluster: Cluster) -> None:
-    """Add to the state of a run that Slurm ended why it did."""
+    """Add to the state of a run that Slurm ended the reason for the end."""
     from clusterctl.platforms import slurm, submission
     from clusterctl.runs.state import read_state, write_state
 

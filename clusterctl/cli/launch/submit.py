@@ -1,4 +1,4 @@
-"""`submit`: hand a job to a cluster that another program manages."""
+"""`submit`: submit a job to a cluster that another program manages."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _batch_file(run: RunDir, job: Job, wanted: SlurmOptions, *, no_checks: bool)
 
 
 def _faults(job: Job) -> list[Fault]:
-    """Return what does not fit together in the `slurm` part and the rest of a job."""
+    """Return the contradictions between the `slurm` part and the rest of a job."""
     from clusterctl.jobs.parts import notify
     from clusterctl.jobs.parts.slurm import minutes_of
 

@@ -1,4 +1,4 @@
-"""`submit k8s` and `submit modelarts`: hand a job to a platform that starts its pods."""
+"""`submit k8s` and `submit modelarts`: submit a job to a platform that starts its pods."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _submitted(api: JobApi, job: Job, request: PodRequest) -> str:
     from clusterctl.jobs.run_folder import RunDir, make_runs, new_run
     from clusterctl.platforms import pod_runs
 
-    # The pods save under the name of the run, so that `checkpoint list` finds what they saved.
+    # The pods save under the name of the run, so that `checkpoint list` finds their checkpoints.
     folder = options.runs_folder()
     run = RunDir(make_runs(folder) / request.saved_as) if request.saved_as else new_run(job.name, folder)
     pod_runs.write_submitted(run, job, request)
@@ -117,7 +117,7 @@ def _submitted(api: JobApi, job: Job, request: PodRequest) -> str:
 
 
 def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -> tuple[Job, PodRequest]:
-    """Return a job, and what its manifests need, once all of its errors are gone."""
+    """Return a job and the values for its manifests; raise InputFaults with all errors."""
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.pods import KubernetesOptions
@@ -138,7 +138,7 @@ def yaml_of(request: PodRequest) -> str:
     from clusterctl.platforms.kinds import manifests_of
 
     class Plain(yaml.SafeDumper):
-        """Writes texts of several lines as blocks, and no anchors."""
+        """Writes multi-line texts as blocks, and no anchors."""
 
         def ignore_aliases(self, data: object) -> bool:
             return True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
 
-# Seconds between two looks at the runs that are side by side, and until a run without a controller counts as lost.
+# Seconds between two checks of runs that are side by side, and until a run without a controller counts as lost.
 LOOK, ORPHANED = 0.3, 5.0
 
 
@@ -134,7 +134,9 @@ class _Sweep:
         self.folder, self.record, self.prepared, self.as_json = folder, record, prepared, as_json
 
     def run(self) -> None:
-        """Run what has not finished; then show the results. Raise RunFailed unless all variants finished."""
+        """Run the variants that have not finished, then show the results. Raise RunFailed unless all variants
+        finished.
+        """
         left = [place for place, entry in enumerate(self.record.variants) if entry.phase != "finished"]
         write_sweep(self.folder, self.record)
         how = "side by side" if self.record.request.each else "one after another"
@@ -151,7 +153,7 @@ class _Sweep:
         self._conclude()
 
     def _run_of(self, number: int) -> RunDir | None:
-        """Return the run that a variant got earlier, if it came so far that it was recorded."""
+        """Return the earlier run of a variant, if that run was recorded."""
         from clusterctl.jobs.run_folder import RunDir
 
         name = self.record.variants[number].run
@@ -201,7 +203,7 @@ class _Sweep:
     # -- side by side
 
     def _side_by_side(self, left: Sequence[int]) -> None:
-        """Keep every place busy until no variant is left."""
+        """Run a variant on every place until no variant is left."""
         from clusterctl.cli.views.waiting import Waiting
 
         each = self.record.request.each or ""

@@ -1,4 +1,4 @@
-"""Which nodes a job starts on: those of the inventory, or in a pod the ones of its platform."""
+"""Choose the nodes of a job: those of the inventory, or in a pod those of its platform."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Target:
 
 
 def target_of(request: JobRequest, choice: Choice, job: Job, *, waits: bool) -> Target:
-    """Return what a command line starts where; `waits`: until the platform has completed its rank table."""
+    """Return the job and nodes of a command line; with `waits`, wait until the platform has completed its rank
+    table.
+    """
     place = options.place_here() if request.cluster is None else None
     if place is None:
         chosen, spares = choice.of(job)

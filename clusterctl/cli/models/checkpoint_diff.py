@@ -1,4 +1,4 @@
-"""Choose where two checkpoints are compared: on machines that have both, or here after fetching them."""
+"""Choose where two checkpoints are compared: on machines that have both, or on this one after fetching them."""
 
 from __future__ import annotations
 

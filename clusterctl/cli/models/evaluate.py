@@ -21,7 +21,7 @@ TASKS = "ppl, lambada, wikitext, copa or choice"
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """How the data are read and scored, and what computes."""
+    """How the data are read and scored, and on which device."""
 
     convention: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""`eval --on`: the documents divided among nodes, and the results stored here."""
+"""`eval --on`: divide the documents among nodes, and store the results on this machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clusterctl.files import replace_file
 from clusterctl.report.evaluations import Evaluation
 from clusterctl.typed_json import BadValue, decode, parse
 
-# What a figure depends on: the same evaluation replaces its older result.
+# Keys that identify an evaluation: it replaces an older result with the same values.
 IDENTITY = ("task", "convention", "checkpoint_sha256", "data_sha256", "tokenizer_sha256", "options")
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to evaluate, and where the results go."""
+    """The tasks of an evaluation, and the folder for its results."""
 
     tasks: tuple[str, ...]
     """TASK or TASK=FILE."""

@@ -63,12 +63,12 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers that an option takes."""
+    """The range of an option's value."""
 
     least: float
     most: float = math.inf
     above: bool = False
-    """Whether `least` itself is too little."""
+    """Whether `least` itself is too small."""
 
     def hold(self, value: float) -> bool:
         return (self.least < value if self.above else self.least <= value) and value <= self.most
@@ -246,7 +246,7 @@ def arguments_of(group: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where a server listens, and what it takes at a time."""
+    """Where a server listens, and its limits."""
 
     host: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""Where the checkpoint of `generate`, `serve` and `eval` is, on this machine or on nodes, and their runs there."""
+"""Find the checkpoint for `generate`, `serve` and `eval` on this machine or on nodes, and start their runs there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OnNodes:
 
 
 def here(where: str) -> Path:
-    """Return the folder of a checkpoint on this machine; the newest of a run is fetched if only its nodes have it."""
+    """Return the folder of a checkpoint on this machine; fetch the newest one of a run if only its nodes have it."""
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):
@@ -82,7 +82,7 @@ def _fetched(run: RunDir, found: CheckpointList) -> Path:
 
 
 def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
-    """Return the nodes that compute with a checkpoint: named, one that has it, or the first of the inventory."""
+    """Return the nodes that load a checkpoint: those named, else one that has it, else the first of the inventory."""
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):
@@ -114,10 +114,10 @@ def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
 
 @dataclass(frozen=True)
 class RankPlaces:
-    """Which processes a command starts on each node."""
+    """The processes that a command starts on each node."""
 
     per_device: bool = False
-    """Whether each device gets a process, which no other run uses; else each node gets one, for its CPU."""
+    """Whether each device gets a process and is used by no other run; else each node gets one process, for its CPU."""
     devices: tuple[int, ...] | None = None
     """The devices of each node; None: all."""
 
@@ -156,7 +156,7 @@ def ranks_of(cluster: Cluster, device: str | None, tensor: int = 0, pipeline: in
 
 
 def _check_parts(nodes: int, tensor: int, pipeline: int) -> None:
-    """Refuse parts of a model that do not fit one process on each node; 0 parts: computed from the nodes."""
+    """Refuse `--tensor` and `--pipeline` that do not fit one process per node; 0 means computed from the nodes."""
     wanted = max(1, tensor) * max(1, pipeline)
     if (tensor and pipeline and wanted != nodes) or nodes % wanted:
         given = " x ".join(

@@ -1,1 +1,1 @@
-"""Commands on nodes: `nodes`, `exec`, `push`, `doctor` and the like."""
+"""Commands on nodes: `nodes`, `exec`, `push`, `doctor` and others."""

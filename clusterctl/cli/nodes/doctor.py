@@ -106,7 +106,9 @@ def doctor(
 
 
 def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Cluster]:
-    """Return a job with what its checks need, and its nodes with the spare ones; raise InputFaults for its errors."""
+    """Return a job in the form that the checks need, and its nodes with the spare ones; raise InputFaults for its
+    errors.
+    """
     from dataclasses import replace
 
     from clusterctl.checks.doctor import checked_job
@@ -137,7 +139,7 @@ class Report:
         self.waiting = Waiting("the nodes", quiet=silent, at_once=True)
 
     def __call__(self, findings: list[Finding], waits_for: str) -> None:
-        """Show the problems among new findings, the worst first, and what is waited for next."""
+        """Show the problems among new findings, the worst first, and then the next wait."""
         from clusterctl.checks.doctor import folded
 
         self.findings += findings
@@ -152,7 +154,7 @@ class Report:
             self.waiting.on(waits_for)
 
     def passes(self) -> None:
-        """Show what passed: a line per place, or with `verbose` every check."""
+        """Show the checks that passed: a line per place, or with `verbose` each check."""
         from clusterctl.checks.doctor import folded
         from clusterctl.checks.job_setup import SETUP
         from clusterctl.text import escape_controls
@@ -185,7 +187,7 @@ def _is_detail(finding: Finding) -> bool:
 
 
 def _alike(counts: Counter[str], findings: Sequence[Finding]) -> dict[tuple[int, int], list[str]]:
-    """Return the places by how many checks passed there and how many notes they have."""
+    """Return the places grouped by the numbers of passed checks and of notes."""
     notes = Counter(finding.where for finding in findings if finding.level == "note")
     groups: dict[tuple[int, int], list[str]] = {}
     for index in sorted(counts):

@@ -211,7 +211,7 @@ def conclude(outcomes: list[Outcome[Completed]]) -> None:
 def _execute(
     command: Command, chosen: Cluster, form: Form, connections: Connections, how: CommandOptions
 ) -> list[Outcome[Completed]]:
-    """Run the command on every node, in the cheapest way that does."""
+    """Run the command on every node, without an agent where possible."""
     from clusterctl.exec.command import Everywhere
     from clusterctl.transport.shell import ShellSession
 
@@ -226,7 +226,7 @@ def _execute(
 
 
 class Execution:
-    """The same work on many nodes, and how its output is shown."""
+    """Runs the same work on many nodes and shows its output."""
 
     def __init__(self, chosen: Cluster, form: Form, fanout: int) -> None:
         from clusterctl.exec import output
@@ -245,7 +245,7 @@ class Execution:
             self.sink = self.answers = Answers(chosen.names)
 
     def run(self, work: Work) -> list[Outcome[Completed]]:
-        """Do the work on every node, then show what is collected until the end."""
+        """Do the work on every node, then show the collected output."""
         with _patience(len(self.chosen.names), self.form) as count, _output_may_go():
             outcomes = self._on_each(work, count)
             self._show(outcomes)
@@ -335,7 +335,7 @@ def _output_may_go() -> Iterator[None]:
 
 @contextmanager
 def _patience(total: int, form: Form) -> Iterator[Callable[[], None]]:
-    """Show how many nodes are done while there is no other output, and what Ctrl-C does."""
+    """Show how many nodes are done while there is no other output, and the effect of Ctrl-C."""
     waiting = _Waiting(total)
     if form not in (Form(), Form(json_lines=True)) and sys.stderr.isatty():
         waiting.start()

@@ -62,7 +62,7 @@ def fab(
 
 
 def choice_of(chosen: Cluster, accept_new: bool, connect_timeout: float | None) -> SshChoice:
-    """Return what logs in to the chosen nodes for fabric; refuse nodes that fabric cannot reach."""
+    """Return the SSH connections to the chosen nodes for fabric; refuse nodes that fabric cannot reach."""
     from clusterctl.ssh.choose import choice_for
 
     settings = load_settings()

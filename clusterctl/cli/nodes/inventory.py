@@ -86,7 +86,7 @@ def list_nodes(
 
 
 def _place() -> Place | None:
-    """Return the platform of this process; one whose variables contradict each other is reported and left out."""
+    """Return the platform of this process; report and ignore a platform whose variables contradict each other."""
     from clusterctl.platforms.detect import detect, surroundings
 
     try:
@@ -97,7 +97,7 @@ def _place() -> Place | None:
 
 
 def _reported(cluster: Cluster) -> dict[str, str]:
-    """Return what each node says about its devices; an unreachable one says why it is."""
+    """Return the devices that each node reports; for an unreachable node, the reason."""
     from clusterctl.checks.kinds import ask_devices
 
     with options.connected(cluster) as connections:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PushOptions:
-    """The options that say what a push copies, and how."""
+    """The options of a push: what it copies, and how."""
 
     replace: Annotated[
         bool,

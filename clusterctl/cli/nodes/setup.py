@@ -39,7 +39,7 @@ WheelFolder = Annotated[
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """The options that say which environment is made, and from what."""
+    """The options of an environment: where it is, and from which wheels it is made."""
 
     lock: LockFile = None
     wheelhouse: WheelFolder = None
@@ -81,7 +81,7 @@ def setup(
     """Make the same Python environment on every node, from a lock file and wheels that are sent once. The nodes need no
     internet. A setup that was interrupted continues. If nothing changed, it changes nothing."""
     from clusterctl.provision.present import complete_on
-    from clusterctl.provision.setup import Setup, Wanted, look, require_base, require_fit
+    from clusterctl.provision.setup import Setup, Wanted, query_nodes, require_base, require_fit
     from clusterctl.transport.fanout import raise_failures, values
 
     if source.env and not source.env.startswith(("/", "~/")):
@@ -101,7 +101,7 @@ def setup(
                 node for node in chosen.nodes if source.prune or present[node.name] != wanted.fingerprint
             ]
             if lacking:
-                states = look(logins, lacking, wanted, at_once)
+                states = query_nodes(logins, lacking, wanted, at_once)
                 raise_failures(states)
                 require_fit({o.node: o.get() for o in states}, wanted, contents.wheels())
             if dry_run:
@@ -116,7 +116,7 @@ def setup(
 
 
 class _Contents:
-    """A lock file and its wheels, wherever they are."""
+    """A lock file with its wheels, from a folder or a bundle."""
 
     def __init__(self, lock: Lock, folder: Path, bundle: Bundle | None = None) -> None:
         self.lock, self._folder, self._bundle = lock, folder, bundle
@@ -136,7 +136,7 @@ class _Contents:
 
 @contextmanager
 def _contents(source: EnvironmentOptions) -> Iterator[_Contents]:
-    """Yield what the options name."""
+    """Yield the lock file and wheels that the options name."""
     from clusterctl.provision.lock import LOCK, MAKE, read_lock
 
     if source.bundle is not None:

@@ -59,7 +59,7 @@ class SlotOptions:
 
 @dataclass(frozen=True)
 class HostfileOutput:
-    """The options that say what is written, and where."""
+    """The options for the format and the file of the output."""
 
     master_port: MasterPort = MASTER_PORT
     lossy: Lossy = False
@@ -203,7 +203,7 @@ def _show_losses(source: Source, to: str, lost: Sequence[Loss]) -> None:
         screen.log(f"{to} has no place for: {', '.join(left_out)}")
     groups: dict[str, list[Loss]] = {}
     for loss in lost:
-        # The port of each node is another one.
+        # Each node has a different port.
         groups.setdefault(loss.what.rpartition(" ")[0] if loss.reach else loss.what, []).append(loss)
     for kind, losses in groups.items():
         first, more = losses[0], f" and {len(losses) - 1} more" if len(losses) > 1 else ""

@@ -68,7 +68,7 @@ Devices = Annotated[
 
 @dataclass(frozen=True)
 class TableOutput:
-    """The options that say where a new table is written."""
+    """The options for the file of a new table."""
 
     output: Output = None
     force: Force = False
@@ -76,7 +76,7 @@ class TableOutput:
     json: Json = False
 
     def write(self, table: RankTable) -> None:
-        """Write the table to its file, or show it; report what was done."""
+        """Write the table to its file and report this, or show it."""
         import hashlib
 
         from clusterctl.cli import screen
@@ -134,7 +134,7 @@ def build(
 
 
 def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) -> RankTable:
-    """Return the table that the nodes' answers give; report what was left out."""
+    """Return the table from the nodes' answers; report devices that were left out."""
     from clusterctl.cli import screen
     from clusterctl.inventory.cluster import named_devices
     from clusterctl.ranktable import api, from_nodes
@@ -438,7 +438,7 @@ def _report_lines(file: Path, report: Report) -> list[tuple[str, str]]:
 
 
 def _effect(finding: Finding) -> str:
-    """Return what HCCL does about a finding, in words."""
+    """Return in words what HCCL does with a table that has this finding."""
     from clusterctl.ranktable.finding import Severity
 
     if finding.severity is Severity.WRONG:

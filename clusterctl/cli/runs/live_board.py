@@ -1,4 +1,4 @@
-"""What both faces of `top` share: a board that is kept up to date by the nodes, and the stop of its run."""
+"""The data of both screens of `top`, kept up to date by requests to the nodes, and the stop of the shown run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from clusterctl.runs.watching.usage import DeviceUsage, UsageMeter
     from clusterctl.transport.fanout import Connections
 
-# Seconds between two frames, between two readings of the files here, and between two questions to the nodes.
+# Seconds between two frames, two reads of the local files, and two requests to the nodes.
 FRAME, REFRESH, ASK = 0.1, 0.5, 2.0
-# The files of a run with many steps are read less often: reading takes at most one part of so many of the time.
+# The files of a run with many steps are read less often: reading takes at most one part in this many of the time.
 SHARE = 50
 
 
@@ -33,7 +33,7 @@ class LiveBoard:
         self._read_run = ""
 
     def start(self) -> None:
-        """Begin to ask the nodes."""
+        """Start to query the nodes."""
         threading.Thread(target=self._ask_nodes, daemon=True, name="ask nodes").start()
 
     def read_files(self) -> bool:
@@ -47,7 +47,7 @@ class LiveBoard:
         return True
 
     def stop_run(self) -> None:
-        """Stop the chosen run; the note says what came of it."""
+        """Stop the chosen run; the note shows the result."""
         run = self.board.run
         self.note = f"stopping {run.run_id}"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-# Seconds between two looks at the state of a submitted run, and between two questions to Slurm.
+# Seconds between two checks of a submitted run's state, and between two requests to Slurm.
 LOOK, ASK_QUEUE = 0.05, 2.0
 
 
@@ -77,7 +77,7 @@ class LogOptions:
         return None if self.since is None else moment(self.since)
 
     def filter(self, run: RunDir) -> LogFilter:
-        """Return which lines of a run are wanted."""
+        """Return the filter for the lines of a run."""
         from clusterctl.logs.store import LogFilter, parse_ranks
 
         record = run.read_record()
@@ -152,7 +152,7 @@ def _tail_pods(
 
 
 def _await_nodes(run: RunDir) -> None:
-    """Say why a submitted run waits, and return when that changes."""
+    """Show why a submitted run is pending, and return when that changes."""
     from clusterctl.runs.state import read_state
 
     state = read_state(run)

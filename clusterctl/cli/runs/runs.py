@@ -58,7 +58,7 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
 
 
 def _ask_queue(found: list[RunDir]) -> None:
-    """Bring the submitted runs up to date: with one question to Slurm, and one for each job of Kubernetes."""
+    """Update the submitted runs: with one request to Slurm, and one per job of Kubernetes."""
     if any((run.root / "kubernetes.json").exists() for run in found):
         from clusterctl.platforms import pod_runs
 
@@ -146,7 +146,7 @@ def _row(run: RunDir) -> ListedRun:
 
 
 def _verdict(run: RunDir) -> str:
-    """Return what Slurm or Kubernetes says of a submitted run, "" for any other."""
+    """Return the state of a submitted run as Slurm or Kubernetes reports it; "" for any other run."""
     from clusterctl.runs.state import read_state
 
     if not any((run.root / name).exists() for name in ("slurm.json", "kubernetes.json")):
@@ -238,14 +238,14 @@ def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]
     from clusterctl.runs.query import current_state
     from clusterctl.runs.state import read_state
 
-    # The nodes of a job that has ended belong to other jobs.
+    # The nodes of an ended job may belong to other jobs.
     recorded = read_state(run) if (run.root / "slurm.json").exists() and run.phase().is_final else None
     state = recorded or current_state(run, connections)
     return state, overview.summarise(run, state, time.time())
 
 
 def _status_json(run: RunDir, state: RunState, overview: Overview) -> dict[str, object]:
-    """Return the answers of the nodes, and under `overview` what is derived from them."""
+    """Return the answers of the nodes, and under `overview` the values derived from them."""
     return {"run": run.run_id, "folder": str(run.root), **state.as_json(), "overview": overview.as_json()}
 
 
@@ -309,7 +309,7 @@ def _cancel_pending(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
 
 
 def _delete_pods(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
-    """Delete the job of a run in pods; the pods get SIGTERM, and so the time to save."""
+    """Delete the job of a run in pods; the pods get SIGTERM and time to save."""
     from clusterctl.platforms import pod_runs
 
     submitted = pod_runs.read_pods(run)

@@ -64,7 +64,7 @@ def print_once(board: Board) -> None:
 
 
 class LiveScreen:
-    """Draws the board again and again, and acts on keys; leaves the terminal as it was."""
+    """Redraws the board and handles keys; restores the terminal at the end."""
 
     def __init__(self, board: Board) -> None:
         self.board, self.live = board, LiveBoard(board)

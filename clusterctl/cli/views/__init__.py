@@ -1,1 +1,1 @@
-"""What commands show: values turned into tables, texts and lines of progress; no command is defined here."""
+"""Views: turn values into tables, texts and progress lines for commands."""

@@ -14,7 +14,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-# Columns of the screen that a cut path keeps, and those between two columns of a table.
+# Width that a cut path keeps, and the space between two columns of a table.
 SHORTEST, GAP = 12, 3
 
 
@@ -111,7 +111,7 @@ def _whole(widths: Sequence[int]) -> int:
 
 
 def _shortened(cell: object, width: int) -> Text:
-    """Return a cell that is cut in the middle if it is wider; its end says more than its begin."""
+    """Return a cell, cut in the middle if it is too wide; more of its end is kept than of its beginning."""
     text = cell if isinstance(cell, Text) else Text(str(cell))
     if text.cell_len <= width:
         return text

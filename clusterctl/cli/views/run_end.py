@@ -1,4 +1,4 @@
-"""Show what a run reached: steps, losses, speed, memory, restarts, checkpoint, and what to do next."""
+"""Show the summary of a run: steps, losses, speed, memory, restarts, checkpoint, and the next commands."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def near_path(path: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with four digits that count, without exponent where people need none."""
+    """Return a number with four significant digits, without an exponent if possible."""
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         digits = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0
         return f"{value:.{digits}f}"

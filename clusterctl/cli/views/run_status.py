@@ -72,7 +72,7 @@ def head(overview: Overview) -> Text:
 
 
 def _about(cause: Cause) -> Iterator[str]:
-    """Yield what followed from a root cause, what to try, and the path of its log."""
+    """Yield the consequences of a root cause, a remedy, and the path of its log."""
     for word, text in (("", cause.others), ("try: ", cause.hint), ("log: ", cause.log)):
         if text:
             yield f"{word}{text}"
@@ -85,7 +85,7 @@ def line(overview: Overview) -> str:
 
 
 def changes(overview: Overview) -> tuple[Any, ...]:
-    """Return the values whose change is worth a new line: everything except ages."""
+    """Return the values whose change needs a new line: all except ages."""
     nodes = tuple((node.node, node.phase, tuple(sorted(node.ranks.items()))) for node in overview.nodes)
     return (
         overview.phase,

@@ -91,7 +91,7 @@ def nodes_table(
 
 def plan_table(plan: Plan) -> Table:
     """Return a table of the ranks on each node."""
-    # Other tables need none of what jobs load.
+    # Imported here, because other tables do not need the modules of jobs.
     from clusterctl.jobs.job import devices_on
 
     rows = []
@@ -199,7 +199,7 @@ def loss_curve(
     return text
 
 
-# What a backend is called for people.
+# The names of backends in messages.
 BACKENDS = {"reference": "plain torch"}
 
 
@@ -246,7 +246,7 @@ def step_text(metric: Metric, left: float | None) -> str:
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One run of the list of runs; what it has not reached yet is ""."""
+    """One run of the list of runs; values that it does not have yet are ""."""
 
     run: str
     phase: str

@@ -1,4 +1,4 @@
-"""Show what a command waits for: nothing is silent for longer than two seconds.
+"""Show what a command waits for, so that no command is silent for longer than two seconds.
 
 On a terminal one line with the seconds is redrawn and erased; elsewhere a line is written after ten seconds, and again
 each time the wait has doubled.
@@ -21,7 +21,7 @@ from clusterctl.text import duration
 PATIENCE, REDRAW = 0.7, 0.25
 # Seconds before a wait is reported without a terminal.
 QUIET = 10.0
-# What comes after each phase of a start.
+# The wait that follows each phase of a start.
 NEXT = {
     "": "the nodes",
     "check": "the logins",
@@ -36,7 +36,7 @@ NEXT = {
 
 @contextmanager
 def shown_while(subject: str) -> Iterator[None]:
-    """Show on a terminal what is waited for during the block; nothing moves, and no thread is started."""
+    """Show on a terminal what a command waits for during the block, as a fixed line without a thread."""
     shows = sys.stdin.isatty() and sys.stderr.isatty() and inherited(("TERM",)).get("TERM") != "dumb"
     if shows:
         sys.stderr.write(f"\r\x1b[2Kwaiting    for {subject}")
@@ -50,7 +50,7 @@ def shown_while(subject: str) -> Iterator[None]:
 
 
 class Waiting:
-    """Shows, from a thread of its own, what is waited for; `log` writes a line and begins the next wait."""
+    """Shows the current wait from a separate thread; `log` writes a line and begins the next wait."""
 
     def __init__(self, subject: str = "", *, quiet: bool = False, at_once: bool = False) -> None:
         """`quiet` shows nothing; `at_once` shows the first wait from its beginning."""
@@ -92,7 +92,7 @@ class Waiting:
                 self._begin(then)
 
     def on(self, subject: str) -> None:
-        """Name something else that is waited for; the time keeps counting."""
+        """Change the shown wait; its time continues."""
         with self._lock:
             self._subject = subject
 
