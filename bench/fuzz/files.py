@@ -287,7 +287,7 @@ def heartbeat(data: bytes) -> str:
         steps = hangs.Steps(str(folder), [0], None, 0.0)
         steps.stale = {0: None}
         for now in (1.0, 2.0):
-            steps.look(now)
+            steps.find_hung(now)
         steps.pace(100.0)
         json.dumps(attempts.heartbeats(str(folder)))
     return "read"

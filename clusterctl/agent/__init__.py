@@ -1,1 +1,1 @@
-"""The program that runs on a node: standard library alone, Python 3.8 and newer; it is shipped as this folder."""
+"""The agent, the program on a node: standard library only, Python 3.8 or newer; this folder is sent to the node."""

@@ -1,8 +1,7 @@
 """The first lines that run on a node: find the agent by its hash, or request its files; verify it and start it.
 
-Its text is sent to `python -c 'import sys;exec(sys.stdin.buffer.read(N))'`, so that nothing depends on the login
-shell. It must parse on every Python 3, to report that a node's Python is too old: no newer syntax, annotations as
-texts.
+Its text is sent to `python -c 'import sys;exec(sys.stdin.buffer.read(N))'`, so that nothing depends on the login shell.
+It must parse on every Python 3, to report that a node's Python is too old: no newer syntax, annotations as strings.
 """
 
 import os
@@ -15,7 +14,7 @@ MARK = "CLUSTERCTL-AGENT"
 def say(word: str, text: str = "") -> None:
     """Send one line to the launcher; it begins on a new line, whatever a login script printed before."""
     if text:
-        # Imported here, because it takes 8 ms and a good start does not need it.
+        # Imported here, because it takes 8 ms and a start without errors does not need it.
         import json
 
         text = " " + json.dumps(text)
@@ -32,7 +31,7 @@ def sums(files: "dict[str, str]") -> "dict[str, int]":
 
 
 def is_whole(folder: str, wanted: "dict[str, int]") -> bool:
-    """Return True if all files of an agent exist and are as they were installed."""
+    """Return True if all files of an agent exist and have their checksums."""
     try:
         for name, wanted_sum in wanted.items():
             with open(os.path.join(folder, "clusterctl", name), "rb") as file:
@@ -46,7 +45,7 @@ def is_whole(folder: str, wanted: "dict[str, int]") -> bool:
 def install(folder: str, files: "dict[str, str]", wanted: "dict[str, int]") -> None:
     """Write the files aside, then rename the folder.
 
-    If two launchers do this at the same time, both find a whole agent.
+    If two launchers do this at the same time, both find a complete agent.
     """
     if sums(files) != wanted:
         raise OSError("the agent arrived damaged")
@@ -106,7 +105,7 @@ def why_parents_unsafe(folder: str) -> str:
 
 
 def start() -> str:
-    """Read what is wanted, and make sure that it is installed; return the work folder, or "" if it failed.
+    """Read which agent is requested, and install it if it is missing; return the work folder, or "" on failure.
 
     The launcher appends the lines that call this function and then become the agent.
 
@@ -129,11 +128,11 @@ def start() -> str:
             import json
 
             files = json.loads(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())).decode())
-            # The work folder and everything in it belong to this login alone.
+            # Only this login may access the work folder and its content.
             mask = os.umask(0o077)
             os.makedirs(root, exist_ok=True)
             install(folder, files, wanted)
-            # The programs of users run with the mask of the login.
+            # Programs of users run with the umask of the login.
             os.umask(mask)
     except (OSError, ValueError) as problem:
         say("error", "%s: %s" % (workdir, problem))

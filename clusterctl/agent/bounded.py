@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.spawn import Child
 
-# Bytes that are read from a pipe in one piece.
+# Bytes per read from a pipe.
 PIECE = 1 << 16
 
 
 def outputs_of(process: Child, seconds: float, limit: int) -> "Tuple[bytes, bytes, bool]":
     """Return the first `limit` bytes of stdout and of stderr, and whether the program ended in time.
 
-    What follows is read and dropped. A program that did not end in time still runs: the caller ends it.
+    Further output is read and dropped. A program that did not end in time still runs: the caller ends it.
     """
     out = process.stdout.fileno() if process.stdout else -1
     err = process.stderr.fileno() if process.stderr else -1

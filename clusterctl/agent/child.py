@@ -1,4 +1,4 @@
-"""Run one command on a node: argv as a list and never through a shell; output is sent as it comes.
+"""Run one command on a node: argv is a list and never passes through a shell; output is sent as it arrives.
 
 A cancelled command is ended.
 """
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 # Seconds between SIGTERM and SIGKILL.
 POLITE = 2.0
-# Seconds for the last output, if the command left a process behind that holds its pipes open.
+# Seconds for the last output, if the command left a process behind that keeps its pipes open.
 AFTERMATH = 0.5
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def run(request: Request) -> Dict[str, Any]:
-    """Run `argv` to its end; send its output as it comes, and return its exit code or signal."""
+    """Run `argv` to its end; send its output as it arrives, and return its exit code or signal."""
     argv = request.need("argv", list)
     if not argv or not all(isinstance(entry, str) and "\0" not in entry for entry in argv):
         raise Refused("usage", "run: argv must be a list of texts without null bytes")
@@ -131,7 +131,7 @@ class _Child:
             self.end()
 
     def end(self) -> None:
-        """End the command and everything that it started, even what left its process group."""
+        """End the command and all processes that it started, also those that left its process group."""
         with self._ending:
             end_all([self.process.pid], self.marker, POLITE)
 
@@ -146,7 +146,7 @@ class _Child:
         try:
             self._pump()
         except StreamEnded:
-            # The launcher reads no more.
+            # The launcher no longer reads.
             self.end()
             raise
         finally:
@@ -177,14 +177,14 @@ class _Child:
                 stdin.write(frame.payload)
                 stdin.flush()
         except (BrokenPipeError, StreamEnded, ValueError):
-            # The command reads no more, or has ended.
+            # The command no longer reads, or has ended.
             pass
         finally:
             with contextlib.suppress(BrokenPipeError, ValueError):
                 stdin.close()
 
     def _pump(self) -> None:
-        """Send what comes on both streams until both end, or until shortly after the command has ended."""
+        """Send the output of both streams until both end, or until shortly after the command has ended."""
         assert self.process.stdout is not None and self.process.stderr is not None
         names = {self.process.stdout.fileno(): "stdout", self.process.stderr.fileno(): "stderr"}
         watched: List[int] = [*names, self._exited.fd]

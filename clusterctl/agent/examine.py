@@ -1,4 +1,4 @@
-"""Report the state of a node before a run, all in one answer; nothing is changed."""
+"""Report the state of a node before a run, in one answer, without changing anything."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from clusterctl.agent.spawn import Child
 
 LIMITS = ("NOFILE", "NPROC", "MEMLOCK")
-# Bytes kept of what one command prints.
+# Limit of bytes of the output of one command.
 MOST_SAID = 64 << 10
-# Bytes kept of a file: a version, a setting.
+# Limit of bytes of a file, such as a version or a setting.
 MOST_READ = 4096
-# Seconds for one command; a hung driver never answers.
+# Limit in seconds of one command; a hung driver never answers.
 TIMEOUT = 15.0
-# Seconds for a fork of the agent to do what a new interpreter would do; it is started if that fails.
+# Seconds for a fork of the agent to run a Python program; if that fails, a new interpreter is started.
 OWN_LIMIT = 5.0
 # Instruction sets of x86-64 that change how numbers are computed; the kernel's names.
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
-# Part of an agent's command line, and of nothing else.
+# A part of an agent's command line that no other program has.
 AGENT_WORDS = b"exec(sys.stdin.buffer.read("
 
 
@@ -190,7 +190,7 @@ def _supervised(entry: Dict[str, Any]) -> bool:
 def stale_agents() -> List[int]:
     """Return the agents of this user that are stopped or whose login is gone.
 
-    A sound one ends with its connection.
+    A healthy agent ends with its connection.
     """
     result = []
     for pid in all_pids():
@@ -211,7 +211,7 @@ def stale_agents() -> List[int]:
 
 
 class _Commands:
-    """Some commands that run in parallel; each is ended after its time."""
+    """Runs commands in parallel; each is ended after its time limit."""
 
     def __init__(
         self, request: Request, wanted: Dict[str, Any], change: Optional[Dict[str, Any]] = None

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 PREFIX = struct.Struct(">BBII")
 MAGIC, VERSION = 0x43, 1
-# Most bytes of a header: an id, a kind, a stream name or a path.
+# Limit of bytes of a header, which has an id, a kind, a stream name or a path.
 MAX_HEADER = 64 << 10
 # The parameters of one request: argv and environment together stay under 2 MB on Linux.
 MAX_PAYLOAD = 16 << 20
 # One piece of a stream: big enough for 1 GB/s, small enough that no request waits for another.
 CHUNK = 128 << 10
-# Bytes of one stream that may be sent before its reader confirms that it has read some.
+# Bytes of a stream that may be sent before its reader confirms any of them.
 WINDOW = 1 << 20
-# Bytes that even an empty piece counts in its window: a flood of them takes memory too.
+# Bytes that each piece counts in addition to its size, because a flood of empty pieces takes memory too.
 LEAST = 256
 # Seconds of silence after which a launcher that reads with a thread per node sends a beat.
 BEAT = 3.0
@@ -40,14 +40,14 @@ ALL_BEAT = 4.0
 AGENT_BEAT = 6.0
 # Seconds after the last frame in which an agent leaves a beat unanswered.
 FRESH = 1.0
-# Seconds without a byte after which the launcher gives up a node.
+# Seconds without a byte after which the launcher treats the connection to a node as lost.
 SILENCE = 10.0
-# The same for the node: it must end what the launcher has given up.
+# The same for the node, which then ends the commands of the connection.
 AGENT_SILENCE = 10.0
 
 
 class BadFrame(Exception):
-    """What was received is not a frame; the stream cannot be used any more."""
+    """The received bytes are not a frame; the stream cannot be used any more."""
 
 
 class StreamEnded(Exception):
@@ -178,7 +178,7 @@ class Window:
 
 
 class Inbox:
-    """The chunks of one stream that were received and not read yet; the sender's window bounds them."""
+    """The received but unread chunks of one stream; the sender's window bounds them."""
 
     def __init__(self, credit: Callable[[int], None], size: int = WINDOW) -> None:
         self._credit = credit
@@ -200,7 +200,7 @@ class Inbox:
             self._change.notify_all()
 
     def close(self, problem: Optional[BaseException] = None) -> None:
-        """Note that no more will come: the stream has ended, or an error broke it."""
+        """Record that no more chunks will come: the stream has ended, or an error broke it."""
         with self._change:
             self._end = self._end or problem
             self._finished = True

@@ -1,4 +1,6 @@
-"""Report a node's addresses and ports: where an address is, who holds a port, whether another node reaches it."""
+"""Report a node's addresses and ports: where an address is, which process uses a port, whether another node reaches
+it.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ def _network(address: bytes, bits: int) -> "Tuple[int, int]":
 
 
 def holders(ports: Iterable[int], address: str = "") -> List[Dict[str, Any]]:
-    """Return which of some TCP ports are taken at an address of this node, and by whom if this user may know."""
+    """Return which TCP ports are in use at an address of this node, and the process if this user may see it."""
     wanted = {int(entry) for entry in ports}
     if not wanted:
         return []
@@ -181,7 +183,7 @@ def _owners(inodes: Iterable[str]) -> Dict[str, Dict[str, Any]]:
 
 
 def listen(request: Request) -> Dict[str, Any]:
-    """Hold a port open until the launcher cancels, and greet every caller; port 0 is any free one.
+    """Listen on a port until the launcher cancels, and greet every client; port 0 means any free port.
 
     The first piece of the answer names the port. A port that is not free is an answer too, not an error.
     """
@@ -275,7 +277,7 @@ def places_of(
     host: str, port: int, kind: int = socket.SOCK_STREAM
 ) -> "List[Tuple[int, int, Tuple[Any, ...]]]":
     """Return family, protocol and socket address of each number of a host; raise OSError if it has none."""
-    # A text would load Python's codec for names outside of ASCII, 4 ms of a node's CPU.
+    # A str would load Python's IDNA codec, which takes 4 ms of a node's CPU.
     name = host.encode() if host.isascii() else host
     found = socket.getaddrinfo(name, port, type=kind)
     return [(family, protocol, place) for family, _, protocol, _, place in found]

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     Operation = Callable[[Request], Optional[Dict[str, Any]]]
 
-# Entries of one folder that are listed.
+# Limit of listed entries of one folder.
 MOST_ENTRIES = 200_000
 # Folders below the work folder: `remove` touches nothing else.
 OWN_FOLDERS = ("runs", "store", "trees", "tmp")
 
 
 def put(request: Request) -> Dict[str, Any]:
-    """Write one file, whole or not at all: aside, verified, renamed."""
+    """Write one file atomically: to a temporary name, verified, then renamed."""
     path = request.path()
     mode = int(request.params.get("mode", 0o600))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)

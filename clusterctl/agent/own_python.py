@@ -31,7 +31,7 @@ def is_own(argv: List[bytes], env: Mapping[bytes, bytes]) -> bool:
 
 
 def start(argv: List[bytes]) -> Process:
-    """Start a fork that does what a new interpreter would do with argv; its output is read from the result."""
+    """Start a fork that runs the program of argv like a new interpreter; return it with pipes for its output."""
     (out, out_there), (err, err_there) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,5 +1,4 @@
-"""Processes as what they are: known by pid, start time and boot id, found by a marker in their environment,
-ended for sure.
+"""Identify processes by pid, start time and boot id, find them by a marker in their environment, and end them reliably.
 
 Runs on nodes too: standard library only, Python 3.8 and newer.
 """
@@ -16,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
-# Seconds between two looks at all of /proc, each up to 25 ms on a busy node.
+# Seconds between two scans of /proc, each up to 25 ms on a busy node.
 WHOLE_LOOK = 0.25
 
 
@@ -61,7 +60,9 @@ def all_pids() -> List[int]:
 
 
 def stat_of(pid: int) -> List[str]:
-    """Return what proc(5) has of a process from its state on: state, parent, group, ...; nothing when it is gone."""
+    """Return the fields of /proc/PID/stat from the state on: state, parent, group, ...; empty when the process is
+    gone.
+    """
     return text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
@@ -85,7 +86,7 @@ def identity(pid: int) -> Dict[str, object]:
 
 
 def is_alive(record: Mapping[str, object]) -> bool:
-    """Return whether the recorded process still runs: its pid alone may belong to another one by now."""
+    """Return whether the recorded process still runs: its pid alone may belong to another process now."""
     pid, started = record.get("pid"), record.get("start_time")
     if not isinstance(pid, int) or started is None or record.get("boot_id") != boot_id():
         return False
@@ -147,11 +148,11 @@ def end_all(
     limit: float = 5.0,
     more: Callable[[], Iterable[int]] = lambda: (),
 ) -> Set[int]:
-    """End process groups, the processes with a marker, and those that `more` returns: politely, then by force.
+    """End process groups, the processes with a marker, and those that `more` returns: with SIGTERM, then with SIGKILL.
 
     Waits `grace` seconds between SIGTERM and SIGKILL. A stopped process takes SIGTERM only after SIGCONT. `between` is
-    called at each look. Returns the processes that are left after `limit` seconds of killing: there are some only if
-    the kernel itself holds them.
+    called at each look. Returns the processes that are left after `limit` seconds of SIGKILL, which happens only if
+    they hang in the kernel.
     """
     groups = list(groups)
     request: Set[int] = set()

@@ -1,4 +1,4 @@
-"""End the commands of an agent that was killed: a shell does it, once nobody holds the other end of a pipe.
+"""End the commands of an agent that was killed: a shell waits for the end of a pipe from the agent, and then ends them.
 
 Runs on nodes: standard library only, Python 3.8 and newer.
 """

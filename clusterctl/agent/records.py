@@ -1,4 +1,4 @@
-"""Read and write the small JSON files in which a node records a run: whole, and even if the disk is full.
+"""Read and write the small JSON files in which a node records a run: atomically, and even if the disk is full.
 
 Runs on nodes: standard library only, Python 3.8 and newer.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # How an attempt can end on a node.
 FINAL = ("finished", "failed", "stopped")
-# Bytes that are read of one such file: a specification of 16 ranks has about 100 kB.
+# Limit of bytes of such a file: a specification of 16 ranks has about 100 kB.
 LARGEST = 64 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # Bytes: a disk with less is full, for logs that are written by the page.
@@ -109,7 +109,7 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
 
 def fullness(folder: str) -> Dict[str, str]:
-    """Return what is recorded of a rank that failed with a full disk, on which it could not write the reason itself."""
+    """Return the record about a full disk for a failed rank, which could not write the reason itself."""
     try:
         result = os.statvfs(folder)
     except OSError:
@@ -138,7 +138,7 @@ class Records:
         self.waiting: Dict[str, Dict[str, Any]] = {}
 
     def write(self, path: str, value: Dict[str, Any], durable: bool = True) -> None:
-        """Write a record now, or as soon as there is room."""
+        """Write a record now, or as soon as the disk has space."""
         try:
             write_json(path, value, durable)
             self.waiting.pop(path, None)
@@ -160,7 +160,7 @@ class Records:
 
 
 def write_beat(descriptor: int, now: float) -> None:
-    """Record the time of a heartbeat in an open file; a disk that takes nothing is noticed elsewhere."""
+    """Record the time of a heartbeat in an open file; a full disk is detected elsewhere."""
     try:
         os.pwrite(descriptor, b"%020.3f\n" % now, 0)
     except OSError:

@@ -53,7 +53,7 @@ class Request:
         return frame.payload if frame else b""
 
     def need(self, name: str, kind: type) -> Any:
-        """Return a parameter that must be present and of a kind."""
+        """Return a required parameter of type `kind`."""
         value = self.params.get(name)
         if not isinstance(value, kind) or (kind is str and not value):
             raise Refused("usage", f"{self.op}: {name!r} must be {kind.__name__}, not {value!r:.100}")

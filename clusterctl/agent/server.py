@@ -1,6 +1,6 @@
 """The agent's end of the link: it reads frames and runs each request in its own thread.
 
-When the link ends, it ends what it started.
+When the link ends, it ends the commands that it started.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def hello(request: Request) -> Dict[str, Any]:
 
 
 def _keep_files() -> None:
-    """Let no program that is started here inherit what the login left open, except the standard streams."""
+    """Prevent programs that are started here from inheriting files of the login, except the standard streams."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
             os.set_inheritable(int(name), int(name) <= 2)
@@ -251,7 +251,7 @@ def main(workdir: str) -> None:
     source: Any = sys.stdin.buffer
     _keep_files()
     output = os.dup(1)
-    # A stray print must not land between frames.
+    # Output of a stray print must not get between frames.
     os.dup2(2, 1)
     os.chdir(os.path.expanduser("~"))
     agent = Agent(workdir, _operation, output)

@@ -34,7 +34,7 @@ TIMEOUT = 300.0
 MOST_OUTPUT = 16 << 20
 # Seconds between SIGTERM and SIGKILL.
 POLITE = 2.0
-# Results that are kept.
+# Limit of stored results.
 KEPT = 32
 # Variables of the shell itself.
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
@@ -130,7 +130,7 @@ def _run(request: Request, steps: List[Dict[str, str]]) -> Dict[str, Any]:
     watcher = request.watcher
     marker, name = watcher.marker()
     before = environment({})
-    # Files, not pipes: what a setup leaves running may hold a pipe open for ever.
+    # Files, not pipes: a process that a setup leaves running may keep a pipe open for ever.
     with contextlib.ExitStack() as opened:
         output, step, result = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         process = subprocess.Popen(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 # Python ignores these signals; a program that it starts must not.
 RESTORED = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name))
-# The exit code of a process whose exit status somebody else took.
+# The exit code of a process whose exit status another process took.
 UNKNOWN = 255
 
 

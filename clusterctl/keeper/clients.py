@@ -65,7 +65,7 @@ def serve(listening: socket.socket, watched: int, idle: float) -> None:
             break
         if listening.fileno() in ready:
             _welcome(listening.accept()[0], holder)
-        holder.look()
+        holder.close_idle()
     listening.close()
     holder.close()
 

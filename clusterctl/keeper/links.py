@@ -130,7 +130,7 @@ class LinkHolder:
             for key in client.used:
                 self._kept[key].used = self._used
 
-    def look(self) -> None:
+    def close_idle(self) -> None:
         """Close the links that no running command uses and that have been idle for long enough."""
         now = time.monotonic()
         with self._change:

@@ -52,14 +52,14 @@ def pull_tree(
     replies = iter(request)
     try:
         builder = _builder(dest, replies)
-        builder.look([Base(str(dest), {})])
+        builder.find_missing([Base(str(dest), {})])
         if builder.is_same():
             request.cancel()
             return PushResult(str(dest), 0, 0, time.monotonic() - began, True)
         builder.stage()
         try:
             builder.adopt()
-            wanted = builder.look([Base(str(other), {}) for other in others])
+            wanted = builder.find_missing([Base(str(other), {}) for other in others])
             builder.room(wanted)
             builder.copy_over()
             answer = json.dumps(wanted).encode()

@@ -1,1 +1,1 @@
-"""Folders and checkpoints on this node: received, sent, remembered and verified."""
+"""Receive, send, cache and verify folders and checkpoints on this node."""

@@ -1,4 +1,4 @@
-"""What the launcher asks a node about checkpoints: list, verify, protect, complete and remove them."""
+"""The requests of the launcher about checkpoints on this node: list, verify, protect, complete and remove them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RENEW = 60.0
 OLD, UNFINISHED = ".old", ".tmp-"
 # Bytes between two reports of progress.
 REPORT = 64 << 20
-# What a list copies from a manifest, as far as it has them.
+# Entries that a list copies from a manifest, if it has them.
 FACTS = (
     "state",
     "loss",
@@ -68,7 +68,7 @@ def step_of(name: str) -> Optional[int]:
 
 
 def describe(folder: str) -> Dict[str, Any]:
-    """Return the facts of one checkpoint and the names of the files that are here in their right size."""
+    """Return the facts of one checkpoint and the names of its files that exist here with the right size."""
     result: Dict[str, Any] = {"name": os.path.basename(folder), "path": folder, "have": [], "faults": []}
     result["in_use"] = is_marked(folder)
     try:
@@ -143,7 +143,7 @@ def verify_checkpoint(request: Request) -> Dict[str, Any]:
 
 
 def verify(folder: str, report: Any) -> Dict[str, Any]:
-    """Return for each file here its fault ("" if it is sound) and the damaged tensor."""
+    """Return for each file here its fault ("" if it is valid) and the damaged tensor."""
     result: Dict[str, Any] = {"path": folder, "files": {}, "faults": [], "digest": ""}
     try:
         manifest = saved.read_manifest(folder)
@@ -169,7 +169,7 @@ def verify(folder: str, report: Any) -> Dict[str, Any]:
 
 
 def is_marked(folder: str) -> bool:
-    """Return whether a pull, a copy or a reader protects a checkpoint at the moment."""
+    """Return whether a pull, a copy or a reader protects a checkpoint now."""
     now = time.time()
     try:
         names = [name for name in os.listdir(folder) if name.startswith(MARK)]
@@ -275,7 +275,7 @@ def _lock_alone(handle: int) -> None:
 def _remove(folder: str) -> None:
     import shutil
 
-    # First out of sight: a reader must not choose a folder that is half removed.
+    # Rename the folder first: a reader must not choose a folder that is half removed.
     gone = os.path.join(os.path.dirname(folder), f"{UNFINISHED}{os.path.basename(folder)}-removed")
     shutil.rmtree(gone, ignore_errors=True)
     os.rename(folder, gone)
@@ -300,7 +300,7 @@ def complete_checkpoint(request: Request) -> Dict[str, Any]:
 
 
 def complete(source: str, folder: str, digest: str) -> int:
-    """Return how many files were moved; raise Refused if one is not what the manifest says."""
+    """Return how many files were moved; raise Refused if one does not match the manifest."""
     new = not os.path.lexists(folder)
     own = source if new else folder
     try:
@@ -325,7 +325,7 @@ def complete(source: str, folder: str, digest: str) -> int:
 
 
 def _check_copy(path: str, entry: saved.SavedFile) -> None:
-    """Raise Damaged unless a copied file has the size and the header that the manifest records; have the disk hold it.
+    """Raise Damaged unless a copied file has the size and the header that the manifest records; sync it to the disk.
 
     The copy was verified when it arrived; the header tells whether it is the file of this save.
     """
@@ -371,7 +371,7 @@ def probe_shared(request: Request) -> Dict[str, Any]:
                 pass
         elif action == "remove":
             os.unlink(mark)
-        # A network disk may show a new file some seconds later; a list of the folder asks it again.
+        # A network disk may show a new file some seconds later; listing the folder refreshes it.
         return {"seen": os.path.basename(mark) in os.listdir(folder), "fault": ""}
     except (OSError, Damaged) as problem:
         return {"seen": False, "fault": _text(problem, folder)}

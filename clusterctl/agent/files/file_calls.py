@@ -35,7 +35,7 @@ def status_of(path: str) -> Optional[os.stat_result]:
 
 
 def nearest_folder(path: str) -> str:
-    """Return the folder itself, or the nearest above it that exists."""
+    """Return the folder itself, or the nearest existing folder above it."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
@@ -54,7 +54,7 @@ def matches_entry(root: str, entry: Entry) -> bool:
 
 
 def is_plain_folder(root: str, folder: str, known: Dict[str, bool]) -> bool:
-    """Return True if no link leads to a folder below `root` on the way; `known` keeps the answers."""
+    """Return True if no link leads to a folder below `root` on the way; `known` caches the results."""
     if folder not in known:
         above = is_plain_folder(root, folder.rpartition("/")[0], known)
         status = status_of(os.path.join(root, folder)) if above else None

@@ -1,4 +1,4 @@
-"""Describe data that lies on a node already, with so little reading that a terabyte takes seconds.
+"""Fingerprint data that is on a node already, reading so little that a terabyte takes seconds.
 
 Files up to 64 MiB are hashed whole; of larger ones the size and 64 blocks spread over the file.
 """
@@ -33,7 +33,7 @@ WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 
 
 def fingerprint_folder(request: Request) -> Dict[str, Any]:
-    """Return size and hash of every file below a folder, and the faults that can be seen in them."""
+    """Return size and hash of every file below a folder, and the detected faults."""
     path = request.path()
     if not os.path.isdir(path):
         return {"path": path, "missing": True, "sizes": {}, "hashes": {}, "faults": []}
@@ -58,7 +58,7 @@ def _files(root: str) -> Iterator[Tuple[str, str]]:
 
 
 def fingerprint_of(path: str, size: int) -> str:
-    """Return `sha256:` of a whole file, or `sample:` of blocks of a large one, which may miss one changed bit."""
+    """Return `sha256:` of a complete file, or `sample:` of blocks of a large one, which may miss a changed bit."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         if size <= WHOLE:

@@ -1,4 +1,4 @@
-"""Offer files of a folder to another node: it fetches them from here as it does in a relayed push."""
+"""Offer files of a folder to another node, which fetches them as in a relayed push."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NICE = 10
 
 
 class WholeTree:
-    """Files that are all here, as the relay serves them."""
+    """A complete tree in the form that the relay serves."""
 
     def __init__(self, root: str, pieces: Pieces) -> None:
         self.root = root
@@ -63,7 +63,7 @@ def offer(request: Request) -> Dict[str, Any]:
 
 
 def _serve(request: Request, whole: WholeTree, message: Any, serving: contextlib.ExitStack) -> bool:
-    """Do what one message of the launcher says; return False for the last one."""
+    """Handle one message of the launcher; return False for the last one."""
     if not isinstance(message, dict):
         raise Refused("usage", "offer: a message must be an object")
     if "terms" in message:

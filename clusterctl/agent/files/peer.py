@@ -17,9 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-# Seconds without a byte after which a node asks another one.
+# Seconds without a byte after which a node fetches from another one.
 SILENCE = 10.0
-# Seconds after which a node gives up another one that reads nothing.
+# Seconds after which a node stops sending to another one that reads nothing.
 STUCK = 30.0
 HANDSHAKE = 5.0
 NONCE = DIGEST = 32

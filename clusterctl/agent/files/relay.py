@@ -1,7 +1,7 @@
 """Pass the pieces of a push from node to node.
 
-Each node serves what it has verified. What it lacks it requests from the next node, then from another one, then from
-the launcher.
+Each node serves pieces that it has verified. It requests missing pieces from the next node, then from another one, then
+from the launcher.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.files.tree import Pieces
 
     class Served(Protocol):
-        """A tree whose pieces are served: one that is being received, or one that is whole."""
+        """A tree whose pieces are served: complete, or still being received."""
 
         pieces: Pieces
         ready: bytearray
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
             """Open a file of the tree for reading."""
 
 
-# Before a piece stands its size + 1; a 0 means only that the sender is alive.
+# Header of a piece: its size + 1. A 0 only means that the sender is alive.
 LENGTH = struct.Struct(">I")
 # Bytes of a request: ranges of pieces.
 MAX_ASK = 16 << 20
 BEAT = 2.0
-# Seconds to connect: nodes of one cluster answer quickly, unless a firewall is between them.
+# Limit in seconds to connect: nodes of a cluster answer quickly, unless a firewall is between them.
 CONNECT = 3.0
-# Connections that may fail before the launcher is asked instead.
+# Number of failed connections after which the launcher is asked instead.
 TRIES = 2
 EVERYWHERE = ("0.0.0.0", "::", "::ffff:0.0.0.0")
-# Connections at the same time; more are refused, and go elsewhere.
+# Limit of connections at the same time; further ones are refused and go to another node.
 CHILDREN = 16
-# Pieces up to this size are gathered.
+# Pieces up to this size are sent together.
 SMALL = 64 << 10
 GATHERED = 256 << 10
 # Seconds between two reports of progress.
@@ -286,7 +286,7 @@ class Exchange:
         self._report()
 
     def _report(self) -> None:
-        """Report to the launcher now and then how much was received."""
+        """Report to the launcher periodically how much was received."""
         now = time.monotonic()
         if now - self._reported > REPORT:
             self._reported = now
@@ -302,7 +302,7 @@ def _words(problem: BaseException) -> str:
 
 
 def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
-    """Return the terms with what opening a stream needs in addition."""
+    """Return the terms with the further values that opening a stream needs."""
     if terms["mode"] != "tls":
         return terms
     # Imported here, because a plain transfer needs no OpenSSL.

@@ -44,12 +44,16 @@ class Damaged(Exception):
 
 
 class SavedFile(NamedTuple):
-    """What a manifest says of one file; `sha256` is that of its header, or of all of it if it holds no tensors."""
+    """The entry of one file in a manifest; `sha256` is that of its header, or of the complete file if it has no
+    tensors.
+    """
 
     bytes: int
     sha256: str
     holds: Any
-    """Which boxes of which tensors, not checked; `boxes_of` reads it. None for a file without tensors."""
+    """Which boxes of which tensors the file contains, unchecked; `boxes_of` reads it. None for a file without
+    tensors.
+    """
 
 
 class Manifest(NamedTuple):
@@ -61,7 +65,7 @@ class Manifest(NamedTuple):
     tensors: Dict[str, List[int]]
     """The shape of each tensor; none in format 1."""
     facts: Dict[str, Any]
-    """The other entries, as they stand: they are only shown."""
+    """The other entries, unchanged: they are only shown."""
 
 
 class Tensor(NamedTuple):
@@ -160,7 +164,7 @@ def size_of(path: str) -> int:
 
 
 def boxes_of(manifest: Manifest, name: str) -> Iterator[Tuple[str, List[int]]]:
-    """Yield each tensor that a file holds some of, with its box as start, stop, start, stop, ..."""
+    """Yield each tensor of which a file contains a box, and the box as start, stop, start, stop, ..."""
     keys = list(manifest.tensors)
     try:
         for box, ranges in manifest.files[name].holds:
@@ -187,7 +191,7 @@ def volume(box: List[int]) -> int:
 
 
 def check_cover(manifest: Manifest) -> None:
-    """Raise Damaged unless the files together hold every tensor exactly once."""
+    """Raise Damaged unless the files together contain every tensor exactly once."""
     if manifest.format == OLD_FORMAT:
         return
     found = dict.fromkeys(manifest.tensors, 0)

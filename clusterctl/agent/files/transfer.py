@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """What a push put into a folder, and the state of its files after that."""
+    """The files that a push put into a folder, and their state after that."""
 
     tree: str
     entries: List[Entry]
@@ -57,7 +57,7 @@ def receive(request: Request) -> Dict[str, Any]:
     if old is not None and old.tree == request.need("tree", str) and _is_unchanged(request, old, record_path):
         return _same(dest)
     builder = _builder(request, dest)
-    builder.look([Base(builder.root, old.rows if old else {})])
+    builder.find_missing([Base(builder.root, old.rows if old else {})])
     if builder.is_same() and not (old and not single and _left_over(builder, old)):
         if not request.params.get("transient"):
             name, text = request.need("tree", str), builder.manifest
@@ -67,9 +67,9 @@ def receive(request: Request) -> Dict[str, Any]:
         return _estimate(builder, _other_bases(request, dest) if named else [])
     try:
         if builder.stage(request.cancelled.is_set):
-            builder.look_again()
+            builder.rescan()
             if builder.is_same():
-                # Another transfer brought it meanwhile.
+                # Another transfer has installed it meanwhile.
                 return _same(dest)
         return _take(request, builder, record_path, old, _other_bases(request, dest) if named else [])
     finally:
@@ -93,7 +93,7 @@ def _is_unchanged(request: Request, old: Record, record_path: str) -> bool:
 
 
 def _left_over(builder: Builder, old: Record) -> bool:
-    """Return True if something is there that the previous push brought and this one does not."""
+    """Return True if the folder has files of the previous push that are not in this one."""
     wanted = {entry.path for entry in builder.entries}
     return any(
         os.path.lexists(os.path.join(builder.root, entry.path))
@@ -107,7 +107,7 @@ def _take(
 ) -> Dict[str, Any]:
     builder.adopt()
     ready = sum(builder.ready)
-    wanted = builder.look(bases)
+    wanted = builder.find_missing(bases)
     builder.room(wanted)
     request.send(lean.dumps(wanted).encode(), want=True, kept=ready)
     if not request.params.get("relay"):
@@ -151,9 +151,9 @@ def _same(dest: str) -> Dict[str, Any]:
 
 
 def _estimate(builder: Builder, bases: Sequence[Base]) -> Dict[str, Any]:
-    """Return what a push would send; nothing is changed."""
+    """Return what a push would send, without changing anything."""
     builder.adopt(prune=False)
-    wanted = builder.look(bases)
+    wanted = builder.find_missing(bases)
     builder.room(wanted)
     return {
         "path": builder.dest,
@@ -183,7 +183,7 @@ def _builder(request: Request, dest: str) -> Builder:
 
 
 def _other_bases(request: Request, dest: str) -> List[Base]:
-    """Return the newest other tree of the same kind in the store: mostly the same code before an edit."""
+    """Return the newest other tree of the same kind in the store: usually the same code before an edit."""
     parent = os.path.dirname(dest)
     if not os.path.isdir(parent):
         return []
@@ -267,7 +267,7 @@ def _write_record(
             # Just after a push, there are few.
             if tree_cache.is_settled(status.st_ctime_ns, now):
                 rows[entry.path] = tree_cache.seen(status, entry.content)
-    # Written in one piece: several times faster than in parts.
+    # One write is several times faster than several.
     rows_text = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"

@@ -1,4 +1,4 @@
-"""A folder as a value: its manifest, and every file of it cut into pieces that are verified one by one.
+"""A folder as a value: its manifest, and its files divided into pieces that are verified one by one.
 
 Both sides use it: a node for a push, the launcher for a pull. Neither trusts what the other sends.
 """
@@ -29,7 +29,7 @@ else:
 MAX_ENTRIES = 2_000_000
 # Bytes: two million names of 250 bytes each.
 MAX_MANIFEST = 1 << 29
-# Bytes that are verified and passed on in one piece; they fit into a processor's cache.
+# Bytes per piece, which is verified and passed on as a unit; a piece fits into a processor's cache.
 PIECE = 1 << 20
 # A file of terabytes must not have millions of pieces.
 LARGE_PIECE, LARGE_FILE = 16 << 20, 1 << 34
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     mode: int
     size: int
     content: str
-    """A file's name by what is in it (`content_of`), a link's target, nothing for a folder."""
+    """For a file the name of its content (`content_of`), for a link its target, for a folder ""."""
 
 
 class BadTree(Exception):
@@ -103,7 +103,7 @@ def check(entries: Sequence[Entry]) -> None:
 
 
 def _folded(path: str) -> str:
-    # Imported here, because it is a library to load for names that few trees have.
+    # Imported here, because only few trees have names that need this module.
     import unicodedata
 
     return unicodedata.normalize("NFC", path).casefold()
@@ -158,15 +158,15 @@ def link_stays_inside(path: str, target: str) -> bool:
 
 class Scanned(NamedTuple):
     entries: List[Entry]
-    """Folders stand before what is in them."""
+    """Folders come before their content."""
     warnings: List[str]
-    """What is neither file, folder nor link."""
+    """Names that are neither file, folder nor link."""
     table: bytes
     """The pieces' digests of all files that have several, in the entries' order."""
 
 
 def read_anew(path: str, full: str, status: os.stat_result) -> Tuple[int, str, bytes]:
-    """Return a file's content as it is read now, whatever was known of it."""
+    """Read a file and return its content, without a cache."""
     return content_of(full)
 
 
@@ -197,7 +197,7 @@ def scan(
 def walk(
     root: str, below: str, skip: Callable[[str, bool], bool]
 ) -> Iterator[Tuple[str, "os.DirEntry[str]"]]:
-    """Yield every name below a folder, sorted, a folder before its content; links are not followed."""
+    """Yield every name below a folder, sorted, each folder before its content; links are not followed."""
     with os.scandir(os.path.join(root, below)) as listing:
         names = sorted(listing, key=lambda item: item.name)
     for entry in names:
@@ -234,7 +234,7 @@ def content_of(path: str) -> Tuple[int, str, bytes]:
     """Return a file's size, its content's name and its pieces' digests; the file is read once.
 
     The name of a file of one piece is its sha256. Of any other it is `p` with the sha256 of its pieces' digests, the
-    third value: who has verified every piece need not read the whole file again.
+    third value: a reader that has verified every piece need not read the complete file again.
     """
     with open(path, "rb", buffering=0) as file:
         first = file.read(PIECE + 1)
@@ -271,7 +271,7 @@ def content_name(digests: bytes) -> str:
 
 class Piece(NamedTuple):
     file: int
-    """Place of the file among the tree's files."""
+    """Index of the file among the tree's files."""
     offset: int
     size: int
     digest: bytes
@@ -281,7 +281,7 @@ class Pieces:
     """Every file of a tree cut into pieces, which are numbered; every file has at least one, an empty one too."""
 
     def __init__(self, files: Sequence[Entry], table: bytes) -> None:
-        """Raise BadTree if the digests are not those that the files' names promise."""
+        """Raise BadTree if the digests do not match the names of the files' contents."""
         self.files = files
         self.starts = [0]
         self._sums = [0]
@@ -388,7 +388,7 @@ def send_pieces(
                     raise BadTree(f"{entry.path} became shorter while it was sent")
                 left -= len(chunk)
                 if not waiting and len(chunk) == CHUNK:
-                    # Most of a large file: it is not copied again.
+                    # This avoids a copy for most of a large file.
                     send(chunk)
                     continue
                 waiting += chunk

@@ -1,6 +1,6 @@
-"""Make a folder from a manifest: use what exists, verify every piece, and switch the whole folder in.
+"""Make a folder from a manifest: use existing files, verify every piece, and replace the folder in one step.
 
-After an interruption, the next transfer continues with what is there.
+After an interruption, the next transfer continues with the verified pieces.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ STEP = 256 << 10
 
 
 class Base(NamedTuple):
-    """A folder that may hold some of the wanted files, and what is remembered about it."""
+    """A folder that may contain some of the files, and the cached state of its files."""
 
     root: str
     rows: Dict[str, CacheEntry]
 
 
 class Builder:
-    """Makes a tree next to its final path, from what exists and what is sent, and switches it in as a whole."""
+    """Makes a tree next to its final path, from existing files and sent pieces, and moves it there in one step."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Builder:
 
     # ---- what exists already
 
-    def look(self, bases: Sequence[Base]) -> List[Range]:
+    def find_missing(self, bases: Sequence[Base]) -> List[Range]:
         """Return the pieces that neither an interrupted transfer nor the bases have.
 
         The present tree is the first base.
@@ -105,7 +105,7 @@ class Builder:
                 if not is_plain_folder(base.root, folder, folders):
                     continue
                 if index not in self.have and not self._is_ready(index):
-                    self._look_at(index, entry, base, memory)
+                    self._use_from(index, entry, base, memory)
             if base.root == self.root:
                 self._in_place = len(self.have)
                 self.known = memory.now
@@ -118,7 +118,7 @@ class Builder:
                 lacking += [number for number in range(begin, end) if not self.ready[number]]
         return tree.ranges_of(lacking)
 
-    def _look_at(self, index: int, entry: Entry, base: Base, memory: Memory) -> None:
+    def _use_from(self, index: int, entry: Entry, base: Base, memory: Memory) -> None:
         path = f"{base.root}/{entry.path}"
         try:
             status = os.lstat(path)
@@ -134,13 +134,13 @@ class Builder:
         begin, end = self.pieces.of(index)
         return all(self.ready[begin:end])
 
-    def look_again(self) -> None:
+    def rescan(self) -> None:
         """Forget what the bases held, and scan the present tree as it is now."""
         self.have.clear()
-        self.look([Base(self.root, {})])
+        self.find_missing([Base(self.root, {})])
 
     def is_same(self) -> bool:
-        """Return True if the present tree is the wanted one already, apart from further files in it."""
+        """Return True if the present tree already is the requested one, apart from further files in it."""
         return (
             self._in_place == len(self.files)
             and os.path.isdir(self.root)
@@ -150,7 +150,7 @@ class Builder:
     # ---- aside
 
     def stage(self, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
-        """Take the folder aside for this transfer alone; return True if it waited for another transfer.
+        """Lock the temporary folder for this transfer; return True if it waited for another transfer.
 
         That may be one of another node on a shared file system.
         """
@@ -190,7 +190,7 @@ class Builder:
         return True
 
     def adopt(self, prune: bool = True) -> None:
-        """Count what an earlier transfer left aside, as far as its pieces are the wanted ones."""
+        """Take over the valid pieces that an earlier transfer left in the temporary folder."""
         if not os.path.isdir(self.staging) or os.path.islink(self.staging):
             return
         if not os.listdir(self.staging):
@@ -232,7 +232,7 @@ class Builder:
         return bool(self.ready[begin])
 
     def room(self, wanted: Sequence[Range]) -> None:
-        """Raise an error before the first byte if the disk cannot hold what would be sent."""
+        """Raise an error before the first byte if the disk has not enough space for the transfer."""
         folder = self.staging if os.path.isdir(self.staging) else nearest_folder(os.path.dirname(self.dest))
         disk = os.statvfs(folder)
         copied = sum(self.files[index].size for index in self.have)
@@ -249,7 +249,7 @@ class Builder:
             )
 
     def copy_over(self) -> None:
-        """Make the folders, and copy what the bases hold."""
+        """Make the folders, and copy the files that the bases have."""
         for entry in self.entries:
             if entry.kind == "d":
                 path = os.path.join(self.staging, entry.path)
@@ -296,7 +296,7 @@ class Builder:
             self.ready[number] = 1
 
     def take_from(self, number: int, fill: Callable[[memoryview], None]) -> None:
-        """Do the same for a piece that is read in steps; a wrong piece was written then, but does not count."""
+        """Do the same for a piece that is read in steps; a wrong piece is written, but does not count."""
         piece = self.pieces[number]
         if piece.size <= STEP:
             view = self._buffer[: piece.size]
@@ -351,7 +351,7 @@ class Builder:
             return bool(self.ready[number])
 
     def open_file(self, file: int) -> int:
-        """Open a file of the tree for reading, wherever the tree is at the moment."""
+        """Open a file of the tree for reading, before or after the tree was moved."""
         folder = self._lock if self._moved is None else self._moved
         return os.open(self.files[file].path, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
 
@@ -391,7 +391,7 @@ class Builder:
             elif entry.is_symlink():
                 os.symlink(os.readlink(entry.path), target)
             elif entry.is_file():
-                # It stays the same file: a program that writes it continues to do so.
+                # It stays the same file, so a program can continue to write it.
                 os.link(entry.path, target)
 
     def switch(self) -> None:

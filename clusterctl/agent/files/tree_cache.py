@@ -1,4 +1,4 @@
-"""Remember the content of files: a file that did not change since, by its inode, is not read again.
+"""Cache the content of files: a file whose inode shows no change since is not read again.
 
 Both sides use it: a node for the trees that were pushed to it, the launcher for the folders that it pushes.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 VERSION = 1
-# Bytes that are read of one cache; a million files take 150 MB.
+# Limit of bytes of a cache file; a million files take 150 MB.
 LARGEST = 1 << 30
 # Nanoseconds: kernels stamp files every 1 to 10 ms; a second change within one stamp leaves no trace.
 TICK = 50_000_000
@@ -54,7 +54,7 @@ def seen(status: os.stat_result, content: str, digests: bytes = b"") -> CacheEnt
 
 
 class Memory:
-    """Contents by path, and which of them were used now."""
+    """Cached contents by path, and which of them were used in this run."""
 
     def __init__(self, rows: Optional[Dict[str, CacheEntry]] = None) -> None:
         self._rows = rows or {}
@@ -62,7 +62,7 @@ class Memory:
         self.read_bytes = 0
 
     def read(self, path: str, full: str, status: os.stat_result) -> Tuple[int, str, bytes]:
-        """Return what `content_of` returns; the file is read only if it is not the remembered one."""
+        """Return the result of `content_of`; the file is read only if it differs from the cached state."""
         known = self._rows.get(path)
         if known is None or not known.fits(status):
             size, content, digests = content_of(full)

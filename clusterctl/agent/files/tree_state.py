@@ -1,4 +1,4 @@
-"""Describe a folder's whole state as one hash of the output of `find`: /bin/sh can compare it without an agent.
+"""Compute one hash for the state of a folder from the output of `find`: /bin/sh can compare it without an agent.
 
 Runs on nodes: standard library only, Python 3.8 and newer.
 """
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict
 
-# Name, kind, mode and target, size, time of the last change and inode: whoever changes a file changes the last two.
+# Name, kind, mode and target, size, time of the last change and inode: any change of a file changes the last two.
 FORMAT = r"%P\0%y%m %l\0%s %C@ %i\0"
 NOTHING = ""
 # Bytes of the longest path.

@@ -1,1 +1,1 @@
-"""The ranks of a run on this node: started, recorded, followed and ended."""
+"""Start, record, follow and end the ranks of a run on this node."""

@@ -40,13 +40,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
 
-# Seconds at most between a supervisor's last record and its exit; some 20 ms on an idle machine.
+# Limit in seconds between a supervisor's last record and its exit; about 20 ms on an idle machine.
 LEAVING = 2.0
 # Seconds that a supervisor has to report that it has started, or why it has not.
 STARTING = 60.0
 # Seconds without a heartbeat after which `stop` kills a supervisor: its longest pause is that of writing stacks.
 UNRESPONSIVE = 15.0
-# Bytes of a supervisor's first line, and of its log in an error.
+# Limit of bytes of a supervisor's first line, and of its log in an error.
 LONGEST_LINE = 1 << 16
 
 
@@ -118,7 +118,7 @@ def _spawn_supervisor(
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # Never returns: what the caller would do next is the agent's.
+        # Never returns: only the agent's process continues with the caller.
         _become_supervisor(files, run_dir, attempt, writing, change)
     os.close(writing)
     line = _first_line(reading)
@@ -166,7 +166,7 @@ def _become_supervisor(
 
 
 def _release_files(needed: int, nothing: int) -> None:
-    """Let go of every file but the standard streams and `needed`: others wait for the end of the agent's.
+    """Close every file but the standard streams and `needed`: other processes wait for the end of the agent's.
 
     Their numbers stay in use, for `nothing`: an object of the agent that is collected later closes its own number,
     which must not be a file of the supervisor.
@@ -177,7 +177,7 @@ def _release_files(needed: int, nothing: int) -> None:
 
 
 def _first_line(descriptor: int) -> bytes:
-    """Return the first line that a supervisor writes; what came of it after STARTING seconds."""
+    """Return the first line that a supervisor writes, or the part of it that arrived within STARTING seconds."""
     line, deadline = b"", time.monotonic() + STARTING
     try:
         while not line.endswith(b"\n") and len(line) < LONGEST_LINE:
@@ -201,7 +201,7 @@ def _end_of(path: str) -> str:
 
 
 def state(request: Request) -> Dict[str, Any]:
-    """Return what the files of an attempt record, and whether its supervisor lives and responds."""
+    """Return the recorded state of an attempt, and whether its supervisor lives and responds."""
     return read_state(request.path("run_dir"), request.need("attempt", int))
 
 
@@ -274,7 +274,7 @@ def _rank_order(name: str) -> int:
 
 
 def heartbeats(folder: str) -> Dict[str, Any]:
-    """Return by rank what its trainer wrote last, and how many seconds ago."""
+    """Return by rank the last content of its heartbeat file, and the age in seconds."""
     result = {}
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         rank = name[len("rank-") :]
@@ -293,8 +293,9 @@ def heartbeats(folder: str) -> Dict[str, Any]:
 def stop(request: Request) -> Dict[str, Any]:
     """Stop an attempt's ranks, wait for the end, and return how many of its processes are left.
 
-    That is 0, unless the kernel holds some. With `hang`, {rank, hang: seconds}, the end counts as a failure: no rank
-    had written anything for so long. A supervisor that does not respond is killed; its marker identifies its ranks.
+    That is 0, unless processes hang in the kernel. With `hang`, {rank, hang: seconds}, the end counts as a failure: no
+    rank had written anything for so long. A supervisor that does not respond is killed; its marker identifies its
+    ranks.
     """
     run_dir, attempt = request.path("run_dir"), request.need("attempt", int)
     grace = float(request.params.get("grace", GRACE))
@@ -302,7 +303,7 @@ def stop(request: Request) -> Dict[str, Any]:
     spec, supervisor = read_json(files.spec), read_json(files.supervisor)
     if (read_json(files.node) or {}).get("state") not in FINAL:
         os.makedirs(files.root, mode=0o700, exist_ok=True)
-        # First of all: a start that is still under way, or a supervisor that is just starting, finds it and ends.
+        # Do this first: a start in progress, or a supervisor that is just starting, then sees the file and ends.
         options = {name: request.params[name] for name in ("stacks", "hang") if request.params.get(name)}
         # If the disk is full, the signal below is enough.
         Records().write(files.stop, {"grace": grace, **options, "asked": time.time()})
@@ -347,7 +348,7 @@ def _end_supervisor(
         if silent > UNRESPONSIVE:
             stuck = stuck or responsiveness(files, supervisor)
             os.kill(pid, signal.SIGKILL)
-            # One that waits in the kernel ends only when that returns; its ranks need not wait for it.
+            # A supervisor that hangs in a system call ends only when the call returns; its ranks need not wait for it.
             time.sleep(0.2)
             break
         time.sleep(0.02)
@@ -355,7 +356,7 @@ def _end_supervisor(
 
 
 def _stop_without_supervisor(files: AttemptFiles, spec: Dict[str, Any], grace: float) -> None:
-    """End the ranks of a dead supervisor: they are known by their marker and by nothing else."""
+    """End the ranks of a dead supervisor, which only their marker identifies."""
     end_all([], marker_of(spec), grace)
     from clusterctl.agent.ranks import containers
 

@@ -54,7 +54,7 @@ class Changes:
         if not self._poll.poll(1000 * seconds):
             return False
         try:
-            # What changed is not used: all files are looked at.
+            # Which file changed does not matter: all files are checked.
             while len(os.read(self._descriptor, 1 << 16)) > 1 << 15:
                 pass
         except BlockingIOError:

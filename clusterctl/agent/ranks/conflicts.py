@@ -45,7 +45,7 @@ def living(run_dir: str) -> "Iterator[Tuple[str, Dict[str, Any]]]":
 
 
 def _folders(path: str) -> List[str]:
-    """Return what a folder holds, sorted, without hidden names; empty for what is no folder."""
+    """Return the names in a folder, sorted, without hidden ones; empty if it is no folder."""
     try:
         return [os.path.join(path, name) for name in sorted(os.listdir(path)) if not name.startswith(".")]
     except OSError:
@@ -53,7 +53,7 @@ def _folders(path: str) -> List[str]:
 
 
 def conflicts(run_dir: str, spec: Dict[str, Any]) -> List[str]:
-    """Return in words what this start would take from a run that lives here."""
+    """Return in words the conflicts of this start with runs that are active on this node."""
     result = []
     for run, other in living(run_dir):
         both = sorted(_devices(spec) & _devices(other))

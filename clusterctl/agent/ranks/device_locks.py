@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FOLDERS = ("/run/lock", "/dev/shm", "/tmp")
 DEVICE_FILES = {"npu": "/dev/davinci{}", "cuda": "/dev/nvidia{}"}
 SHARED_FOLDER = 0o1777
-# Bytes of a lock file that are read: who holds it.
+# Limit of bytes of a lock file, which names its holder.
 LONGEST = 4096
 
 
@@ -115,7 +115,7 @@ def _open(path: str) -> int:
 
 
 def _holder(descriptor: int) -> str:
-    """Return in words who wrote into a lock file; any user can have done so."""
+    """Return the holder that a lock file names; any user can have written it."""
     try:
         owner = lean.loads(os.pread(descriptor, LONGEST, 0))
     except (OSError, ValueError, RecursionError):

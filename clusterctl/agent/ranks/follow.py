@@ -20,16 +20,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, Optional
 
-# Seconds between two looks at files that grow: lines that are written meanwhile are sent together.
+# Seconds between two checks of files that grow: lines that are written meanwhile are sent together.
 LOOK = 0.05
-# Without inotify, the longest pause between two looks, reached after 1.5 s without growth. With it, the longest time
-# until a cancelled request ends.
+# Without inotify: the longest pause between two checks, reached after 1.5 s without growth. With inotify: the longest
+# time until a cancelled request ends.
 LONGEST_LOOK = 0.2
-# Each pause is so many times as long as the one before.
+# Factor by which each pause is longer than the one before.
 LONGER = 1.1
 # Seconds from the start of an attempt without inotify: a short one is not worth the 10 ms that it takes to set up.
 UNWATCHED = 2.0
-# Seconds between two looks for new files and at the attempt's state; inotify reports a change of either immediately.
+# Seconds between two checks for new files and of the attempt's state; inotify reports a change of either immediately.
 STATE_LOOK, WATCHED_STATE_LOOK = 0.25, 1.0
 # Seconds between two reports of a supervisor that does not respond.
 REPORT = 2.0
@@ -80,7 +80,7 @@ class _Files:
 
 
 def _age(file: FileIO, chunk: bytes) -> Dict[str, float]:
-    """Return how many seconds ago a file's last bytes were written; unknown for a piece from its middle."""
+    """Return how many seconds ago a file's last bytes were written; None for a piece from its middle."""
     if len(chunk) == CHUNK:
         return {}
     return {"age": round(max(0.0, time.time() - os.fstat(file.fileno()).st_mtime), 3)}
@@ -118,7 +118,7 @@ def _send_existing(request: Request, files: _Files) -> None:
 class _Attempt:
     """Follows an attempt, and reports a supervisor that does not respond from a thread of its own.
 
-    That thread reads no file: if the disk hangs, so does everything that does, and the supervisor probably too.
+    That thread reads no file: if the disk hangs, every thread that reads hangs too, and probably the supervisor.
     """
 
     def __init__(self, request: Request, files: AttemptFiles) -> None:
@@ -166,11 +166,11 @@ class _Attempt:
         while not self.request.cancelled.is_set():
             due = WATCHED_STATE_LOOK if watched else STATE_LOOK
             if time.monotonic() - looked >= due or _written(self.files.node) != written:
-                # Taken before the file is read: what is written meanwhile is seen next time.
+                # Read the time before the file: a later write is then seen next time.
                 looked, written = time.monotonic(), _written(self.files.node)
                 supervisor, node = read_node(self.files.run_dir, self.files.attempt)
                 self._note_beat(supervisor)
-                # Determined before the last look at the files, so that nothing is missed.
+                # Determined before the last check of the files, so that nothing is missed.
                 state = _end_of(node or {})
                 failure = (node or {}).get("first_failure")
                 if failure and not failed:

@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-# Seconds: a shorter silence is never a hang.
+# Shortest time in seconds without a step that counts as a hang.
 LEAST = 30.0
-# A hang is so many times the 99th percentile of a rank's steps.
+# A rank hangs after this many times the 99th percentile of its step times.
 TIMES = 3.0
-# Steps that must have been seen: the first ones compile, open connections and fill caches.
+# Steps that must have finished before: the first ones compile, open connections and fill caches.
 KNOWN = 3
-# Steps that the percentile is taken of.
+# Number of last steps for the percentile.
 KEPT = 512
 # Seconds that a checkpoint or an evaluation may take: the trainer's own limit for a collective.
 PAUSE = 600.0
@@ -31,7 +31,7 @@ PAUSE = 600.0
 REPORTED = 10.0
 # Steps of each rank that such a report needs.
 SEEN = 3
-# Seconds between two looks that show that this node itself was suspended, and not its ranks.
+# Seconds between two checks which show that this node was suspended, and not its ranks.
 ASLEEP = 5.0
 
 
@@ -49,7 +49,7 @@ class Pace:
         self.own: List[float] = []
 
     def note(self, touched: int, text: str, now: float) -> None:
-        """Take what the heartbeat file holds now; `touched` is its time in nanoseconds."""
+        """Record the content of the heartbeat file; `touched` is its modification time in nanoseconds."""
         if touched == self.touched:
             return
         steps = number_of(text) - number_of(self.text)
@@ -66,7 +66,7 @@ class Pace:
 
     def limit(self, given: Optional[float]) -> Optional[float]:
         """Return the seconds after which silence is a hang; None while too little is known."""
-        # Count steps and not looks: many steps may pass between two looks.
+        # Count steps and not checks: many steps may pass between two checks.
         if number_of(self.text) - self.first < KNOWN:
             return None
         if "pause" in self.text:
@@ -84,7 +84,7 @@ def number_of(text: str) -> int:
 
 
 def own_seconds(text: str) -> Optional[float]:
-    """Return the rank's own time for that step, without waiting for others; None if the heartbeat does not hold it."""
+    """Return the rank's own time for that step, without waiting for others; None if the heartbeat lacks it."""
     fields = text.split("\n", 1)[0].split()
     try:
         return float(fields[1]) if len(fields) > 1 else None
@@ -98,18 +98,18 @@ class Steps:
     def __init__(self, folder: str, ranks: Iterable[int], hang_after: Optional[float], now: float) -> None:
         """`hang_after` is in seconds; None derives it from the ranks' own pace, 0 disables it."""
         self.folder, self.hang_after = folder, hang_after
-        self.looked = self.reported = now
+        self.checked = self.reported = now
         self.ranks: Dict[int, Pace] = {rank: Pace(now) for rank in ranks}
         # The heartbeats that the previous attempt left.
         self.stale = {rank: self._read(rank) for rank in self.ranks}
 
-    def look(self, now: float) -> Optional[Dict[str, object]]:
+    def find_hung(self, now: float) -> Optional[Dict[str, object]]:
         """Return the rank that hangs, with its step and for how long, or None.
 
         Of several, the one furthest behind.
         """
-        asleep = now - self.looked if now - self.looked > ASLEEP else 0.0
-        self.looked = now
+        asleep = now - self.checked if now - self.checked > ASLEEP else 0.0
+        self.checked = now
         hung: List[Dict[str, object]] = []
         for rank, pace in self.ranks.items():
             pace.since += asleep
@@ -153,7 +153,8 @@ def _median(values: List[float]) -> float:
     return round(sorted(values)[len(values) // 2], 6)
 
 
-# Seconds: nobody stops a process for longer to examine it; debuggers stop it in another way.
+# Seconds after which a stopped rank counts as failed: people who examine a process stop it for less, or with a
+# debugger.
 LONG = 10.0
 
 
@@ -165,10 +166,11 @@ class Stopped:
         self.limit = LONG if hang_after is None else min(LONG, hang_after)
         self.since: Dict[int, float] = {}
 
-    def look(self, now: float, pids: Mapping[int, int], hung: bool = False) -> Optional[Dict[str, Any]]:
+    def find(self, now: float, pids: Mapping[int, int], hung: bool = False) -> Optional[Dict[str, Any]]:
         """Return the rank that was stopped for too long, or None; `pids` has the pid of each living rank.
 
-        `hung`: a rank of this or another node hangs; a rank that is stopped here is the reason, no matter for how long.
+        `hung`: a rank of this or another node hangs; a rank that is stopped here is then the reason, no matter for how
+        long.
         """
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)] if self.limit else []
         self.since = {rank: self.since.get(rank, now) for rank in stopped}

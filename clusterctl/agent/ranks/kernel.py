@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 BEFORE, AFTER = 10.0, 2.0
 # In a container, a kill for memory so many seconds from the end of a process counts for it.
 AT_ONCE = 2.0
-# Messages for one process.
+# Limit of messages for one process.
 MOST = 10
-# Seconds and bytes for all messages of the kernel; its buffer has a few MB at most.
+# Limits of seconds and bytes for reading the kernel's messages; its buffer has a few MB at most.
 DMESG_LIMIT, LARGEST = 10.0, 64 << 20
 KILL = 9
 WORTH = (
@@ -140,8 +140,8 @@ class Kills:
         self.before = self.seen
         self.rose = now - 2 * RECENT
 
-    def look(self, now: float) -> None:
-        """Note whether the counter rose; a look costs 35 us."""
+    def check(self, now: float) -> None:
+        """Check whether the counter rose, which takes 35 us."""
         result = read(self.path)
         if result.get("oom_kill", 0) > self.seen.get("oom_kill", 0):
             self.before, self.rose = self.seen, now
@@ -149,7 +149,7 @@ class Kills:
 
     def of(self, now: float) -> Dict[str, Any]:
         """Return the evidence about a process that SIGKILL just ended; empty unless the counter rose with it."""
-        self.look(now)
+        self.check(now)
         if now - self.rose > RECENT:
             return {}
         count = self.seen.get("oom_kill", 0) - self.before.get("oom_kill", 0)

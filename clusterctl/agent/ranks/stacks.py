@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 # Seconds that a rank's threads take to write their stacks.
 WRITING = 0.5
-# Seconds for all of a node's py-spy together.
+# Limit in seconds for all py-spy processes of a node together.
 PATIENCE = 5.0
-# Processes of one rank whose stacks are written: the rank itself and its loaders.
+# Limit of processes of a rank whose stacks are written: the rank and its data loaders.
 MOST = 8
 # Bytes kept of the stacks of one process.
 LARGEST = 4 << 20

@@ -1,4 +1,4 @@
-"""The process that owns a run's ranks on one node: it starts, records and stops them, and outlives the launcher.
+"""The parent process of a run's ranks on one node: it starts, records and stops them, and outlives the launcher.
 
 Runs on nodes: standard library only, Python 3.8 and newer.
 """
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.spawn import Child
 
-# At most so many seconds of grace after a failure: ranks that wait for a dead one cannot save a checkpoint.
+# Limit in seconds of the grace after a failure: ranks that wait for a dead one cannot save a checkpoint.
 FAILED_GRACE = 5.0
-# Seconds for what a finished rank left behind.
+# Seconds for processes that a finished rank left behind.
 SWEEP = 2.0
 # Seconds at most from when a process looks ended until its exit status is there: its last thread ends later.
 REAPING = 2.0
-# Seconds between two looks at heartbeats, if nothing else wakes a supervisor; it sends its own as often.
+# Seconds between two checks of heartbeats, if nothing else wakes a supervisor; it writes its own as often.
 LOOK = 1.0
 # In a rank's environment: by this the watcher finds the ranks to end when their supervisor is killed.
 SUPERVISED = "CLUSTERCTL_SUPERVISED"
@@ -70,7 +70,7 @@ class Supervisor:
 
     def __init__(self, run_dir: str, attempt: int, change: Optional[Dict[str, Any]] = None) -> None:
         self.files = AttemptFiles(run_dir, attempt)
-        # What the setup changes in the environment; it may hold secrets, and is not in the specification.
+        # The changes of the setup to the environment; they may contain secrets, and are not in the specification.
         self.change = change
         spec = read_json(self.files.spec)
         assert spec is not None
@@ -102,7 +102,7 @@ class Supervisor:
         return f"{SUPERVISED}={self.supervised[SUPERVISED]}"
 
     def spawn_all(self) -> None:
-        """Start the ranks; then the specification on the disk needs no secrets any more."""
+        """Start the ranks; then the secrets are then removed from the specification on the disk."""
         self._write_state("running")
         for rank in self.ranks:
             if self.first_failure is None and not self.stop_requested:
@@ -168,7 +168,7 @@ class Supervisor:
                 grace = float(request.get("grace", grace))
                 # Stacks are wanted when a rank hangs, here or on another node.
                 stacks = bool(request.get("stacks"))
-                hung = self.stopped.look(time.monotonic(), self._living(), True) if stacks else None
+                hung = self.stopped.find(time.monotonic(), self._living(), True) if stacks else None
                 if hung := hung or request.get("hang"):
                     self._note_hang(hung)
                 if stacks:
@@ -178,7 +178,7 @@ class Supervisor:
                 break
             select.select([reading], [], [], LOOK)
             _drain(reading)
-            self._look()
+            self._check_ranks()
         self._end(SWEEP)
         if note := containers.remove(self.spec):
             self.left.append(f"containers: {note}")
@@ -194,17 +194,17 @@ class Supervisor:
         )
         self.records.finish(self.send_beat)
 
-    def _look(self) -> None:
+    def _check_ranks(self) -> None:
         """Check the ranks' heartbeats: a rank that hangs, or that a signal has stopped, is the failure of this node.
 
         Its stacks are saved first.
         """
         now = time.monotonic()
-        self.kills.look(now)
+        self.kills.check(now)
         self.adopted += reap_adopted(self._own())
         self.records.again()
-        hung, pace = self.steps.look(now), self.steps.pace(now)
-        hung = self.stopped.look(now, self._living()) or hung
+        hung, pace = self.steps.find_hung(now), self.steps.pace(now)
+        hung = self.stopped.find(now, self._living()) or hung
         if pace is not None:
             self.records.write(self.files.pace, pace, durable=False)
         if hung is not None and not self.first_failure:
@@ -321,7 +321,7 @@ def main(run_dir: str, attempt: int, ready: int, change: Optional[Dict[str, Any]
     """Start the ranks, report that to the agent through `ready`, and supervise them until they have ended."""
     become_subreaper()
     supervisor = Supervisor(run_dir, attempt, change)
-    # Before the pid is known, since a stop may come right after that.
+    # Do this before the pid is known, because a stop may follow immediately.
     signal.signal(signal.SIGTERM, supervisor.request_stop)
     locks = DeviceLocks(supervisor.spec)
     taken = locks.take()
@@ -344,8 +344,8 @@ TOOLS = (b"npu-smi", b"/usr/local/bin/npu-smi")
 class NpuInfo:
     """Runs npu-smi at the start of an attempt, so that `logs pull` can compare its output with a later one.
 
-    Nobody waits for it: with sixteen devices it takes up to 6 s, and a driver that hangs never answers. Nothing is run
-    on a node without NPUs.
+    No process waits for it: with sixteen devices it takes up to 6 s, and a driver that hangs never answers. Nothing is
+    run on a node without NPUs.
     """
 
     def __init__(self, spec: Dict[str, Any], path: str) -> None:
@@ -360,7 +360,7 @@ class NpuInfo:
             with open(path, "wb") as file:
                 self._process = start([tool, b"info"], os.environb, file.fileno(), file.fileno())
         except OSError:
-            # A full disk is reported by those who need it.
+            # A full disk is reported by the code that needs the space.
             return
 
     def pids(self) -> List[int]:

@@ -44,8 +44,8 @@ def test_a_kill_that_no_limit_of_the_group_led_to_is_the_nodes(counter: Path) ->
 def test_a_look_between_does_not_lose_it(counter: Path) -> None:
     kills = Kills(100.0, str(counter))
     counter.write_text("oom 1\noom_kill 4\n")
-    kills.look(100.5)
-    kills.look(101.5)
+    kills.check(100.5)
+    kills.check(101.5)
     assert "2 killed" in kills.of(101.9)["kernel"][0]
 
 

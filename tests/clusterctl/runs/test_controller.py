@@ -722,18 +722,18 @@ def test_a_stopped_rank_is_named_at_once_by_the_kernel_and_a_sleeping_one_is_not
         stopped.send_signal(signal.SIGSTOP)
         wait_for(lambda: is_stopped(stopped.pid))
         pids = {3: sleeper.pid, 4: stopped.pid}
-        looks = Stopped(None)
-        assert looks.look(0.0, pids) is None
-        assert looks.look(9.0, pids) is None
+        watched = Stopped(None)
+        assert watched.find(0.0, pids) is None
+        assert watched.find(9.0, pids) is None
         # If a rank of another node hangs, the stopped one is the reason.
-        assert looks.look(9.1, pids, hung=True) == {"rank": 4, "hang": 9.1, "stopped": True}
-        assert looks.look(10.5, pids) == {"rank": 4, "hang": 10.5, "stopped": True}
-        assert Stopped(0.0).look(0.0, pids, hung=True) is None
+        assert watched.find(9.1, pids, hung=True) == {"rank": 4, "hang": 9.1, "stopped": True}
+        assert watched.find(10.5, pids) == {"rank": 4, "hang": 10.5, "stopped": True}
+        assert Stopped(0.0).find(0.0, pids, hung=True) is None
         quick = Stopped(2.0)
-        quick.look(0.0, pids)
+        quick.find(0.0, pids)
         stopped.send_signal(signal.SIGCONT)
         wait_for(lambda: not is_stopped(stopped.pid))
-        assert quick.look(3.0, pids) is None
+        assert quick.find(3.0, pids) is None
         # It begins anew.
         assert not quick.since
     finally:

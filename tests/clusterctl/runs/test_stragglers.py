@@ -59,7 +59,7 @@ def test_a_node_tells_what_its_ranks_took_themselves_and_forgets_it_then(tmp_pat
     for number in range(1, 5):
         (tmp_path / "rank-4").write_text(f"{number}     0.2000\n")
         (tmp_path / "rank-5").write_text(f"{number}     0.0500\n")
-        steps.look(float(number))
+        steps.find_hung(float(number))
     assert steps.pace(REPORTED - 1.0) is None, "too soon"
     assert steps.pace(REPORTED) == {"4": 0.2, "5": 0.05}
     assert steps.pace(3 * REPORTED) is None, "nothing new was seen"

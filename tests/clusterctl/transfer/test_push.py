@@ -365,7 +365,7 @@ def test_a_full_disk_is_found_before_the_transfer(tmp_path: Path) -> None:
     entry = Entry("f", "f", 0o644, size, tree.content_name(table))
     builder = tree_build.Builder(str(tmp_path / "dest"), [entry], table)
     with pytest.raises(Refused, match="MB are needed"):
-        builder.room(builder.look([]))
+        builder.room(builder.find_missing([]))
 
 
 def test_a_disk_without_room_for_more_files_is_found_too(
@@ -510,7 +510,7 @@ def test_whatever_a_manifest_says_nothing_lands_outside(
     builder = tree_build.Builder(str(folder / "in" / "dest"), checked)
     builder.stage()
     builder.adopt()
-    for begin, end in builder.look([]):
+    for begin, end in builder.find_missing([]):
         for number in range(begin, end):
             builder.take(number, b"", builder.pieces[number])
     builder.copy_over()
