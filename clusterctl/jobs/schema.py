@@ -46,7 +46,7 @@ def _own() -> Schema:
         "devices": (DEVICES, "Devices to use on each node, for example [0,4). Each device gets one rank."),
         "device_ids": (
             {"enum": list(DEVICE_ID_CHOICES)},
-            "DEVICE_ID on NPUs. visible: index in ASCEND_RT_VISIBLE_DEVICES. physical: that list is not set.",
+            "DEVICE_ID on NPUs. visible: index in ASCEND_RT_VISIBLE_DEVICES. physical: physical id, without that list.",
         ),
         "code": (TEXT, "Folder to push. The ranks start in it."),
         "data": (
@@ -54,14 +54,17 @@ def _own() -> Schema:
             "Folder with data to push, or s3://BUCKET/FOLDER or obs://BUCKET/FOLDER, which each node fetches. `{data}` "
             "in the job is its path on each node.",
         ),
-        "data_there": (TEXT, "Folder with data that is already on all nodes. It is compared, not pushed."),
+        "data_there": (
+            TEXT,
+            "Folder with data that is on all nodes already. The launch compares it and does not push it.",
+        ),
         "storage": (
             _storage(),
-            "How object stores are reached. Keys come from the environment or a file; they are never recorded.",
+            "How object stores are reached. Access keys come from the environment or a file and are never recorded.",
         ),
         "processes": (
             {"enum": list(PROCESS_CHOICES)},
-            "What gets a process. auto: each device, or each node if the command is torchrun, deepspeed or the like.",
+            "Whether each device or each node gets a process. auto: each device; each node if the command is a launcher such as torchrun.",
         ),
         "env": (
             {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
@@ -87,7 +90,7 @@ def _own() -> Schema:
         "grace": (NUMBER, "Seconds between SIGTERM and SIGKILL, for a last checkpoint."),
         "collect": (
             {"type": "array", "items": {"enum": list(COLLECT_CHOICES)}},
-            "What to fetch from the nodes besides logs and metrics.",
+            "What to fetch from the nodes in addition to logs and metrics.",
         ),
         "share_devices": ({"type": "boolean"}, "Allow devices that another run is using."),
         **_around(),
@@ -99,11 +102,11 @@ def _around() -> dict[str, tuple[Schema, str]]:
     """Return the keys that concern the entire run: failures, the network, the platform of the nodes."""
     return {
         "restart": (_restart(), "Restart the run after a failure."),
-        "network": (_network(), "How ranks on several nodes exchange."),
+        "network": (_network(), "How ranks on different nodes communicate."),
         "slurm": (_slurm(), "What `clusterctl submit slurm` asks Slurm for."),
         "kubernetes": (_kubernetes(), "What `clusterctl submit k8s` asks Kubernetes for."),
         "modelarts": (_modelarts(), "What `clusterctl submit modelarts` asks ModelArts for."),
-        "container": (container(), "The container that the ranks run in, unless their node has its own."),
+        "container": (container(), "The container for the ranks, unless their node sets one."),
         "notify": (
             TEXT,
             "Command or https:// address to call at the end, a failure, a restart, a stall or a NaN; or $NAME,"
@@ -225,19 +228,22 @@ def container() -> Schema:
 def _kubernetes() -> Schema:
     return _described(
         {
-            "nodes": (COUNT, "Pods, each on a node of its own. Default: 1."),
+            "nodes": (COUNT, "Number of pods, each on another node. Default: 1."),
             "devices": (COUNT, "Devices of each pod, and so ranks. Default: 1."),
             "kind": ({"enum": list(KINDS)}, "Kind of the devices. Default: cpu."),
             "chip": ({"enum": list(CHIPS)}, "Ascend hardware, for the labels of nodes. Default: a2."),
-            "namespace": (TEXT, "Default: default."),
+            "namespace": (TEXT, "Namespace of the objects. Default: default."),
             "image": (TEXT, "Default: the image of `container`."),
             "cpus": (QUANTITY, "Processors of each pod."),
             "memory": (QUANTITY, "Memory of each pod: 256Gi."),
             "shared_memory": (QUANTITY, "Size of /dev/shm. Default: 16Gi."),
             "grace": (COUNT, "Seconds between SIGTERM and SIGKILL. Default: 30 more than the job's grace."),
-            "retries": ({"type": "integer", "minimum": 0}, "How often all pods are started again."),
+            "retries": ({"type": "integer", "minimum": 0}, "How often all pods are restarted."),
             "queue": (TEXT, "Queue of Volcano. Default: default."),
-            "code": ({"enum": list(CODE_CHOICES)}, "configmap: sent along, below 1 MiB. image: it has it."),
+            "code": (
+                {"enum": list(CODE_CHOICES)},
+                "configmap: sent in a ConfigMap, below 1 MiB. image: the image contains it.",
+            ),
             "runtime": (TEXT, "ClusterTrainingRuntime of a TrainJob. Default: torch-distributed."),
             "service_account": (TEXT, "ServiceAccount of the pods."),
             "secret": (TEXT, "Secret with a key for each variable of `forward`."),
@@ -266,7 +272,9 @@ def _modelarts() -> Schema:
 
 def _storage() -> Schema:
     endpoint = "URL of the store. Default: $AWS_ENDPOINT_URL, for obs:// $OBS_ENDPOINT."
-    credentials = "File with keys, as ~/.aws/credentials; only you can read it."
+    credentials = (
+        "File with access keys in the form of ~/.aws/credentials, which only you may be able to read."
+    )
     properties = {
         "endpoint": TEXT | {"description": endpoint},
         "region": TEXT | {"description": "Region of the store."},

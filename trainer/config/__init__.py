@@ -1,1 +1,1 @@
-"""What to train: frozen sections and their rules; imports neither torch nor NumPy."""
+"""The config of a training: frozen sections and their rules; imports neither torch nor NumPy."""

@@ -1,6 +1,6 @@
 """Read the lengths of a training in the user's units: `700 steps`, `2.5B tokens`, `1%`.
 
-Samples of each step: as many in all of them, or fewer at first. Arithmetic alone.
+Compute the samples of each step: a constant number, or fewer at first. Only arithmetic.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def amount(text: str, units: tuple[str, ...] = UNITS, example: str = _EXAMPLE) -
     return value, unit
 
 
-# Units of a whole training: a part of it says nothing.
+# Units of the length of a training, which cannot be a part of itself.
 LENGTHS = ("steps", "samples", "tokens", "epochs")
 _LENGTH_EXAMPLE = 'write it as "2.5B tokens", "3M samples" or "2 epochs"'
 
@@ -87,10 +87,10 @@ def in_samples(text: str, batches: BatchSizes, sequence: int, whole: float) -> f
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """`whole` samples a step; with a ramp from `start` up by `increment`, the rises spread over `samples`.
+    """`whole` samples per step; with a ramp, from `start` up in rises of `increment`, spread over `samples`.
 
-    A step's size follows from the samples consumed before it and from nothing else, as Megatron's does, so that a
-    resumed training and one of another layout take the same batches.
+    The size of a step depends only on the samples consumed before it, as in Megatron, so that a resumed training and
+    another layout take the same batches.
     """
 
     whole: int
@@ -104,7 +104,7 @@ class BatchSizes:
         return max(0, self.whole - self.start) // self.increment if self.start and self.increment else 0
 
     def after(self, consumed: int) -> int:
-        """Return the samples of the step that begins when so many are consumed."""
+        """Return the samples of the step that begins after `consumed` samples."""
         if not self.rises or consumed >= self.samples:
             return self.whole
         return self.start + consumed * self.rises // self.samples * self.increment
@@ -114,14 +114,14 @@ class BatchSizes:
         return self.after(self.consumed(step - 1))
 
     def consumed(self, steps: int) -> int:
-        """Return the samples of the first so many steps together."""
+        """Return the samples of the first `steps` steps together."""
         taken, consumed = next(
             ((taken, consumed) for taken, consumed in reversed(self._rungs) if taken <= steps), (0, 0)
         )
         return consumed + (steps - taken) * self.after(consumed)
 
     def in_steps(self, samples: float) -> float:
-        """Return in how many steps so many samples are consumed."""
+        """Return in how many steps `samples` samples are consumed."""
         taken, consumed = next(rung for rung in reversed(self._rungs) if rung[1] <= samples)
         return taken + (samples - consumed) / self.after(consumed)
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Chip:
-    """One device and its links, as its maker describes it."""
+    """One device and its links, as described by its manufacturer."""
 
     name: str
     kind: str
     """cpu, cuda or npu."""
     title: str
     memory: float
-    """GB (10^9 bytes); 0 where it is the node's."""
+    """GB (10^9 bytes); 0 if the device uses the node's memory."""
     half: float
     """Peak in bf16 or fp16, 10^12 operations a second."""
     full: float
@@ -31,11 +31,11 @@ class Chip:
     net_gbytes: float
     """GB/s that a device sends to another node."""
     memory_gbytes: float
-    """GB/s between the device and its memory: the optimizer's step is bound by it."""
+    """GB/s between the device and its memory, which limit the optimizer's step."""
     host_gbytes: float
     """GB/s between the device and the node's memory."""
     latency: float
-    """Seconds that the smallest exchange takes."""
+    """Seconds of the smallest exchange."""
     types: tuple[str, ...]
     """Precisions that it computes with."""
     kernels: tuple[str, ...]

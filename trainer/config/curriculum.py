@@ -17,15 +17,15 @@ class CurriculumConfig:
     """Samples that are cut to a length which grows up to model.sequence."""
 
     start: int = setting(0, least=0)
-    """Tokens per sample in the beginning; 0: samples always have model.sequence tokens."""
+    """Tokens per sample at first; 0: samples always have model.sequence tokens."""
     steps: int = setting(0, least=0)
-    """Steps until the whole length."""
+    """Steps until samples have the full length."""
     schedule: str = setting("linear", choices=("linear", "root"))
     """linear grows by the same amount in every step; root grows fast at first. DeepSpeed: fixed_linear, fixed_root."""
     root: float = setting(2.0, least=1.0)
     """With root: which one; 2 is the square root."""
     multiple: int = setting(8, least=1)
-    """Lengths are multiples of it: kernels are fastest with multiples of 8, or 64 on an NPU."""
+    """Lengths are multiples of this number: kernels are fastest with multiples of 8, or 64 on an NPU."""
 
     def length(self, step: int, whole: int) -> int:
         """Return the tokens per sample of a step, counted from 1; `whole` is model.sequence."""

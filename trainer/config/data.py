@@ -1,4 +1,4 @@
-"""The `data:` part of a job: which corpora, how they are divided and mixed. Loads no NumPy."""
+"""The `data:` part of a job: its corpora, and how they are divided and mixed. Loads no NumPy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.config.glm import Infilling, Windows
 from trainer.config.reader import setting
 from trainer.errors import Fault
 
-# Of a blend: it counts them in two bytes, as Megatron-core does.
+# Limit of corpora of a blend, which numbers them with two bytes, as Megatron-core does.
 MOST_CORPORA = 32767
 
 
@@ -19,9 +19,9 @@ class Source:
     """One corpus of several."""
 
     prefix: str = setting("", required=True)
-    """Path of its .bin and .idx files without their endings."""
+    """Path of its .bin and .idx files without these endings."""
     weight: float | None = setting(None, above=0.0)
-    """Its share of the samples, relative to the other weights; without weights each corpus is read once."""
+    """Its share of the samples, relative to the other weights; without weights, each corpus is read once."""
 
 
 @dataclass(frozen=True)
@@ -29,31 +29,35 @@ class DataConfig:
     """Where the tokens come from: `prefix`, or `blend`, or `train` and `valid`."""
 
     prefix: str = setting("")
-    """Path of the .bin and .idx files without their endings."""
+    """Path of the .bin and .idx files without these endings."""
     blend: tuple[Source, ...] = setting(())
     """Several corpora: a list of {prefix, weight}."""
     train: tuple[Source, ...] = setting(())
-    """Corpora for training alone, whole: one prefix, or a list of {prefix, weight}; then `split` is not used."""
+    """Corpora that are used only for training, without `split`: one prefix, or a list of {prefix, weight}."""
     valid: tuple[Source, ...] = setting(())
-    """As `train`, for validation."""
+    """The same for validation."""
     tokenizer: str = setting("")
-    """tokenizer.json that made the tokens; copied into every checkpoint, so that one folder can generate."""
+    """The tokenizer.json of the corpora; copied into every checkpoint, so that a checkpoint's folder is enough to
+    generate text.
+    """
     split: str = setting("949,50,1")
     """Parts of each corpus for training, validation and test, in the order of the documents."""
     seed: int = setting(1234, least=0, below=2**32)
     """Seed of the order of the samples."""
     eod: int | None = setting(None, least=0)
-    """Token that ends a document, if no tokenizer is named that gives it."""
+    """The end-of-document token, if no tokenizer defines it."""
     mask_eod_loss: bool = setting(False)
-    """Leave the token after an end of document out of the loss: it begins another document."""
+    """Exclude the token after an end of document from the loss: it begins another document."""
     reset_positions: bool = setting(False)
     """Start the positions at 0 after each end of document."""
     reset_attention: bool = setting(False)
-    """Hide everything before the last end of document from attention, which then uses torch's slower kernel."""
+    """Hide all tokens before the last end of document from attention. On GPUs, torch's slower masked attention is
+    used.
+    """
     windows: Windows = field(default_factory=Windows)
     """GLM: how samples are cut from the documents."""
     infilling: Infilling = field(default_factory=Infilling)
-    """GLM: what of a sample is taken out, to be filled in again."""
+    """GLM: which part of a sample is removed, to be filled in by the model."""
 
     @property
     def needs_eod(self) -> bool:
@@ -83,7 +87,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class DataIdentity:
-    """What a checkpoint records about the data of its training, to recognise other data."""
+    """The record of a training's data in a checkpoint, by which other data are detected."""
 
     corpora: tuple[str, ...] = ()
     """A hash of each training corpus: of its .idx file, or of the file of a task."""

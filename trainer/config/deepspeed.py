@@ -1,5 +1,5 @@
-"""The settings of a DeepSpeed configuration: those that are keys of the job too, those that DeepSpeed gets as they are,
-and those that are refused, because the trainer would not follow them."""
+"""The settings of a DeepSpeed configuration: those that are also keys of the job, those that are passed to DeepSpeed
+unchanged, and those that are refused, because the trainer would not follow them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainer.errors import Fault
 from trainer.json_types import JsonObject
 
 KEY = "train.engine.deepspeed"
-# Hugging Face's word for "as the job says".
+# Hugging Face's value for "as the job says".
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A setting that is a key of the job too."""
+    """A setting that is also a key of the job."""
 
     path: str
     key: str
@@ -42,9 +42,9 @@ SCALES = (
     Shared("fp16.hysteresis", "loss_scale.hysteresis"),
     Shared("fp16.min_loss_scale", "loss_scale.least"),
 )
-# What DeepSpeed can move off the device.
+# Sections for parts that DeepSpeed can move off the device.
 OFFLOADED = ("offload_optimizer", "offload_param")
-# Sections and values that DeepSpeed gets as they are written.
+# Sections and values that are passed to DeepSpeed unchanged.
 PASSED = frozenset(
     (
         "zero_optimization",
@@ -59,7 +59,7 @@ PASSED = frozenset(
         "gradient_accumulation_steps",
     )
 )
-# Whose values follow from others, or make no difference here.
+# Settings whose values follow from others, or have no effect here.
 UNUSED = frozenset(
     (
         "steps_per_print",
@@ -94,13 +94,13 @@ OPTIMIZERS = ("Adam", "AdamW")
 
 
 def settings_of(text: str) -> Mapping[str, Any]:
-    """Return what DeepSpeed gets as it is written."""
+    """Return the settings that are passed to DeepSpeed unchanged."""
     found: Mapping[str, Any] = json.loads(text) if text else {}
     return found
 
 
 def parts_on_disk(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the settings of what DeepSpeed keeps in files."""
+    """Return the settings of the parts that DeepSpeed keeps in files."""
     zero = given.get("zero_optimization") or {}
     parts = {part: zero.get(part) or {} for part in OFFLOADED}
     return {part: own for part, own in parts.items() if own.get("device") == "nvme"}
@@ -143,7 +143,9 @@ def with_settings(raw: Mapping[str, Any], faults: list[Fault]) -> JsonObject:
 
 
 def placed_in_settings(raw: Mapping[str, object], faults: Sequence[Fault]) -> list[Fault]:
-    """Return faults with the places of DeepSpeed's settings instead of the keys of the job that these became."""
+    """Return the faults with the keys of DeepSpeed's settings instead of the keys of the job to which they were
+    converted.
+    """
     engine = raw.get("engine")
     given = engine.get("deepspeed") if isinstance(engine, Mapping) else None
     if not isinstance(given, Mapping):
@@ -164,7 +166,7 @@ def _get(settings: Mapping[str, Any], path: str) -> Any:
 
 
 def _adopt(merged: JsonObject, path: str, key: str, value: object, faults: list[Fault]) -> None:
-    """Set a key of the job that is left out; note a contradiction with one that is given."""
+    """Set a key of the job that is left out; add a fault if it is set to another value."""
     section, _, name = key.rpartition(".")
     place = merged
     if section:
@@ -225,7 +227,7 @@ def _offload(given: Mapping[str, Any], merged: JsonObject, faults: list[Fault]) 
 
 
 def _nvme_faults(given: Mapping[str, Any], path: str, merged: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield what keeps a part from being moved to a disk."""
+    """Yield the reasons why a part cannot be moved to a disk."""
     folder = _get(given, f"{path}.nvme_path")
     if not isinstance(folder, str) or not folder.startswith("/"):
         problem = f"is {folder!r}, and device: nvme needs a folder on each node's own disk"

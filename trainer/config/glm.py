@@ -10,7 +10,7 @@ from trainer.config.reader import setting
 if TYPE_CHECKING:
     pass
 
-# Sop, eop, ENC, the masks and the rest, above the vocabulary of the text.
+# Number of GLM's special tokens (sop, eop, ENC, the masks, ...), whose ids follow the vocabulary of the text.
 SPECIAL_TOKENS = 9
 
 
@@ -19,32 +19,36 @@ class Windows:
     """How a sample is cut from the documents."""
 
     short_chance: float = setting(0.02, least=0.0)
-    """Chance that a sample is cut to a length in [32, sequence - 1)."""
+    """Probability that a sample is cut to a length in [32, sequence - 1)."""
     sentence_start: bool = setting(True)
-    """Whether a window in a long document begins after a sentence's end, where one is near."""
+    """Whether a window in a long document begins after the end of a sentence, if one is near."""
     across_documents: bool = setting(True)
     """Whether a short document is followed by others until the sample is full."""
 
 
 @dataclass(frozen=True)
 class Infilling:
-    """How often each mode is used, and how much it takes out."""
+    """How often each mode is used, and how many tokens it removes."""
 
     words: float = setting(0.5, least=0.0)
-    """Chance of short spans, [MASK] each; with `sentences` at most 1, what is left is [gMASK]'s."""
+    """Probability of short spans, each replaced by [MASK]. The rest of 1 after `words` and `sentences` is that of
+    [gMASK].
+    """
     sentences: float = setting(0.3, least=0.0)
-    """Chance of whole sentences, [sMASK] each."""
+    """Probability of whole sentences, each replaced by [sMASK]."""
     ratio: float = setting(0.15, above=0.0, below=1.0)
-    """Part of a sample that these two take out."""
+    """Fraction of a sample that [MASK] and [sMASK] remove."""
     span: float = setting(3.0, above=0.0)
-    """Mean length of a short span (of a Poisson distribution cut to 1..39)."""
+    """Mean length of a short span (of a Poisson distribution restricted to 1..39)."""
     one_span: float = setting(0.0, least=0.0)
-    """Chance that `words` takes out one span alone."""
+    """Probability that `words` removes a single span."""
     least_rest: float = setting(0.25, least=0.0, below=1.0)
-    """Least part of a sample that [gMASK] takes out."""
+    """Smallest fraction of a sample that [gMASK] removes."""
     inside: float = setting(0.5, least=0.0)
-    """Chance that [gMASK] takes a sample's end without an end-of-piece, not a span from anywhere within."""
+    """Probability that [gMASK] removes the end of a sample, without an end-of-piece token, and not a span anywhere
+    within it.
+    """
     hide: float = setting(0.1, least=0.0)
-    """Chance that a token of a short span is hidden from what comes after it (dBLOCK)."""
+    """Probability that a token of a short span is hidden from the tokens after it (dBLOCK)."""
     shuffle: bool = setting(True)
-    """Whether spans are written in another order than they are read."""
+    """Whether the spans of a row are shuffled."""

@@ -1,4 +1,4 @@
-"""World size -> pipeline x data x tensor, and a rank's place in it. Arithmetic alone: no torch."""
+"""Divide the world into pipeline x data x tensor parallel ranks, and find a rank's place. Only arithmetic, no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    """Data parallel ranks, neighbours among them, that share each sample; they divide its tokens."""
+    """Context parallel size: so many neighbouring data parallel ranks divide the tokens of each sample."""
 
     @property
     def readers(self) -> int:
@@ -29,7 +29,7 @@ class Layout:
 
     @classmethod
     def of(cls, world: int, tensor: int = 1, pipeline: int = 1, context: int = 1) -> Layout:
-        """Return the layout of `world` ranks; those that tensor and pipeline leave are data parallel."""
+        """Return the layout of `world` ranks; data parallel is the rest after tensor and pipeline."""
         if world % (tensor * pipeline):
             raise ValueError(f"{world} ranks are not divisible by tensor {tensor} x pipeline {pipeline}")
         if world // (tensor * pipeline) % context:
@@ -54,8 +54,8 @@ class Layout:
 def piece_layers(layers: int, pieces: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Return the layers of each piece of a pipeline.
 
-    Where they do not divide evenly, pieces in the middle get one more: the first piece also embeds, and the last one
-    has the output matrix.
+    If they do not divide evenly, pieces in the middle get one more, because the first piece also has the embedding and
+    the last one the output matrix.
     """
     if given:
         return given
@@ -66,7 +66,7 @@ def piece_layers(layers: int, pieces: int, given: tuple[int, ...] = ()) -> tuple
 
 @dataclass(frozen=True)
 class Piece:
-    """Layers that follow one another on a rank, and whether the model begins or ends with them."""
+    """Consecutive layers on a rank, and whether they include the beginning or the end of the model."""
 
     layers: range
     first: bool = True

@@ -1,4 +1,4 @@
-"""Adapters of low rank: which matrices of a model get one, and how many numbers that is. Loads no torch."""
+"""Low-rank adapters (LoRA): which matrices of a model get one, and how many parameters these have. Loads no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGETS: dict[str, tuple[str, str]] = {
     "up": ("feed_forward.up", "up"),
     "down": ("feed_forward.down", "all"),
 }
-# Next to experts, the part of a block that every token passes through.
+# With experts: the shared part of a block, which every token passes through.
 SHARED = "shared"
 # Hugging Face's names of modules.
 ALIASES = {
@@ -46,21 +46,21 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Adapters: matrices of low rank that are learned in place of the weights they are added to."""
+    """Adapters: low-rank matrices that are added to the weights and learned instead of them."""
 
     rank: int = setting(0, least=0)
     """Rank of each adapter; 0: no adapters, all weights are learned."""
     alpha: float = setting(16.0, above=0.0)
     """An adapter's product is multiplied by alpha / rank."""
     dropout: float = setting(0.0, least=0.0, below=1.0)
-    """Chance to drop an input of an adapter, in training only."""
+    """Probability of dropping an input of an adapter, in training only."""
     targets: tuple[str, ...] = setting(())
     """Matrices with an adapter: q, k, v, qkv, out, gate, up, gate_up, down, `all`, or Hugging Face's names of them. By
-    default q and v, or qkv where a family has them as one matrix, as PEFT does. Each expert has adapters of its own."""
+    default q and v, or qkv if the family has one matrix for them, as in PEFT. Each expert has its own adapters."""
 
     @property
     def scale(self) -> float:
-        """Return what an adapter's product is multiplied by."""
+        """Return the factor of an adapter's product."""
         return self.alpha / self.rank
 
 
@@ -70,7 +70,7 @@ def is_split(model: ModelConfig) -> bool:
 
 
 def modules_of(model: ModelConfig, module: str) -> tuple[str, ...]:
-    """Return the modules of a block that a target's module stands for: next to experts, the part for all tokens too."""
+    """Return the modules of a block that a target selects: with experts, also the shared part."""
     part, _, matrix = module.partition(".")
     shared = part == "feed_forward" and model.shared_ffn
     return (module, f"{part}.{SHARED}.{matrix}") if shared else (module,)

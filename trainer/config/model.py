@@ -16,13 +16,15 @@ class ModelConfig:
     """The shape of a model."""
 
     kind: str = setting("gpt", choices=("gpt", "glm"))
-    """gpt predicts the next token; glm fills in blanks (two rows of positions, the source seen whole)."""
+    """gpt predicts the next token; glm fills in blanks (two rows of positions; all tokens attend to the complete
+    source).
+    """
     layers: int = setting(4, least=1)
     """Blocks."""
     hidden: int = setting(128, least=1)
     """Width of the residual stream."""
     heads: int = setting(4, least=1)
-    """Attention heads; hidden divides by it, unless head_dim is given."""
+    """Attention heads; hidden must be divisible by it, unless head_dim is set."""
     query_groups: int = setting(0, least=0)
     """Heads of keys and values, each shared by heads / query_groups queries; 0 means as many as heads."""
     head_dim: int = setting(0, least=0)
@@ -30,8 +32,8 @@ class ModelConfig:
     sequence: int = setting(128, least=2)
     """Tokens per sample."""
     positions: int = setting(0, least=0)
-    """Learned positions, or with rotary the longest sequence that the model is meant for; 0 means one for each token
-    of a sample. GLM has two tables, of one more each."""
+    """Number of learned positions, or with rotary the longest sequence for the model; 0 means model.sequence. GLM has
+    two tables, each with one more."""
     rotary: bool = setting(False)
     """Rotate queries and keys by their position instead of adding learned positions."""
     rope: RopeConfig = field(default_factory=RopeConfig)
@@ -39,7 +41,7 @@ class ModelConfig:
     window: int = setting(0, least=0)
     """Tokens that a token attends to, itself included; 0 means all before it."""
     norm: str = setting("layer", choices=("layer", "rms"))
-    """layer subtracts the mean and has a bias; rms divides by the root of the mean square alone."""
+    """layer: layer norm, with mean and bias. rms: RMS norm, which only divides by the root mean square."""
     qk_norm: bool = setting(False)
     """Divide each head's query and key by their root mean square, with a weight, before they are rotated."""
     sandwich_norms: bool = setting(False)
@@ -47,43 +49,47 @@ class ModelConfig:
     parallel_residual: bool = setting(False)
     """Attention and the feed-forward part both read the block's input, and both results are added to it."""
     bias: str = setting("all", choices=("all", "qkv", "none"))
-    """Which matrices of a block add a bias; qkv: queries, keys and values alone."""
+    """Which matrices of a block have a bias; qkv: only those of queries, keys and values."""
     tied: bool = setting(True)
-    """Whether the token table is the output matrix too."""
+    """Whether the embedding table is also the output matrix."""
     vocab: int = setting(2048, least=2)
-    """Token ids that exist; the table is padded to a multiple of vocab_multiple, and padded ids never appear."""
+    """Number of token ids. The table is padded to a multiple of vocab_multiple; padded ids never appear."""
     vocab_multiple: int = setting(VOCAB_MULTIPLE, least=1)
-    """Each tensor parallel rank has a multiple of so many rows of the table; 1 pads to equal parts alone."""
+    """Rows of the table on each tensor parallel rank are a multiple of this; 1 only pads to equal parts."""
     ffn: int = setting(0, least=0)
-    """Width inside the feed-forward part; 0 means 4 x hidden, with swiglu 8/3 x hidden rounded up to 64."""
+    """Width inside the feed-forward layer; 0 means 4 x hidden, with swiglu 8/3 x hidden rounded up to 64."""
     swiglu: bool = setting(False)
-    """Use a gated feed-forward part, silu(gate) x up, instead of GELU; `activation` is then unused."""
+    """Use a gated feed-forward layer, silu(gate) x up, instead of GELU; `activation` is then unused."""
     experts: int = setting(0, least=0)
-    """Feed-forward parts of which a router chooses some for each token; 0: one part for all tokens. They have no
-    biases, and `ffn` is the width of each."""
+    """Number of experts, of which a router chooses top_k for each token; 0: one feed-forward layer for all tokens.
+    Experts have no biases; `ffn` is the width of each."""
     top_k: int = setting(2, least=1)
-    """With experts: how many each token passes through."""
+    """With experts: number of experts per token."""
     renormalize: bool = setting(True)
-    """With experts: whether the chances of the chosen ones are made to add up to 1."""
+    """With experts: whether the probabilities of the chosen experts are scaled to a sum of 1."""
     shared_ffn: int = setting(0, least=0)
-    """With experts: width of one more part that every token passes through; 0: none."""
+    """With experts: width of a shared expert that every token passes through; 0: none."""
     capacity: float = setting(0.0, least=0.0)
-    """With experts: most tokens of an expert in a micro-batch, as a multiple of an even share; later ones are dropped.
-    0 drops none."""
+    """With experts: limit of tokens of an expert in a micro-batch, as a multiple of an even share; later tokens are
+    dropped. 0 drops none."""
     aux_loss: float = setting(0.01, least=0.0)
-    """With experts: weight of the loss that rewards an even use of them, which reported losses leave out."""
+    """With experts: weight of the load-balancing loss, which reported losses do not include."""
     dropout: float = setting(0.0, least=0.0, below=1.0)
-    """Chance to drop an activation, in training only."""
+    """Probability of dropping an activation, in training only."""
     attention_dropout: float = setting(0.0, least=0.0, below=1.0)
-    """Chance to drop an attention probability, in training only. Above 0 all scores are kept, except on CPUs."""
+    """Probability of dropping an attention probability, in training only. Above 0, all scores are stored, except on
+    CPUs.
+    """
     label_smoothing: float = setting(0.0, least=0.0, below=1.0)
-    """Part of each target's probability that is spread evenly over the vocabulary, in training only."""
+    """Fraction of each target's probability that is spread evenly over the vocabulary, in training only."""
     activation: str = setting("gelu_tanh", choices=("gelu_tanh", "gelu"))
     """gelu_tanh is what GPT-2 was trained with; gelu is the exact form."""
     eps: float = setting(1e-5, above=0.0)
     """Added to the variance by norms."""
     init_std: float = setting(0.02, above=0.0)
-    """Deviation of the initial weights; the two projections into the residual use it / sqrt(2 x layers)."""
+    """Standard deviation of the initial weights; the two projections into the residual stream use it / sqrt(2 x
+    layers).
+    """
 
     @property
     def inner(self) -> int:
@@ -122,7 +128,7 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """Return the longest sequence that the model is meant for."""
+        """Return the longest sequence for the model."""
         return self.positions or self.sequence
 
     @property
@@ -141,7 +147,7 @@ class ModelConfig:
         return self.padded(1)
 
     def padded(self, tensor: int) -> int:
-        """Return the rows of the token table shared by so many tensor parallel ranks, each with whole multiples."""
+        """Return the rows of the token table on `tensor` tensor parallel ranks together, with padding."""
         unit = self.vocab_multiple * tensor
         return -(-self.vocab // unit) * unit
 
@@ -166,7 +172,7 @@ class ModelConfig:
         return self.hidden * (self.qkv_width + self.attention_width) + self._feed_forward(self.experts)
 
     def used_matrix_parameters(self) -> int:
-        """Return the numbers of a block's matrices that a token is multiplied by."""
+        """Return the numbers of a block's matrices that are used for one token."""
         width = self.qkv_width + self.attention_width + self.experts
         return self.hidden * width + self._feed_forward(self.top_k)
 

@@ -1,4 +1,4 @@
-"""Mappings -> frozen dataclasses: one reader that names every fault, and the near miss where there is one."""
+"""Read mappings into frozen dataclasses; report every fault, with the most similar known key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXAMPLES = {int: "as in 8", float: "as in 0.5 or 1e-4", bool: "true or false", 
 
 
 class _Bad:
-    """Stands for a value whose fault is already noted."""
+    """Replaces a value whose fault is already recorded."""
 
 
 BAD = _Bad()
@@ -51,7 +51,7 @@ def closest_match(word: str, known: Sequence[str]) -> str:
 def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], start: T | None = None) -> T:
     """Build `kind` from a mapping; what is not given comes from `start`, or from the defaults.
 
-    Faults are added to `faults`; the value is then only good for finding more of them.
+    Faults are added to `faults`; the value may then only be used to find further faults.
     """
     begin = kind() if start is None else start
     if not isinstance(raw, Mapping):

@@ -1,4 +1,4 @@
-"""Rotary positions: base, rotated part, and how a model is stretched beyond the positions of its training."""
+"""Rotary positions: base, rotated part, and scaling beyond the positions of the model's training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RopeConfig:
     base: float = setting(10_000.0, above=1.0)
     """Pair i of a head turns by base^(-2i / size) per position."""
     part: float = setting(1.0, above=0.0)
-    """Part of each head that is rotated, its first numbers; at most 1."""
+    """Fraction of each head that is rotated, its first numbers; at most 1."""
     interleaved: bool = setting(False)
     """Rotate neighbours (0, 1), (2, 3), ... instead of a number of the first half with one of the second."""
     scaling: str = setting("none", choices=SCALINGS)
@@ -35,4 +35,4 @@ class RopeConfig:
     beta_fast: float = setting(32.0, above=0.0)
     """With yarn: pairs that turn more often than this stay as they are."""
     attention: float = setting(0.0, least=0.0)
-    """With yarn: what cosines and sines are multiplied by; 0: 0.1 x ln(factor) + 1."""
+    """With yarn: factor of cosines and sines; 0: 0.1 x ln(factor) + 1."""

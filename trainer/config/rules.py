@@ -1,4 +1,4 @@
-"""Rules between the keys of a training's config, the world and the model. Arithmetic alone."""
+"""Rules between the keys of a training's config, the world size and the model. Only arithmetic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
-    """Return the layout of so many ranks and its faults; with faults, a layout with which checking can continue."""
+    """Return the layout of `world` ranks and its faults; with faults, a layout with which the checks can continue."""
     tensor, pipeline, context = config.parallel.tensor, config.parallel.pipeline, config.parallel.context
     if world % (tensor * pipeline * context) == 0:
         return Layout.of(world, tensor, pipeline, context), []
@@ -36,7 +36,7 @@ def layout_of(config: TrainConfig, world: int) -> tuple[Layout, list[Fault]]:
 def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = ()) -> list[Fault]:
     """Return the faults that arise from several keys together.
 
-    A rule about a key that has a fault already is skipped: it would judge a default, not a value of the user.
+    A rule about a key that already has a fault is skipped, because it would check a default and not the user's value.
     """
     batch = "micro_batch global_batch parallel"
     rules: list[tuple[Iterator[Fault], str]] = [
@@ -149,7 +149,7 @@ def _engine_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
 
 
 def _master_faults(config: TrainConfig) -> Iterator[Fault]:
-    """Refuse remainders where there are no bf16 weights next to which they would be stored."""
+    """Refuse remainders without bf16 weights, which they extend."""
     reasons = {
         f"precision is {config.precision}: only bf16 weights are the upper half of an fp32 value": (
             config.precision != "bf16"

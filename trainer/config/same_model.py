@@ -1,4 +1,4 @@
-"""What two models must share so that one can begin with the other's weights."""
+"""Compare two models: whether one can start with the weights of the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def init_faults(own: ModelConfig, theirs: ModelConfig, extends: bool) -> Iterato
     """Yield each key of the model in which the weights of `theirs` do not fit; `extends`: the vocabulary may grow."""
     needed = _facts(theirs)
     for key, value in _facts(own).items():
-        # A key that only one of them has follows from another one that differs.
+        # A key that only one model has follows from another key that differs.
         if key in needed and value != needed[key]:
             wanted = _text(needed[key])
             problem = f"is {_text(value)}, and the weights of train.init are of a model with {wanted}"
@@ -27,7 +27,7 @@ def init_faults(own: ModelConfig, theirs: ModelConfig, extends: bool) -> Iterato
 
 
 def _facts(model: ModelConfig) -> dict[str, object]:
-    """Return what decides the tensors of a model and what they compute, by key of the config."""
+    """Return by key of the config the values that determine a model's tensors and their computation."""
     facts: dict[str, object] = {
         "kind": model.kind,
         "layers": model.layers,
@@ -55,7 +55,7 @@ def _facts(model: ModelConfig) -> dict[str, object]:
         rope = model.rope
         facts |= {"rope.base": rope.base, "rope.part": rope.part, "rope.interleaved": rope.interleaved}
     else:
-        # Without the row that GLM's tables have in addition.
+        # GLM's tables have one more row, which is not counted.
         facts["positions"] = model.positions or model.sequence
     return facts
 

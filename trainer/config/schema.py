@@ -27,7 +27,7 @@ def train_schema() -> JsonObject:
     model = _object(ModelConfig)
     model["properties"]["name"] = {**names, "description": "A named size that the other keys change."}
     properties["model"] = {**_text(properties["model"]), "anyOf": [names, model]}
-    # `length` or a task's epochs may stand in place of `steps`.
+    # `length` or a task's epochs may replace `steps`.
     schema["required"] = sorted({*schema.get("required", []), "model"} - {"steps"})
     _short(properties, "parallel", {"const": "auto"})
     _short(properties, "init", {"type": "string"})

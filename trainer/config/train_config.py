@@ -1,4 +1,4 @@
-"""The `train:` part of a job as frozen, checked, explained values. Loads no torch."""
+"""The `train:` part of a job as frozen, checked values with explanations. Loads no torch."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class TrainConfig:
     """The `train:` part of a job."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    """A named size, a mapping of sizes, or a mapping with `name:` and what differs from it."""
+    """A named size, a mapping of sizes, or a mapping with `name:` and the keys that differ from it."""
     data: DataConfig = field(default_factory=DataConfig, metadata={"required": True})
-    """The corpus."""
+    """The corpora."""
     tune: TuneConfig = field(default_factory=TuneConfig)
     """A task to learn instead of a corpus."""
     steps: int = setting(1, least=1, required=True)
-    """Optimizer steps in all, counted from the beginning of the training and not from a resume."""
+    """Total number of optimizer steps, counted from the beginning of the training and not from a resume."""
     length: str = setting("", read=length_text)
     """In place of `steps`: `2.5B tokens`, `3M samples` or `2 epochs` of the corpora, rounded up to whole steps."""
     micro_batch: int = setting(8, least=1)
-    """Samples that a rank computes at the same time."""
+    """Samples that a rank computes at the same time (in one forward and backward pass)."""
     global_batch: int | None = setting(None, least=1)
     """Samples per step over all ranks = micro_batch x data parallel x accumulation (1 if left out)."""
     batch_ramp: BatchRamp = field(default_factory=BatchRamp)
@@ -57,25 +57,25 @@ class TrainConfig:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     """Short samples first."""
     precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
-    """Type of matrices. In bf16 and fp16 the optimizer keeps weights and moments in fp32; engine torch computes with a
-    copy of the weights in the 16-bit type, except layer norms, and engine deepspeed casts fp32 weights."""
+    """Number type of matrices. With bf16 and fp16 the optimizer keeps weights and moments in fp32. Engine torch
+    computes with a 16-bit copy of the weights, except for norms; engine deepspeed casts fp32 weights."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     """For fp16: `dynamic`, a fixed number, or a mapping."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its schedule."""
     engine: str = setting("torch", choices=("torch", "deepspeed"))
-    """What exchanges gradients and state between ranks. `{deepspeed: ds_config.json}` names a file of DeepSpeed's
-    settings, which are merged with the job's; `{deepspeed: {...}}` has them in place."""
+    """The library that runs the optimizer steps. `{deepspeed: ds_config.json}` names a file of DeepSpeed's settings,
+    which are merged with the job's; `{deepspeed: {...}}` contains the settings."""
     deepspeed: str = setting("")
-    """The settings of `engine: {deepspeed: ...}` that DeepSpeed gets as they are, as JSON; not written by hand."""
+    """The settings of `engine: {deepspeed: ...}` that are passed to DeepSpeed, as JSON; not written by hand."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    """tensor, pipeline, interleave, sequence; or `auto`, which tries every legal layout."""
+    """How the ranks divide the model: a mapping, or `auto`, which tries every legal layout."""
     zero: int = setting(0, choices=(0, 1, 2, 3))
-    """What the data parallel ranks divide: 1 the optimizer's state, 2 gradients too, 3 weights too."""
+    """ZeRO stage, what the data parallel ranks divide: 1 the optimizer's state, 2 also gradients, 3 also weights."""
     offload: bool = setting(False)
-    """Keep the optimizer's state in the node's memory, and update there."""
+    """Keep the optimizer's state in the node's memory, and let the CPU update it."""
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
-    """none, full, selective, or a mapping: activations computed again instead of kept."""
+    """Recompute activations instead of storing them: none, full, selective, or a mapping."""
     native: str | dict[str, str] = setting("auto")  # noqa: RUF009
     """Backend of the fused ops: auto, a name, or a mapping of ops to names."""
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -85,11 +85,11 @@ class TrainConfig:
     nan: NanConfig = field(default_factory=NanConfig)
     """What happens after a loss that is not finite."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    """torch's profiler by a schedule of steps."""
+    """torch's profiler with a schedule of steps."""
     tensorboard: bool = setting(False)
     """Write files for TensorBoard too, on rank 0; `clusterctl tensorboard RUN` writes them for any run."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    """The devices that the job is written for, by the name of their chip or by figures."""
+    """The devices for which the job is written: the name of their chip, or figures."""
     log_every: int = setting(1, least=1)
     """Steps between lines on the console; metrics.jsonl has every step."""
     seed: int = setting(1234, least=0)
@@ -97,11 +97,13 @@ class TrainConfig:
     deterministic: bool = setting(True)
     """Refuse operations whose result changes from run to run."""
     resume: str = setting("auto")
-    """auto: this run's newest checkpoint that verifies; never: from the start; else a checkpoint's folder."""
+    """auto: continue from this run's newest checkpoint that verifies. never: start at step 0. Else the folder of a
+    checkpoint.
+    """
     init: InitConfig = field(default_factory=InitConfig)
-    """Weights to begin with: a source, or a mapping. A resume continues from the run's own checkpoints instead."""
+    """Initial weights: a source, or a mapping. A resume continues from the run's own checkpoints instead."""
     resume_other_data: bool = setting(False)
-    """Resume although the checkpoint was trained on other data or with another tokenizer."""
+    """Resume even if the checkpoint was trained on other data or with another tokenizer."""
 
     def as_json(self) -> JsonObject:
         document = asdict(self)
@@ -123,7 +125,7 @@ class TrainConfig:
         return BatchSizes(self.global_batch or 1, ramp.start, ramp.increment, ramp.samples)
 
     def tokens(self, step: int) -> int:
-        """Return the tokens of the samples of so many steps."""
+        """Return the tokens of the samples of the first `step` steps."""
         sequence, grown = self.model.sequence, min(step, len(self._tokens_grown) - 1)
         rest = self.batches.consumed(step) - self.batches.consumed(grown)
         return self._tokens_grown[grown] + rest * sequence
@@ -138,7 +140,7 @@ class TrainConfig:
         return found
 
     def layout(self, world: int) -> Layout:
-        """Return how so many ranks divide the work; raise ValueError if they cannot."""
+        """Return the layout of `world` ranks; raise ValueError if they cannot divide the work."""
         return Layout.of(world, self.parallel.tensor, self.parallel.pipeline, self.parallel.context)
 
     @property
@@ -181,7 +183,7 @@ def _short_parallel(given: object) -> object:
     return {"auto": True} if given == "auto" else given
 
 
-# Sections that have a short form, a word or a number.
+# Sections with a short form, which is a word or a number.
 SHORT: dict[str, Callable[[object], object]] = {
     "parallel": _short_parallel,
     "recompute": lambda given: {"mode": given},
