@@ -56,7 +56,7 @@ def _own() -> Schema:
         ),
         "data_there": (
             TEXT,
-            "Folder with data that is on all nodes already. The launch compares it and does not push it.",
+            "Folder with data that is on all nodes already. It is compared, not pushed.",
         ),
         "storage": (
             _storage(),
@@ -64,7 +64,7 @@ def _own() -> Schema:
         ),
         "processes": (
             {"enum": list(PROCESS_CHOICES)},
-            "Whether each device or each node gets a process. auto: each device; each node if the command is a launcher such as torchrun.",
+            "Whether each device or node gets a process. auto: each device, or node for launchers such as torchrun.",
         ),
         "env": (
             {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
@@ -233,7 +233,7 @@ def _kubernetes() -> Schema:
             "kind": ({"enum": list(KINDS)}, "Kind of the devices. Default: cpu."),
             "chip": ({"enum": list(CHIPS)}, "Ascend hardware, for the labels of nodes. Default: a2."),
             "namespace": (TEXT, "Namespace of the objects. Default: default."),
-            "image": (TEXT, "Default: the image of `container`."),
+            "image": (TEXT, "Image of the pods. Default: the image of `container`."),
             "cpus": (QUANTITY, "Processors of each pod."),
             "memory": (QUANTITY, "Memory of each pod: 256Gi."),
             "shared_memory": (QUANTITY, "Size of /dev/shm. Default: 16Gi."),
@@ -242,7 +242,7 @@ def _kubernetes() -> Schema:
             "queue": (TEXT, "Queue of Volcano. Default: default."),
             "code": (
                 {"enum": list(CODE_CHOICES)},
-                "configmap: sent in a ConfigMap, below 1 MiB. image: the image contains it.",
+                "configmap: in a ConfigMap, below 1 MiB. image: in the image.",
             ),
             "runtime": (TEXT, "ClusterTrainingRuntime of a TrainJob. Default: torch-distributed."),
             "service_account": (TEXT, "ServiceAccount of the pods."),
