@@ -1,1 +1,1 @@
-"""The embedded trainer: models, data and steps. It knows nothing of nodes; the launcher starts it."""
+"""The embedded trainer: models, data and training steps. The launcher starts it on the nodes."""

@@ -72,7 +72,7 @@ def _train(arguments: argparse.Namespace) -> int:
     run_dir = arguments.run_dir or environment.run_dir or arguments.config.resolve().parent
     keep_freed_memory()
     prepare_import()
-    # The collections during these imports find nothing and take 0.2 s of a core.
+    # Garbage collections during these imports free nothing and take 0.2 s of a core.
     gc.disable()
     from trainer.parallel.group import leave
     from trainer.train.assemble import StopOnSigterm, run_training

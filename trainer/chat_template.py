@@ -1,6 +1,6 @@
-"""Chat templates of tokenizers: messages to text, as transformers renders them, and where the answers are in it.
+"""Render messages with a tokenizer's chat template, as transformers does, and find the answers in the text.
 
-Templates are foreign programs. They run in jinja2's sandbox and see plain values alone.
+Templates are untrusted programs: they run in Jinja's sandbox and get only plain values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TEMPLATE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MOST_TEXT = 1 << 22
-"""Characters that a template may make."""
+"""Limit of characters of a rendered text."""
 # A message's reasoning has one of these names; templates read the first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 Spans = list[tuple[int, int]]
-# What expressions of a template can raise: a division by zero, an index of a text, a recursion without end.
+# Exceptions that expressions of a template can raise: a division by zero, a wrong index, an endless recursion.
 _FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -46,19 +46,19 @@ _FAILURES = (
 
 
 class TemplateError(InputError):
-    """A chat template that does not render these messages."""
+    """The chat template cannot render these messages."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template and the special tokens that it may name."""
+    """A template and the special tokens that it may use."""
 
     source: str
     tokens: Mapping[str, str]
 
     @property
     def marks_answers(self) -> bool:
-        """Return whether the template says itself what an answer is."""
+        """Return whether the template marks the answers itself."""
         return any(word in self.source for word in ("{% generation", "{%- generation", "{%generation"))
 
     def render(
@@ -68,7 +68,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, object]] | None = None,
         more: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the text of messages; with `prompt`, followed by what begins an answer."""
+        """Return the text of messages; with `prompt`, followed by the beginning of an answer."""
         return self.tracked(messages, prompt, tools, more)[0]
 
     def tracked(
@@ -101,7 +101,7 @@ class ChatTemplate:
 
 
 def read_template(tokenizer: Path, named: Path | None = None) -> ChatTemplate | None:
-    """Return the chat template in `named`, else the one next to a tokenizer (its file or folder); None without one."""
+    """Return the chat template in the file `named`, else the one next to a tokenizer (its file or folder), or None."""
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     config = _config(folder / CONFIG)
     neighbour = folder / TEMPLATE
@@ -132,7 +132,7 @@ def _check_syntax(source: str, file: Path) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a template failed: its own words, or what Python reports of an expression in it."""
+    """Return why a template failed: its own message, or Python's error for an expression in it."""
     return f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
 
 
@@ -158,7 +158,7 @@ def _config(file: Path) -> Mapping[str, object]:
 
 
 def _of_config(value: object) -> str:
-    """Return a template: as it is, or of several the one named `default`."""
+    """Return the template, or of several templates the one named `default`."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")

@@ -1,6 +1,7 @@
 """A device of kind cpu, cuda or npu, with the calls that differ between the kinds.
 
-The cuda and npu code follows the vendors' documents. It has not run on hardware yet; tests run npu on a stand-in.
+The cuda and npu code follows the vendors' documents. It has not run on hardware yet; tests run npu on a simulated
+device.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def prepare_import() -> str:
 
 
 def prepare_threads() -> None:
-    """Have waiting threads sleep soon, before torch is imported: generation has many short parallel loops.
+    """Let waiting threads sleep early, before torch is imported: generation has many short parallel loops.
 
     Threads that spin for the default of milliseconds took 10 times as long on cores that other programs use.
     """
@@ -205,7 +206,7 @@ def _runtime(kind: str) -> Any:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep large freed buffers, before torch is imported: 1.2 to 1.5 times as fast on a CPU."""
+    """Make glibc keep large freed buffers, before torch is imported: 1.2 to 1.5 times as fast on a CPU."""
     if env.glibc_is_tuned():
         return
     # MMAP_MAX, TRIM_THRESHOLD, TOP_PAD.
@@ -213,7 +214,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Have glibc return large freed buffers to the kernel immediately: less memory, but more page faults.
+    """Make glibc return large freed buffers to the kernel immediately: less memory, but more page faults.
 
     Kept buffers of gathered weights do not fit the next ones. With 42M parameters and 64 tokens per step, ZeRO 3 took
     1.9 GB per rank where ZeRO 0 took 1.0 GB; with returned buffers 0.9 GB, and 0.5 s more processor time per step.
@@ -224,7 +225,7 @@ def give_back_freed_memory() -> None:
 
 
 def return_unused_memory() -> None:
-    """Have glibc return, once, the pages that nobody uses; it fills a hole only with what fits."""
+    """Make glibc return unused pages once; it fills a gap only with blocks that fit."""
     if libc := _glibc():
         libc.malloc_trim(0)
 

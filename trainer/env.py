@@ -55,7 +55,7 @@ class Drill:
 
 @dataclass(frozen=True)
 class Env:
-    """What the launcher passed to this rank; the defaults are those of a process without a launcher."""
+    """The values that the launcher passed to this rank; the defaults are for a process without a launcher."""
 
     rank: int = 0
     local_rank: int = 0
@@ -64,17 +64,17 @@ class Env:
     master_addr: str = ""
     master_port: int = 0
     run_id: str = ""
-    # The name of the run's folder on a shared disk; "" for that of the run.
+    # The name of the run's folder on a shared disk; "": the run id.
     saved_as: str = ""
     run_dir: Path | None = None
     attempt: int = 1
     node: str = ""
-    # "" for the best kind that is available.
+    # "": the best available kind.
     device_kind: str = ""
     # A folder that all runs on this node share.
     cache_dir: Path | None = None
     drill: Drill | None = None
-    # None divides the cores among the node's ranks.
+    # None: divide the cores among the node's ranks.
     threads: int | None = None
 
     @classmethod
@@ -123,7 +123,7 @@ def preset(name: str, value: str) -> None:
 
 
 def replace(name: str, value: str) -> None:
-    """Set a variable for libraries that read it, whatever it was."""
+    """Set a variable for libraries, also if it is set already."""
     os.environ[name] = value
 
 

@@ -20,7 +20,7 @@ class TrainerError(Exception):
 
     exit_code = 1
     usual_hint = ""
-    """What to try if nothing more is known."""
+    """The hint if no better one is known."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Fault:
     remedy: str = ""
 
     def is_of(self, key: str) -> bool:
-        """Return whether the fault leaves the value of `key` (optimizer.lr), or of a part of it, unknown."""
+        """Return whether the fault makes the value of `key` (optimizer.lr), or of a part of it, unknown."""
         inside = f"{self.key}.".startswith(f"train.{key}.")
         return inside and self.what != UNKNOWN_KEY
 

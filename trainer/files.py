@@ -27,9 +27,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def open_lines(path: Path) -> int:
-    """Open a file of lines to append to it; end a half line, which a full disk or a kill leaves behind.
+    """Open a file of lines to append to it; end an incomplete last line, which a full disk or a kill leaves behind.
 
-    Without that, the first line that is written next would be a part of the half one, and lost with it.
+    Otherwise the next line would become a part of the incomplete one, and be lost.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -40,7 +40,7 @@ def open_lines(path: Path) -> int:
 
 
 def write_whole(handle: int, data: bytes | memoryview) -> None:
-    """Write all bytes; a disk that takes only some of them raises OSError at the next ones."""
+    """Write all bytes; if the disk accepts only some of them, writing the others raises OSError."""
     while data:
         data = data[os.write(handle, data) :]
 

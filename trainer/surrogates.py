@@ -1,4 +1,4 @@
-"""Find half of a surrogate pair in a text: JSON can contain one, and no tokenizer takes it."""
+"""Find half of a surrogate pair in a text: JSON can contain one, and no tokenizer accepts it."""
 
 from __future__ import annotations
 

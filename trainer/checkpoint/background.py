@@ -15,12 +15,12 @@ from trainer.checkpoint.write import lower_priority
 from trainer.errors import TrainerError
 
 NICE = 10
-# The least distance between tensors of any type.
+# Alignment of tensors of any type.
 _ALIGNED = 64
 
 
 class Staging:
-    """Memory of the node for a copy of a rank's parts, the same in every save."""
+    """CPU memory for a copy of a rank's parts, which every save reuses."""
 
     def __init__(self, device: str) -> None:
         self._pinned = device != "cpu" and torch.cuda.is_available()
@@ -69,9 +69,9 @@ class BackgroundSave:
         return not self._thread.is_alive()
 
     def result(self) -> Saved:
-        """Return what was saved, once it is; raise its failure."""
+        """Wait for the end of the save and return its result; raise its failure."""
         while self._thread.is_alive():
-            # In short waits: a signal is handled between them.
+            # Wait in short intervals, so that signals are handled in between.
             self._thread.join(0.2)
         if self._failure is not None:
             raise self._failure

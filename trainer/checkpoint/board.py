@@ -1,4 +1,4 @@
-"""Messages between ranks that do not wait in a collective: a disk may be slow, and collectives have a time limit."""
+"""Messages between ranks without a collective: a disk may be slow, and collectives have a timeout."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from trainer.errors import TrainingFailed
 from trainer.parallel.group import Group
 
-# Seconds between two reads of the board: a share of the wait so far, longer with many ranks, whose reads add up.
+# Seconds between two reads of the board: a fraction of the wait so far, longer with many ranks, whose reads add up.
 SOONEST, LATEST, SHARE = 0.002, 0.2, 0.05
 
 
 class Board:
-    """Entries that every rank can post and read, kept in the store where the ranks met."""
+    """Entries that every rank can post and read, in the key-value store of the rendezvous."""
 
     def __init__(self, group: Group, name: str) -> None:
         self.rank, self.world = group.rank, group.world
         self._store, self._name = group.store, name
         self.stale: list[str] = []
         """Entries of the last save, which rank 0 removes once every rank has begun the next one."""
-        # A rank alone needs no store.
+        # A single rank needs no store.
         self._own: dict[str, bytes] = {}
 
     def post(self, key: str, value: Any) -> None:
@@ -48,7 +48,7 @@ class Board:
             raise TrainingFailed(problem) from None
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Forget entries that all have read."""
+        """Remove entries that all ranks have read."""
         for key in keys:
             if self._store is None:
                 self._own.pop(key, None)
@@ -56,9 +56,11 @@ class Board:
                 self._store.delete_key(f"{self._name}/{key}")
 
     def agree(self, key: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
-        """Return what `decide` makes of all ranks' values on rank 0. For all ranks together, without a time limit.
+        """Return the result of `decide`, which rank 0 calls with all ranks' values. For all ranks together, without a
+        time limit.
 
-        Every rank sends its value and takes one answer, so that the traffic grows with the ranks, not their square.
+        Every rank sends its value and receives one answer, so the traffic grows with the number of ranks, not with its
+        square.
         """
         self.post(f"{key}/{self.rank}", value)
         if self.rank == 0:

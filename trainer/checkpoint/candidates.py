@@ -1,4 +1,4 @@
-"""Which checkpoints a training can resume from: what each node has, and what rank 0 makes of all reports.
+"""Find the checkpoints from which a training can resume: the reports of the nodes, and rank 0's decision.
 
 The values travel between ranks as JSON; a class with `of` reads its own.
 """
@@ -11,13 +11,13 @@ from typing import Any
 
 from trainer.checkpoint.store import OLD
 
-# Absent files that a report names: with many nodes, each lacks most files.
+# Limit of missing files in a report: with many nodes, each lacks most files.
 MOST_NAMED = 16
 
 
 @dataclass(frozen=True)
 class FolderReport:
-    """What one node has of a checkpoint, or why it cannot be read there."""
+    """The files of a checkpoint that one node has, or why it cannot be read there."""
 
     name: str
     path: str
@@ -29,9 +29,9 @@ class FolderReport:
     have: Sequence[str] = ()
     """The files that this node has in the right size."""
     count: int = 0
-    """The files of the checkpoint, wherever they are."""
+    """Number of files of the checkpoint on all nodes."""
     lacks: Sequence[str] = ()
-    """The others, if they are few."""
+    """The missing files, if they are few."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The complete checkpoints, newest first, and what is wrong with the others."""
+    """The complete checkpoints, newest first, and the faults of the others."""
 
     complete: Sequence[Candidate]
     faults: Sequence[str]
     weights: Sequence[str]
-    """Why checkpoints that hold weights alone are passed over."""
+    """Why checkpoints that contain only weights are skipped."""
 
     @classmethod
     def of(cls, value: Any) -> Candidates:
@@ -79,7 +79,7 @@ class RankNeeds:
 
 @dataclass(frozen=True)
 class FileMoves:
-    """Files with the leaders that they go from and to; or why a rank cannot load."""
+    """Files with the leaders that send and receive them; or why a rank cannot load."""
 
     moves: Sequence[tuple[str, int, int]]
     fault: str
@@ -92,7 +92,7 @@ class FileMoves:
 def order(values: Sequence[Any], leaders: Sequence[int], named: bool) -> Any:
     """Return the Candidates of all ranks' lists of FolderReports, both as JSON values.
 
-    `named`: the user chose the checkpoint, so that one with weights alone is not passed over.
+    `named`: the user chose the checkpoint, so one with only weights is not skipped.
     """
     reports = [(rank, FolderReport(**entry)) for rank, own in enumerate(values) for entry in own]
     faults = [report.fault for _, report in reports if report.fault]

@@ -1,4 +1,4 @@
-"""The checkpoints of one training: what its loop and its start call."""
+"""The checkpoints of one training: the methods for its loop and its start."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from trainer.errors import CheckpointError
 from trainer.files import sha256
 from trainer.parallel.group import Group
 
-# Bytes of one rank above which a copy in memory is worth its stall.
+# Bytes of one rank from which saving in the background, with a copy in memory, is worthwhile.
 SMALL = 64 << 20
 Report = Saved | SaveSkipped
 
 
 class LossScaleState(Protocol):
-    """fp16's loss scale, as a checkpoint holds it."""
+    """The loss scale of fp16 in the form for checkpoints."""
 
     def state(self) -> dict[str, float]:
-        """Return what a resume needs."""
+        """Return the state that a resume needs."""
 
     def load(self, state: Mapping[str, float]) -> None:
         """Continue from such a state."""
 
 
 class SavedEngine(HasParts, Protocol):
-    """What is saved and resumed."""
+    """The engine that is saved and resumed."""
 
     shapes: Mapping[str, Shape]
-    """Of each parameter, the shape of the whole."""
+    """The shape of each whole parameter."""
 
     @property
     def loss_scale(self) -> LossScaleState:
@@ -57,13 +57,13 @@ class SavedEngine(HasParts, Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training is when it saves."""
+    """The progress of a training when it saves."""
 
     step: int
     loss: float | None = None
     eval_loss: float | None = None
     accuracy: float | None = None
-    """The last one that was measured."""
+    """The last measured accuracy."""
 
 
 class Checkpointer:
@@ -82,7 +82,7 @@ class Checkpointer:
         self.config, self.engine, self.group = config, engine, group
         self.data = data
         self.tokenizer = tokenizer
-        # What a user should know of the resume; on every rank.
+        # Notes for the user about the resume, on every rank.
         self.notes: list[str] = []
         self.resumed_from = ""
         # The weights that adapters are added to.
@@ -105,12 +105,14 @@ class Checkpointer:
             raise CheckpointError(problem, "mount one disk there on every node, or leave dir out")
 
     def save(self, progress: Progress, last: bool = False) -> list[Report]:
-        """Save, or begin to; return what has been saved since the last call. `last`: training ends here."""
+        """Save, or start to; return the checkpoint that was completed since the last call. `last`: training ends
+        here.
+        """
         began = time.monotonic()
         reports: list[Report] = []
         if self._in_background and self.config.save.busy == "skip" and not last:
             writing = 0 if self._writing is None or self._writing.is_over else self._writing.step
-            # Rank 0 decides: the threads of the ranks do not end at the same moment.
+            # Rank 0 decides, because the threads of the ranks do not end at the same time.
             if step := self.group.share(writing):
                 return [SaveSkipped(progress.step, step)]
         reports += self.finish()
@@ -141,7 +143,7 @@ class Checkpointer:
         return [] if writing is None else [writing.result()]
 
     def _owned(self) -> list[Part]:
-        """Return what this rank writes."""
+        """Return the parts that this rank writes."""
         wanted = self.config.save.state == "all"
         parts = [part for part in self.engine.parts() if part.owned]
         return [part for part in parts if wanted or not part.key.startswith(MOMENTS)]
@@ -155,7 +157,7 @@ class Checkpointer:
         return self._in_background
 
     def _reads_back(self, without_stall: bool) -> bool:
-        """Return whether the files are read back; by default where training does not wait, or they are small."""
+        """Return whether the files are read back; by default if training does not wait, or if they are small."""
         by_default = without_stall or self.config.save.background != "never"
         return {"always": True, "never": False}.get(self.config.save.verify, by_default)
 
@@ -172,7 +174,7 @@ class Checkpointer:
         )
 
     def _more_files(self) -> dict[str, Path]:
-        """Return what lies next to the tokenizer and `serve` needs to render messages."""
+        """Return the files next to the tokenizer that `serve` needs to render messages."""
         if self.tokenizer is None:
             return {}
         given = Path(self.config.data.tokenizer)
@@ -220,7 +222,7 @@ class Checkpointer:
         if self.config.resume == "never":
             return 0
         named = None if self.config.resume == "auto" else Path(self.config.resume)
-        # Entries of an earlier resume must not answer this one.
+        # Entries of an earlier resume must not be read by this one.
         self._resumes += 1
         board = Board(self.group, f"resume-{self._token}-{self._resumes}")
         loader = Loader(self.folder, board, self.group)
@@ -234,7 +236,7 @@ class Checkpointer:
         return checkpoint.step
 
     def _refuse_another(self, found: Checkpoint) -> None:
-        """Raise a CheckpointError where a checkpoint is of another model, other data or another tokenizer."""
+        """Raise a CheckpointError if a checkpoint is of another model, other data or another tokenizer."""
         recorded = found.manifest
         then, now = recorded.config.as_json(), self.config.as_json()
         faults = [
@@ -277,9 +279,9 @@ class Checkpointer:
         return faults
 
     def _changes(self, found: Checkpoint) -> list[str]:
-        """Return a note for each setting that changes the course of the training without making it wrong."""
+        """Return a note for each changed setting that changes the course of the training but is allowed."""
         then, now = found.manifest.config.as_json(), self.config.as_json()
-        # The results are the same however masters are stored.
+        # The results do not depend on how masters are stored.
         now["optimizer"]["masters"] = then["optimizer"]["masters"]
         pairs = {key: (then[key], now[key]) for key in ("steps", "optimizer", "seed")}
         pairs["order of samples"] = (found.manifest.data.order, self.data.order)

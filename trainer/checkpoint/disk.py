@@ -1,4 +1,4 @@
-"""Errors of a disk as messages with the path, the reason and a remedy."""
+"""Convert disk errors to messages with the path, the reason and a remedy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which ranks share a folder of checkpoints, and how a file that a node lacks comes to it from another.
+"""Find the ranks that share a folder of checkpoints, and copy files between nodes.
 
-Nodes need not share a disk. Of the ranks that see the same folder, the first is its leader: it publishes, prunes and
-answers for the folder.
+Nodes need not share a disk. The first of the ranks that see the same folder is its leader: it publishes, prunes and
+reports for the folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.checkpoint.disk import disk_failures
 from trainer.parallel.group import Group
 
 TRANSFER = 16 << 20
-"""Bytes that travel between nodes at a time."""
+"""Bytes per message between nodes."""
 
 
 @dataclass(frozen=True)

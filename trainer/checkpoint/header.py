@@ -30,7 +30,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says it holds; `data` is where the bytes of the first tensor begin."""
+    """The content of a file according to its header; `data` is where the bytes of the first tensor begin."""
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
@@ -38,7 +38,7 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Return the header of a safetensors file; a CheckpointError names the file and what is wrong with it."""
+    """Return the header of a safetensors file; a CheckpointError names the file and the fault."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

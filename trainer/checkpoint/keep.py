@@ -1,4 +1,4 @@
-"""Which checkpoints stay: those that the config keeps, and those that are being read or copied.
+"""Decide which checkpoints are kept: those of the config, and those that are being read or copied.
 
 A process that reads a checkpoint holds a lock on its manifest, for the other processes of the node. It also keeps a
 fresh file `.in-use.TOKEN` in the folder, for other nodes with the same disk, and for programs that copy the folder.
@@ -23,9 +23,9 @@ from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError
 
 IN_USE = ".in-use."
-"""How the name of a mark begins; the launcher writes them too."""
+"""Prefix of a mark's file name; the launcher writes marks too."""
 FRESH = 600.0
-"""A mark that was not renewed for so many seconds does not count: its process is gone."""
+"""Seconds after which a mark that was not renewed does not count: its process is gone."""
 RENEWED = 60.0
 """Seconds between renewals of a mark."""
 
@@ -139,6 +139,6 @@ def remove_old(target: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed save left; no other save may be in progress in this folder."""
+    """Remove the files that a killed save left; no other save may be in progress in this folder."""
     for path in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(path, ignore_errors=True)

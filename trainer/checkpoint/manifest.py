@@ -1,6 +1,6 @@
 """The manifest of a checkpoint: a JSON object whose last entry is the SHA-256 of everything before that hash.
 
-A changed bit anywhere in the file is noticed: in the part that is hashed, in the hash, or in the two characters that
+A changed bit anywhere in the file is detected: in the part that is hashed, in the hash, or in the two characters that
 follow it. Version 0.1 wrote manifests without a hash (format 1); they are still read.
 """
 
@@ -27,11 +27,11 @@ from trainer.json_types import JsonObject
 FORMAT = 2
 OLD_FORMAT = 1
 MANIFEST = "manifest.json"
-# More than any real manifest: one of 1,536 ranks has 1 MB.
+# Limit of bytes of a manifest; one of 1,536 ranks has 1 MB.
 MOST_BYTES = 256 << 20
-# How the names of the files with tensors end.
+# Suffix of the names of files with tensors.
 PARTS = ".safetensors"
-# What a checkpoint holds: weights and the optimizer's moments, or weights alone.
+# The content of a checkpoint: weights and the optimizer's moments, or only weights.
 STATES = ("all", "weights")
 _KEY = b',\n"sha256": "'
 _TAIL = re.compile(re.escape(_KEY) + rb'([0-9a-f]{64})"\n}\n\Z')
@@ -60,7 +60,7 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class BaseWeights:
-    """The weights that adapters are added to: where they are, and a hash that tells them from others."""
+    """The weights to which adapters are added: their folder, and a hash that identifies them."""
 
     source: str
     fingerprint: str
@@ -68,16 +68,16 @@ class BaseWeights:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where weights were read from."""
+    """The source of imported weights."""
 
     format: str
     path: str
     facts: Mapping[str, object] = field(default_factory=dict)
-    """What else the format records, for people to read."""
+    """Further records of the format, for people to read."""
     family: str = ""
     """The family of a model of Hugging Face."""
     before: Origin | None = None
-    """Of a checkpoint that was imported: where its weights had been read from."""
+    """The earlier origin, if the source was an imported checkpoint."""
 
     def as_json(self) -> dict[str, object]:
         document: dict[str, object] = {"format": self.format, "path": self.path}
@@ -95,11 +95,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint records of itself."""
+    """The values that a checkpoint records about itself."""
 
     step: int
     config: TrainConfig
-    """Of the training; a key that is missing or wrong has its default."""
+    """The config of the training; missing or wrong keys have their defaults."""
     tensors: Mapping[str, Shape] = field(default_factory=dict)
     """The shape of each logical tensor; format 1 has no table of them."""
     files: Mapping[str, SavedFile] = field(default_factory=dict)
@@ -114,14 +114,14 @@ class Manifest:
     loss_scale: Mapping[str, float] = field(default_factory=dict)
     data: DataIdentity = field(default_factory=DataIdentity)
     base: BaseWeights | None = None
-    """Of a checkpoint of adapters alone."""
+    """Only in a checkpoint of adapters."""
     origin: Origin | None = None
-    """Of imported weights."""
+    """Only for imported weights."""
     about: Mapping[str, object] = field(default_factory=dict)
     """Entries that are only shown: the layout of the ranks, versions, times."""
     format: int = FORMAT
     faults: tuple[Fault, ...] = ()
-    """Of `config`."""
+    """The faults of `config`."""
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -161,7 +161,7 @@ def _lines(value: object) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint's folder; a CheckpointError names the file and what is wrong."""
+    """Return the manifest of a checkpoint's folder; a CheckpointError names the file and the fault."""
     file = folder / MANIFEST
     try:
         folder.stat()
@@ -256,7 +256,7 @@ def _wrong_entries(given: JsonObject) -> list[str]:
 
 
 def _wrong_tensors(given: JsonObject) -> list[str]:
-    """Return what is wrong with the table of tensors, or with the boxes that a file should hold."""
+    """Return the fault of the table of tensors, or of the boxes of a file."""
     tensors = _object(given, "tensors")
     sound = bool(tensors) and all(_is_sound_tensor(entry) for entry in tensors.values())
     if not sound or "state" not in given:
@@ -289,7 +289,7 @@ def _files(given: JsonObject) -> list[tuple[str, Any]]:
 
 
 def _is_sound_entry(name: str, entry: object) -> bool:
-    """Return whether `name` is a plain file name and its entry holds a size and a hash."""
+    """Return whether `name` is a plain file name and its entry has a size and a hash."""
     if not name or name != os.path.basename(name) or name in (".", "..", MANIFEST) or "\0" in name:
         return False
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or entry["bytes"] < 0:

@@ -1,7 +1,7 @@
-"""The table of a checkpoint's tensors, and a short form of which boxes of them a file holds.
+"""The table of a checkpoint's tensors, and a short form for the boxes of them in a file.
 
-All blocks of a model are divided in the same way. So tensors of one kind stand next to each other in the table, and
-the entry of a file has one line for each kind instead of one for each tensor: 1 MB for 1,536 files, not 200 MB.
+All blocks of a model are divided in the same way. So tensors of one kind are neighbours in the table, and the entry of
+a file has one line per kind instead of one per tensor: 1 MB for 1,536 files, not 200 MB.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _ranges(places: Sequence[int]) -> list[int]:
 
 
 def boxes_held(held: Held, table: Sequence[str]) -> Iterator[tuple[str, Box]]:
-    """Yield each box of the short form with the tensor that it is of."""
+    """Yield each box of the short form with its tensor."""
     for flat, ranges in held:
         box = tuple(zip(flat[::2], flat[1::2], strict=True))
         for first, last in zip(ranges[::2], ranges[1::2], strict=True):
@@ -61,7 +61,7 @@ def boxes_held(held: Held, table: Sequence[str]) -> Iterator[tuple[str, Box]]:
 
 
 def meet(box: Box, flat: Sequence[int]) -> bool:
-    """Return whether a box and one of the short form could share numbers."""
+    """Return whether a box and a box of the short form overlap."""
     if 2 * len(box) != len(flat):
         return False
     return all(a < flat[2 * dim + 1] and flat[2 * dim] < b for dim, (a, b) in enumerate(box))
@@ -101,7 +101,7 @@ def _is_inside(flat: Sequence[int], shape: Shape) -> bool:
 
 
 def name_in_file(key: str, box: Box, shape: Shape) -> str:
-    """Return the name of a box in its file: the tensor's own where it is whole, else with its ranges."""
+    """Return the name of a box in its file: the tensor's own name if it is whole, else with its ranges."""
     if box == whole_box(shape):
         return key
     return f"{key}@" + ",".join(f"{start}:{stop}" for start, stop in box)

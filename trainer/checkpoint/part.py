@@ -1,4 +1,4 @@
-"""What an engine and the checkpoints agree on: the parts of tensors that a rank holds, by logical name and place.
+"""The interface between engines and checkpoints: the parts of tensors on a rank, by logical name and ranges.
 
 A tensor's logical name and whole shape are the same in every layout. `tokens.weight` is a parameter in fp32;
 `exp_avg.tokens.weight` and `exp_avg_sq.tokens.weight` are the averages of its optimizer.
@@ -24,25 +24,25 @@ class Part:
 
     key: str
     shape: tuple[int, ...]
-    """Of the whole logical tensor."""
+    """The shape of the whole logical tensor."""
     box: Box
     tensor: Tensor
     owned: bool = True
-    """Whether this rank saves it: of several copies one is saved. A load fills all of them."""
+    """Whether this rank saves it: only one of several copies is saved. A load fills all copies."""
 
 
 class HasParts(Protocol):
-    """What the checkpoints need of an engine."""
+    """The methods of an engine that checkpoints need."""
 
     @property
     def optimizer_steps(self) -> int:
         """Return how many updates the optimizer has made."""
 
     def parts(self) -> list[Part]:
-        """Return every part of weights and moments that this rank holds."""
+        """Return all of this rank's parts of weights and moments."""
 
     def load_parts(self, fill: Callable[[Sequence[Part]], None], optimizer_steps: int) -> None:
-        """Have `fill` write all parts, then continue after so many updates. No collective."""
+        """Let `fill` write all parts, then continue after `optimizer_steps` updates. Not a collective."""
 
 
 def volume(box: Box) -> int:
@@ -56,7 +56,7 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 def intersection(box: Box, other: Box) -> Box | None:
-    """Return what two boxes share; None if that is nothing."""
+    """Return the intersection of two boxes; None if it is empty."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, other, strict=True))
     return both if all(start < stop for start, stop in both) else None
 

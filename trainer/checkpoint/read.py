@@ -1,4 +1,4 @@
-"""Read boxes of logical tensors from a checkpoint's files, whatever boxes the files hold, and verify while reading."""
+"""Read any boxes of logical tensors from a checkpoint's files, and verify while reading."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MOST_PIECE_BYTES = 64 << 20
 BLOCK = 2 << 20
 # Bytes of a window that are read and verified at a time: they stay in the processor's cache.
 WINDOW = 6 << 20
-# Pieces that are read into their targets at a time, and which AVX-512 hashes together.
+# Pieces that are read into their targets at a time; AVX-512 hashes as many together.
 BATCH = 16
 # Bytes that one thread reads at a time.
 RUN = 96 << 20
-# Bytes of one request at most, so that threads can share a large tensor.
+# Limit of bytes of one request, so that threads can share a large tensor.
 LARGEST = 32 << 20
 Pieces = Mapping[str, Sequence[tuple[str, Box]]]
 """For each tensor: the files that hold parts of it, and which box each file holds."""
@@ -43,7 +43,7 @@ Pieces = Mapping[str, Sequence[tuple[str, Box]]]
 
 @dataclass(frozen=True)
 class Request:
-    """Rows of a box in a file, and which numbers of them go where."""
+    """Rows of a box in a file, and the targets of their numbers."""
 
     key: str
     start: int
@@ -54,16 +54,16 @@ class Request:
     source: tuple[slice, ...]
     target: Tensor
     plain: bool = False
-    """Whether the target takes the bytes as they are, in one row: whole pieces of them need no copy."""
+    """Whether the bytes go unchanged and contiguously into the target: complete pieces then need no copy."""
 
 
 class VerifiedFile:
     """Bytes of one file, verified while they are read: each piece is compared with its checksum or its SHA-256."""
 
     def __init__(self, file: Path, digest: str | None, fast: bool = True) -> None:
-        """`digest`: SHA-256 of the header; None for a file of version 0.1, which was verified as a whole before.
+        """`digest`: SHA-256 of the header; None for a file of version 0.1, which was completely verified before.
 
-        `fast`: verify by the checksums, where the file has some. They notice damage, and do not resist an attacker.
+        `fast`: verify by the checksums, where the file has some. Checksums detect damage, but not deliberate changes.
         """
         self.file, self._fast = file, fast and checksum.is_available()
         self._handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -122,16 +122,16 @@ class VerifiedFile:
         return (offset - self.header.data) // self.piece_bytes
 
     def place_of(self, piece: int) -> int:
-        """Return where a piece begins in the file; the end of the file for those after the last."""
+        """Return the offset of a piece in the file; the end of the file for pieces after the last."""
         return min(self.header.data + piece * self.piece_bytes, self.size)
 
     def read_pieces(self, first: int, target: memoryview) -> None:
-        """Fill `target` with whole pieces, from piece `first` on."""
+        """Fill `target` with complete pieces, from piece `first` on."""
         each = self.piece_bytes
         self.read_blocks(first, [target[start : start + each] for start in range(0, len(target), each)])
 
     def read_blocks(self, first: int, targets: Sequence[memoryview]) -> None:
-        """Fill each target with a whole piece, from piece `first` on."""
+        """Fill each target with a complete piece, from piece `first` on."""
         if not self.checksums:
             self._read(first, targets)
             self._compare_hashes(first, targets)
@@ -156,7 +156,7 @@ class VerifiedFile:
             left[:1] = [block[count:] for block in left[:1]]
 
     def _compare_hashes(self, first: int, targets: Sequence[memoryview]) -> None:
-        """Raise a CheckpointError where neighbouring pieces do not have their hashes."""
+        """Raise a CheckpointError if neighbouring pieces do not have their hashes."""
         if not self.hashes:
             return
         found = block_hashes(targets)
@@ -209,7 +209,7 @@ class Window:
             held = file.place_of(self._last) - file.place_of(first)
             memory[:held] = self._memory[skipped : skipped + held].copy()
         self._memory, self._first = memory, first
-        # Nothing counts as verified if the next line fails.
+        # If the next line fails, no piece counts as verified.
         done, self._last = self._last, first
         file.read_pieces(done if held else first, memory.data[held:size])
         self._last = end
@@ -218,7 +218,7 @@ class Window:
 def read_parts(
     folder: Path, parts: Sequence[Part], pieces: Pieces, digests: Mapping[str, str | None], threads: int = 1
 ) -> None:
-    """Fill every part from the files that hold it; a CheckpointError names the file or tensor that is wrong."""
+    """Fill every part from the files that hold it; a CheckpointError names the wrong file or tensor."""
     by_file: dict[str, list[tuple[Part, Box]]] = {}
     for part in parts:
         found = 0
@@ -300,7 +300,7 @@ def _read_batch(
     rooms: NDArray[np.uint8],
     waiting: Iterable[tuple[Request, NDArray[np.uint8]]],
 ) -> None:
-    """Read and verify neighbouring pieces, and give their bytes to all requests for them."""
+    """Read and verify neighbouring pieces, and pass their bytes to all requests for them."""
     places = [file.place_of(piece) for piece in (*pieces, pieces.stop)]
     blocks = [room[: stop - start] for room, (start, stop) in zip(rooms, pairwise(places), strict=False)]
     read_there = set[int]()
@@ -327,17 +327,17 @@ def _check_finite(file: VerifiedFile, request: Request, numbers: Tensor) -> None
 
 
 def view_as(room: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return bytes as numbers; in files of other programs they may begin at any byte."""
+    """Return bytes as numbers; in files of other programs they may be unaligned."""
     return (room if room.data_ptr() % dtype.itemsize == 0 else room.clone()).view(dtype)
 
 
 def _is_finite(numbers: Tensor) -> bool:
-    """Return whether all numbers are finite; mostly a test of their sum suffices, which is 30 times as fast."""
+    """Return whether all numbers are finite; usually a test of their sum is enough, which is 30 times as fast."""
     return bool(torch.isfinite(numbers.sum()) or torch.isfinite(numbers).all())
 
 
 def _requests(file: VerifiedFile, part: Part, box: Box) -> Iterator[Request]:
-    """Yield what a part needs of a box in a file, at most a block of rows at a time."""
+    """Yield requests for the rows of a box in a file that a part needs, at most a block of rows at a time."""
     entry = _entry_of(file, part, box)
     shared = intersection(part.box, box)
     assert shared is not None
@@ -369,7 +369,7 @@ def _requests(file: VerifiedFile, part: Part, box: Box) -> Iterator[Request]:
 
 
 def _takes_bytes(file: VerifiedFile, entry: Entry, target: Tensor) -> bool:
-    """Return whether the bytes of a file are those of the target, and no number lies in two pieces."""
+    """Return whether the target has the type of the file, and no number crosses two pieces."""
     dtype = TYPES[entry.dtype]
     whole = not (entry.start - file.header.data) % dtype.itemsize and not file.piece_bytes % dtype.itemsize
     return whole and target.dtype == dtype and target.device.type == "cpu" and target.is_contiguous()

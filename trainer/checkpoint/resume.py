@@ -1,7 +1,7 @@
-"""Choose a checkpoint to resume from and load it, wherever its files are among the nodes.
+"""Choose a checkpoint to resume from and load it, whichever nodes have its files.
 
 Each node's leader reports what is in its folder, and rank 0 orders the checkpoints that are complete over all nodes,
-newest first. A rank reads the slices that it needs. Where a file turns out to be damaged, all ranks try the next one.
+newest first. A rank reads the slices that it needs. If a file is damaged, all ranks try the next checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.files import replace_file
 from trainer.parallel.group import Group
 
 Fits = Callable[[Checkpoint], None]
-"""Raises a CheckpointError where a checkpoint does not fit the training."""
+"""Raises a CheckpointError if a checkpoint does not fit the training."""
 
 
 class Loader:
@@ -36,10 +36,10 @@ class Loader:
     def __init__(self, folder: Folder, board: Board, group: Group) -> None:
         self.folder, self.board, self.group = folder, board, group
         self.notes: list[str] = []
-        """Why newer checkpoints were passed over."""
+        """Why newer checkpoints were skipped."""
 
     def load(self, named: Path | None, engine: HasParts, fits: Fits) -> Checkpoint | None:
-        """Load the checkpoint `named`, or else the newest sound one; return it, or None without any."""
+        """Load the checkpoint `named`, else the newest valid one; return it, or None if there is none."""
         paths = [named] if named else found(self.folder.path)
         reports = [asdict(_report(path)) for path in paths] if self.folder.is_leader else []
         decide = partial(candidates.order, leaders=self.folder.all_leaders, named=bool(named))
@@ -59,7 +59,7 @@ class Loader:
         return None
 
     def _try(self, key: str, path: Path, candidate: Candidate, engine: HasParts, fits: Fits) -> str:
-        """Load a checkpoint; return why it is damaged, or "". A CheckpointError where it does not fit."""
+        """Load a checkpoint; return why it is damaged, or "". Raise a CheckpointError if it does not fit."""
         self._share_manifest(key, path, candidate)
         with ExitStack() as stack:
             fault = _fault_of(lambda: stack.enter_context(in_use(path, mark=self.folder.is_leader)))
@@ -80,7 +80,7 @@ class Loader:
             return str(self.board.agree(f"{key}/loaded", fault, _first))
 
     def _share_manifest(self, key: str, path: Path, candidate: Candidate) -> None:
-        """Give the manifest to nodes that lack it, before their ranks read it."""
+        """Send the manifest to nodes that lack it, before their ranks read it."""
         if not candidate.lacking:
             return
         file = path / MANIFEST
@@ -94,7 +94,7 @@ class Loader:
         self.board.agree(f"{key}/shared", None, lambda _: None)
 
     def _bring_files(self, key: str, checkpoint: Checkpoint, parts: Sequence[Part], fault: str) -> str:
-        """Copy the files that a node lacks and its ranks read from a node that has them."""
+        """Copy files that a node lacks and its ranks need from a node that has them."""
         needs = [] if fault else checkpoint.files_for(parts)
         have = [name for name in checkpoint.files if (checkpoint.path / name).is_file()]
         value = asdict(RankNeeds(needs, have if self.folder.is_leader else [], fault))
@@ -126,7 +126,7 @@ def _with_remedy(error: CheckpointError) -> str:
 
 
 def _check_fit(faults: Sequence[str], path: Path, fits: Fits) -> dict[str, str]:
-    """Return which rank cannot open the checkpoint, or else why it does not fit the training."""
+    """Return which rank cannot open the checkpoint, else why it does not fit the training."""
     damaged = _first(faults)
     return {"damaged": damaged, "other": "" if damaged else _fault_of(lambda: fits(open_checkpoint(path)))}
 
@@ -136,14 +136,14 @@ def _first(faults: Sequence[str]) -> str:
 
 
 def _report(path: Path) -> FolderReport:
-    """Return what this folder holds of a checkpoint, without reading its tensors."""
+    """Return a report about a checkpoint's files in this folder, without reading tensors."""
     try:
         checkpoint = open_checkpoint(path)
         have = [name for name in checkpoint.files if (path / name).exists()]
         for name in have:
             check_size(checkpoint, name)
             if not name.endswith(PARTS):
-                # A load reads no other file than those of tensors.
+                # A load reads only tensor files.
                 verify_file(checkpoint, name)
         if checkpoint.is_old and len(have) == len(checkpoint.files):
             verify(path)

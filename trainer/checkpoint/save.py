@@ -1,7 +1,7 @@
 """One save: every rank writes its own file, rank 0 collects their hashes, and each node publishes the same manifest.
 
-The ranks agree through the board, so that no collective waits for a disk. The order on each node is: files and their
-fsync, reading them back, manifest, one rename. `latest` names a checkpoint only after all nodes have renamed it.
+The ranks coordinate through the board, so that no collective waits for a disk. The order on each node is: files and
+their fsync, reading them back, manifest, one rename. `latest` names a checkpoint only after all nodes have renamed it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ DISK_FAULT = (
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """What is saved of a step, the same on every rank."""
+    """The description of one save, the same on every rank."""
 
     manifest: Manifest
-    """Without the files."""
+    """The manifest without files."""
     token: str
-    """Tells this save from every other one."""
+    """Identifies this save."""
     tokenizer: Path | None
     keep: KeepConfig
     more: Mapping[str, Path] = field(default_factory=dict)
@@ -101,11 +101,11 @@ def _confirmed(board: Board, key: str, folder: Folder) -> dict[str, object]:
 
 
 def _attempt(work: Any) -> dict[str, object]:
-    """Return what `work` returns, or what the other ranks must learn of its failure."""
+    """Return the result of `work`, or a description of its failure for the other ranks."""
     try:
         result: dict[str, object] = work()
     except CheckpointError as error:
-        # The disk returned other bytes than were written.
+        # The bytes on the disk differ from those written.
         return {"error": f"not saved: {error.message}", "hint": DISK_FAULT}
     except TrainerError as error:
         return {"error": error.message, "hint": error.hint}
@@ -155,9 +155,9 @@ def collect_manifest(order: SaveOrder, board: Board, key: str, began: float) -> 
 
 
 def check_written(file: Path, written: SavedFile, read_back: bool) -> None:
-    """Compare a file on the disk with what was written: its size and header; with `read_back` all of its bytes.
+    """Compare size and header of a file on the disk with those written, with `read_back` all its bytes.
 
-    A CheckpointError names the place that differs.
+    A CheckpointError names the difference.
     """
     # A file that is not read back stays in the page cache, so that a load soon after the save reads it from memory.
     drop_cached(file, 0 if read_back else PIECE)
@@ -189,7 +189,7 @@ def _describe(file: Path | None) -> dict[str, object]:
 def publish_manifest(
     manifest: Mapping[str, object], order: SaveOrder, aside: Path, target: Path
 ) -> dict[str, object]:
-    """Complete this node's folder and rename it; return the failure where another rank had one."""
+    """Complete this node's folder and rename it; if another rank failed, return its failure."""
     if "error" in manifest:
         return dict(manifest)
     with disk_failures(target):

@@ -1,4 +1,4 @@
-"""What a save reports to those who watch a training."""
+"""The reports of saves to the observers of a training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Saved:
     bytes: int
     seconds: float
     stall: float = 0.0
-    """Seconds that training stood still for it."""
+    """Seconds during which training waited for the save."""
     background: bool = False
     """Whether it was written while training continued."""
 

@@ -1,4 +1,4 @@
-"""What a manifest, or the journal of a conversion, records of one file."""
+"""The entry of one file in a manifest or in the journal of a conversion."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ class SavedFile:
 
     bytes: int
     sha256: str
-    """Of a file with tensors: of its header, which holds the hashes of the data; of any other file: of all of it."""
+    """For a file with tensors, the hash of its header, which contains the hashes of the data; for any other file, of
+    its content.
+    """
     holds: Held | None = None
-    """The boxes of tensors in it; None for a file without tensors, and in format 1."""
+    """The boxes of tensors in the file; None for a file without tensors, and in format 1."""
 
     def as_json(self) -> dict[str, object]:
         document: dict[str, object] = {"bytes": self.bytes, "sha256": self.sha256}

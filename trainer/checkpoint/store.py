@@ -39,13 +39,13 @@ from trainer.errors import CheckpointError
 from trainer.files import replace_file, sha256, sync
 
 TOKENIZER = "tokenizer.json"
-# What belongs to it, where the training's tokenizer has it.
+# Further files of the tokenizer, if the training's tokenizer has them.
 TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 LATEST = "latest"
 # Files of version 0.1.
 OLD_FILES = ("model.safetensors", "optimizer.safetensors")
 UNFINISHED = ".tmp-"
-# A step that is saved again: the older ones, until the new one is complete on all nodes.
+# Names of older checkpoints of a step that is saved again, until the new one is complete on all nodes.
 OLD = ".old"
 # More threads do not read faster, because all ranks of a node read its disks at the same time.
 MOST_THREADS = 8
@@ -65,7 +65,7 @@ class Checkpoint:
 
     @property
     def model(self) -> ModelConfig:
-        """Return the config of the model; a CheckpointError if the manifest has it wrong."""
+        """Return the config of the model; raise a CheckpointError if the manifest's is wrong."""
         if fault := next(
             (fault for fault in self.manifest.faults if fault.key.startswith("config.model")), None
         ):
@@ -93,14 +93,14 @@ class Checkpoint:
         return dict(self.manifest.tensors)
 
     def pieces_for(self, parts: Sequence[Part]) -> dict[str, list[tuple[str, Box]]]:
-        """Return for the tensor of each part the files that hold some of it, and which box each holds."""
+        """Return for the tensor of each part the files that contain boxes of it, with these boxes."""
         if self.is_old:
             return {key: [(file, whole_box(shape))] for key, (file, shape) in self._old_tensors.items()}
         keys, found = list(self.table), {part.key: list[tuple[str, Box]]() for part in parts}
         wanted = {part.box for part in parts}
         for name, entry in self.files.items():
             for group in entry.holds or () if name.endswith(PARTS) else ():
-                # Most files of a large training hold nothing that this rank needs.
+                # Most files of a large training contain no box that this rank needs.
                 if any(meet(box, group[0]) for box in wanted):
                     for key, box in boxes_held([group], keys):
                         if key in found:
@@ -136,7 +136,9 @@ class Checkpoint:
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """Return the hash of each file's header; None for files of version 0.1, which have one over all."""
+        """Return the hash of each file's header; None for files of version 0.1, which have a hash of the complete
+        file.
+        """
         return {name: None if self.is_old else entry.sha256 for name, entry in self.files.items()}
 
     @property
@@ -171,7 +173,7 @@ def verify(path: Path) -> Checkpoint:
 
 
 def verify_file(checkpoint: Checkpoint, name: str) -> None:
-    """Compare one file with what the manifest says of it."""
+    """Compare one file with its entry in the manifest."""
     file, entry = checkpoint.path / name, checkpoint.files[name]
     check_size(checkpoint, name)
     try:
@@ -190,7 +192,7 @@ def verify_file(checkpoint: Checkpoint, name: str) -> None:
 
 
 def check_size(checkpoint: Checkpoint, name: str) -> None:
-    """Refuse a file that is absent, or of another size than was saved."""
+    """Refuse a file that is missing or has another size than when it was saved."""
     file, want = checkpoint.path / name, checkpoint.files[name].bytes
     try:
         size = check_file(file)
@@ -218,7 +220,9 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def publish(aside: Path, target: Path) -> None:
-    """Rename a folder, whose files are synced, to `target`. One of the same step stays readable under another name."""
+    """Rename a folder, whose files are synced, to `target`. An older checkpoint of the same step stays readable under
+    another name.
+    """
     sync(aside)
     if target.exists():
         os.rename(target, old_name(target))

@@ -1,8 +1,8 @@
 """One rank's file of a checkpoint: a safetensors file whose header also holds the hashes of its data.
 
-The data are hashed in pieces of a fixed size, so that a reader of a slice verifies the pieces that it reads and no
-others. Each piece has a SHA-256, and a checksum that a load verifies instead because it costs much less. The manifest
-holds the hash of the header, and with it of everything.
+The data are hashed in pieces of a fixed size, so that a reader of a slice verifies only the pieces that it reads. Each
+piece has a SHA-256, and a checksum that a load verifies instead because it costs much less. The manifest contains the
+hash of the header, which covers all others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.checkpoint.saved_file import SavedFile
 from trainer.files import write_whole
 
 PIECE = 1 << 20
-"""Bytes of the data that have one hash and one checksum."""
+"""Bytes of data per hash and checksum."""
 BLOCK = 8 << 20
 """Bytes that are copied, hashed and written at a time."""
 AHEAD = 2
@@ -60,7 +60,7 @@ def write_parts(file: Path, parts: Sequence[Part], table: Mapping[str, Shape], n
 
 
 def _entries(parts: Sequence[Part]) -> tuple[dict[str, object], int]:
-    """Return what a header says of each tensor, and the bytes of all data."""
+    """Return the header's entry of each tensor, and the bytes of all data."""
     entries: dict[str, object] = {}
     end = 0
     for part in parts:
@@ -85,7 +85,7 @@ def _header(entries: Mapping[str, object], hashes: Mapping[str, str]) -> bytes:
 
 
 def _write_data(handle: int, parts: Sequence[Part], nice: int) -> dict[str, str]:
-    """Write all data and return the hashes of their pieces by kind; hashing has a thread of its own."""
+    """Write all data and return the hashes of their pieces by kind; a separate thread computes them."""
     hashes = PieceHashes()
     waiting: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(nice,)) as pool:
@@ -100,7 +100,7 @@ def _write_data(handle: int, parts: Sequence[Part], nice: int) -> dict[str, str]
 
 
 def _blocks(parts: Sequence[Part]) -> Iterator[memoryview]:
-    """Yield the bytes of all parts in order; small ones are joined, large ones come in blocks."""
+    """Yield the bytes of all parts in order; small ones are joined, large ones are divided into blocks."""
     joined, size = list[Tensor](), 0
     for part in parts:
         for rows in _by_rows(part.tensor.detach()):
@@ -136,7 +136,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def lower_priority(nice: int) -> None:
-    """Let the training's threads run before this one; on Linux a thread has a priority of its own."""
+    """Let the training's threads run before this one; on Linux each thread has its own priority."""
     if nice:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 

@@ -21,7 +21,7 @@ IN_USE = "clusterctl-in-use"
 
 
 def folders(given: Mapping[str, Any], run: str) -> dict[str, Mapping[str, Any]]:
-    """Return the settings of what DeepSpeed keeps in files, with the run's own folder."""
+    """Return the settings for parts that DeepSpeed keeps in files, with the run's own folder."""
     return {
         part: {**own, "nvme_path": str(Path(own["nvme_path"]) / run)}
         for part, own in parts_on_disk(given).items()
@@ -29,10 +29,10 @@ def folders(given: Mapping[str, Any], run: str) -> dict[str, Mapping[str, Any]]:
 
 
 class RunFolders:
-    """The folders of a run on this node, held by one of its ranks."""
+    """The folders of a run on this node; each rank holds a lock on them."""
 
     def __init__(self, given: Mapping[str, Any], run: str, rank: int) -> None:
-        """Remove what ended runs left, also an earlier attempt of this one, and hold the folders of `run`."""
+        """Remove files of ended runs, also of an earlier attempt of this one, and lock the folders of `run`."""
         self.rank = rank
         self.held: dict[Path, int] = {}
         for place in sorted({Path(own["nvme_path"]) for own in parts_on_disk(given).values()}):
@@ -62,7 +62,7 @@ def _folders_of_ranks(folder: Path, rank: int | None = None) -> Iterator[Path]:
 
 
 def _hold(folder: Path) -> int:
-    """Return the file whose lock this process shares; its first holder removes what an earlier attempt left."""
+    """Return the file whose lock this process shares; the first holder removes files of an earlier attempt."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:

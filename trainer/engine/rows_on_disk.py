@@ -34,7 +34,9 @@ class RowsOnDisk:
         return weights, moments
 
     def write(self, weights: Sequence[Tensor], moments: Mapping[str, Sequence[Tensor]], taken: int) -> None:
-        """Replace all rows and moments, and the weights that DeepSpeed computes with; `taken` updates were made."""
+        """Replace all rows and moments, and the weights that DeepSpeed computes with; `taken`: the number of updates so
+        far.
+        """
         for number, row in enumerate(self.rows):
             with self._in_memory(number, changed=True):
                 row.data.copy_(weights[number])

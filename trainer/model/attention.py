@@ -20,10 +20,10 @@ from trainer.parallel.tensor import ALONE, Parallel
 
 @dataclass(frozen=True)
 class Sight:
-    """What all blocks of one pass share: the mask, and the rotary positions."""
+    """Values that all blocks of one pass share: the mask, and the rotary positions."""
 
     mask: native.Mask = EVERY_KEY
-    """The keys that are hidden in addition to later ones."""
+    """The keys that are hidden in addition to those after a query."""
     turns: Turns | None = None
     """Cosines and sines of the rotary positions."""
     context: Parallel = ALONE

@@ -1,8 +1,8 @@
-"""Mixture of experts: a router chooses a few feed-forward parts (experts) for each token.
+"""Mixture of experts: a router chooses a few feed-forward layers (experts) for each token.
 
-Tensor parallel ranks divide the experts. Where every rank has all tokens, each computes the results of its own experts,
-and the results are summed. With sequence parallel each rank has different tokens; they are sent to the ranks of their
-experts and back (all-to-all).
+Tensor parallel ranks divide the experts. If every rank has all tokens, each rank computes the results of its own
+experts, and the results are summed. With sequence parallel each rank has different tokens; they are sent to the ranks
+of their experts and back (all-to-all).
 """
 
 from __future__ import annotations

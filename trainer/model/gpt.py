@@ -40,7 +40,7 @@ class GPT(Transformer):
     ) -> None:
         """`ends`: how an end of document affects the rest of its sample; None: not at all.
 
-        `context`: the ranks that have other stretches of the same samples; `arguments` takes this rank's.
+        `context`: the ranks that have other chunks of the same samples; `arguments` takes this rank's chunk.
         """
         super().__init__(config, ops, seed, parallel, recompute, pieces)
         self.context, self.ends = context, ends

@@ -196,7 +196,7 @@ def generator_of(seed: int, name: str) -> torch.Generator:
 
 
 class Transformer(nn.Module):
-    """What both models have: tokens and positions, blocks, a norm and the output matrix."""
+    """The base of both models: tokens and positions, blocks, a norm and the output matrix."""
 
     joins_samples = False
     """Whether the samples of a micro-batch are one row, as long as they are together."""
@@ -215,7 +215,7 @@ class Transformer(nn.Module):
         `seed`: of the initial weights; None: matrices are 0 until they are drawn or loaded.
         """
         super().__init__()
-        # Set before each pass whose gradients are wanted.
+        # Set before each pass with gradients.
         self.aux_weight = 0.0
         self.config, self.parallel, self.recompute = config, parallel, recompute
         self.pieces = tuple(pieces) or pieces_of(config.layers)
@@ -238,7 +238,7 @@ class Transformer(nn.Module):
         raise NotImplementedError
 
     def _loss_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return what computes the loss of targets; labels are smoothed in training only."""
+        """Return the function that computes the loss of targets; labels are smoothed only in training."""
         smoothing = self.config.label_smoothing if self.training else 0.0
         return partial(self.head.loss, x, smoothing=smoothing)
 

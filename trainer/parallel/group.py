@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 # The timeout of a collective: longer than the slowest step or save, shorter than a night.
 PATIENCE = timedelta(minutes=10)
-# How long a rank waits for the others to start; before that, each node builds its index of samples at its own speed.
+# How long a rank waits for the others to start, because each node first builds its index of samples at its own speed.
 # The launcher reports ranks that die earlier.
 ARRIVAL = timedelta(hours=12)
 

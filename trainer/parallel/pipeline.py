@@ -24,7 +24,7 @@ TIED = "tokens.weight"
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages that together hold a model; by default one rank holds the whole model."""
+    """The stages that together have all layers; by default one rank has the whole model."""
 
     stage: int = 0
     ranks: tuple[int, ...] = (0,)

@@ -1,1 +1,1 @@
-"""What a config costs: memory and time; `parallel: auto`; warnings. Imports no torch."""
+"""Plan a training: memory and time of a config, `parallel: auto`, and warnings. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What checkpoints cost: bytes on disk, memory for the copies of background saves, and time."""
+"""Compute the cost of checkpoints: bytes on disk, memory for the copies of background saves, and time."""
 
 from __future__ import annotations
 

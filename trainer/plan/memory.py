@@ -1,4 +1,4 @@
-"""Peak memory of each stage of a layout: what is kept between steps, and the worst moment of a step.
+"""Compute the peak memory of each stage of a layout: the memory between steps, and the largest moment of a step.
 
 The bytes of weights, gradients and optimizer state depend on the engine, ZeRO level and precision.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LIBRARIES = 90_000_000
 # Bytes that fully_shard loads in addition.
 SHARDING = 76_000_000
-# How many results a stage may send before one of them is received, as in pipeline_passes.
+# How many results a stage may send before one of them is received, as in trainer.engine.pipeline.
 UNTAKEN = 2
 
 
@@ -59,7 +59,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Stage:
-    """What each rank of one pipeline stage holds."""
+    """The layers and the memory of each rank of a pipeline stage."""
 
     stage: int
     layers: tuple[tuple[int, int], ...]
@@ -320,7 +320,7 @@ class Held:
     coming: int = 0
     """Gradients without such a buffer; they exist from the backward pass to the update."""
     gathered: int = 0
-    """Weights of other ranks that a pass holds at the same time."""
+    """Weights of other ranks that are in memory at the same time during a pass."""
     update: int = 0
     """Temporary memory of the optimizer update."""
     joined: int = 0

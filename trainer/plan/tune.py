@@ -1,4 +1,4 @@
-"""What the examples of a fine-tuning task determine: its steps, its evaluations, and its faults. Imports no NumPy."""
+"""Read the examples of a fine-tuning task: count its steps and evaluations, and find its faults. Imports no NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn corpora into samples and batches; the position in training is a number of samples and nothing else."""
+"""Turn corpora into samples and batches; the position in a training is only a number of samples."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def batch_of(rows: Sequence[Row]) -> GlmBatch:
 
 
 def span_chances(mean: float) -> NDArray[np.float64]:
-    """Return the chances of the lengths 1 to 39 in a Poisson distribution restricted to them."""
+    """Return the probabilities of the lengths 1 to 39 in a Poisson distribution restricted to them."""
     lengths = np.arange(1, LONGEST_SPAN)
     logarithms = lengths * np.log(mean) - np.cumsum(np.log(lengths))
     chances = np.exp(logarithms - logarithms.max())

@@ -76,7 +76,7 @@ class Sampling:
     length: int = 512
     """The largest number of tokens in a sample, including ENC and the end of the document."""
     short_chance: float = 0.02
-    """The chance that a sample is cut to a length in [32, length - 1)."""
+    """The probability that a sample is cut to a length in [32, length - 1)."""
     sentence_start: bool = True
     """Whether a window in a long document starts after the end of a sentence, if there is one nearby."""
     across_documents: bool = True
@@ -120,7 +120,7 @@ class GlmSamples:
         """Set up the samples: `ends` marks ids that end a sentence; `bounds` limits the documents, all by
         default."""
         self.corpus, self.tokens, self.seed, self.sampling = corpus, tokens, seed, sampling
-        # With GLM's own tokens, which end no sentence.
+        # Include GLM's own tokens, which end no sentence.
         self.ends = np.zeros(max(len(ends), tokens.vocab), np.bool_)
         self.ends[: len(ends)] = ends
         first, last = bounds or (0, corpus.documents)

@@ -1,4 +1,4 @@
-"""Which token ids a corpus may have: the plan of a job and its ranks refuse others in the same words. No torch."""
+"""Find token ids that a corpus must not have; plan and ranks refuse them with the same message. Imports no torch."""
 
 from __future__ import annotations
 

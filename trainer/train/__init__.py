@@ -1,1 +1,1 @@
-"""The training loop, and who watches it."""
+"""The training loop and its observers."""

@@ -76,7 +76,7 @@ def run_training(
     leaves."""
     startup = startup or Startup()
     startup.done("libraries")
-    # The library that came with the code may be for another processor than this node's.
+    # The library that was pushed with the code may be for another processor than this node's.
     compiled = build.ensure()
     device = _open_device(config, environment)
     before = device.memory_before()
@@ -133,7 +133,7 @@ def _tasks(
 
 
 def _tokenizer(config: TrainConfig, run_dir: Path) -> Path | None:
-    """Return the tokenizer.json that checkpoints get; a vocabulary with merges becomes one in `run_dir`."""
+    """Return the tokenizer.json for checkpoints; a vocabulary with merges is converted to one in `run_dir`."""
     named = config.data.tokenizer
     return single_file(Path(named), run_dir) if named else None
 
@@ -146,9 +146,9 @@ def _begin(
     run_dir: Path,
     prefer: Callable[[DataIdentity], None],
 ) -> int:
-    """Load the weights that the training begins or continues with; return its finished steps.
+    """Load the weights with which the training starts or continues; return its finished steps.
 
-    `prefer` computes the log probabilities that the weights at the beginning give preference pairs.
+    `prefer` computes the log probabilities of preference pairs under the initial weights.
     """
 
     def begin() -> None:
@@ -159,7 +159,7 @@ def _begin(
 
             checkpointer.notes.append(load_initial(config, engine, group, run_dir))
 
-    # Checkpoints of adapters hold these alone; and a reference is the model at the beginning.
+    # Checkpoints of adapters contain only adapters, and the reference model has the initial weights.
     adapts = config.tune.lora.rank > 0
     at_once = adapts or config.tune.task == "dpo"
     if at_once:
@@ -214,12 +214,12 @@ def _checkpoint_folder(config: TrainConfig, environment: Env, run_dir: Path) -> 
 
 
 def _open_data(config: TrainConfig, cache: Path) -> Data | TaskData:
-    """Open what the training learns from, a task's examples or corpora, before other ranks are awaited."""
+    """Open the examples of a task or the corpora, before this rank waits for others."""
     return open_task(config) if config.tune.task else _open_corpora(config, cache)
 
 
 def _open_corpora(config: TrainConfig, cache: Path) -> Data:
-    """Open the corpora and return them; refuse unreadable ones before other ranks are awaited."""
+    """Open the corpora and return them; refuse unreadable ones before this rank waits for others."""
     data = Data(config.data, config.model.sequence, IndexCache(cache))
     _check_tokenizer(config)
     known = text_ids(config)
@@ -250,7 +250,7 @@ def _check_tokenizer(config: TrainConfig) -> None:
 
 
 def _ends(data: DataConfig) -> Ends | None:
-    """Return how ends of documents within a sample are treated; None for no special treatment."""
+    """Return how an end of document affects the rest of its sample; None: not at all."""
     if not data.needs_eod:
         return None
     eod = Tokenizer.load(Path(data.tokenizer)).eod if data.eod is None else data.eod
@@ -258,7 +258,7 @@ def _ends(data: DataConfig) -> Ends | None:
 
 
 def _make_orders(config: TrainConfig, data: Data | TaskData) -> Mapping[str, Readable]:
-    """Return the order of samples, made or awaited on this node, before other ranks are awaited."""
+    """Return the order of samples, which one rank of each node computes, before this rank waits for other nodes."""
     assert config.global_batch is not None
     if not isinstance(data, Data):
         return data.orders()
@@ -306,8 +306,8 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups, drawn: 
 def model_on_device(config: TrainConfig, ops: native.Choice, groups: Groups, device: Device) -> Model:
     """Return this rank's part of the model for an engine; its weights are drawn when no checkpoint has them.
 
-    No rank needs node memory for whole matrices that its device or other ranks hold. ZeRO 2 and 3 allocate and divide
-    one block after another, and DeepSpeed moves the model itself.
+    No rank needs CPU memory for complete matrices that its device or other ranks store. ZeRO 2 and 3 allocate and
+    divide one block after another, and DeepSpeed moves the model itself.
     """
     sharded = config.zero >= 2 and groups.data.world > 1
     if config.engine == "deepspeed" or (device.kind == "cpu" and not sharded):

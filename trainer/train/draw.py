@@ -1,4 +1,4 @@
-"""Draw the weights that a new training begins with, once it is known that no checkpoint has them."""
+"""Draw the initial weights of a new training, after it is known that no checkpoint has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.engine.torch_engine import Engine
 from trainer.model.adapter import MARK, drawn_adapter
 from trainer.model.layers import drawn_matrix, residual_deviation
 
-# Tensors with a row for each token.
+# Tensors with a row per token.
 TABLES = ("tokens.weight", "output.weight")
 
 
@@ -24,7 +24,7 @@ def draw(config: TrainConfig, engine: Engine) -> None:
     @torch.no_grad()
     def fill(parts: Sequence[Part]) -> None:
         whole: dict[str, Tensor] = {}
-        # Parts of one tensor together: it is drawn once, and one at a time is in memory.
+        # Draw all parts of a tensor together, so that it is drawn once and only one tensor is in memory.
         for part in sorted(parts, key=lambda part: part.key):
             if not _is_drawn(part, config):
                 continue

@@ -19,10 +19,10 @@ class ChosenBackend:
 
 @dataclass(frozen=True)
 class Started:
-    """A training starts or resumes: from which step, what runs, and on what."""
+    """A training starts or resumes: its step, configuration and hardware."""
 
     step: int
-    """Finished steps."""
+    """Number of finished steps."""
     resumed_from: str | None
     """The checkpoint's folder."""
     steps: int
@@ -69,7 +69,7 @@ class StepDone:
     step_seconds: float
     skipped: bool
     cause: str = ""
-    """For the first of several non-finite steps: the first layer that was not finite."""
+    """For the first of several non-finite steps: its first non-finite layer."""
     own_seconds: float = 0.0
     samples: int = 0
     """Samples of this step, over all ranks."""
@@ -78,7 +78,7 @@ class StepDone:
     loss_scale: float | None = None
     """The factor that fp16 multiplied the loss by; None in other precisions."""
     calibrating: bool = False
-    """True where the step was skipped because the loss scale was too high; it is lowered until it fits."""
+    """True if the step was skipped because the loss scale was too high and is being lowered."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class Evaluated:
     loss: float
     seconds: float
     accuracy: float | None = None
-    """The share of right answers, if the training learns a task."""
+    """The fraction of correct answers, if the training learns a task."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a task and its standard error."""
+    """One result of a task and its standard error."""
 
     value: float
     standard_error: float | None

@@ -1,4 +1,4 @@
-"""Begin a training with the weights of another one, or of another program: step 0, new optimizer."""
+"""Start a training with the weights of another training or program, at step 0 with a new optimizer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from trainer.weights.lazy import Lazy
 
 
 class HasFixedParts(HasParts, Protocol):
-    """An engine that may have weights which are not learned."""
+    """An engine that may have frozen weights."""
 
     def fixed_parts(self) -> list[Part]:
-        """Return the parts of the weights that are not learned."""
+        """Return the parts of the frozen weights."""
 
 
 class _Fixed:
-    """The weights that adapters are added to: a source fills these, and not the adapters that are learned."""
+    """The frozen weights to which adapters are added: a source fills these, and not the learned adapters."""
 
     optimizer_steps = 0
 
@@ -43,12 +43,12 @@ class _Fixed:
 
 
 def load_initial(config: TrainConfig, engine: HasFixedParts, group: Group, run_dir: Path) -> str:
-    """Load the weights that `train.init` names into the engine; return a note. For all ranks together."""
+    """Load the weights that `train.init` names into the engine; return a note. A collective of all ranks."""
     return _load(config, _Fixed(engine) if config.tune.lora.rank else engine, group, run_dir)
 
 
 def base_of(config: TrainConfig, group: Group, run_dir: Path) -> BaseWeights:
-    """Return what checkpoints of adapters record of the weights that these are added to. For all ranks together."""
+    """Return the record of the base weights for checkpoints of adapters. A collective of all ranks."""
     found = {}
     if group.rank == 0:
         found = asdict(base_at(source_path(config.init.source, run_dir)))
@@ -57,7 +57,7 @@ def base_of(config: TrainConfig, group: Group, run_dir: Path) -> BaseWeights:
 
 def _load(config: TrainConfig, engine: HasParts, group: Group, run_dir: Path) -> str:
     path = source_path(config.init.source, run_dir)
-    # Rank 0 decides: of a checkpoint of ours, files and even the folder may be on some of the nodes alone.
+    # Rank 0 decides: files of our checkpoints, and even the folder, may be only on some of the nodes.
     found = group.share(_kind_of(path))
     if found == "other":
         return _load_contents(config, engine, path)
@@ -76,11 +76,11 @@ def _load(config: TrainConfig, engine: HasParts, group: Group, run_dir: Path) ->
 
 
 def source_path(source: str, run_dir: Path) -> Path:
-    """Return where a source is; the name of a run is its folder on this node, next to this run's."""
+    """Return the path of a source; the name of a run means its folder on this node, next to this run's."""
     path = Path(source)
     if path.exists() or len(path.parts) > 1:
         return path
-    # As the launcher lays them out: runs/NAME/NODE.
+    # The launcher's folders are runs/NAME/NODE.
     neighbour = run_dir.resolve().parent.parent / source / run_dir.name
     return neighbour if neighbour.is_dir() else run_dir.resolve().parent / source
 
@@ -94,7 +94,7 @@ def _kind_of(path: Path) -> str:
 
 
 class _Weights:
-    """The weights of an engine alone, as the source has them; its moments stay at zero."""
+    """The weights of an engine with the shapes of the source; the engine's moments stay at zero."""
 
     def __init__(self, config: TrainConfig, engine: HasParts) -> None:
         self.config, self.engine = config, engine

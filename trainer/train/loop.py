@@ -30,13 +30,13 @@ from trainer.train.events import (
 
 
 class Checkpoints(Protocol):
-    """Saves that may go on in the background; each method returns what was saved since the last call."""
+    """Saves that may continue in the background; each method returns the checkpoint completed since the last call."""
 
     def save(self, progress: Progress, last: bool = False) -> Sequence[Event]:
-        """Save, or begin to; where training ends, return once it is saved."""
+        """Save, or start to; at the end of the training, return after the save."""
 
     def done(self) -> Sequence[Event]:
-        """Return what was saved, without waiting."""
+        """Return the completed checkpoint, if there is one, without waiting."""
 
     def finish(self) -> Sequence[Event]:
         """Wait for a save in the background."""
@@ -69,11 +69,11 @@ class Training:
     tasks: Callable[[int], Iterable[Event]] = lambda step: ()
     """Evaluates tasks after a step; a collective."""
     accuracy: Callable[[], float] | None = None
-    """Returns the share of right answers in the evaluation that just ended; a collective."""
+    """Returns the fraction of correct answers in the evaluation that just ended; a collective."""
     is_enough: Callable[[Measured], bool] = lambda measured: False
     """Returns whether an evaluation shows that more steps would not help."""
     dropout_place: int = 0
-    """Makes this rank's dropout differ from others; ranks that hold the same numbers have the same place."""
+    """Makes this rank's dropout differ from that of others; ranks with the same activations have the same place."""
 
 
 def train(run: Training, step: int = 0) -> Ended:
@@ -81,7 +81,7 @@ def train(run: Training, step: int = 0) -> Ended:
     config, began = run.config, time.monotonic()
     measured = _evaluate(run, 0) if step == 0 else Measured()
     loss, saved_at, stopping, first = None, step, False, step + 1
-    # Steps in a row that were not finite.
+    # Number of consecutive non-finite steps.
     lost: list[StepDone] = []
     while step < config.steps and not stopping:
         started = time.monotonic()
@@ -146,7 +146,7 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
     length = config.curriculum.length(finished + 1, config.model.sequence)
     batch = tensors(run.train.at(consumed, samples, length if length < config.model.sequence else 0))
     rate = learning_rate(config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence)
-    # Reading counts as the rank's own time: a slow disk makes a slow rank.
+    # Reading counts as the rank's own time, because a slow disk makes a slow rank.
     read = time.monotonic() - began
     again = partial(run.engine.step, batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
     result, cause = again(), ""

@@ -1,4 +1,6 @@
-"""The observers of a training: metrics.jsonl, the console, the heartbeat, injected faults; and the facts of a start."""
+"""The observers of a training: metrics.jsonl, the console, the heartbeat, injected faults. Also describes the start of
+a training.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ from trainer.train.startup import Startup, startup_line
 
 
 class Metrics:
-    """The one writer of metrics.jsonl: a JSON object per line, each line in one unbuffered write."""
+    """The only writer of metrics.jsonl: one JSON object per line, each line in one unbuffered write."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class Console:
 
 
 def task_line(event: TaskEvaluated) -> str:
-    """Return the figures of a task on one line."""
+    """Return the results of a task on one line."""
     figures = (f"{name.replace('_', ' ')} {figure.value:.4g}" for name, figure in event.metrics.items())
     return f"{event.task} at step {event.step} | {' | '.join(figures)}"
 
@@ -294,7 +296,7 @@ def started(
 
 
 def start_lines(start: Started) -> str:
-    """Return the first lines of rank 0's log: what runs, on what, and the backend of each op."""
+    """Return the first lines of rank 0's log: model, hardware, and the backend of each op."""
     layout = " x ".join(f"{kind} {ranks}" for kind, ranks in start.layout.items() if ranks > 1)
     ranks = f"{start.world} ranks" + (f" ({layout})" if start.layout["tensor"] > 1 else "")
     lines = [

@@ -1,4 +1,4 @@
-"""The rates of a training by several conventions, their share of the peak rate, and the ranks' peak memory."""
+"""The rates of a training by several conventions, their fraction of the peak rate, and the ranks' peak memory."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Rates:
 
 
 class MemoryReport:
-    """Reports the peak memory of every rank's device; on a CPU, without what the process held before training."""
+    """Reports the peak memory of every rank's device; on a CPU, minus the memory of the process before training."""
 
     def __init__(self, device: Device, group: Group, planned: Sequence[int], before: int) -> None:
         self.device, self.group, self.planned, self.before = device, group, tuple(planned), before

@@ -1,4 +1,4 @@
-"""Log probabilities of preference pairs by the weights at the beginning: computed once, kept in the run's folder."""
+"""Log probabilities of preference pairs under the initial weights, computed once and stored in the run's folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fill_references(
     run_dir: Path,
     identity: DataIdentity,
 ) -> None:
-    """Give all pairs the log probabilities of the weights that are loaded now. For all ranks together."""
+    """Set the log probabilities of all pairs under the weights that are loaded now. A collective of all ranks."""
     assert isinstance(model, PreferenceModel)
     facts = config.as_json()
     about = {key: facts[key] for key in ("model", "init", "seed", "precision")}

@@ -108,17 +108,17 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, object]:
     """Build the rank that needs most memory and take a step; return its figures and the plan's."""
     began = time.monotonic()
     layout = config.layout(world)
-    # With the kernels of a CPU, which this machine has; the plan's figures are for these too.
+    # Use the CPU kernels of this machine; the plan's figures are for these kernels too.
     rehearsed = replace(config, engine="torch", hardware=replace(config.hardware, kind="cpu"))
     if config.tune.lora.rank:
         problem = "a rehearsal learns all weights, and the job learns adapters alone"
         raise InputError(f"train.tune.lora: {problem}", "rehearse it without lora")
-    # Without its task, whose rows have lengths of their own.
+    # Leave out the task, whose rows vary in length.
     rehearsed = replace(rehearsed, tune=TuneConfig(), global_batch=_samples(config, layout))
     planned = max(stages(rehearsed, layout), key=lambda stage: stage.memory.total)
     rank = layout.rank(planned.stage, 0, 0)
     _join(rank, world)
-    # Drawn as other devices than a CPU do, without the words of Philox.
+    # Draw dropout as on other devices than a CPU, without the Philox words.
     drawn = patch.object(
         native.reference, "factors", lambda _, probabilities: torch.empty_like(probabilities)
     )
@@ -155,7 +155,7 @@ def _step(config: TrainConfig, layout: Layout, rank: int) -> int:
     groups = Groups.of(Group(rank, layout.world, device), layout, parallel.sequence, parallel.interleave)
     model = model_on_device(config, native.choose("cpu"), groups, device)
     built = sum(parameter.numel() for parameter in model.parameters())
-    # Here ids have no values.
+    # Fake ids have no values.
     model.check_ids = _unchecked  # type: ignore[assignment, method-assign]
     if model.pieces[-1].last:
         model.tokens.loss = _Shapes(model.tokens)  # type: ignore[method-assign]
@@ -176,7 +176,7 @@ def _step(config: TrainConfig, layout: Layout, rank: int) -> int:
 
 @contextmanager
 def _real_meshes(needed: bool) -> Iterator[None]:
-    """Have meshes made with values, because fully_shard reads the values of its mesh."""
+    """Create meshes with real values, because fully_shard reads them."""
     if not needed:
         yield
         return

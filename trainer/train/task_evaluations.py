@@ -1,4 +1,4 @@
-"""Tasks that a training evaluates along with its validation: the same figures as `clusterctl eval` gives."""
+"""Tasks that a training evaluates together with its validation; the results are those of `clusterctl eval`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class _Opened:
 
 
 class TaskEvaluations:
-    """Evaluates the model of a training as it is, without a change of its state."""
+    """Evaluates the model of a training without changing its state."""
 
     def __init__(self, config: TrainConfig, model: Model, groups: Groups, device: Device) -> None:
-        """Read the data of all tasks; refuse what cannot be evaluated, all of it at once."""
+        """Read the data of all tasks; report all tasks that cannot be evaluated together."""
         self._config, self._model, self._groups, self._device = config, model, groups, device
         self._reader = reader = self._make_reader()
         faults = list[str]()
