@@ -248,7 +248,7 @@ class NodeHolder:
             return saved.decode_manifest(content, f"{self.name}:{path}/{saved.MANIFEST}")
         except saved.Damaged as problem:
             raise WorkFailed(
-                str(problem), "another node's copy may be sound: see `checkpoint verify`"
+                str(problem), "another node's copy may be valid: see `checkpoint verify`"
             ) from None
 
     def manifest_content(self, path: str) -> bytes:

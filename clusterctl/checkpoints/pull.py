@@ -87,7 +87,7 @@ def _check_dest(dest: Path, names: Collection[str]) -> None:
     if dest.is_dir() and not (dest / MANIFEST).exists():
         other = sorted(path.name for path in dest.iterdir() if path.name not in names)
         if other:
-            raise UsageError(f"{dest}: holds other files, such as {other[0]}", hint)
+            raise UsageError(f"{dest}: contains other files, such as {other[0]}", hint)
     above = next(parent for parent in dest.parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(

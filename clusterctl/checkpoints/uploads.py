@@ -73,7 +73,7 @@ class Uploader(Copier):
         checked = copy.holder.verify(path, lambda count: None)
         if faults := [found.fault for name, found in checked.files.items() if name in names and found.fault]:
             raise WorkFailed(
-                f"{node.name}: {'; '.join(faults)}", "the checkpoint is damaged; an older one may be sound"
+                f"{node.name}: {'; '.join(faults)}", "the checkpoint is damaged; an older one may be valid"
             )
         store = on_node(node, self.connections.of(node), target)
         return store.upload({name: posixpath.join(path, name) for name in names}, target.address)

@@ -38,13 +38,18 @@ def findings(reply: NodeAnswers) -> Iterator[Finding]:
     done = reply.command("smi")
     if done is None or done.timed_out or not done.succeeded:
         yield Finding(
-            "bad", node.name, f"{tool} {_trouble(done)}", "install or mend the driver there", "devices", show
+            "bad",
+            node.name,
+            f"{tool} {_trouble(done)}",
+            "install or repair the driver on the node",
+            "devices",
+            show,
         )
         return
     seen = npus(done.out) if node.kind == "npu" else gpus(done.out, reply.command("busy"))
     if not seen:
-        text = f"{tool} says nothing that is understood here: {done.out.strip()[:80]!r}"
-        yield Finding("warning", node.name, text, "look yourself", "devices", show)
+        text = f"{tool} printed something unexpected: {done.out.strip()[:80]!r}"
+        yield Finding("warning", node.name, text, "check the output by hand", "devices", show)
         return
     yield from _each(reply, seen, tool)
     for device in node.devices:

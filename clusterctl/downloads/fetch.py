@@ -302,7 +302,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         if request.full_url.startswith("https:") and not url.startswith("https:"):
             raise WorkFailed(
-                f"{request.full_url}: leads to a place without encryption", "name another mirror"
+                f"{request.full_url}: redirects to an unencrypted address", "name another mirror"
             )
         return super().redirect_request(request, file, code, text, headers, url)
 

@@ -297,7 +297,7 @@ class ChildStream:
         try:
             self._child.send(data)
         except OSError as problem:
-            raise LinkLost(self._child.node, f"it takes no more input ({problem})") from None
+            raise LinkLost(self._child.node, f"it no longer reads its input ({problem})") from None
 
     def finish(self) -> None:
         self._child.finish()

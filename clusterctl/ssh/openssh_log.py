@@ -88,7 +88,7 @@ def refusal(
     hop = culprit(hops)
     node, route, text = hop.node, hop.route, hop.text
     if hop.logged_in:
-        return Unreachable(node, f"logged in, but no session was given: {_last_line(text)}")
+        return Unreachable(node, f"logged in, but the server opened no session: {_last_line(text)}")
     if _REVOKED.search(text):
         return host_keys.revoked(node, hop.shown)
     if _CHANGED.search(text) or _UNKNOWN.search(text):
@@ -99,12 +99,12 @@ def refusal(
     if on_the_way is not None:
         return on_the_way
     if _NO_CIPHER.search(text):
-        return Unreachable(node, f"no common way to encrypt: {_last_line(text)}")
+        return Unreachable(node, f"no common encryption algorithm: {_last_line(text)}")
     if not ended and not hop.shown and "Connection established." not in text and not route.gateway:
         return _silent(node, route, timeout)
     if not ended or _DROPPED.search(text):
         return Dropped(node, _last_line(text) if ended else "the server fell silent")
-    return Unreachable(node, f"ssh: {_last_line(text) or proxy_words or 'it ended without a word'}")
+    return Unreachable(node, f"ssh: {_last_line(text) or proxy_words or 'it ended without a message'}")
 
 
 def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:

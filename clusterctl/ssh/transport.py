@@ -85,7 +85,7 @@ class SshTransport:
             program = start_program(login.session, command, HANDSHAKE_LIMIT)
         except (SSHException, OSError, EOFError) as problem:
             login.close()
-            raise Unreachable(node.name, f"logged in, but no session was given: {problem}") from None
+            raise Unreachable(node.name, f"logged in, but the server opened no session: {problem}") from None
         except BaseException:
             login.close()
             raise
@@ -225,7 +225,7 @@ def _launcher_error(node: str, problem: BaseException) -> BaseException:
         hint = "check `host` and `port`; a hung machine can still accept connections"
         return Unreachable(node, f"no SSH server answers there: {problem}", hint)
     if isinstance(problem, paramiko.ssh_exception.IncompatiblePeer):
-        return Unreachable(node, f"no common way to encrypt: {problem}", "see `--ssh openssh`")
+        return Unreachable(node, f"no common encryption algorithm: {problem}", "see `--ssh openssh`")
     if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
         return Dropped(node, str(problem) or "the connection ended during the handshake")
     return Dropped(node, f"its answer is invalid ({type(problem).__name__}: {problem})")

@@ -108,7 +108,7 @@ class ChildStream:
             while view:
                 view = view[self._stdin.write(view) or 0 :]
         except (OSError, ValueError) as problem:
-            raise LinkLost(self.node, f"it takes no more input ({problem})") from None
+            raise LinkLost(self.node, f"it no longer reads its input ({problem})") from None
 
     def finish(self) -> None:
         # No reader is left.

@@ -106,7 +106,7 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
     if model.swiglu and model.kind == "glm":
         yield Fault("train.model.swiglu", "GLM's feed-forward part is a GELU", "leave swiglu out")
     if model.window and model.kind == "glm":
-        yield Fault("train.model.window", "GLM's source is seen whole", "leave window out")
+        yield Fault("train.model.window", "a GLM attends to its complete source", "leave window out")
     if 0 < model.positions < model.sequence and not model.rotary:
         problem = f"{model.positions} positions are fewer than a sample's {model.sequence} tokens"
         yield Fault("train.model.positions", problem, f"use {model.sequence} or more, or 0")

@@ -68,17 +68,13 @@ def init(
 
     if source is not None:
         if hosts is not None or hostfile is not None:
-            raise UsageError(
-                "--from writes a job, and --hosts and --hostfile are about nodes", "leave them out"
-            )
+            raise UsageError("--from writes a job; --hosts and --hostfile describe nodes", "leave them out")
         _write_from(source, job, force, dry_run)
     elif job is not None:
         if nodes := [
             name for name, value in (("--hosts", hosts), ("--hostfile", hostfile)) if value is not None
         ]:
-            raise UsageError(
-                f"--job writes a job, and {nodes[0]} is about nodes", "write one after the other"
-            )
+            raise UsageError(f"--job writes a job; {nodes[0]} describes nodes", "write one after the other")
         if output != OUTPUT:
             raise UsageError(
                 f"--job {job}: the file gets this name, so -o {output} is unused", "leave out -o"
@@ -181,7 +177,7 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
     if dry_run:
         screen.write(text)
     elif save_new(output, text, force=force):
-        screen.log(f"wrote {output}; see what was understood: clusterctl nodes -c {output}")
+        screen.log(f"wrote {output}; check the result: clusterctl nodes -c {output}")
     else:
         screen.log(f"{output}: has this content already")
 

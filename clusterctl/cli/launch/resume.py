@@ -143,7 +143,7 @@ def is_complete(run: RunDir, job: Job, *, as_json: bool) -> bool:
     if job.document is not None and isinstance(wanted, int):
         if wanted < done:
             problem = f"--set train.steps={wanted}: {done:,} steps of {run.run_id} are done"
-            raise UsageError(problem, f"ask for more than {done}")
+            raise UsageError(problem, f"set train.steps to more than {done}")
         if wanted > done:
             return False
     text = nothing_left(summary)

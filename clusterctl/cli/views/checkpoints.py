@@ -196,14 +196,14 @@ def counters(drawn: Bar, checkpoint: Checkpoint) -> Callable[[str], Callable[[in
 
 
 def verified_text(result: Verified) -> str:
-    """Return one line for a sound checkpoint, else one for each damage."""
+    """Return one line for a valid checkpoint, else one for each fault."""
     checkpoint = result.checkpoint
     if result.ok:
         files = plural(result.checked, "file")
         nodes = nodes_text(checkpoint.nodes)
         where = nodes if nodes == "here" else f"on {nodes}"
         return (
-            f"{checkpoint.name}: sound: {files} {where}, {size(checkpoint.facts.bytes)}, every byte verified"
+            f"{checkpoint.name}: valid: {files} {where}, {size(checkpoint.facts.bytes)}, every byte verified"
         )
     return "\n".join([f"{checkpoint.name}: damaged", *(f"  {damage}" for damage in result.damages)])
 

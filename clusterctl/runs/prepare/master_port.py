@@ -45,7 +45,7 @@ def free_port(link: Connection, node: Node) -> int:
         output_lines = done.error_text.strip().splitlines()
         hint = "see `python` in the inventory: the program that the ranks are run with"
         raise WorkFailed(
-            f"{node.name}: {node.python} gives no free port: {output_lines[-1] if output_lines else done.exit_code}",
+            f"{node.name}: {node.python} found no free port: {output_lines[-1] if output_lines else done.exit_code}",
             hint,
         )
     return int(done.stdout)

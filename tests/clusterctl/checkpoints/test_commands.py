@@ -66,7 +66,7 @@ def test_list_and_info_show_a_folder(folder: Path) -> None:
 def test_verify_names_the_damaged_file_and_tensor(folder: Path) -> None:
     done = clusterctl("verify", folder)
     assert done.returncode == 0, done.stderr
-    assert "step-00000200: sound: 2 files here" in done.stdout
+    assert "step-00000200: valid: 2 files here" in done.stdout
     path = folder / "step-00000100" / "part-00001.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 4
@@ -144,7 +144,7 @@ def test_pull_refuses_a_wrong_place_before_it_fetches(folder: Path, tmp_path: Pa
     expected = {
         file: "a file, not a folder",
         file / "below": "a file, not a folder",
-        other: "holds other files, such as notes.txt",
+        other: "contains other files, such as notes.txt",
         Path(): "does not name a folder",
     }
     for place, problem in expected.items():

@@ -129,7 +129,7 @@ LINES = [
     (("launch", "--no-code", "--", ""), "the command is empty"),
     (("push", "empty", ""), "the path on the nodes is empty"),
     (("pull", "", "out"), "the path on the nodes is empty"),
-    (("init", "--job", "x", "--hosts", "n1"), "--job writes a job, and --hosts is about nodes"),
+    (("init", "--job", "x", "--hosts", "n1"), "--job writes a job; --hosts describes nodes"),
     (("init", "--job", "x", "-o", "y.yaml"), "-o y.yaml is unused"),
     (
         ("help", "nodes", "list", "more"),
