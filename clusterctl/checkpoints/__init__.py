@@ -1,1 +1,1 @@
-"""Checkpoints of a run, wherever their files are: found, verified, compared, fetched, copied and pruned."""
+"""Find, verify, compare, fetch, copy and prune the checkpoints of a run on its nodes, on this machine and in stores."""

@@ -1,4 +1,4 @@
-"""A checkpoint as all machines together have it, made from what each machine listed."""
+"""A checkpoint and its files on all machines, combined from the list of each machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Health(str, Enum):
-    """Whether a checkpoint can be loaded, as far as names, sizes and manifests tell."""
+    """Whether a checkpoint can be loaded, judged by names, sizes and manifests."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
@@ -27,7 +27,7 @@ class Health(str, Enum):
 
 @dataclass(frozen=True)
 class CheckpointCopy:
-    """One machine and what it has of a checkpoint."""
+    """One machine and the files of a checkpoint on it."""
 
     holder: Holder
     entry: Entry
@@ -35,7 +35,7 @@ class CheckpointCopy:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint, as all machines together have it."""
+    """One checkpoint and its files on all machines."""
 
     step: int
     digest: str
@@ -48,7 +48,7 @@ class Checkpoint:
 
     @cached_property
     def facts(self) -> Entry:
-        """Return the facts from a manifest that could be read; without one, from the folder's name."""
+        """Return the facts from a readable manifest, else from the folder's name."""
         return (self.readable or self.holdings[0]).entry
 
     def read_copy(self) -> CheckpointCopy:
@@ -63,7 +63,7 @@ class Checkpoint:
         return copy.holder.manifest(copy.entry.path)
 
     def manifest_content(self) -> bytes:
-        """Return the same, byte for byte."""
+        """Return the content of the manifest, byte for byte."""
         copy = self.read_copy()
         return copy.holder.manifest_content(copy.entry.path)
 
@@ -92,7 +92,7 @@ class Checkpoint:
 
     @property
     def health(self) -> Health:
-        """Return the health; a fault counts only if no machine has a sound copy of the file."""
+        """Return the health; a fault counts only if no machine has a valid copy of the file."""
         if not self.digest:
             return Health.DAMAGED
         if not self.missing:

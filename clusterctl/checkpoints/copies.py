@@ -28,16 +28,16 @@ PAUSES = (0.5, 5.0)
 
 
 class Copier:
-    """Copies each complete checkpoint in a thread of its own, from node to node.
+    """Copies each complete checkpoint in a separate thread, from node to node.
 
     The newest step whose copies are complete stays protected from pruning until a newer one has its copies.
     """
 
     # Whether the end of a failed run waits too.
     after_failures = False
-    # Of a failure, in the run's events.
+    # The name of a failure in the run's events.
     subject = "a checkpoint has not all its copies"
-    # Seconds between two looks for a new checkpoint; None: `note` tells of each.
+    # Seconds between two checks for a new checkpoint; None: `note` reports each.
     every: float | None = None
 
     def __init__(self, run: RunDir, connections: Connections, copies: int = 1, last: float = LAST) -> None:
@@ -46,7 +46,7 @@ class Copier:
         self._saved, self._closed, self._idle = threading.Event(), threading.Event(), threading.Event()
         self._held = ExitStack()
         self._failed = ""
-        # Of the newest checkpoint with all its copies.
+        # The newest checkpoint with all its copies.
         self._digest = ""
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class Copier:
         threading.Thread(target=self._work, daemon=True, name="copy checkpoints").start()
 
     def note(self) -> None:
-        """Note that the trainer has saved a checkpoint."""
+        """Record that the trainer has saved a checkpoint."""
         self._idle.clear()
         self._saved.set()
 
@@ -115,13 +115,13 @@ class Copier:
         self._digest = newest.digest
 
     def _newest(self, record: RunRecord) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole on the nodes, unless it has been copied already."""
+        """Return the newest checkpoint that is complete on the nodes, unless it has been copied already."""
         found = of_nodes(list(folders_in(record).values()), self.connections)
         newest = next((item for item in found.checkpoints if item.is_resumable), None)
         return None if newest is None or newest.digest == self._digest else newest
 
     def _protect(self, newest: Checkpoint) -> None:
-        """Protect the newest checkpoint with copies, and let go of the one before."""
+        """Protect the newest checkpoint with copies, and release the previous one."""
         before, self._held = self._held, ExitStack()
         try:
             for holding in newest.holdings:
@@ -141,7 +141,7 @@ def _failure(subject: str, error: ClusterctlError) -> str:
 
 
 def copier_for(run: RunDir, connections: Connections) -> Copier | None:
-    """Return what copies the checkpoints of a run, None if its job wants no copies."""
+    """Return the copier of a run's checkpoints; None if its job requests no copies."""
     record = run.read_record()
     saving = saving_of(record.job.train)
     return Copier(run, connections, saving.copies) if saving.copies > 1 and not saving.dir else None

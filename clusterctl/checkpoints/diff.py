@@ -1,6 +1,6 @@
 """Compare two checkpoints: their tensors, and the numbers in them, on the machines that have the files.
 
-The trainer's own program reads the numbers, with torch: on a node that has both files, or here after fetching them.
+The trainer reads the numbers, with torch: on a node that has both files, or on this machine after fetching them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """The result: each tensor that both have in one shape, and what only one of them has."""
+    """The result: each tensor that both have in the same shape, and tensors that only one has."""
 
     differences: Mapping[str, Difference]
     shapes: Mapping[str, tuple[str, str]]
@@ -99,7 +99,7 @@ def pairs_of(first: Side, second: Side) -> list[Pair]:
     """Return the pairs of files that share numbers of a tensor."""
     boxes = [_boxes(side.manifest) for side in (first, second)]
     if all(boxes) and boxes[0] == boxes[1]:
-        # The usual case, two steps of one run: each file has its equal.
+        # In the usual case, two steps of one run, each file has a counterpart with the same boxes.
         return [(name, name) for name in boxes[0]]
     by_tensor: dict[str, list[tuple[str, list[int]]]] = {}
     for name, held in boxes[1].items():
@@ -186,7 +186,7 @@ def compare(first: Side, second: Side, work: Mapping[str, Sequence[Pair]]) -> Co
 
 
 def compare_here(first: Path, second: Path, sides: tuple[Side, Side]) -> Compared:
-    """Return the same for two complete local folders."""
+    """Return the differences of two complete local folders."""
     pairs = [list(pair) for pair in pairs_of(*sides)]
     question = {"first": str(first), "second": str(second), "pairs": pairs}
     found = ask_trainer(partial(_decoded, name=HERE), ["checkpoint-diff"], json.dumps(question))

@@ -1,4 +1,4 @@
-"""Find the checkpoints of a run or a folder: which machine has which files of them."""
+"""Find the checkpoints of a run or a folder: for each, the machines that have its files."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class SavedLayout:
-    """How the ranks that saved a checkpoint divided the work, as far as its manifest says."""
+    """The layout of the ranks that saved a checkpoint, from its manifest."""
 
     world: int | None = None
     data: int | None = None
@@ -51,7 +51,7 @@ class SavedLayout:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one machine has of a checkpoint."""
+    """The files of a checkpoint on one machine."""
 
     name: str
     path: str
@@ -59,13 +59,13 @@ class Entry:
     digest: str
     """The SHA-256 of the manifest; "" if it cannot be read."""
     have: tuple[str, ...] = ()
-    """The files that are there in their right size."""
+    """The files that exist there with the right size."""
     faults: tuple[str, ...] = ()
     in_use: bool = False
     """Whether it is being read or copied."""
     count: int = 0
     bytes: int = 0
-    """Over all files of the checkpoint, wherever they are."""
+    """Bytes of all files of the checkpoint, on any machine."""
     state: str | None = None
     loss: float | None = None
     eval_loss: float | None = None
@@ -234,7 +234,7 @@ class NodeHolder:
             next(iter(request), None)
             yield
         finally:
-            # A node that is gone needs no cancelling.
+            # A node without a connection needs no cancelling.
             with contextlib.suppress(LinkLost):
                 request.cancel()
 

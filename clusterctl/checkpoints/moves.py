@@ -1,4 +1,4 @@
-"""Decide which files of a checkpoint go from which node to which, and move them."""
+"""Decide which files of a checkpoint are copied from which node to which, and copy them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Move:
-    """Files of one checkpoint that one node lacks and another has."""
+    """Files of a checkpoint that one node has and another lacks."""
 
     source: CheckpointCopy
     target: Node

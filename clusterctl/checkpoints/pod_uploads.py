@@ -1,7 +1,7 @@
 """Checkpoints of a job in pods: each pod sends the files of its own ranks to the store, and fetches them from there.
 
-No pod reaches another one, so they meet in the store: each lists there what it has sent, and the pod of node 0 writes
-the list of the whole checkpoint once the files of all pods are there.
+Pods cannot connect to each other, so they coordinate through the store: each pod lists there the files that it has
+sent, and the pod of node 0 writes the list of the complete checkpoint when the files of all pods are there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 # Seconds between two searches for a new checkpoint. Only the pod of rank 0 receives a message about one.
 EVERY = 5.0
-# Seconds that node 0 waits for the files of the other pods, and between two looks for them.
+# Seconds that node 0 waits for the files of the other pods, and between two checks for them.
 PATIENCE, POLL = 600.0, 5.0
 
 
 def uploader_for(run: RunDir, connections: Connections) -> Uploader | None:
-    """Return what sends the checkpoints of a run to its store, None if its job names none."""
+    """Return the uploader of a run's checkpoints to its store; None if its job names no store."""
     record = run.read_record()
     access = access_of(record.job, record.folder_name)
     if access is None:
@@ -125,12 +125,12 @@ class PodUploader(Uploader):
 
 
 def part_list(node: str) -> str:
-    """Return the name of the object that lists what one pod has sent."""
+    """Return the name of the object that lists the files that one pod has sent."""
     return f"clusterctl-files.{node}.json"
 
 
 def bring_from_store(access: Access, made: Plan, own: Node, connections: Connections) -> str:
-    """Fetch what this pod needs of the newest checkpoint in the store; return a line for the log, "" without one."""
+    """Fetch the files that this pod needs of the newest checkpoint in the store; return a line for the log, or ""."""
     stored = newest_stored(own, connections, access)
     if stored is None:
         return ""

@@ -11,7 +11,7 @@ from clusterctl.errors import ClusterctlError
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay, as in `train.save.keep`."""
+    """Which checkpoints are kept, as in `train.save.keep`."""
 
     last: int = 1
     every: int = 0
@@ -20,7 +20,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Pruned:
-    """One checkpoint that was removed, or would be, or why it stays."""
+    """A checkpoint that was removed, or would be, or the reason why it is kept."""
 
     checkpoint: Checkpoint
     bytes: int = 0
@@ -37,10 +37,10 @@ class Pruned:
 
 
 def reasons(found: CheckpointList, keep: Keep) -> dict[str, str]:
-    """Return for each checkpoint's name why it stays, "" if it goes.
+    """Return by name why a checkpoint is kept, or "" if it is to be removed.
 
-    The newest complete checkpoint, and the newest from which training can resume, always stay; so does everything
-    newer, which may still be in the making. Without a complete checkpoint all stay.
+    The newest complete checkpoint, and the newest from which training can resume, are always kept, and so are all newer
+    ones, which may still be being written. Without a complete checkpoint, all are kept.
     """
     complete = [item for item in found.checkpoints if item.health is Health.COMPLETE]
     if not complete:
@@ -64,7 +64,7 @@ def reasons(found: CheckpointList, keep: Keep) -> dict[str, str]:
 
 
 def prune(found: CheckpointList, keep: Keep, *, dry_run: bool) -> list[Pruned]:
-    """Remove the checkpoints that `keep` does not name; return all with what happened to them."""
+    """Remove the checkpoints that `keep` does not name; return the result for each."""
     why = reasons(found, keep)
     return [
         Pruned(item, kept=why[item.name]) if why[item.name] else _remove(item, dry_run=dry_run)

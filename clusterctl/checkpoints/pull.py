@@ -31,7 +31,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Pull:
-    """A pull before it is done."""
+    """The plan of a pull."""
 
     checkpoint: Checkpoint
     dest: Path
@@ -54,7 +54,7 @@ class Pull:
 
 
 def plan_pull(checkpoint: Checkpoint, manifest: Manifest, dest: Path) -> Pull:
-    """Return which machine sends which file: of several, the one that sends least so far."""
+    """Return the machine that sends each file: of several, the one that sends fewest bytes so far."""
     if checkpoint.health is not Health.COMPLETE:
         problem = (
             f"{checkpoint.name} is {checkpoint.health.value}: {checkpoint.missing} of its files are missing"

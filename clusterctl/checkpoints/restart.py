@@ -1,4 +1,4 @@
-"""Before an attempt starts: find the newest checkpoint that all living nodes together have.
+"""Before an attempt starts, find the newest checkpoint of which the reachable nodes together have all files.
 
 Nodes that joined the run get the files of their ranks.
 """
@@ -29,8 +29,8 @@ PATIENCE = 5.0
 def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
     """Move the files that the nodes of an attempt lack to them; return which checkpoint it will continue from, or "".
 
-    Spares are asked too: they may have been nodes of the run. Each rank's own file goes to the node of that rank;
-    what else its ranks read, they fetch from each other when they load.
+    Spares are asked too: they may have been nodes of the run. Each rank's own file is copied to the node of that rank;
+    other data that ranks need, they fetch from each other while loading.
     """
     record = run.read_record()
     if record.job.train is None:
@@ -40,7 +40,7 @@ def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
         found = of_nodes(list(plan.values())[:1], connections)
         newest = _newest(found)
         return _text(newest, found, "on the shared disk") if newest else ""
-    # Nodes that were given up are not asked: they become spares as soon as they answer.
+    # Abandoned nodes are not asked: they become spares as soon as they answer.
     dead = {left.node.name for left in record.abandoned}
     others = [entry for entry in folders_of(record) if entry[0].name not in {*plan, *dead}]
     found = of_nodes([*plan.values(), *others], connections, patience=PATIENCE)
@@ -124,7 +124,7 @@ def moves_for(checkpoint: Checkpoint, made: Plan, folders: dict[str, tuple[Node,
         rank = rank_of(file)
         target = node_of.get(rank) if same_world and rank is not None else None
         if target is None and not any(name in folders for name in holders):
-            # Another layout: any node will do, as long as one of the attempt has the file.
+            # With another layout, it is enough that any node of the attempt has the file.
             target = list(folders)[number % len(folders)]
         if target is not None and target not in holders:
             living = [name for name in holders if name in folders] or holders

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.transport.fanout import Connections
 
-# Seconds in which a file that one node writes must be visible on the others: network disks remember what was missing.
+# Seconds in which a file that one node writes must be visible on the others: network disks cache that a file was
+# missing.
 PATIENCE, PAUSE = 10.0, 0.5
 HINT = "mount one disk there on every node, owned by this user; or leave train.save.dir out"
 

@@ -1,4 +1,4 @@
-"""The checkpoints that a run has in an object store, as this machine sees them."""
+"""The checkpoints of a run in an object store, read from this machine."""
 
 from __future__ import annotations
 

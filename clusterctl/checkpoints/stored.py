@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def access_of(job: Job, name: str) -> Access | None:
-    """Return where the checkpoints of a run go in the store; None if its job names no store. `name` is that of its
-    folder there."""
+    """Return the store folder of a run's checkpoints; None if its job names no store. `name` is the name of that
+    folder."""
     to = saving_of(job.train).to
     return access_to(parse_address(to) / name, job.storage) if to else None
 

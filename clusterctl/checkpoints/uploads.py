@@ -32,7 +32,7 @@ LAST_UPLOAD = 86400.0
 
 
 class Uploader(Copier):
-    """Sends each whole checkpoint to the store, in a thread of its own; no rank waits for it."""
+    """Sends each complete checkpoint to the store, in a separate thread; no rank waits for it."""
 
     after_failures = True
     subject = "a checkpoint is not in the store"
@@ -97,7 +97,7 @@ class Uploader(Copier):
 
 
 def _shares(newest: Checkpoint, order: list[str]) -> dict[CheckpointCopy, list[str]]:
-    """Return which node sends which files: each file goes once, from the node that has the fewest to send."""
+    """Return which node sends which files: each file is sent once, by the node with the fewest files to send."""
     shares: dict[CheckpointCopy, list[str]] = {}
     load: dict[str, int] = {}
     for file in sorted(newest.copies_of):

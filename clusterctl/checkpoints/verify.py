@@ -52,7 +52,7 @@ class Verified:
 
 
 def verify(checkpoint: Checkpoint, report_of: Callable[[str], Report]) -> Verified:
-    """Return what is damaged; `report_of` returns for a machine the function that counts its bytes."""
+    """Return the damages; `report_of` returns for a machine the function that counts its bytes."""
     holdings = {holding.holder.name: holding for holding in checkpoint.holdings}
     results = on_each(
         [holding.holder.node for holding in holdings.values()],

@@ -1,1 +1,1 @@
-"""What `doctor` and every launch check; each answer is a Finding."""
+"""The checks of `doctor` and of every launch; each result is a Finding."""

@@ -1,4 +1,4 @@
-"""What a node answers to the requests of the checks, as typed values; each is decoded where the answer arrives."""
+"""Types for the answers of a node to the requests of the checks; each answer is decoded when it arrives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.transport.setups import SetupResult
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command on a node ended, and what it printed."""
+    """The exit status and the output of a command on a node."""
 
     exit_code: int | None = None
     out: str = ""
@@ -24,7 +24,7 @@ class CommandResult:
         return self.exit_code == 0
 
     def last_line(self) -> str:
-        """Return the end of what it printed, errors first, or else its exit code."""
+        """Return the last line of its error output, else of its output, else its exit code."""
         lines = (self.err or self.out).strip().splitlines()
         return lines[-1][:200] if lines else f"it ended with {self.exit_code}"
 
@@ -50,7 +50,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Processor:
-    """What a node computes with: `x86_64`, and the kernel's names of its wide instructions."""
+    """The processor of a node: `x86_64`, and its instruction sets by the kernel's names."""
 
     machine: str = ""
     instructions: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class OwnAddress:
-    """How the node sees the address that the inventory gives it."""
+    """The node's view of its address in the inventory."""
 
     ip: str | None
     """None if the node cannot resolve it."""
@@ -77,7 +77,7 @@ class OwnAddress:
 
 @dataclass(frozen=True)
 class PortHolder:
-    """A TCP port that is taken; the process is known only if this user may see it."""
+    """A TCP port in use; the process is known only if this user may see it."""
 
     port: int
     user: int
@@ -150,7 +150,7 @@ class Knock:
 
 @dataclass(frozen=True)
 class OpenedPort:
-    """The master's port as it was opened, or why it could not be."""
+    """The port that was opened on the master, or why it could not be opened."""
 
     port: int | None
     reason: str = "no answer"
@@ -167,7 +167,7 @@ class PythonVersions:
 
 @dataclass(frozen=True)
 class NodeAnswers:
-    """What one node answered."""
+    """The answers of one node."""
 
     node: Node
     hello: Hello
@@ -177,11 +177,11 @@ class NodeAnswers:
     """Seconds of the round trip, which is the largest error of `offset`."""
     found: Examined = field(hash=False)
     setup: SetupResult | None = None
-    """What the node's setup changes; None if it has none, or if it failed."""
+    """The changes of the node's setup; None if it has none, or if it failed."""
     setup_problem: str = ""
     """Why the node's setup failed."""
     of_job: JobSetupAnswer | None = None
-    """What the setup of the checked job does; None if no job is checked, or it has no setup."""
+    """The changes of the checked job's setup; None if no job is checked, or it has no setup."""
 
     def command(self, name: str) -> CommandResult | None:
         """Return how a command ended; None if the node has no such program, or was not asked for it."""

@@ -1,4 +1,4 @@
-"""Check a training against the devices that its nodes report: which chip they are, and whether it fits that chip."""
+"""Compare a training with the chips that its nodes report, and check whether it fits them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def findings(job: Job, cluster: Cluster, answers: Sequence[NodeAnswers]) -> Iterator[Finding]:
-    """Yield nodes whose devices differ, and what the trainer says about the job on these devices.
+    """Yield nodes whose devices differ, and the trainer's findings about the job on these devices.
 
-    Where the job names no chip, the reported one gives its memory and types.
+    If the job names no chip, memory and number types are those of the reported one.
     """
     if job.train is None:
         return

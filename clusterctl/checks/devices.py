@@ -19,13 +19,13 @@ LOST = re.compile(r"Unknown Error|GPU is lost|ERR!|\[GPU requires reset\]", re.I
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One device as its tool shows it."""
+    """One device as the driver's tool shows it."""
 
     health: str = "OK"
     busy: tuple[str, ...] = field(default=())
     """The processes that use it: `python (pid 4711)`."""
     name: str = field(default="", compare=False)
-    """What kind of device it is, as the tool calls it: `910B3`, `NVIDIA A100-SXM4-80GB`."""
+    """The tool's name for the device: `910B3`, `NVIDIA A100-SXM4-80GB`."""
 
 
 def findings(reply: NodeAnswers) -> Iterator[Finding]:
@@ -96,7 +96,7 @@ def _each(reply: NodeAnswers, seen: Mapping[int, DeviceSample], tool: str) -> It
 def _link(reply: NodeAnswers, device: int) -> Iterator[Finding]:
     done = reply.command(f"link {device}")
     if done is None or not done.succeeded:
-        # It was not asked, or its hccn_tool cannot tell; `ranktable verify` checks addresses.
+        # The node was not asked, or its hccn_tool cannot report this; `ranktable verify` checks addresses.
         return
     match = re.search(r"link status:\s*(\S+)", done.out)
     if match and match[1].upper() != "UP":
@@ -120,7 +120,7 @@ def _trouble(done: CommandResult | None) -> str:
 
 
 def npus(text: str) -> dict[int, DeviceSample]:
-    """Return by device id what `npu-smi info` shows: two rows for each chip (name and health.
+    """Return by device id the device in the output of `npu-smi info`: two rows for each chip (name and health.
 
     Chip, id and bus), then processes.
     """
@@ -157,7 +157,7 @@ def npus(text: str) -> dict[int, DeviceSample]:
 
 
 def gpus(text: str, busy: CommandResult | None) -> dict[int, DeviceSample]:
-    """Return by device id what nvidia-smi's two queries show."""
+    """Return by device id the device in the output of nvidia-smi's two queries."""
     on: dict[str, list[str]] = {}
     for row in _rows(busy.out if busy and busy.succeeded else ""):
         if len(row) >= 3 and row[1].isdecimal():

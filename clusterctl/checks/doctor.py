@@ -1,6 +1,6 @@
-"""Run every check before a run; each answer is a Finding with its remedy, and nothing is changed.
+"""Run all checks before a run, without changing anything; each result is a Finding with its remedy.
 
-Every launch runs a part of these checks: what would end the run later is reported before it starts.
+Every launch runs a part of these checks, so that problems which would end the run are reported before it starts.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class CheckedJob:
 
     job: Job
     need: checks_node.CheckpointNeed | None = None
-    """What its checkpoints take on each disk."""
+    """The space of its checkpoints on each disk."""
     code: str = ""
     """The hash of the code that its start pushes; "" without code."""
 
@@ -158,7 +158,7 @@ class CheckedJob:
     def findings(
         self, cluster: Cluster, answers: Sequence[NodeAnswers], connections: Connections
     ) -> Iterable[Finding]:
-        """Yield what speaks against a start of the job on these nodes."""
+        """Yield the findings against a start of the job on these nodes."""
         need = self.need
         for answer in answers:
             yield from checks_node.checkpoint_room(answer, need) if need else ()
@@ -168,7 +168,7 @@ class CheckedJob:
 
 
 def checked_job(job: Job, summary: TrainSummary | None, code: str = "") -> CheckedJob:
-    """Return what the checks need to know of a job; `summary` is the trainer's, which has the size of checkpoints."""
+    """Return the facts of a job that the checks need; `summary` is the trainer's, with the size of checkpoints."""
     need = None
     if summary is not None:
         cost = summary.checkpoints
@@ -185,8 +185,8 @@ def nodes(
 ) -> list[Finding]:
     """Check all nodes in parallel; a node that cannot be reached is one finding and does not end the check.
 
-    `report` gets findings as soon as they are known, and what is waited for next. With a job, its own checks are made
-    too, and only its devices count.
+    `report` gets findings as soon as they are known, and the next wait. With a job, its own checks are made too, and
+    only its devices count.
     """
     cluster = _as_used(cluster, checked.job) if checked else cluster
     need, setup = (checked.need, checked.setup) if checked else (None, None)
@@ -228,7 +228,7 @@ def nodes(
 def _between(
     cluster: Cluster, answers: Sequence[NodeAnswers], connections: Connections, port: int
 ) -> Iterable[Finding]:
-    """Yield the checks that involve several nodes; a master that is gone has been reported already."""
+    """Yield the checks that involve several nodes; an unreachable master has been reported already."""
     try:
         if answers and answers[0].node == cluster.nodes[0]:
             yield from network.master_port([entry.node for entry in answers], connections, port)
@@ -253,7 +253,9 @@ def before_launch(
     tell: Callable[[str, str], None],
     summary: TrainSummary | None = None,
 ) -> None:
-    """Raise an error for what would end the run, and report what may; an unreachable node raises its own error."""
+    """Raise an error for problems that would end the run, and report those that may; an unreachable node raises its own
+    error.
+    """
     checked = checked_job(job, summary)
     used = _as_used(cluster, job)
     answers, result = _quick_findings(used, connections, checked)
@@ -273,7 +275,7 @@ def before_launch(
 
 
 def _as_used(cluster: Cluster, job: Job) -> Cluster:
-    """Return the cluster with only the devices of the job: other users' work on the rest does not matter."""
+    """Return the cluster with only the devices of the job, because the use of other devices does not matter."""
     if job.devices is None:
         return cluster
     wanted = set(job.devices)

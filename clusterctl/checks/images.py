@@ -35,7 +35,7 @@ print(json.dumps({"python": sys.version_info[:2], "missing": missing}))
 
 @dataclass(frozen=True)
 class ImageAnswer:
-    """What a node says about its image: what is wrong, and the image's id."""
+    """A node's answer about its image: the problem, and the image's id."""
 
     node: str
     problem: str = ""
@@ -44,7 +44,7 @@ class ImageAnswer:
 
 
 def findings(cluster: Cluster, job: Job, connections: Connections) -> list[Finding]:
-    """Return what is wrong with the images of a job's nodes; [] if its ranks run in no container."""
+    """Return the problems of the images of a job's nodes; [] if its ranks run in no container."""
     nodes = [node for node in cluster.nodes if container_of(job, node)]
     outcomes = connections.on_each(nodes, lambda node, link: _ask(node, link, job))
     answers = [

@@ -1,4 +1,4 @@
-"""Run the setup of a job on a node without starting the job, and report what it changes there."""
+"""Run the setup of a job on a node without starting the job, and report its changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class JobSetup:
 
 @dataclass(frozen=True)
 class JobSetupAnswer:
-    """What a job's setup does on one node, after the node's own."""
+    """The changes of a job's setup on one node, after the node's own setup."""
 
     setup: Setup
     result: SetupResult | None = None

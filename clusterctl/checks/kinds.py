@@ -23,7 +23,7 @@ NVIDIA = ["nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader"]
 
 @dataclass(frozen=True)
 class ReportedDevices:
-    """What a node says about its devices."""
+    """The devices that a node reports."""
 
     kind: str
     devices: tuple[int, ...]
@@ -41,7 +41,7 @@ def ask_devices(nodes: Sequence[Node], connections: Connections) -> list[Outcome
 
 
 def ask_node(node: Node, link: Connection) -> ReportedDevices:
-    """Return what one node says about its devices."""
+    """Return the devices that one node reports."""
     questions = {
         "npu": Question([[tool, "info", "-m"] for tool in tool_paths(node, "npu-smi", VENDOR_SMI)]),
         "cuda": Question([NVIDIA]),
@@ -70,7 +70,7 @@ def as_reported(node: Node, reported: ReportedDevices, *, keep_devices: bool = F
 
 
 def unexpected(cluster: Cluster, connections: Connections) -> list[Finding]:
-    """Return a warning for each node with devices that an inventory without kinds does not tell."""
+    """Return a warning for each node that has NPUs or GPUs, if the inventory names no kinds."""
     if not cluster.assumed:
         return []
     findings = []

@@ -1,6 +1,6 @@
-"""Check what involves two nodes: the master's port from every node, and device addresses from the next node.
+"""Checks between two nodes: the master's port from every node, and device addresses from the next node.
 
-Compare the answers of all nodes too: versions that differ, an interface that is not everywhere.
+Also compare the answers of all nodes: different versions, an interface that some nodes lack.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ EVERYWHERE = "all nodes"
 
 
 def findings(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:
-    """Yield what the answers of all nodes show together; with a single node, nothing differs."""
+    """Yield findings from comparing the answers of all nodes; none for a single node."""
     if answers:
         yield from same_clock(answers, quick)
     if len(answers) > 1:
@@ -199,7 +199,7 @@ def same_versions(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterat
     for name in names:
         groups: dict[str, list[str]] = {}
         for node, entry in result.items():
-            # Its Python does not run, which has been reported already.
+            # A Python that does not run has been reported already.
             if entry:
                 groups.setdefault(entry.get(name, "none"), []).append(node)
         if len(groups) > 1:

@@ -1,4 +1,4 @@
-"""Check one node: its free space, limits, clock, address, ports, libraries, and what earlier runs left there."""
+"""Check one node: free space, limits, clock, address, ports, libraries, and leftovers of earlier runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class CheckpointNeed:
     count: int
     """Checkpoints, the one in progress included."""
     folder: str = ""
-    """On a shared disk; "" for the node's work folder."""
+    """A folder on a shared disk; "" for the node's work folder."""
 
 
 def checkpoint_room(reply: NodeAnswers, need: CheckpointNeed) -> Iterator[Finding]:
@@ -204,7 +204,7 @@ def _reserved(text: str, first: int, last: int) -> bool:
 
 
 def setup(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
-    """Check that the node's setup runs; say what it changes."""
+    """Check that the node's setup runs; report its changes."""
     name = reply.node.name
     if reply.setup_problem:
         remedy = "correct `setup` in the inventory; to try it by hand: clusterctl ssh NODE"
@@ -216,7 +216,7 @@ def setup(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
 
 
 def versions(reply: NodeAnswers) -> dict[str, str]:
-    """Return what must be the same on every node: Python, libraries, toolkit, driver."""
+    """Return the versions that must be the same on every node: Python, libraries, toolkit, driver."""
     from clusterctl.checks.devices import driver_versions
 
     python = python_of(reply)
@@ -236,7 +236,7 @@ def python_of(reply: NodeAnswers) -> PythonVersions | None:
 
 
 def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
-    """Check the ranks' Python, and what it lacks for the embedded trainer."""
+    """Check the ranks' Python, and whether it has the packages of the embedded trainer."""
     node, python = reply.node, python_of(reply)
     if python is None:
         text = f"{_python(reply)} does not run: {_why(reply.command('python'))}"
@@ -264,7 +264,7 @@ def _python(reply: NodeAnswers) -> str:
 
 
 def _torch_npu(node: Node, packages: Mapping[str, str]) -> Iterator[Finding]:
-    """Check torch_npu, which is built for one torch: its first three numbers say which."""
+    """Check torch_npu, which is built for one version of torch, named by its first three numbers."""
     torch, plugin = packages.get("torch", ""), packages.get("torch_npu", "")
     if node.kind == "npu" and packages and not plugin:
         remedy = f"install the torch_npu that goes with its torch into {node.python}"

@@ -10,7 +10,7 @@ from clusterctl.inventory import nodeset
 
 AVX2 = {"avx2", "fma"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-# Ops in bf16 and 8 bits are computed with these where they exist.
+# Instruction sets that ops in bf16 and 8 bits use if the processor has them.
 NARROW = ("avx512_bf16", "avx512_vnni")
 
 

@@ -1,6 +1,6 @@
-"""Query each node before a run, in two round trips, for everything that involves no other node.
+"""Query each node before a run, in two round trips, for all facts that involve no other node.
 
-The first is a greeting, whose clock is compared with ours; the second carries everything else.
+The first is a greeting, whose clock is compared with this machine's; the second carries all other questions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Questions:
 def query_node(
     node: Node, link: Connection, quick: bool = False, paths: Sequence[str] = (), job: JobSetup | None = None
 ) -> NodeAnswers:
-    """Return everything that one node reports about itself; `quick` leaves out what only people read.
+    """Return all facts that one node reports about itself; `quick` leaves out those that are only shown.
 
     `paths` are folders whose disks are reported too. The setup of a `job` is run too, except in a quick check: the
     launch runs it later, in the code that it pushes.
@@ -96,7 +96,7 @@ def query_node(
 
 
 def _setup(node: Node, link: Connection, quick: bool) -> tuple[SetupResult | None, str]:
-    """Return what the node's setup changes, or why it failed; without `quick` it is run again in any case."""
+    """Return the changes of the node's setup, or why it failed; without `quick` it is run again in any case."""
     request = request_for(node.setup)
     if request is None:
         return None, ""
@@ -107,7 +107,7 @@ def _setup(node: Node, link: Connection, quick: bool) -> tuple[SetupResult | Non
 
 
 def questions_for(node: Node, quick: bool = False, of_job: JobSetupAnswer | None = None) -> Questions:
-    """Return what the second request asks of a node."""
+    """Return the questions of the second request to a node."""
     questions = Questions(node.address)
     python = rank_python(node.python, node.setup, of_job.setup if of_job else None)
     questions.commands["python"] = Question([[python, "-c", NODE_PYTHON, *PACKAGES]])

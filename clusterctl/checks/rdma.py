@@ -1,4 +1,4 @@
-"""Check the RDMA adapters that NCCL finds on a node. NPUs have ports of their own, which checks/devices.py asks for."""
+"""Check the RDMA adapters that NCCL finds on a node. NPUs have their own ports, which checks/devices.py checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOW = "rdma link show"
 
 
 def findings(reply: NodeAnswers) -> Iterator[Finding]:
-    """Yield what doctor says about RDMA on a node with GPUs."""
+    """Yield doctor's findings about RDMA on a node with GPUs."""
     node, ports = reply.node, reply.found.rdma
     if node.kind != "cuda":
         return

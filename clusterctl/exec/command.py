@@ -1,4 +1,4 @@
-"""Prepare one command for many nodes with each node's values, and run it in the cheapest possible way.
+"""Prepare one command for many nodes with each node's values, and run it without an agent where possible.
 
 Standard input of any size is sent to many nodes with little memory.
 """

@@ -1,4 +1,4 @@
-"""Hold the links of all commands of a user: one connection and one agent per node."""
+"""Keep the links of all commands of a user: one connection and one agent per node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LinkEntry:
     used: float = field(default_factory=time.monotonic)
     making: threading.Lock = field(default_factory=threading.Lock)
     proved: float = 0.0
-    """How long the machine had slept when the link last worked, in seconds since boot."""
+    """The total time that the machine had been suspended since boot when the link last worked, in seconds."""
 
     def is_fresh(self) -> bool:
         """Return whether the node sent data recently and the machine has not slept since: no test is

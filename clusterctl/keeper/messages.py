@@ -1,4 +1,4 @@
-"""What commands and a keeper send to each other as JSON: requests for links, and the keeper's state."""
+"""The JSON messages between commands and a keeper: requests for links, and the keeper's state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LinkRequest:
 
 @dataclass(frozen=True)
 class KeeperHello:
-    """A keeper's greeting: the keys of the links that were used a moment ago."""
+    """A keeper's greeting: the keys of the links that need no test."""
 
     fresh: tuple[str, ...]
 
@@ -45,7 +45,7 @@ class KeptLink:
 
 @dataclass(frozen=True)
 class KeeperStatus:
-    """What `keeper status` shows of a keeper."""
+    """The values that `keeper status` shows."""
 
     began: float
     persist: float

@@ -1,1 +1,1 @@
-"""Keep the output of ranks in files, and show it as whole lines or folded lines."""
+"""Store the output of ranks in files, and show it as complete lines or folded lines."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from clusterctl.logs.lines import LogChunk
 from clusterctl.logs.store import LogFilter
 
-# Different lines that are kept in memory; then they are yielded, and folding starts again.
+# Limit of different lines in memory; at the limit they are yielded, and folding starts again.
 MOST = 1_000_000
 NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
@@ -31,7 +31,7 @@ def fold_lines(
 ) -> Iterator[Folded]:
     """Yield each line once.
 
-    A line that only some ranks wrote stands where they wrote it, between the lines that they share with others.
+    A line that only some ranks wrote is shown at its position between the lines that they share with others.
     """
     fold = _Fold(fuzzy)
     for chunk in chunks:
@@ -46,7 +46,7 @@ class _Fold:
     """A chain of lines in the order in which they are shown.
 
     A new line waits for the next line of its rank that is in the chain already, and is inserted before that one: so
-    lines that differ from rank to rank stand together, in the order of the ranks.
+    lines that differ from rank to rank are shown together, in the order of the ranks.
     """
 
     def __init__(self, fuzzy: bool) -> None:
@@ -70,7 +70,7 @@ class _Fold:
                 self.waiting.append(entry)
             elif entry.text != line.text:
                 entry.text = key
-            # A line that this rank wrote before would lead back.
+            # A line that this rank wrote before would create a cycle.
             if entry.before and chunk.rank not in entry.ranks:
                 self._insert(entry)
             entry.ranks.add(chunk.rank)

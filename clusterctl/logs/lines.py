@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Bytes that are shown of a line; the file keeps all of it.
+# Limit of bytes of a line that are shown; the file keeps the complete line.
 LONGEST_LINE = 1 << 16
-# Ends what is shown of a longer line.
+# Marks the end of a shortened line.
 CUT = b" [...]"
 ERROR_LINE = re.compile(
     r"(?i:(?:error|exception)\b|\b(?:traceback|fatal|critical|killed|segmentation fault)\b)|\bE[A-Z]?[0-9]{4,5}\b"
@@ -34,7 +34,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Whole lines of one rank's stream as bytes, each with its line break; most are only passed on.
+    """Complete lines of one rank's stream as bytes, each with its line break; most are only passed on.
 
     One Python object for each line costs 1 to 2 us, and 16 ranks write 1.6 million.
     """
@@ -62,7 +62,7 @@ class LineCutter:
     """Cuts one stream after its last line break; of a line without one, it keeps only what is shown."""
 
     def __init__(self, rest: bytes = b"") -> None:
-        """`rest` is the half line that the first chunk continues."""
+        """`rest` is the incomplete line that the first chunk continues."""
         self.rest = b""
         self._full = False
         self._grow(rest)
@@ -80,12 +80,12 @@ class LineCutter:
         return block
 
     def end(self) -> bytes:
-        """Return what follows the last line break, with a line break added; call this when nothing more will come."""
+        """Return the incomplete last line with a line break added; call this at the end of the stream."""
         last, self.rest, self._full = self.rest, b"", False
         return last + b"\n" if last else b""
 
     def _grow(self, data: bytes) -> None:
-        """Continue the half line; earlier states of a progress bar and what is not shown are dropped."""
+        """Extend the incomplete line; drop earlier states of a progress bar and bytes that are not shown."""
         if self._full:
             index = data.find(b"\r")
             data = data[index:] if index >= 0 else b""

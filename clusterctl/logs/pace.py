@@ -6,27 +6,27 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-# A duration must be so many times as long as the smallest difference that its clock shows: 5 % of error at most.
+# Ratio of a duration to the resolution of its clock from which it counts: the error is then at most 5 %.
 EXACT = 20
 # Seconds: when the last bytes of a file were written, as its node's kernel records it.
 ARRIVAL = 0.01
 _STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{3,6}))?")
-# Characters of a line in which its time of day is searched.
+# First characters of a line in which a time of day is searched.
 STAMPED = 100
 _EPOCH = datetime(1970, 1, 1)
 
 
 @dataclass
 class Pace:
-    """The seconds of a step, as one clock shows them."""
+    """The seconds of a step, measured by one clock."""
 
     seconds: float | None = None
-    """What was measured last; None before two moments that lie far enough apart."""
+    """The last measured value; None before there are two moments that are far enough apart."""
     _moment: float = 0.0
     _step: int = -1
 
     def note(self, moment: float, step: int, resolution: float) -> None:
-        """Take the moment at which a step was complete, by a clock with this resolution in seconds."""
+        """Record the moment at which a step was complete, by a clock with this resolution in seconds."""
         passed = moment - self._moment
         if self._step < 0 or step <= self._step or passed < 0:
             self._moment, self._step = moment, step

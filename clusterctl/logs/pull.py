@@ -1,4 +1,4 @@
-"""Collect everything that shows what happened in a run, a folder for each node as `ascend-fd parse` reads it.
+"""Collect the logs and system messages of a run, in one folder per node as `ascend-fd parse` reads it.
 
 DST/attempt-1/node1/rank-0.txt                     what a rank wrote: stdout, then stderr
                     process_log/debug/plog/...     CANN's logs of this run's processes only
@@ -77,9 +77,9 @@ def claim(target: Path, replace: bool) -> None:
 
 
 def pull_run(run: RunDir, connections: Connections, target: Path, *, dry_run: bool = False) -> Pulled:
-    """Copy what is on the nodes from all attempts, and lay everything out.
+    """Copy the logs of all attempts from the nodes, and arrange them in folders.
 
-    A node that does not answer becomes a note; what was copied from it before is laid out all the same.
+    A node that does not answer becomes a note; logs that were copied from it earlier are included.
     """
     record, pulled = run.read_record(), Pulled(target)
 
@@ -155,7 +155,7 @@ class _NodePull:
         return self.files
 
     def _bring_home(self, attempt: int) -> None:
-        """Copy the rest of what ranks wrote, from the byte on where the copy here ends."""
+        """Copy the remaining output of ranks, from the byte where the local copy ends."""
         remote = NodeFiles(self.run_dir, attempt)
         for entry in self._list(f"{remote.attempt_dir}/logs"):
             match = RANK_LOG.fullmatch(entry.name)
@@ -219,7 +219,7 @@ class _NodePull:
             return {}
 
     def _save_system_state(self, attempt: int) -> None:
-        """Save what the kernel and the driver report, if there is such a program and the login may run it."""
+        """Save the reports of the kernel and the driver, if the node has the programs and the login may run them."""
         for argv, name in COMMANDS:
             done = self.link.run(list(argv), timeout=ASK_LIMIT)
             if done.ok and done.stdout:

@@ -17,12 +17,12 @@ from clusterctl.jobs.parts.step_pattern import NAMES, compiled
 from clusterctl.jobs.run_lines import Metric, read_metric
 from clusterctl.logs.pace import ARRIVAL, Pace, stamp_of
 
-# Bytes of a line that are searched; step lines are shorter.
+# Limit of bytes of a line that are searched; step lines are shorter.
 LONGEST = 4000
 _N = r"(-?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|nan|NaN|inf|-inf)"
-# What erases a progress bar begins so.
+# The first bytes of an escape sequence that erases a progress bar.
 _BLANK = b"        "
-# Lines that wait for the position of a progress bar, at most.
+# Limit of lines that wait for the position of a progress bar.
 HELD = 1000
 Values = dict[str, float]
 Read = Callable[[str], Values | None]
@@ -145,7 +145,7 @@ def _nanogpt(line: str) -> Values | None:
     return None
 
 
-# `step 4/2000 | loss 3.2`, `[rank 0] Iter: 4, train loss = 3.2`: what people's own loops write.
+# `step 4/2000 | loss 3.2`, `[rank 0] Iter: 4, train loss = 3.2`: the output of users' own training loops.
 _PLAIN = re.compile(
     r"(?:^|[\s\])|,])(?:step|iter|iteration)\s*[:=#]?\s*(\d+)(?:\s*/\s*(\d+))?(?![\w.])", re.IGNORECASE
 )
@@ -209,7 +209,7 @@ def pattern_format(pattern: str) -> Format:
 
 @dataclass(frozen=True)
 class StepLine:
-    """What a line of output says."""
+    """The content of a line of output."""
 
     kind: str
     """`step` or `eval`."""
@@ -241,9 +241,9 @@ class StepParser:
     step: int = -1
     """The last step that was reported."""
     steps: int = 0
-    """How many steps the training has in all; 0 if it is not known."""
+    """Total number of steps of the training; 0 if unknown."""
     _carried: Values = field(default_factory=dict)
-    """Values of a step from other lines than its own: rates, the position of a progress bar."""
+    """Values of a step from other lines: rates, the position of a progress bar."""
     _count: int = 0
     _held: deque[Held] = field(default_factory=deque)
     _positions: deque[int] = field(default_factory=deque)
@@ -285,7 +285,7 @@ class StepParser:
                 yield metric
 
     def end(self) -> Iterator[Metric]:
-        """Yield the steps that still waited for the position of a progress bar: nothing more will come."""
+        """Yield the steps that still wait for the position of a progress bar, at the end of the output."""
         now = self.clock()
         for line in list(self._released()):
             metric = line.as_metric(now, self._arrivals.seconds)
@@ -349,7 +349,7 @@ class StepParser:
             yield from self._reported(known, position or self._count + 1, values, text)
 
     def _reported(self, known: Format, step: int, values: Values, text: str) -> Iterator[StepLine]:
-        """Yield what a line says about a step."""
+        """Yield the metrics of a step in a line."""
         if "eval_loss" in values:
             yield StepLine("eval", step, {"loss": values["eval_loss"]})
             if "loss" not in values:

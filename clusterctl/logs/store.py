@@ -1,4 +1,4 @@
-"""Keep the output of ranks in files as it is, and cut it into whole lines for people.
+"""Store the output of ranks unchanged in files, and divide it into complete lines for display.
 
 A small index next to each file records when its bytes were written, for `--since`.
 """
@@ -30,13 +30,13 @@ FIRST_LOOK = 1 << 16
 
 
 def age_of(value: object) -> float | None:
-    """Return how many seconds ago a chunk of a file was written, as a node says it; None if it says nothing valid."""
+    """Return how many seconds ago a chunk of a file was written, as a node reports it; None without a valid report."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < 1e9 else None  # type: ignore[operator,arg-type]
 
 
 class LogKeeper:
-    """The local copies of a run's files, each extended at the byte where it ends: nothing is missing or doubled."""
+    """The local copies of a run's files; each is extended at its end, so that nothing is missing or repeated."""
 
     def __init__(self, run: RunDir, attempt: int = 1) -> None:
         self.run, self.attempt = run, attempt
@@ -80,7 +80,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which lines a person asked for; by default all of rank 0, and the error lines of every rank."""
+    """The lines to show; by default all of rank 0, and the error lines of every rank."""
 
     ranks: frozenset[int] | None = None
     nodes: frozenset[str] | None = None
@@ -102,14 +102,14 @@ class LogFilter:
         return not self._only_errors_of(line.rank) or line.is_error
 
     def wants_all(self, chunk: LogChunk) -> bool:
-        """Return True if a chunk is wanted whole, so that no line of it has to be examined."""
+        """Return True if all lines of a chunk are shown, so that none has to be examined."""
         searches = self.errors_only or self.grep is not None or self.exclude is not None
         return (
             self._may_want(chunk.node, chunk.rank) and not searches and not self._only_errors_of(chunk.rank)
         )
 
     def wants_none(self, chunk: LogChunk) -> bool:
-        """Return True if no line of a chunk is wanted, so that none has to be examined."""
+        """Return True if no line of a chunk is shown, so that none has to be examined."""
         if not self._may_want(chunk.node, chunk.rank):
             return True
         errors = self.errors_only or self._only_errors_of(chunk.rank)
@@ -181,7 +181,7 @@ class KeptFile:
         return start
 
     def last(self, count: int, wanted: LogFilter, start: int = 0, end: int | None = None) -> list[LogLine]:
-        """Return the last lines that are wanted; more and more of the file is read until they are found."""
+        """Return the last lines that pass the filter; read more and more of the file until they are found."""
         size, window = self.path.stat().st_size if end is None else end, FIRST_LOOK
         while count > 0:
             begin = max(start, size - window)
@@ -205,7 +205,7 @@ def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
 def kept_chunks(
     run: RunDir, wanted: LogFilter, attempt: int = 1, since: float | None = None
 ) -> Iterator[LogChunk]:
-    """Yield what is here of the wanted ranks, rank by rank, stream by stream."""
+    """Yield the local output of the chosen ranks, rank by rank, stream by stream."""
     for file in kept_files(run, attempt):
         start = 0 if since is None else offset_since(file.path, since)
         if start < file.path.stat().st_size:

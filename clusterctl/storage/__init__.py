@@ -1,1 +1,1 @@
-"""Object stores: S3 and what speaks its protocol, such as OBS. Addresses, credentials, uploads, downloads."""
+"""Object stores with the protocol of S3, such as OBS: addresses, credentials, uploads, downloads."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 SCHEMES = ("s3", "obs")
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
-# Keys that every store takes: no control characters, no empty or relative parts.
+# Keys that every store accepts: without control characters and without empty or relative parts.
 KEY = re.compile(r"[^\x00-\x1f\x7f\\]{0,900}\Z")
 
 
@@ -21,12 +21,14 @@ class StoreOptions:
     region: str = ""
     """The region. Default: $AWS_REGION, $AWS_DEFAULT_REGION."""
     credentials: str = ""
-    """A file with keys, as ~/.aws/credentials. Default: the environment, else that file, else the nodes' own."""
+    """A file with access keys in the form of ~/.aws/credentials. Default: the environment, else that file, else the
+    nodes' own.
+    """
 
 
 @dataclass(frozen=True)
 class Address:
-    """A place in an object store."""
+    """A folder or object in an object store."""
 
     scheme: str
     bucket: str
@@ -45,7 +47,7 @@ def is_address(text: object) -> bool:
 
 
 def address_fault(text: str) -> tuple[str, str]:
-    """Return what is wrong with an address, and the remedy; ("", "") for a good one."""
+    """Return the fault of an address and the remedy; ("", "") for a valid one."""
     scheme, _, rest = text.partition("://")
     bucket, _, prefix = rest.partition("/")
     form = "write s3://BUCKET/FOLDER or obs://BUCKET/FOLDER"
@@ -78,7 +80,7 @@ def parse_address(text: str) -> Address:
 
 
 def endpoint_fault(url: str) -> tuple[str, str]:
-    """Return what is wrong with an endpoint's URL, and the remedy."""
+    """Return the fault of an endpoint's URL, and the remedy."""
     remedy = "as in https://obs.cn-north-4.myhuaweicloud.com"
     try:
         parts = urlsplit(url)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # The list of a folder in a store: it is written after all files that it names, so a folder without it is unfinished.
 LIST = "clusterctl-files.json"
 FORMAT = 1
-# Bytes of one line of an answer: the list of a large folder takes some.
+# Limit of bytes of one line of an answer, such as the list of a large folder.
 MOST_ANSWER = 64 << 20
 Progress = Callable[[int], None]
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class StoredFile:
     pieces: tuple[str, ...]
 
     def fault(self) -> str:
-        """Return what is wrong with this entry of a list; "" if nothing is."""
+        """Return the fault of this entry of a list, or ""."""
         count = max(1, -(-self.bytes // self.piece)) if self.piece > 0 and self.bytes >= 0 else -1
         sound = all(len(digest) == 64 for digest in self.pieces)
         return "" if count == len(self.pieces) and sound else "its size, piece or hashes are wrong"
@@ -74,7 +74,7 @@ class FileList:
 
 
 def read_list(text: str, where: str) -> FileList:
-    """Return the list in a text; raise WorkFailed if it is none, or names a file outside its folder."""
+    """Return the list in a text; raise WorkFailed if it is no list, or names a file outside its folder."""
     try:
         found = decode(FileList, parse(text))
     except BadValue as problem:
@@ -100,7 +100,7 @@ class StoredNames:
 
 @dataclass(frozen=True)
 class Downloaded:
-    """Bytes that a download fetched, and that were there already."""
+    """Bytes that a download fetched, and bytes that existed already."""
 
     fetched: int
     present: int
@@ -117,7 +117,7 @@ class ProgramAnswer:
 
 @dataclass(frozen=True)
 class Done:
-    """The result of an order that is only carried out."""
+    """The result of an order without a value."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ Send = Callable[[dict[str, object], Progress], object]
 
 
 class StoreClient:
-    """An object store, as one machine reaches it."""
+    """An object store, accessed from one machine."""
 
     def __init__(self, machine: str, access: Access, send: Send) -> None:
         self._machine, self._access, self._send = machine, access, send
@@ -152,7 +152,7 @@ class StoreClient:
         self._order(Done, "probe", key=where.prefix)
 
     def publish(self, texts: Sequence[tuple[Address, str]]) -> None:
-        """Write small objects one after the other: the last one counts for the others."""
+        """Write small objects in order; the last one marks the others as complete."""
         self._order(Done, "publish", objects=[{"key": where.prefix, "text": text} for where, text in texts])
 
     def upload(self, paths: Mapping[str, str], target: Address) -> dict[str, StoredFile]:
@@ -163,7 +163,7 @@ class StoreClient:
     def download(
         self, files: Mapping[str, StoredFile], source: Address, folder: str, report: Progress | None = None
     ) -> Downloaded:
-        """Fetch files below `source` to a folder of that machine; what is there already is compared."""
+        """Fetch files below `source` to a folder of that machine; existing files are compared."""
         order = [
             {"key": (source / name).prefix, "path": posixpath.join(folder, name), **asdict(file)}
             for name, file in files.items()
@@ -179,7 +179,7 @@ class StoreClient:
 
 
 def on_node(node: Node, link: Connection, access: Access) -> StoreClient:
-    """Return the store as a node reaches it, with the ranks' Python."""
+    """Return the store, accessed from a node with the ranks' Python."""
 
     def send(order: dict[str, object], report: Progress) -> object:
         source = Path(program.__file__).read_bytes()
@@ -236,7 +236,7 @@ class AnswerLines:
 
 
 def here(access: Access) -> StoreClient:
-    """Return the store as this machine reaches it."""
+    """Return the store, accessed from this machine."""
 
     opened: list[program.Store] = []
 

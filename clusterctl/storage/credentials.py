@@ -26,7 +26,7 @@ OTHERS = (
 
 @dataclass(frozen=True)
 class Access:
-    """What a program needs to reach a store. The keys are not part of its text."""
+    """The values that a program needs to reach a store. The keys are not part of its repr."""
 
     address: Address
     endpoint: str = ""
@@ -35,7 +35,7 @@ class Access:
     """Id, secret and token; None: the node's own."""
 
     def order(self) -> dict[str, object]:
-        """Return the part of a node program's order that says how to reach the store."""
+        """Return the part of an order for the node's program that describes how to reach the store."""
         return {
             "scheme": self.address.scheme,
             "bucket": self.address.bucket,

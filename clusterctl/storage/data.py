@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Data that every node has now."""
+    """Data that every node has after a fetch."""
 
     folders: dict[str, str]
-    """By node."""
+    """The folder on each node."""
     files: int
     size: int
     moved: int
-    """Bytes that came from the store, over all nodes."""
+    """Bytes that all nodes together fetched from the store."""
     is_listed: bool
     """Whether the store has our list, with a hash for each piece."""
 
@@ -39,7 +39,7 @@ class Fetched:
 def fetch_data(
     address: str, options: StoreOptions, nodes: Sequence[Node], connections: Connections
 ) -> Fetched:
-    """Fetch a folder of a store to every node, at the same time; what is there already is compared, not fetched."""
+    """Fetch a folder of a store to every node, at the same time; existing files are compared, not fetched."""
     access = access_to(parse_address(address), options)
     found = list_with(on_node(nodes[0], connections.of(nodes[0]), access), access.address)
     name = hashlib.sha256(json.dumps([address, options.endpoint, found.text()]).encode()).hexdigest()
@@ -56,7 +56,7 @@ def fetch_data(
 
 
 def list_with(store: StoreClient, address: Address) -> FileList:
-    """Return the files below an address: from our list there, else as the store names them, without hashes."""
+    """Return the files below an address: from our list in the store, else the store's names, without hashes."""
     where = address / LIST
     text = store.read(where)
     if text is not None:

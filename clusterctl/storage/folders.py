@@ -14,7 +14,7 @@ from clusterctl.storage.data import list_with
 
 @dataclass(frozen=True)
 class FetchedFolder:
-    """What a download of a folder did."""
+    """The result of a download of a folder."""
 
     files: int
     size: int
@@ -23,7 +23,7 @@ class FetchedFolder:
 
 
 def fetch_folder(address: str, folder: Path, endpoint: str = "") -> FetchedFolder:
-    """Fetch a folder of a store to this machine; files that are here already are compared, not fetched."""
+    """Fetch a folder of a store to this machine; existing files are compared, not fetched."""
     access = _access(address, endpoint)
     store = here(access)
     found = list_with(store, access.address)

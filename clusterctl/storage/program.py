@@ -1,4 +1,4 @@
-"""Move files between a machine and an object store: runs on nodes, with boto3 and nothing else of this package.
+"""Move files between a machine and an object store: runs on nodes, with boto3 and without the rest of this package.
 
 The order comes as JSON on standard input, keys included, so that no process list and no file has them. Each line of
 the output is JSON: `{"bytes": N}` for progress, and at the end `{"result": ...}` or `{"refused": ..., "hint": ...}`.
@@ -33,7 +33,7 @@ THREADS = 8
 FILES = 4
 # Bytes that are read, hashed and written at once.
 BLOCK = 1 << 20
-# Times that a part is sent which arrives damaged, and how stores name that.
+# How often a part is sent that arrives damaged, and the error codes of stores for this.
 MOST_SENDS = 3
 DAMAGED = ("BadDigest", "XAmzContentSHA256Mismatch")
 # Objects whose text is read whole.
@@ -54,7 +54,7 @@ REFUSALS = {
 
 
 class Refused(Exception):
-    """The store or the disk refused a request; the text says why, and what to try."""
+    """The store or the disk refused a request; the text has the reason and a remedy."""
 
     def __init__(self, text: str, hint: str = "", code: str = "") -> None:
         super().__init__(text)
@@ -65,7 +65,7 @@ def main() -> int:
     """Carry out one order; return the exit code."""
     order = json.loads(sys.stdin.buffer.readline())
     with contextlib.suppress(OSError):
-        # Training has priority.
+        # Lower the priority: the training goes first.
         os.nice(10)
     turn = threading.Lock()
 
@@ -84,9 +84,9 @@ def main() -> int:
 
 
 def carry_out(order: dict[str, Any], report: Report, opened: Store | None = None) -> dict[str, Any]:
-    """Return the result of an order; raise Refused with what went wrong and where.
+    """Return the result of an order; raise Refused with the problem and its location.
 
-    `opened` is the store of the order, from one before: to open it takes as long as to send some megabytes.
+    `opened` is the store of an earlier order: opening a store takes as long as sending some megabytes.
     """
     store = opened or open_store(order)
     actions: dict[str, Callable[[], Any]] = {
@@ -119,7 +119,7 @@ class Store:
         self._bucket, self._scheme = how["bucket"], how["scheme"]
         key, secret, token = how["keys"] or (None, None, None)
         # Many stores that speak S3's protocol refuse its newer checksums. The signature of each request covers the
-        # SHA-256 of its body instead, so that a store notices bytes that were damaged on the way.
+        # SHA-256 of its body instead, so that a store detects bytes that were damaged in transit.
         self._settings: dict[str, Any] = {
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
@@ -191,7 +191,7 @@ class Store:
             self._client.put_object(Bucket=self._bucket, Key=key, Body=data, ContentMD5=_md5(data))
 
     def publish(self, objects: list[dict[str, Any]]) -> None:
-        """Write small objects one after the other: the last one counts for the others."""
+        """Write small objects in order; the last one marks the others as complete."""
         for entry in objects:
             self.put(entry["key"], entry["text"].encode())
 
@@ -416,14 +416,14 @@ def piece_of(size: int) -> int:
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
-    # Imported here: a controller loads this module, and mostly moves no files itself.
+    # Imported here, because a controller loads this module but usually moves no files itself.
     from concurrent.futures import ThreadPoolExecutor
 
     return ThreadPoolExecutor(threads)
 
 
 def _all(pool: ThreadPoolExecutor, work: Callable[[int], Any], numbers: range) -> list[Any]:
-    """Return the results in order; after the first failure nothing more is started."""
+    """Return the results in order; after the first failure no further one is started."""
     failed = threading.Event()
 
     def guarded(number: int) -> Any:

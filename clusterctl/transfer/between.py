@@ -1,4 +1,4 @@
-"""Copy files from one node to another: directly where they reach each other, else through this machine."""
+"""Copy files from one node to another: directly if the nodes can connect to each other, else through this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def copy_between(
 
 
 class Offer(Source):
-    """Files that a node offers. Their bytes come through here only if the target cannot fetch them itself."""
+    """Files that a node offers. Their bytes pass through this machine only if the target cannot fetch them itself."""
 
     def __init__(self, node: str, request: PendingRequest) -> None:
         self._node, self._request = node, request
@@ -104,7 +104,7 @@ def _offered(source: End, folder: str, names: Sequence[str] | None) -> Iterator[
 
 
 class Between(Relay):
-    """A relay of two nodes, of which the first has everything."""
+    """A relay of two nodes, of which the first has all files."""
 
     def __init__(self, source: End, target: End, offer: Offer) -> None:
         super().__init__([source.node, target.node], always=True)
@@ -124,6 +124,6 @@ class Between(Relay):
         return [{"node": self._source.name, "address": self._source.address, "port": self._port}]
 
     def linger(self, request: PendingRequest) -> None:
-        """End the target's part immediately: nobody fetches from it."""
+        """End the target's part immediately: no node fetches from it."""
         request.send(b"done\n")
         request.end()

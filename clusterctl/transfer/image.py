@@ -16,7 +16,7 @@ from clusterctl.transport.connection import Connection
 # Seconds for a runtime to unpack an image of tens of gigabytes.
 LOAD_LIMIT = 3600.0
 ASK_LIMIT = 60.0
-# What Linux calls the processors that images name otherwise.
+# Linux's names of processors that have other names in images.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 # The largest JSON file of an archive that is read.
 MOST_JSON = 16 << 20
@@ -40,7 +40,7 @@ class ImageArchive:
 
 
 def read_archive(path: Path) -> ImageArchive:
-    """Return what an archive says about its image; raise a UsageError if it is none, or has several."""
+    """Return the image in an archive; raise a UsageError if there is none, or several."""
     try:
         with tarfile.open(path) as archive:
             names = set(archive.getnames())
@@ -112,7 +112,7 @@ def _platform(machine: str) -> str:
 
 
 def has_image(image: ImageArchive, runtime: str, link: Connection) -> bool:
-    """Return whether a node has this very image already."""
+    """Return whether a node already has this image."""
     done = link.run([runtime, "image", "inspect", "--format={{.Id}}", image.name], timeout=ASK_LIMIT)
     shown = done.stdout.decode("utf-8", "replace").strip()
     shown = shown if shown.startswith("sha256:") else f"sha256:{shown}"

@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class PushResult:
-    """What a push did to one node."""
+    """The result of a push to one node."""
 
     path: str
     """The path of the tree on the node, with `~` resolved."""
@@ -47,7 +47,7 @@ class PushResult:
     bytes_relayed: int = 0
     """Bytes that came from other nodes."""
     notes: tuple[str, ...] = ()
-    """What did not go as planned."""
+    """Notes about problems that did not stop the push."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Target:
     """`dest` is named by its hash and never changes."""
     relay: bool = False
     transient: bool = False
-    """Keep no record: the files will be moved from there."""
+    """Store no record of the push, because the files will be moved."""
 
 
 @dataclass(frozen=True)
