@@ -1,4 +1,4 @@
-"""The nodes of a Slurm allocation as an inventory: names, addresses and devices as Slurm knows them."""
+"""Read the nodes of a Slurm allocation as an inventory, with names, addresses and devices from Slurm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.platforms import slurm
 JOB = "SLURM_JOB_ID"
 # Slurm's variables that describe the allocation of this process.
 VARIABLES = (JOB, *node_lists.VARIABLES)
-# The kind of device that a gres of Slurm means.
+# The kind of device for the name of a gres.
 KINDS = {"gpu": "cuda", "npu": "npu", "ascend": "npu", "ascend910": "npu", "ascend910b": "npu"}
 PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
 # One part of `GRES=gpu:a100:2(IDX:0,2-3)` or `GRES=npu(CNT:8)`; the type may be missing.
@@ -103,7 +103,7 @@ def _devices(text: str) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
 def _ids(text: str | None, count: int) -> tuple[int, ...]:
     """Return the ids of devices in `0,2-3`; without a text, the first ones.
 
-    Where Slurm hides the other devices from a job, those that it sees count from 0.
+    If Slurm hides the other devices from a job, the visible ones count from 0.
     """
     if text is None:
         return tuple(range(count))

@@ -32,6 +32,6 @@ def _options(name: str, options: SlurmOptions, log: str) -> Iterator[str]:
     yield "--open-mode=append"
     yield "--requeue" if options.requeue else "--no-requeue"
     if options.signal:
-        # B: without it only the steps get the signal, not this file's program.
+        # B: without it, only the steps get the signal, not the program of this file.
         yield f"--signal=B:{EARLY_SIGNAL}@{options.signal}"
     yield from options.extra

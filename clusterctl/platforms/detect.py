@@ -1,7 +1,7 @@
 """Detect the platform that started this process: which node this is, which others there are, and their devices.
 
-`PLATFORMS` is the one table of what each platform sets. A pod or container then starts its own ranks only: the
-platform has started one process on each node, and nothing needs SSH.
+`PLATFORMS` is the one table of what each platform sets. A pod or container then starts only its own ranks: the platform
+has started one process on each node, and SSH is not needed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from clusterctl.environment import environment
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory.cluster import HOST, KINDS, MAX_DEVICES, MAX_NODES, Cluster, Node
 
-# Used where a platform names no port; every pod must take the same one without asking.
+# Used if a platform names no port: all pods must use the same port without communicating.
 DEFAULT_PORT = 29500
-# What one device of each kind is called below /dev.
+# Patterns of the device files of each kind below /dev.
 DEVICE_FILES = {"npu": re.compile(r"davinci[0-9]+\Z"), "cuda": re.compile(r"nvidia[0-9]+\Z")}
 
 
@@ -53,7 +53,7 @@ class Platform:
 
 _OURS = contract.POD_PLATFORM
 _COUNT, _DEVICES, _PEERS = (contract.POD_COUNT,), (contract.POD_DEVICES,), (contract.POD_PEERS,)
-# The first row whose marks are set is the platform. What our own manifests set comes first in each row.
+# The first row whose marks are set is the platform. Variables of our own manifests come first in each row.
 PLATFORMS = (
     Platform("torchrun", "a rank of torchrun", ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"), ("GROUP_RANK",),
              count=("GROUP_WORLD_SIZE",), master=("MASTER_ADDR",), port=("MASTER_PORT",),
@@ -92,7 +92,7 @@ PLATFORMS = (
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process can see of its platform; tests make their own."""
+    """The environment in which a process detects its platform; tests make their own."""
 
     variables: Mapping[str, str]
     hostname: str = ""
@@ -102,7 +102,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process runs: its platform, its node among the others, and the devices of each."""
+    """The place of this process: its platform, the index of its node, the other nodes, and their devices."""
 
     platform: Platform
     index: int
@@ -118,7 +118,7 @@ class Place:
     processes: int = 1
     """How many processes the platform started on this node."""
     used: Mapping[str, str] = field(default_factory=dict)
-    """The variables that say so, with their values."""
+    """The variables that were used, with their values."""
 
     @property
     def name(self) -> str:
@@ -171,7 +171,7 @@ class Place:
 
 
 def surroundings() -> Surroundings:
-    """Return what this process sees."""
+    """Return the surroundings of this process."""
     try:
         files = tuple(sorted(os.listdir("/dev")))
     except OSError:
@@ -200,7 +200,7 @@ def detect(seen: Surroundings) -> Place | None:
 
 
 class _Reader:
-    """Reads the values of one platform, and collects what is wrong with them."""
+    """Reads the values of one platform, and collects their faults."""
 
     def __init__(self, seen: Surroundings, platform: Platform) -> None:
         self.seen = seen
@@ -233,7 +233,7 @@ class _Reader:
         return place
 
     def _check(self, place: Place, index: int | None) -> None:
-        """Record what is missing, and values that contradict each other."""
+        """Record missing values, and values that contradict each other."""
         platform, names = place.platform, place.platform.index
         if index is None and not platform.reaches_others and not self.faults:
             self._fault(names[0], f"is not set, and {platform.title} says by it which node this is")

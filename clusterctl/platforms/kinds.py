@@ -10,7 +10,7 @@ from clusterctl.json_types import JsonObject
 from clusterctl.platforms import manifests
 from clusterctl.platforms.request import PodRequest
 
-# Where ascend-operator's table must be mounted, and the key of its ConfigMap.
+# The path at which ascend-operator's table must be mounted, and the key of its ConfigMap.
 TABLE_FOLDER = "/user/serverid/devindex/config"
 TABLE_FILE = "hccl.json"
 # Labels of nodes by the Ascend hardware, as mind-cluster sets them.
@@ -20,7 +20,7 @@ RING = {"ring-controller.atlas": "ascend-910b"}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job: where the API has it, its manifest, and how its status says that it has ended."""
+    """A kind of job: its API path, its manifest, and how its status reports the end."""
 
     name: str
     group: str
@@ -81,7 +81,7 @@ def _jobset(request: PodRequest) -> list[JsonObject]:
 
 
 def _trainjob(request: PodRequest) -> list[JsonObject]:
-    """Return a TrainJob; what its own part cannot say about the pods is a patch of its runtime."""
+    """Return a TrainJob; settings of the pods that it cannot express are a patch of its runtime."""
     options = request.options
     spec = manifests.pod_spec(request, {})
     patched = {

@@ -22,7 +22,7 @@ POLL = 2.0
 ANSWER_LIMIT = 60.0
 # Bytes of a pod's log; by default a kubelet keeps 10 MB of it.
 MOST_LOG = 256 << 20
-# Why a container waits, where waiting longer does not help.
+# Reasons of a waiting container for which waiting longer does not help.
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 NOT_RUNNABLE = ("CreateContainerError", "CreateContainerConfigError", "RunContainerError", "StartError")
 PARTS = "the image needs Python 3.10 with clusterctl on the path; a training also needs clusterctl[train]"
@@ -32,7 +32,7 @@ NO_COMMAND = (126, 127, 128)
 
 @dataclass(frozen=True)
 class PodState:
-    """What the API says about one pod."""
+    """The state of one pod in the API."""
 
     name: str
     phase: str
@@ -87,7 +87,7 @@ def connect() -> Any:
         settings.no_proxy = environment()["no_proxy"]
 
     class Client(kubernetes.client.ApiClient):
-        """The client, whose requests end after a time; its own wait for ever."""
+        """The Kubernetes client with a timeout for each request; by default it waits forever."""
 
         def call_api(self, *arguments: Any, **options: Any) -> Any:
             options["_request_timeout"] = options.get("_request_timeout") or ANSWER_LIMIT
@@ -98,7 +98,7 @@ def connect() -> Any:
 
 @contextlib.contextmanager
 def _explained(subject: str) -> Iterator[None]:
-    """Convert the errors of the client into ours: the request, the server's answer, what to try."""
+    """Convert errors of the client into ours, with the request, the server's answer and a remedy."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -194,7 +194,7 @@ class JobApi:
             self._jobs.create_namespaced_custom_object(*self._path, manifest)
 
     def delete(self) -> list[str]:
-        """Delete the job, its pods, and what was created for it; return what was deleted."""
+        """Delete the job, its pods and all objects that were created for it; return the deleted objects."""
         label = f"{JOB_LABEL}={self.name}"
         with _explained(f"the objects of {self.name}"):
             maps = self._core.list_namespaced_config_map(self.namespace, label_selector=label).items
@@ -297,7 +297,7 @@ def _pod_state(pod: Any) -> PodState:
 
 
 def follow(job: JobApi) -> Iterator[str]:
-    """Yield what happens to a job and what its first pod prints, until it has ended; raise RunFailed if it failed."""
+    """Yield changes of a job and the output of its first pod until the job has ended; raise RunFailed if it failed."""
     shown: dict[str, str] = {}
     stamp = ""
     while True:
@@ -322,7 +322,7 @@ def follow(job: JobApi) -> Iterator[str]:
 
 
 def cause_of(pods: Sequence[PodState], reason: str) -> str:
-    """Return why a job failed: the first pod with an exit code of its own, else what the platform says."""
+    """Return why a job failed: the first pod with its own exit code, else the platform's reason."""
     failed = [pod for pod in pods if pod.exit_code]
     # 143: ended by SIGTERM, because another one had failed.
     own = [pod for pod in failed if pod.exit_code != 143] or failed

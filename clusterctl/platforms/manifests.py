@@ -1,4 +1,4 @@
-"""Write the manifests of a job for Kubernetes: what all kinds share."""
+"""Write the parts of a job's Kubernetes manifests that all kinds share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _code_keys(request: PodRequest) -> list[str]:
 
 
 def environment(request: PodRequest, *, peers: bool = True) -> list[JsonObject]:
-    """Return the environment of a pod: what its platform does not say itself, and names of secrets."""
+    """Return the environment of a pod: variables that its platform does not set, and names of secrets."""
     options = request.options
     values = {
         contract.POD_PLATFORM: request.kind,
@@ -90,7 +90,7 @@ def environment(request: PodRequest, *, peers: bool = True) -> list[JsonObject]:
 
 
 def resources(request: PodRequest) -> JsonObject:
-    """Return what a pod asks for; requests and limits of devices must be equal."""
+    """Return the resources of a pod; requests and limits of devices must be equal."""
     options = request.options
     values: JsonObject = {}
     if options.cpus:
@@ -123,7 +123,7 @@ def volumes(request: PodRequest) -> list[JsonObject]:
 
 
 def mounts(request: PodRequest) -> list[JsonObject]:
-    """Return where a container has the volumes."""
+    """Return the mounts of the volumes in a container."""
     claims = [
         {"name": f"claim-{number}", "mountPath": folder}
         for number, folder in enumerate(request.options.claims.values())

@@ -14,16 +14,16 @@ from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.pods import ModelArtsOptions
 from clusterctl.platforms.request import saved_name
 
-# Where ModelArts copies the code folder to.
+# The folder to which ModelArts copies the code.
 CODE_FOLDER = "/home/ma-user/modelarts/user-job-dir"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-# ModelArts sets these itself.
+# Variables that ModelArts sets itself.
 RESERVED = "MA_"
 MAX_VARIABLES = 100
 
 
 def training_job(job: Job, job_file: Path, image: str = "") -> dict[str, object]:
-    """Return the request that starts a job; raise InputFaults with everything that ModelArts would refuse."""
+    """Return the request that starts a job; raise InputFaults with all settings that ModelArts would refuse."""
     options = job.modelarts or ModelArtsOptions()
     image = image or options.image or (job.container.image if job.container else "")
     _check(job, options, image)
@@ -92,7 +92,7 @@ def _path(url: str) -> str:
 
 
 def _last(url: str) -> str:
-    """Return the last folder of a path: ModelArts copies the folder itself, not only what is in it."""
+    """Return the last folder of a path: ModelArts copies the folder itself, not only its content."""
     return _path(url).strip("/").rpartition("/")[2]
 
 

@@ -1,7 +1,7 @@
 """Start this node's part of a job inside a pod or container: the platform has started the same command on each node.
 
-No node reaches another one: every pod plans the same job for all nodes, from the variables of its platform, and starts
-the ranks of its own node. They meet at the address and the port of node 0.
+Nodes need no SSH between them: every pod plans the same job for all nodes, from the variables of its platform, and
+starts the ranks of its own node. The ranks connect at the address and port of node 0.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def part_of(place: Place, job: Job, tell: Tell, *, waits: bool = True) -> Part:
 
 
 def refuse(place: Place) -> None:
-    """Raise a UsageError where this process is not the only one that the platform started on its node."""
+    """Raise a UsageError if the platform started more than one process on this node."""
     if place.platform.starts_ranks:
         problem = f"this process is {place.platform.title}, which has started the ranks already"
         raise UsageError(
@@ -160,12 +160,12 @@ def saved_name(job: Job, nodes: int) -> str:
 
 
 def adapted(job: Job, tell: Tell) -> Job:
-    """Return a job without what only the platform can do in a pod; say what is left out."""
+    """Return a job without the parts that only the platform can do in a pod; report these parts."""
     if job.nodes:
         tell("note", f"`nodes: {job.nodes}` is left out: the platform has chosen the nodes")
     if job.restart is not None:
         tell("note", "`restart` is left out: the platform starts the pods again (backoffLimit, maxRestarts)")
-    # The container is there already.
+    # The process is already in the container.
     return replace(job, nodes=None, restart=None, container=None)
 
 

@@ -1,4 +1,4 @@
-"""A run whose pods a Kubernetes cluster starts: what was submitted, and its state as the API shows it."""
+"""A run whose pods a Kubernetes cluster starts: the submitted objects, and their state in the API."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def record_file(run: RunDir) -> Path:
 
 
 def read_pods(run: RunDir) -> PodJob | None:
-    """Return what was submitted for a run; None for a run that Kubernetes does not run."""
+    """Return the submitted job of a run; None for a run that was not submitted to Kubernetes."""
     if not record_file(run).exists():
         return None
     try:
@@ -77,7 +77,7 @@ def write_submitted(run: RunDir, job: Job, request: PodRequest) -> None:
 
 
 def refresh(run: RunDir) -> None:
-    """Bring the recorded state of a run up to date with its pods; a cluster that does not answer changes nothing."""
+    """Update the recorded state of a run from its pods; if the cluster does not answer, nothing changes."""
     submitted = read_pods(run)
     if submitted is None or submitted.ended:
         return
@@ -102,7 +102,7 @@ def refresh(run: RunDir) -> None:
 
 
 def fetch_logs(run: RunDir) -> None:
-    """Bring the logs of the pods into the run's folder, one file for each pod."""
+    """Copy the logs of the pods into the run's folder, one file per pod."""
     submitted = read_pods(run)
     if submitted is not None and not submitted.ended:
         api = submitted.api()
@@ -110,7 +110,7 @@ def fetch_logs(run: RunDir) -> None:
 
 
 def delete(run: RunDir) -> list[str]:
-    """Delete the job of a run and what was created for it, once its logs are here; return what was deleted."""
+    """Fetch the logs of a run, then delete its job and all objects created for it; return the deleted objects."""
     submitted = read_pods(run)
     assert submitted is not None
     api = submitted.api()

@@ -11,9 +11,9 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.ranktable.check import load
 from clusterctl.ranktable.table import RankTable
 
-# Where ascend-operator mounts it; its folder may not be changed.
+# The path at which ascend-operator mounts the table, which must not be changed.
 OPERATOR = "/user/serverid/devindex/config/hccl.json"
-# Where ModelArts puts it.
+# The path of the table on ModelArts.
 KNOWN = (OPERATOR, "/user/config/jobstart_hccl.json", "/home/ma-user/rank_table/jobstart_hccl.json")
 # A ConfigMap reaches a pod up to a minute late, and the operator waits for the devices of all pods.
 PATIENCE = 600.0

@@ -1,4 +1,4 @@
-"""Check a job before it is handed to Kubernetes, and collect what its pods need: files, environment, names."""
+"""Check a job before it is submitted to Kubernetes, and collect the files, environment and names for its pods."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run leaves for people: its summary, curves, one HTML page, comparison with other runs, exports."""
+"""Reports about a run: its summary, curves, HTML page, comparison with other runs, and exports."""

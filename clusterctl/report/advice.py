@@ -1,4 +1,4 @@
-"""Say what can be done with a run next, and what `resume` would do."""
+"""Suggest the next commands for a run, and describe the effect of `resume`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ MOST_RANKS = 64
 
 
 def resume_text(summary: RunSummary) -> str:
-    """Return what `clusterctl resume` would do with an ended training; "" where there is nothing to resume."""
+    """Return a description of what `clusterctl resume` would do with an ended training; "" if nothing can be
+    resumed.
+    """
     if not summary.trains or summary.phase not in (Phase.STOPPED, Phase.FAILED, Phase.LOST):
         return ""
     if summary.program:
@@ -27,7 +29,7 @@ def resume_text(summary: RunSummary) -> str:
 
 
 def nothing_left(summary: RunSummary) -> str:
-    """Return that a finished training has no steps left; "" if there is something to do."""
+    """Return a text saying that a finished training has no steps left; "" if steps are left."""
     if not summary.trains or summary.phase is not Phase.FINISHED or not summary.steps_done:
         return ""
     if summary.steps and summary.steps_done < summary.steps:

@@ -1,4 +1,4 @@
-"""What a live screen shows: the runs, and of the chosen one its ranks, curve and the log of one rank."""
+"""The data of a live screen: the runs, and for the chosen one its ranks, curve and the log of one rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunRow:
 
 @dataclass
 class Board:
-    """The state of a live screen; each `refresh` reads the files here again and contacts no node."""
+    """The state of a live screen; each `refresh` reads the local files again and contacts no node."""
 
     runs: list[RunDir]
     chosen: int = 0
@@ -42,9 +42,9 @@ class Board:
     text: str = ""
     """Only ranks whose node or state contains it are shown."""
     live: RunState | None = None
-    """What the nodes of the chosen run reported last."""
+    """The last report of the nodes of the chosen run."""
     usage: dict[int, DeviceUsage] = field(default_factory=dict)
-    """What is used of each rank's device, as the nodes reported last."""
+    """The last reported use of each rank's device."""
     summary: RunSummary | None = None
     problem: str = ""
     _readers: dict[str, HistoryReader] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Board:
         return self._shown[1]
 
     def stragglers(self) -> dict[int, float]:
-        """Return how many times as long as the others each straggler takes."""
+        """Return by straggler its own step time divided by that of the others."""
         ranks = self.ranks()
         if self._late[0] is not ranks:
             self._late = (ranks, slow({rank.rank: rank.step_seconds for rank in ranks if rank.step_seconds}))

@@ -27,7 +27,7 @@ class FirstDifference:
     step: int | None
     """None if all common steps have the same loss."""
     common: int
-    """How many steps both runs have."""
+    """Number of steps that both runs have."""
     loss: float = 0.0
     other: float = 0.0
     silent: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several runs side by side; the first one is what the others are compared with."""
+    """Several runs side by side; the others are compared with the first one."""
 
     subjects: tuple[Subject, ...]
     config: tuple[Difference, ...]
@@ -96,7 +96,7 @@ def _first_difference(
 
 
 def measures(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return what is compared of each run, with its name."""
+    """Return the compared values of each run, with their names."""
     speed = summary.speed
 
     def shown(value: float | None, form: str = ".4f") -> str:

@@ -26,7 +26,7 @@ class Difference:
 
 
 def flat_config(record: RunRecord, history: History) -> dict[str, str]:
-    """Return every setting of a run: of the job, and of its training with all defaults."""
+    """Return all settings of a run: those of the job, and those of its training with all defaults."""
     job = record.job
     facts: dict[str, object] = {
         "ranks": record.world_size,

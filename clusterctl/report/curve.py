@@ -1,4 +1,4 @@
-"""Reduce long curves to what a screen or a page can show, and draw them in a line of text."""
+"""Reduce long curves to the points that a screen or a page can show, and draw them in a line of text."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.jobs.run_lines import Metric
 
-# More than any result: the scores of single documents are not in it.
+# Limit of bytes of a result, which does not contain the scores of single documents.
 MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a task and its standard error."""
+    """One result of a task and its standard error."""
 
     value: float
     standard_error: float | None = None
@@ -47,7 +47,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The results of a run by step and task, and what is wrong with files that hold none."""
+    """The results of a run by step and task, and the faults of files without a result."""
 
     results: tuple[Evaluation, ...] = ()
     damaged: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def read_evaluations(run: RunDir, of_training: Sequence[Metric] = ()) -> Evaluat
             damaged.append(f"{EVALUATIONS_DIR}/{file.name}: {error.strerror}")
         except BadValue as error:
             damaged.append(f"{EVALUATIONS_DIR}/{file.name}: {error}")
-    # A step that was done again after a restart is evaluated again.
+    # A step that was repeated after a restart is evaluated again.
     last = {
         (found.step, found.task, found.convention, found.data_sha256): found for found in results if found
     }

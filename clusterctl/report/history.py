@@ -22,7 +22,7 @@ _STEP = re.compile(
 )
 # The columns in the order of that form.
 OF_TRAINER = ("loss", "lr", "grad_norm", "tokens", "tokens_per_second", "step_seconds", "own_seconds", "time")
-# Programs whose lines say nothing of tokens may say how many samples they do.
+# Programs that report no tokens may report samples per second.
 COLUMNS = (*OF_TRAINER[:5], "samples_per_second", *OF_TRAINER[5:])
 
 
@@ -42,7 +42,7 @@ class Steps:
         return self.columns[name]
 
     def kept(self) -> list[int]:
-        """Return the indexes of the steps that count: of a step that was done several times, the last time."""
+        """Return the indexes of the steps that count: for a repeated step, only the last time counts."""
         indexes: list[int] = []
         for index in range(len(self.step) - 1, -1, -1):
             if not indexes or self.step[index] < self.step[indexes[-1]]:
@@ -53,7 +53,7 @@ class Steps:
 
 @dataclass
 class History:
-    """All that the metrics of a run say."""
+    """The content of a run's metrics."""
 
     starts: list[Metric] = field(default_factory=list)
     steps: Steps = field(default_factory=Steps)
@@ -114,9 +114,9 @@ class HistoryReader:
         self._path, self._offset = run.progress, 0
 
     def update(self) -> History:
-        """Return what the metrics say now; a last line without its end is left for the next time."""
+        """Return the history with all new lines; an incomplete last line is left for the next call."""
         if self.run.progress != self._path:
-            # The program began to write metrics of its own.
+            # The program has started to write metrics itself.
             self.history, self._path, self._offset = History(), self.run.progress, 0
         try:
             file = self._path.open("rb")
@@ -136,12 +136,12 @@ class HistoryReader:
 
 
 def read_history(run: RunDir) -> History:
-    """Return what the metrics of a run say, as far as they were copied here; damaged lines are left out."""
+    """Return the history in the local copy of a run's metrics, without damaged lines."""
     return HistoryReader(run).update()
 
 
 def _feed(history: History, block: bytes) -> None:
-    """Add a block of whole lines."""
+    """Add a block of complete lines."""
     position, last = 0, b""
     for match in _STEP.finditer(block):
         if match.start() != position:

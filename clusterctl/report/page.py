@@ -1,4 +1,4 @@
-"""Write a run as one HTML file: without external resources, and with log text that can run nothing."""
+"""Write a run as one HTML file without external resources, in which log text cannot run as a script."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PHASES = {"finished": "good", "failed": "bad", "lost": "bad", "stopped": "warn"}
 
 @dataclass(frozen=True)
 class Subject:
-    """A run with all that its page shows."""
+    """A run with all values that its page shows."""
 
     run: RunDir
     sources: Sources
@@ -74,7 +74,7 @@ def page(run: RunDir, other: RunDir | None = None) -> str:
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """Return a whole HTML file; its policy allows our own style and script, and nothing else."""
+    """Return a complete HTML file; its Content-Security-Policy allows only our own style and script."""
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     policy = (

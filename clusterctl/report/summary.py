@@ -1,4 +1,4 @@
-"""Summarise a run from its files here: steps, time, losses, speed, memory, goodput, restarts, checkpoint."""
+"""Summarise a run from its local files: steps, time, losses, speed, memory, goodput, restarts, checkpoint."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class SavedStep:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a training was, in its median step."""
+    """The speed of a training in its median step."""
 
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
-    """Of a program that reports no tokens."""
+    """Only for a program that reports no tokens."""
     step_seconds: float | None = None
     slowest_seconds: float | None = None
     """The 99th percentile of the steps."""
@@ -80,7 +80,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run for people: what every view of it shows."""
+    """The summary of a run, which all views show."""
 
     run: str
     folder: str
@@ -111,20 +111,20 @@ class RunSummary:
     """The training loss in at most CURVE means."""
     speed: Speed = Speed()
     memory_bytes: int | None = None
-    """The highest memory of any rank."""
+    """The peak memory of the rank that needs most."""
     planned_bytes: int | None = None
     goodput: float | None = None
-    """The share of `seconds` that was spent in steps that count."""
+    """The fraction of `seconds` that was spent in steps that count."""
     device_hours: float = 0.0
     attempts: tuple[Attempt, ...] = ()
     restarts: int = 0
     checkpoint: SavedStep | None = None
     repeated: int = 0
-    """Steps that were done again after a restart."""
+    """Number of steps that were repeated after a restart."""
     evaluations: tuple[Evaluation, ...] = ()
     """Results of `clusterctl eval` and of tasks that the training evaluated."""
     damaged_evaluations: tuple[str, ...] = ()
-    """Files that should hold a result, and what is wrong with each."""
+    """Files without a valid result, with the fault of each."""
 
     @property
     def is_final(self) -> bool:
@@ -138,7 +138,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Sources:
-    """What was read of a run in order to summarise it."""
+    """The content of a run's files, from which its summary is made."""
 
     record: RunRecord
     events: Events
@@ -148,12 +148,12 @@ class Sources:
 
 
 def summarise(run: RunDir, *, now: float | None = None) -> RunSummary:
-    """Return the summary of a run from its files here; no node is contacted."""
+    """Return the summary of a run from its local files; no node is contacted."""
     return summary_of(run, read_sources(run), now=now)
 
 
 def read_sources(run: RunDir, history: History | None = None) -> Sources:
-    """Return what the files of a run say; `history` are its metrics if they were read already."""
+    """Return the content of a run's files; `history` are its metrics if they were read already."""
     try:
         state = read_state(run)
     except UsageError:
@@ -163,7 +163,7 @@ def read_sources(run: RunDir, history: History | None = None) -> Sources:
 
 
 def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> RunSummary:
-    """Return the summary of a run from what was read of it."""
+    """Return the summary of a run from the content of its files."""
     record, history = sources.record, sources.history
     now = time.time() if now is None else now
     attempts = read_attempts(run, sources)

@@ -32,15 +32,15 @@ NAMES = {
 }
 EVALUATION = "validation/loss"
 PROJECT = "clusterctl"
-# Entries of one request to MLflow's store.
+# Limit of entries of one request to MLflow's store.
 METRICS_AT_ONCE, SETTINGS_AT_ONCE = 1000, 100
-# Characters of a value of a setting there.
+# Limit of characters of a setting's value in MLflow.
 LONGEST_SETTING = 6000
 
 
 @dataclass(frozen=True)
 class Row:
-    """The values of one step; a step that was done several times counts as it was done last."""
+    """The values of one step; for a repeated step, only the last time counts."""
 
     step: int
     time: float
