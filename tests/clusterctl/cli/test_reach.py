@@ -42,6 +42,35 @@ def test_exec_names_the_unreachable_node_and_still_gives_the_others_answers(run:
     assert "node3: nothing listens" in err and "try:" in err
 
 
+@pytest.mark.parametrize("form", [(), ("-b",), ("--fanout", "5")])
+def test_exec_names_all_nodes_with_the_same_reason_in_one_line(
+    run: Run, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    lines = [
+        "nodes:",
+        "  node[1-100]: {host: '127.0.0.{n}', port: 9}",
+        "  far[1-2]: {host: 'far{n}.invalid'}",
+    ]
+    (tmp_path / "cluster.yaml").write_text("\n".join(lines) + "\n")
+    code, _, err = run("exec", "all", *form, "--", "true")
+    assert code == 255
+    first, hint, second, last = err.splitlines()
+    assert first == "error: node[1-100]: nothing listens at 127.0.0.[1-100] port 9 (100 nodes)"
+    assert second.startswith("error: far[1-2]: no address for 'far[1-2].invalid'")
+    assert hint.startswith("  try: ") and last.startswith("  try: ")
+    code, out, err = run("exec", "all", "--json-lines", "--", "true")
+    assert code == 255 and not err and len(out.splitlines()) == 102
+
+
+def test_a_node_that_fails_is_reported_while_the_command_runs_on_others(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.cli.nodes.exec.QUIET", 0.1)
+    late = "test $NUMBER = 1 || exit 0; sleep 1.5; echo now >&2"
+    code, _, err = run("exec", "all", "--shell", "--", late)
+    assert code == 255 and err.index("error: node3") < err.index("now")
+
+
 def test_exec_as_json_is_one_document_with_every_node(run: Run) -> None:
     code, out, _ = run("exec", "all", "--json", "--timeout", "0.5", "--", "sleep", "60")
     rows = json.loads(out)
