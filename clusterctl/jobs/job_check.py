@@ -21,6 +21,7 @@ from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.jobs.job import Job, devices_on, rank_table_wanted
 from clusterctl.jobs.parts.interconnect import network_faults
+from clusterctl.jobs.parts.notify import program_problem
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_faults, saving_of
 from clusterctl.jobs.parts.table_problems import table_problems
@@ -35,7 +36,8 @@ Problem = tuple[Key, str, str]
 def check(job: Job, cluster: Cluster) -> TrainSummary | None:
     """Check a job against its nodes before anything starts; return the trainer's summary, None for a command.
 
-    Raise InputFaults with everything that is wrong.
+    Raise InputFaults with everything that is wrong. The program of `notify` must be on this machine: leave `notify` out
+    if the controller of the run will be on another one.
     """
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     in_train = list(_placeholder_problems(job, {"train": job.train}, placeholders.OF_NODE))
@@ -55,7 +57,9 @@ def check(job: Job, cluster: Cluster) -> TrainSummary | None:
 def check_without_nodes(job: Job) -> list[Fault]:
     """Return what is wrong with the training of a job on any nodes, for a job whose nodes are wrong themselves."""
     problems = list(_placeholder_problems(job, {"train": job.train}, placeholders.OF_NODE))
-    if job.train is not None and not problems:
+    in_train = bool(problems)
+    problems += _notify_problems(job)
+    if job.train is not None and not in_train:
         # What depends on the number of ranks is not the same for both numbers.
         few, many = (check_train(job, world).faults for world in (1, 8))
         problems += _train_problems(fault for fault in few if fault in many)
@@ -76,6 +80,7 @@ def _problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
     parts = {"command": job.command, "env": job.env} if job.document else {}
     yield from _placeholder_problems(job, parts, placeholders.OF_RANK)
     yield from _command_problems(job, cluster)
+    yield from _notify_problems(job)
     if file := file_of(job.rank_table):
         places = [(node, devices_on(job, node)) for node in cluster.nodes]
         for problem, remedy in table_problems(file, places):
@@ -100,6 +105,11 @@ def _problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
         )
     for key, problem, remedy in network_faults(job.network, cluster):
         yield ("network", key), problem, remedy
+
+
+def _notify_problems(job: Job) -> Iterator[Problem]:
+    if problem := program_problem(job.notify):
+        yield ("notify",), *problem
 
 
 def _placeholder_problems(job: Job, parts: Mapping[str, object], known: tuple[str, ...]) -> Iterator[Problem]:
