@@ -204,6 +204,7 @@ def check_train(job: Job, world: int, reported: str | None = None) -> TrainCheck
         "name": job.name,
         "base_dir": str(Path(job.source).parent.resolve()),
         "check_data": job.data is not None and job.data.is_dir(),
+        "data": str(job.data) if job.data else None,
     }
     return ask_trainer(read_check, ["check"], json.dumps(question))
 
