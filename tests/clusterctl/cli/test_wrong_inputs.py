@@ -211,6 +211,26 @@ def test_every_wrong_number_of_a_sampling_is_named(folder: Path, command_line: R
         assert f"error: {option} is out of range\n  try: use " in err
 
 
+def test_every_wrong_value_of_a_command_line_is_named(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line("exec", "--fanout", "0", "--timeout", "x", "--connect-timeout", "-1")
+    assert code == 2 and err.splitlines() == [
+        "error: missing argument 'SET'",
+        "  try: clusterctl exec -h",
+        "error: missing argument '-- CMD...'",
+        "  try: clusterctl exec -h",
+        "error: --timeout: 'x' is not a number",
+        "  try: clusterctl exec -h",
+        "error: --fanout: 0 is out of range",
+        "  try: use 1 or more",
+        "error: --connect-timeout: -1.0 is out of range",
+        "  try: use 0.01 or more",
+    ]
+    code, _, err = command_line("checkpoint", "diff")
+    assert code == 2 and err.count("error: ") == 1
+    code, _, err = command_line("generate", "--temperature", "nan", "--top-p", "inf")
+    assert code == 2 and "--temperature: nan is not" in err and "--top-p: inf is not" in err
+
+
 def test_the_limits_of_samplings_are_the_trainers() -> None:
     defaults = DrawingOptions()
     checked = LIMITS.keys() - {"samples", "max_tokens"}
