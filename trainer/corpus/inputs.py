@@ -105,9 +105,9 @@ def find_inputs(names: Sequence[str], kind: str = "") -> list[Input]:
     faults: list[str] = []
     for name in names:
         some = list(_named(name))
-        faults += (
-            [] if some else [f"{name}: no such file" + (", and no match" if glob.has_magic(name) else "")]
-        )
+        if not some:
+            problem = "no such file, and no match" if glob.has_magic(name) else "no such file"
+            faults.append(f"{name}: {'a folder without files' if Path(name).is_dir() else problem}")
         for path in some:
             try:
                 found.append(Input(path, kind or kind_of(path)))

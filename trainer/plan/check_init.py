@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from trainer.config.same_model import init_faults
 from trainer.errors import Fault, TrainerError
+from trainer.files import first_of
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 SOURCE = "train.init.source"
-# Missing files that a fault names.
-FEW = 3
 
 
 def check_init(
@@ -44,10 +43,8 @@ def check_init(
         ], []
     lacks, notes = [], [f"train.init: begins with the weights of {source.folder}"]
     if incomplete:
-        names = ", ".join(incomplete.missing[:FEW])
-        more = f" and {len(incomplete.missing) - FEW} more" if len(incomplete.missing) > FEW else ""
         count = f"{len(incomplete.missing)} of {incomplete.count} files missing or incomplete"
-        problem = f"{incomplete.folder}: {count}: {names}{more}"
+        problem = f"{incomplete.folder}: {count}: {first_of(incomplete.missing)}"
         if nodes == 1 or (data is not None and path.resolve().is_relative_to(data.resolve())):
             lacks = [Fault(SOURCE, problem, "copy the whole folder, or name another checkpoint")]
         else:

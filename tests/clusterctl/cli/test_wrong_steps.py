@@ -141,6 +141,37 @@ def test_a_wrong_command_line_names_the_word_and_a_remedy(
     assert_place_and_remedy(code, err, place, folder)
 
 
+def test_every_wrong_word_of_a_data_build_is_named(folder: Path, command_line: Run) -> None:
+    words = ("data", "build", "--tokenizer", "nosuch", "--output", "job.yaml/x")
+    for wrong, lines in (
+        (
+            ("--workers", "z", "--min-confidence", "y", "--input", "a", "--nope"),
+            [
+                "--workers: 'z' is not a whole number",
+                "--min-confidence: 'y' is not a number",
+                "unrecognized arguments: --nope",
+            ],
+        ),
+        (
+            ("--input", "hollow", "--input", "gone", "--workers", "-1"),
+            [
+                "--output job.yaml/x: job.yaml is a file, not a folder",
+                "--workers -1: is less than 0",
+                "hollow: a folder without files",
+                "gone: no such file",
+                "nosuch: no such tokenizer",
+            ],
+        ),
+    ):
+        (folder / "hollow").mkdir(exist_ok=True)
+        code, _, err = command_line(*words, *wrong)
+        shown = err.splitlines()
+        assert code == 2 and [line for line in shown if line[0] != " "] == [
+            f"error: {line}" for line in lines
+        ]
+        assert "clusterctl data build --help" in err
+
+
 def test_every_wrong_word_of_a_wheelhouse_is_named(folder: Path, command_line: Run) -> None:
     wrong = ("--extra nosuch", "--python-version 2.7", "--platform x", "--platform y", "--find-links nosuch")
     code, _, err = command_line("nodes", "wheelhouse", "a.txt", "b.txt", "", *" ".join(wrong).split())
