@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -89,6 +90,16 @@ def test_push_and_pull_say_what_moved_and_dry_run_moves_nothing(run: Run, tmp_pa
     assert "unchanged" in run("push", "src", dest, "-n", "node1")[1]
     code, _, _ = run("pull", dest, "home", "-n", "node1")
     assert code == 0 and (tmp_path / "home" / "node1" / "dest" / "code.py").read_text() == "print()"
+
+
+def test_odd_names_and_files_are_shown_in_one_line_or_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a\nb").write_text("x")
+    code, out, _ = run("push", "src", str(tmp_path / "dest"), "-n", "node1", "--dry-run")
+    assert code == 0 and out.split() == ["1", "a\\x0ab"]
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = run("push", "pipe", str(tmp_path / "dest"), "-n", "node1")
+    assert code == 2 and "pipe: neither a file nor a folder" in err
 
 
 def test_mistakes_end_with_2_and_a_failed_transfer_with_4(run: Run, tmp_path: Path) -> None:
