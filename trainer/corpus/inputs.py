@@ -159,7 +159,11 @@ def kind_of(name: str) -> str:
     if endings and endings[-1] in ENDINGS:
         return ENDINGS[endings[-1]]
     with closing(open_stream(name, InputDigest(name))) as stream:
-        return sniffed(read_some(stream, SNIFFED, name))
+        head = read_some(stream, SNIFFED, name)
+    kind = sniffed(head)
+    if kind == "text" and b"\0" in head:
+        raise DataError(f"{name}: binary data, such as a .bin of tokens; --format text reads it all the same")
+    return kind
 
 
 def sniffed(head: bytes) -> str:
