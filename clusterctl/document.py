@@ -225,8 +225,9 @@ class _Builder:
             return self.refuse(node, f"the tag {node.tag} is not allowed here", "write a plain value")
         if text in _CONSTANTS:
             return _CONSTANTS[text]
-        if _INT.match(text) and len(text) < 20:
-            return int(text)
+        if _INT.match(text):
+            # A longer one is no number of any key, and a text such as an account keeps its digits.
+            return int(text) if len(text) < 20 else text
         if _FLOAT.match(text) and len(text) < 40:
             number = float(text)
             return (

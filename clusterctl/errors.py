@@ -165,13 +165,19 @@ class LinkLost(NodeError):
 class NodesFailed(NodeError):
     """Several nodes cannot be used, or some cannot and others failed; each with its reason."""
 
-    def __init__(self, unreachable: Sequence[NodeError], failed: Sequence[ClusterctlError] = ()) -> None:
+    def __init__(
+        self,
+        unreachable: Sequence[NodeError],
+        failed: Sequence[ClusterctlError] = (),
+        shown: Sequence[ClusterctlError] = (),
+    ) -> None:
+        """`shown` replaces the errors in the message: nodes with the same reason share one."""
         self.errors = (*unreachable, *failed)
         names = ", ".join(error.node for error in unreachable)
         ClusterctlError.__init__(
             self,
-            "\n".join(error.message for error in self.errors),
-            "\n".join(dict.fromkeys(error.hint for error in self.errors if error.hint)),
+            "\n".join(error.message for error in shown or self.errors),
+            "\n".join(dict.fromkeys(error.hint for error in shown or self.errors if error.hint)),
         )
         self.node = names
         self.reason = self.message

@@ -146,6 +146,10 @@ def _show(answer: object) -> None:
     sys.stdout.write(json.dumps(answer, indent=2) + "\n")
 
 
+# Types of an option's value, in words.
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+
+
 class _Formatter(argparse.HelpFormatter):
     """A format of help texts that marks required options."""
 
@@ -165,9 +169,27 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**more, formatter_class=_Formatter, add_help=False)
         self._positionals.title, self._optionals.title = "Arguments", "Options"
         self.add_argument("-h", "--help", action="help", help="Show this message and exit.")
+        self._wrong: list[str] = []
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Return the value of a word; remember a wrong one, so that all are reported together."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            name, kind = "/".join(action.option_strings), NUMBERS.get(action.type)
+            self._wrong.append(f"{name}: {arg_string!r} is not {kind}" if name and kind else str(error))
+            return action.default
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words; report all that cannot be read."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if self._wrong or unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" if unknown else self._wrong.pop())
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"error: {message.removeprefix('argument ')}\n  try: {self.prog} --help\n")
+        lines = [f"error: {text.removeprefix('argument ')}\n" for text in (*self._wrong, message)]
+        sys.stderr.write("".join(lines) + f"  try: {self.prog} --help\n")
         sys.exit(InputError.exit_code)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from native.text import json_lines
@@ -24,6 +24,12 @@ def replace_file(path: Path, content: bytes) -> None:
     finally:
         aside.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def first_of(names: Sequence[str], count: int = 3) -> str:
+    """Return the first names, and how many more there are, for a message."""
+    more = f" and {len(names) - count:,} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more
 
 
 def open_lines(path: Path) -> int:

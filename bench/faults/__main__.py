@@ -18,12 +18,14 @@ import argparse
 import json
 import queue
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from bench.faults.draw import (
     draw_interrupts,
     names,
 )
-from bench.faults.field import Lane, Scanner
+from bench.faults.field import Lane, Scanner, end_nodes
 from bench.faults.judge import (
     Story,
     figures,
@@ -43,6 +45,7 @@ from bench.faults.judge import (
 from bench.faults.play import NotPlayed, Play
 from bench.faults.seen import as_json
 from bench.field import take_signals
+from clusterctl.errors import ClusterctlError
 from clusterctl.sandbox import demo, namespaces
 from native.compiled import build, library
 
@@ -69,27 +72,51 @@ class Campaign:
         self.data = make_data(folder) if any(fault.real for fault in faults) else None
         self.scanner = Scanner()
         self.lanes = min(lanes, len(faults))
+        self.ended = [threading.Event() for _ in range(self.lanes)]
         self.began = time.monotonic()
 
     def play(self) -> list[Story]:
         """Play all faults; an interrupt ends the campaign after cleaning up."""
         threads = [threading.Thread(target=self._lane, args=(number,)) for number in range(self.lanes)]
-        for thread in threads:
-            thread.start()
         try:
             for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)
+                thread.start()
+            self._wait(threads)
         except KeyboardInterrupt:
-            self.closed.set()
             log("ending: running faults are cleaned up first")
-            for thread in threads:
-                thread.join()
-        self.scanner.close()
+        finally:
+            with interrupts_wait():
+                self.closed.set()
+                self._wait(threads)
+                self._end_nodes()
+                self.scanner.close()
         return self.stories
 
+    def _wait(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait until the lanes that were started have ended.
+
+        Before Python 3.13, a `join` that Ctrl-C interrupts marks a running thread as ended.
+        """
+        for thread, ended in zip(threads, self.ended, strict=True):
+            while thread.ident is not None and not ended.wait(0.2):
+                pass
+
+    def _end_nodes(self) -> None:
+        """End nodes that are left of any lane."""
+        for number in range(self.lanes):
+            # A terminal sends Ctrl-C also to the programs with which a lane ends its nodes.
+            try:
+                end_nodes(self.folder / f"l{number}")
+            except ClusterctlError as error:
+                self.problems.append(f"lane {number} is still up: {error}")
+
     def _lane(self, number: int) -> None:
-        folder = self.folder / f"l{number}"
+        try:
+            self._play_in(self.folder / f"l{number}")
+        finally:
+            self.ended[number].set()
+
+    def _play_in(self, folder: Path) -> None:
         folder.mkdir()
         lane = Lane(folder)
         try:
@@ -158,6 +185,19 @@ def make_data(folder: Path) -> Path:
     demo.train_tokenizer(corpus, target / "tokenizer.json", 512)
     demo.build_data(corpus, target / "tokenizer.json", target / "text_document")
     return target
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Answer Ctrl-C and other requests to end with a line: the block is not interrupted."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    answer = "still cleaning up: this takes up to a minute"
+    before = {number: signal.signal(number, lambda *_: log(answer)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def build_library() -> None:
@@ -289,6 +329,7 @@ def main() -> int:
             log(f"the embedded trainer has no library, so its faults cannot be judged: {reason}")
             return 2
     take_signals()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="faults-", dir="/var/tmp"))
     folder.mkdir(exist_ok=True)
     campaign = Campaign(faults, folder, options.lanes, keep=options.keep, results=options.results)

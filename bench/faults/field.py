@@ -116,6 +116,11 @@ def is_dead(pid: int) -> bool:
     return True
 
 
+def end_nodes(folder: Path) -> None:
+    """End the nodes of a lane's folder, also those that were started incompletely; do nothing if there are none."""
+    sandbox_cluster.down(folder / "s")
+
+
 class Lane:
     """Three nodes for one run at a time, with one fault."""
 
@@ -133,7 +138,7 @@ class Lane:
         self.shared.mkdir()
 
     def close(self) -> None:
-        sandbox_cluster.down(self.folder / "s")
+        end_nodes(self.folder)
 
     # -- a node as its machine sees it
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from clusterctl.checks.answers import CommandResult, Commands, Knock, NodeAnswers, OpenedPort
-from clusterctl.checks.node import MAX_SKEW, versions
+from clusterctl.checks.node import MAX_SKEW, address_remedy, versions
 from clusterctl.checks.query import Question, tool_paths
 from clusterctl.errors import ClusterctlError
 from clusterctl.finding import Finding
@@ -92,10 +92,11 @@ def _reached(master: Node, port: int, reply: Mapping[str, Knock]) -> Iterator[Fi
         if not entry.reached:
             groups.setdefault(entry.reason, []).append(name)
     where = f"{master.name} at {master.address}, port {port}"
+    firewalls = (
+        "open all ports between the nodes in their firewalls; `address` must be reachable from the others"
+    )
     for reason, names in groups.items():
-        remedy = (
-            "open all ports between the nodes in their firewalls; `address` must be reachable from the others"
-        )
+        remedy = address_remedy(master) if master.name in names else firewalls
         fix = f"python3 -c \"import socket; socket.create_connection(('{master.address}', {port}), 3)\""
         yield Finding(
             "bad", nodeset.fold(names), f"can't reach {where}: {reason}", remedy, "master-port", fix

@@ -148,8 +148,7 @@ def address(reply: NodeAnswers) -> Iterator[Finding]:
     node, own, present = reply.node, reply.found.place, reply.found.interfaces
     if own.ip is None:
         text = f"does not know its own address {node.address}: {own.reason}"
-        remedy = "write a number as `address` in the inventory, or correct /etc/hosts there"
-        yield Finding("bad", node.name, text, remedy, "address")
+        yield Finding("bad", node.name, text, address_remedy(node), "address")
     elif not own.own:
         text = f"{node.address} is not an address of this node: a master there can't be bound to it"
         remedy = "write the address of the interface that all nodes share as `address` in the inventory"
@@ -165,6 +164,16 @@ def address(reply: NodeAnswers) -> Iterator[Finding]:
         text = f"{node.address} is on {own.interface}, and `interface` says {node.interface}"
         remedy = "ranks would meet on one network and exchange data on the other: correct one of them in the inventory"
         yield Finding("warning", node.name, text, remedy, "interface")
+
+
+def address_remedy(node: Node) -> str:
+    """Return what to do about a node that cannot use its own address."""
+    if node.host == "local":
+        return (
+            "write `address: 127.0.0.1` in the inventory, which is enough for runs on this machine alone; for runs "
+            "with other nodes, the address at which they reach it"
+        )
+    return "write a number as `address` in the inventory, or correct /etc/hosts there"
 
 
 def ports(reply: NodeAnswers) -> Iterator[Finding]:

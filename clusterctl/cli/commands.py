@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -242,6 +242,22 @@ def wrong_words(error: Exception, ctx: Any) -> Exception:
     return UsageError(text.rstrip("."), f"{ctx.command_path} -h")
 
 
+def _require_finite(params: Mapping[str, object]) -> None:
+    """Raise InputFaults for each number of a command line that is infinite or not a number."""
+    wrong = {
+        name: value for name, value in params.items() if isinstance(value, float) and not math.isfinite(value)
+    }
+    if wrong:
+        from clusterctl.errors import Fault, InputFaults
+
+        problem, remedy = "is not a number that can be used", "use a finite number"
+        faults = [
+            Fault(f"--{name.replace('_', '-')}", f"{value} {problem}", remedy)
+            for name, value in wrong.items()
+        ]
+        raise InputFaults(faults)
+
+
 def _limits(parameter: Any) -> str:
     """Return which numbers an option takes, in words."""
     least, most = parameter.type.min, parameter.type.max
@@ -263,16 +279,13 @@ class WithExamples:
         typed = list(args)
         try:
             rest = super().parse_args(ctx, args)  # type: ignore[misc]
-            for name, value in ctx.params.items():
-                if isinstance(value, float) and not math.isfinite(value):
-                    option = "--" + name.replace("_", "-")
-                    raise typer.BadParameter(f"{option}: {value} is not a number that can be used", ctx)
+            _require_finite(ctx.params)
             return rest
         except WRONG_WORDS as error:
             option = getattr(error, "option_name", "")
             unknown = option and type(error).__name__ == "NoSuchOption"
             if not unknown or self.key not in COMMANDS_OF_USERS or "--" in typed:
-                raise wrong_words(error, ctx) from None
+                raise self._all_wrong(error, ctx, typed) from None
             import shlex
 
             from clusterctl.errors import UsageError
@@ -287,6 +300,23 @@ class WithExamples:
                 f"{option} is not an option of `clusterctl {self.key}`",
                 f"if it belongs to your command, write -- before the command: {example}",
             ) from None
+
+    def _all_wrong(self, first: Exception, ctx: Any, typed: list[str]) -> Exception:
+        """Return the error of a command line; if it is about a value, with the errors of all other values."""
+        if getattr(first, "param", None) is None:
+            return wrong_words(first, ctx)
+        from clusterctl.errors import InputFaults, UsageError, faults_of
+
+        given, rest, _ = self.make_parser(ctx).parse_args(args=list(typed))  # type: ignore[attr-defined]
+        found = []
+        for param in self.get_params(ctx):
+            try:
+                param.handle_parse_result(ctx, given, rest)
+            except WRONG_WORDS as error:
+                wrong = wrong_words(error, ctx)
+                found += faults_of(wrong) if isinstance(wrong, UsageError) else []
+        found = list(dict.fromkeys(found))
+        return InputFaults(found) if len(found) > 1 else wrong_words(first, ctx)
 
     def _options_before(self, args: list[str]) -> int:
         """Return how many words are options of this command, and their values, before the first other word."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.errors import Collected, Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.addresses import address_fault, same_place
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FORMATS = ("deepspeed", "openmpi", "mpich")
 MAX_BYTES = 16 << 20
 MAX_SLOTS = 4096
+# Unknown words of a line that an error shows.
+MOST_WORDS = 3
 
 _HOST = re.compile(r"(?:([A-Za-z_][A-Za-z0-9._-]*)@)?([A-Za-z0-9][A-Za-z0-9._:%-]*)\Z")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*\Z")
@@ -134,13 +136,14 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
 def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
     """Return the entries and the faults in the text of a hostfile."""
     entries: list[Entry] = []
+    nodes: list[Entry] = []
     faults: list[Fault] = []
     for number, line in lines(text):
-        try:
-            entries.append(_entry(line, number))
-        except UsageError as error:
-            faults.append(Fault(f"{source}:{number}", error.message, error.hint))
-    faults += twice(entries, source)
+        entry, errors = _entry(line, number)
+        faults += [Fault(f"{source}:{number}", error.message, error.hint) for error in errors]
+        nodes += [entry] if entry else []
+        entries += [entry] if entry and not errors else []
+    faults += twice(nodes, source)
     faults += _mixture(entries, source)
     if not entries and not faults:
         faults.append(Fault(source, "lists no nodes", "one line for each node, as in `10.0.0.1 slots=8`"))
@@ -186,19 +189,23 @@ def dialect(entries: Sequence[Entry]) -> str:
     return "deepspeed" if all(plain) else "openmpi" if any(plain) else "names"
 
 
-def _entry(line: str, number: int) -> Entry:
+def _entry(line: str, number: int) -> tuple[Entry | None, list[UsageError]]:
+    """Return the node of a line, None if its name is none, and all errors of the line."""
     name, *fields = line.split()
-    found: dict[str, int] = {}
+    errors, found, unexpected = Collected(), dict[str, int](), list[str]()
     # One colon only: an IPv6 address has more.
     mpich_form = re.fullmatch(r"([^:]+):([^:]*)", name)
     if mpich_form:
-        name, found["slots"] = mpich_form[1], _slots(mpich_form[2], "slots")
+        name, found["slots"] = mpich_form[1], 1
+        with errors:
+            found["slots"] = _slots(mpich_form[2], "slots")
     host = _HOST.match(name)
-    if not host:
-        raise _no_host(name)
-    if fault := address_fault(host[2]):
-        raise UsageError(fault, "as in 10.0.0.1 or fd00::1, or a name")
-    user: str | None = host[1]
+    with errors:
+        if not host:
+            raise _no_host(name)
+        if fault := address_fault(host[2]):
+            raise UsageError(fault, "as in 10.0.0.1 or fd00::1, or a name")
+    user: str | None = host[1] if host else None
     form = "colon" if mpich_form else ""
     for word in fields:
         key, equals, value = word.partition("=")
@@ -207,18 +214,30 @@ def _entry(line: str, number: int) -> Entry:
             # MPICH's, which may have no count.
             user, form = value, "colon"
         elif not equals or key not in ("slots", "max_slots") or (form and not mpich_form):
-            raise UsageError(f"unexpected {word[:80]!r}", _word_hint(key, equals))
-        elif key in found:
-            raise UsageError(f"{key.replace('_', ' ')} are repeated", "`10.0.0.1 slots=8` or `10.0.0.1:8`")
+            unexpected.append(word)
         else:
-            found[key] = _slots(value, key)
+            with errors:
+                if key in found:
+                    problem = f"{key.replace('_', ' ')} are repeated"
+                    raise UsageError(problem, "`10.0.0.1 slots=8` or `10.0.0.1:8`")
+                found[key] = 1
+                found[key] = _slots(value, key)
+    if unexpected:
+        errors.errors.append(_unexpected(unexpected))
     slots, most = found.get("slots"), found.get("max_slots")
-    if most is not None and slots is not None and most < slots:
-        raise UsageError(
-            f"max_slots={most} is less than slots={slots}", f"max_slots={slots}, or leave it out"
-        )
+    if most is not None and slots is not None and most < slots and not errors.errors:
+        hint = f"max_slots={slots}, or leave it out"
+        errors.errors.append(UsageError(f"max_slots={most} is less than slots={slots}", hint))
     form = form or ("slots" if found else "")
-    return Entry(host[2], slots, user, number, most, form=form)
+    return Entry(host[2], slots, user, number, most, form=form) if host else None, errors.errors
+
+
+def _unexpected(words: Sequence[str]) -> UsageError:
+    """Return the error of all words of a line that are not known: `slots = 8` is one error, not three."""
+    key, equals, _ = words[0].partition("=")
+    more = f" and {len(words) - MOST_WORDS} more words" if len(words) > MOST_WORDS else ""
+    shown = ", ".join(repr(word[:80]) for word in words[:MOST_WORDS])
+    return UsageError(f"unexpected {shown}{more}", _word_hint(key.replace("-", "_"), equals))
 
 
 def _no_host(name: str) -> UsageError:

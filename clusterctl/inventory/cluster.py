@@ -40,7 +40,7 @@ class Node:
 
     name: str
     host: str
-    """Host name or address for SSH. Default: the name of the node."""
+    """Host name or address for SSH; `local` is this machine, without SSH. Default: the name of the node."""
     address: str
     """Address that the other nodes and the ranks use. Default: `host`."""
     port: int = 22

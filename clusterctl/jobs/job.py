@@ -161,7 +161,13 @@ def load(
     job = _read(top, path)
     require_files(top, job.setup, job.code)
     top.done({key: f"`{key}:` belongs under `train:`" for key in TRAIN_KEYS})
-    if bool(job.command) == (job.train is not None):
+    # One that cannot be read has its own error.
+    unread = any(fault.where.rpartition(" ")[2].startswith(("command", "train")) for fault in top.faults)
+    if (
+        bool(job.command) == (job.train is not None)
+        and not unread
+        and isinstance(document.value, dict | None)
+    ):
         top.fault(
             "",
             "a job has either a `command` or a `train` part",

@@ -21,6 +21,7 @@ from clusterctl.jobs import launchers, placeholders
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.jobs.job import Job, devices_on, rank_table_wanted
 from clusterctl.jobs.parts.interconnect import network_faults
+from clusterctl.jobs.parts.notify import program_problem
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_faults, saving_of
 from clusterctl.jobs.parts.table_problems import table_problems
@@ -35,7 +36,8 @@ Problem = tuple[Key, str, str]
 def check(job: Job, cluster: Cluster) -> TrainSummary | None:
     """Check a job against its nodes before anything starts; return the trainer's summary, None for a command.
 
-    Raise InputFaults with all errors.
+    Raise InputFaults with all errors. The program of `notify` must be on this machine: remove `notify` from the job if
+    the controller of the run will be on another machine.
     """
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
     in_train = list(_placeholder_problems(job, {"train": job.train}, placeholders.OF_NODE))
@@ -55,7 +57,9 @@ def check(job: Job, cluster: Cluster) -> TrainSummary | None:
 def check_without_nodes(job: Job) -> list[Fault]:
     """Return the errors of a job's training that do not depend on its nodes, for a job whose nodes are wrong."""
     problems = list(_placeholder_problems(job, {"train": job.train}, placeholders.OF_NODE))
-    if job.train is not None and not problems:
+    in_train = bool(problems)
+    problems += _notify_problems(job)
+    if job.train is not None and not in_train:
         # Errors that depend on the number of ranks differ between the two numbers, and are dropped.
         few, many = (check_train(job, world).faults for world in (1, 8))
         problems += _train_problems(fault for fault in few if fault in many)
@@ -76,6 +80,7 @@ def _problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
     parts = {"command": job.command, "env": job.env} if job.document else {}
     yield from _placeholder_problems(job, parts, placeholders.OF_RANK)
     yield from _command_problems(job, cluster)
+    yield from _notify_problems(job)
     if file := file_of(job.rank_table):
         places = [(node, devices_on(job, node)) for node in cluster.nodes]
         for problem, remedy in table_problems(file, places):
@@ -100,6 +105,11 @@ def _problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
         )
     for key, problem, remedy in network_faults(job.network, cluster):
         yield ("network", key), problem, remedy
+
+
+def _notify_problems(job: Job) -> Iterator[Problem]:
+    if problem := program_problem(job.notify):
+        yield ("notify",), *problem
 
 
 def _placeholder_problems(job: Job, parts: Mapping[str, object], known: tuple[str, ...]) -> Iterator[Problem]:
@@ -194,6 +204,7 @@ def check_train(job: Job, world: int, reported: str | None = None) -> TrainCheck
         "name": job.name,
         "base_dir": str(Path(job.source).parent.resolve()),
         "check_data": job.data is not None and job.data.is_dir(),
+        "data": str(job.data) if job.data else None,
     }
     return ask_trainer(read_check, ["check"], json.dumps(question))
 

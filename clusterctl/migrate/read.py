@@ -48,6 +48,8 @@ class Found:
     """Keys of the job that the program sets where an option is left out."""
     name: str = ""
     notes: list[str] = field(default_factory=list)
+    choice: str = ""
+    """Of several trainings in a script: which one this is, and which are skipped."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,24 @@ FAMILIES = (
 )
 LAUNCHER = Family("launcher", "", (), (launchers.OPTIONS,))
 KNOWN = ", ".join(name for family in FAMILIES for name in family.programs[:1])
+# Programs that do not start those which they name.
+NO_STARTERS = (
+    "echo",
+    "printf",
+    "cd",
+    "cp",
+    "mv",
+    "ln",
+    "ls",
+    "cat",
+    "chmod",
+    "rm",
+    "test",
+    "[",
+    "[[",
+    "grep",
+    "sed",
+)
 # run_distribute.sh TABLE CONFIG RANGE MODE SIZE
 POSITIONS = ("RANK_TABLE_FILE", "CONFIG_PATH", "DEVICE_RANGE", "RUN_MODE", "RANK_SIZE")
 
@@ -120,25 +140,40 @@ def _text(path: Path) -> str:
 
 
 def _from_commands(found: Sequence[Command], source: str, path: Path) -> Found:
-    """Return the training that the last command with a known program starts."""
-    for command in reversed(found):
-        start = _program(command.words)
-        if start is not None:
-            family, at = start
-            return _parsed(family, command.words, at, source, path)
-    for command in reversed(found):
-        names = [word.text.partition("=")[0] for word in command.words if word.text.startswith("--")]
-        family = max(FAMILIES, key=lambda each: sum(each.option(name) is not None for name in names))
-        known = sum(family.option(name) is not None for name in names)
-        if known >= 3:
-            first = next(i for i, word in enumerate(command.words) if word.text.startswith("--"))
-            return _parsed(family, command.words, first - 1, source, path)
+    """Return the training that the last command with a known program starts; `choice` names the others."""
+    place = str(path) if path.name else "the command"
+    starts = [(command.words, *start) for command in found if (start := _program(command.words))]
+    starts = starts or [(command.words, *start) for command in found if (start := _by_options(command.words))]
+    if starts:
+        words, family, at = starts[-1]
+        result = _parsed(family, words, at, source, path)
+        if len(starts) > 1:
+            *skipped, taken = [_place_of(words, at) for words, _, at in starts]
+            result.choice = f"{place}: took {taken}; skipped {', '.join(skipped)}"
+        return result
     script = next((word.text for each in found for word in each.words if word.text.endswith(".sh")), "")
     remedy = f"to read a script, name it alone: --from {script}; " if script and not path.name else ""
     raise UsageError(f"{source}: there is no training of a known program", f"{remedy}known programs: {KNOWN}")
 
 
+def _place_of(words: Sequence[Word], at: int) -> str:
+    """Return `line 3 (pretrain_gpt.py)` for a command and the place of its program."""
+    return f"line {words[0].line} ({words[at].text})" if at >= 0 else f"line {words[0].line}"
+
+
+def _by_options(words: Sequence[Word]) -> tuple[Family, int] | None:
+    """Return the family that knows most of a command's options, if it knows three, and the place before the first."""
+    names = [word.text.partition("=")[0] for word in words if word.text.startswith("--")]
+    family = max(FAMILIES, key=lambda each: sum(each.option(name) is not None for name in names))
+    if sum(family.option(name) is not None for name in names) < 3:
+        return None
+    return family, next(at for at, word in enumerate(words) if word.text.startswith("--")) - 1
+
+
 def _program(words: Sequence[Word]) -> tuple[Family, int] | None:
+    """Return the family of the known program in a command, and its place; None if the command only names it."""
+    if words and words[0].text in NO_STARTERS:
+        return None
     for at, word in enumerate(words):
         for family in FAMILIES:
             if any(word.text == name or word.text.endswith(f"/{name}") for name in family.programs):

@@ -106,7 +106,7 @@ def imagined(options: KubernetesOptions) -> Cluster:
 
 def for_pods(job: Job) -> Job:
     """Return a job without the settings that the platform decides."""
-    return replace(job, nodes=None, restart=None)
+    return replace(job, nodes=None, restart=None, notify="")
 
 
 def _at(job: Job, key: tuple[str, ...], problem: str, remedy: str) -> Fault:

@@ -161,18 +161,23 @@ class Target:
         return [word for folder in self.find_links for word in ("--find-links", folder)]
 
 
-def check_target(python: str, platforms: Iterable[str], find_links: Iterable[Path]) -> None:
-    """Raise a UsageError for a version, platform or folder that pip would take and then find nothing for."""
-    if python and not re.fullmatch(r"3(\.\d+){1,2}", python):
-        raise UsageError(f"--python-version {python}: not a version of Python 3", "as in 3.11")
-    for platform in platforms:
-        if not re.fullmatch(r"(many|musl)?linux\d*(_\d+_\d+)?_\w+", platform):
-            raise UsageError(
-                f"--platform {platform}: not a platform of Linux", "as in manylinux_2_28_aarch64"
-            )
-    for folder in find_links:
-        if not folder.is_dir():
-            raise UsageError(f"--find-links {folder}: no such folder", "name a folder with wheels")
+def check_target(target: Target) -> None:
+    """Raise InputFaults for each version, platform or folder that pip would take and then find nothing for."""
+    faults = []
+    if target.python and not re.fullmatch(r"3(\.\d+){1,2}", target.python):
+        faults.append(Fault(f"--python-version {target.python}", "not a version of Python 3", "as in 3.11"))
+    faults += [
+        Fault(f"--platform {platform}", "not a platform of Linux", "as in manylinux_2_28_aarch64")
+        for platform in target.platforms
+        if not re.fullmatch(r"(many|musl)?linux\d*(_\d+_\d+)?_\w+", platform)
+    ]
+    faults += [
+        Fault(f"--find-links {folder}", "no such folder", "name a folder with wheels")
+        for folder in target.find_links
+        if not Path(folder).is_dir()
+    ]
+    if faults:
+        raise InputFaults(faults)
 
 
 def older_tags(platform: str) -> list[str]:
@@ -231,7 +236,10 @@ def make_wheelhouse(
 
     `requirements` are arguments of pip: `-r FILE`, or `NAME`. Wheels that are there already are not fetched again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UsageError(f"{folder}: {problem.strerror}", "name another folder: -o") from None
     # Wheels that an earlier call built stay the same, and so does the lock file.
     target = replace(target, find_links=(*target.find_links, str(folder)))
     for requirement in target.built:

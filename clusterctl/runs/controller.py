@@ -315,7 +315,9 @@ class Control:
 
         def fits(nodes: Sequence[Node]) -> bool:
             try:
-                job_check.check(self.job, replace(cluster, nodes=tuple(nodes)))
+                # A command of `notify` that is gone meanwhile is no reason against a node.
+                job = replace(self.job, notify="")
+                job_check.check(job, replace(cluster, nodes=tuple(nodes)))
             except InputFaults:
                 return False
             return bool(nodes)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, NodesFailed, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.transport.connection import END_LIMIT, Connection
+from clusterctl.transport.failures import fold_failures
 from clusterctl.transport.open_files import too_many
 
 if TYPE_CHECKING:
@@ -266,30 +267,14 @@ def raise_failures(outcomes: Sequence[Outcome[Any]]) -> None:
     Unreachable nodes come first and decide the exit code: without them the other results are incomplete.
     """
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if len(errors) == 1:
+        raise errors[0]
     unreachable = [error for error in errors if isinstance(error, NodeError)]
+    failed = [error for error in errors if not isinstance(error, NodeError)]
+    failures = [(outcome.node, outcome.error) for outcome in outcomes if outcome.error is not None]
+    shown = fold_failures(sorted(failures, key=lambda failure: not isinstance(failure[1], NodeError)))
     if unreachable:
-        failed = [error for error in errors if not isinstance(error, NodeError)]
-        raise unreachable[0] if len(errors) == 1 else NodesFailed(unreachable, failed)
-    if errors:
-        hints = "\n".join(dict.fromkeys(error.hint for error in errors if error.hint))
-        raise errors[0] if len(errors) == 1 else WorkFailed("\n".join(_folded(errors)), hints)
-
-
-# Limit of nodes with the same failure that are shown one by one.
-FEW_NODES = 3
-
-
-def _folded(errors: Sequence[ClusterctlError]) -> list[str]:
-    """Return the messages of failed nodes; more than FEW_NODES with the same reason become one message."""
-    from clusterctl.inventory import nodeset
-    from clusterctl.transport.link import RequestFailed
-
-    alike: dict[str, list[str]] = {}
-    for error in errors:
-        if isinstance(error, RequestFailed):
-            alike.setdefault(error.reason, []).append(error.node)
-    many = {reason: names for reason, names in alike.items() if len(names) > FEW_NODES}
-    return [
-        *(f"{nodeset.fold(names)}: {reason}" for reason, names in many.items()),
-        *(e.message for e in errors if not (isinstance(e, RequestFailed) and e.reason in many)),
-    ]
+        raise NodesFailed(unreachable, failed, shown)
+    if failed:
+        hints = "\n".join(dict.fromkeys(error.hint for error in shown if error.hint))
+        raise WorkFailed("\n".join(error.message for error in shown), hints)

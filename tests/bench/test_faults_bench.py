@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +38,7 @@ from bench.faults.judge import (
     table,
 )
 from bench.faults.seen import known_after
+from clusterctl.errors import ClusterctlError
 
 KILLED = Fault(1, "rank killed", RUNNING, 2, 9, 0.1, False)
 
@@ -290,6 +295,41 @@ def test_a_process_that_ended_before_a_busy_machine_struck_is_not_judged(waiting
                 waiting._signal(launch)
         finally:
             launch.kill()
+
+
+def test_ctrl_c_ends_the_nodes_of_every_lane_whatever_happened_to_its_own_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    started = threading.Barrier(3)
+
+    class Lost:
+        """A lane whose own end was interrupted, as by the same Ctrl-C."""
+
+        def __init__(self, folder: Path) -> None:
+            started.wait(30)
+            if folder.name == "l0":
+                raise ClusterctlError("ip was interrupted")
+
+        def close(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+            ended.append("closed")
+            raise ClusterctlError("umount was interrupted")
+
+    monkeypatch.setattr(faults, "Lane", Lost)
+    monkeypatch.setattr(faults, "end_nodes", lambda folder: ended.append(folder.name))
+    monkeypatch.setattr(faults.Campaign, "_one", lambda self, *_: self.closed.wait(30))
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    campaign = faults.Campaign([replace(KILLED, number=number) for number in range(9)], tmp_path, lanes=2)
+
+    def interrupt() -> None:
+        started.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert campaign.play() == [] and ended == ["closed", "l0", "l1"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_library_is_compiled_before_a_fault_of_the_embedded_trainer(

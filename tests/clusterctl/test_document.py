@@ -28,6 +28,8 @@ from clusterctl.errors import InputFaults, UsageError
         ("2026-01-01", "2026-01-01"),
         (".inf", ".inf"),
         ("0x10", "0x10"),
+        # No key takes such a number, and an account keeps its digits.
+        ("12345678901234567890", "12345678901234567890"),
     ],
 )
 def test_a_scalar_is_read_as_a_person_means_it(text: str, value: object) -> None:

@@ -120,6 +120,8 @@ def _read_plain(kind: type, raw: object, key: str, faults: list[Fault]) -> Any:
     remedy = _EXAMPLES[kind]
     if raw is None:
         remedy = "write a value, or leave the key out"
+    elif kind is int and isinstance(raw, str) and re.fullmatch("[-+]?[0-9]{19,}", raw, re.ASCII):
+        remedy = "write a number of at most 18 digits"
     elif kind in (int, float) and isinstance(raw, str) and re.fullmatch("[-+0-9.eE]{1,20}", raw, re.ASCII):
         remedy = "write it as a number, without quotes"
     elif kind is int and isinstance(raw, float) and math.isfinite(raw):

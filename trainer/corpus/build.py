@@ -87,6 +87,9 @@ class Order:
         for ending in (".bin", ".idx"):
             if self.output.name.endswith(ending):
                 faults.append(f"--output {self.output}: is a prefix; {ending} is put after it")
+        above = next((path for path in self.output.parents if path.exists()), None)
+        if above is not None and not above.is_dir():
+            faults.append(f"--output {self.output}: {above} is a file, not a folder")
         for name, value, known in (
             ("--each", self.recipe.each, EACH),
             ("--unit", self.recipe.unit, UNITS),

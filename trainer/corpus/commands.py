@@ -128,6 +128,7 @@ def _inputs(parser: argparse.ArgumentParser) -> None:
     add(
         "--input",
         nargs="+",
+        action="extend",
         required=True,
         metavar="FILE",
         help="JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet or GLM's .lazy; also compressed "

@@ -105,9 +105,9 @@ def find_inputs(names: Sequence[str], kind: str = "") -> list[Input]:
     faults: list[str] = []
     for name in names:
         some = list(_named(name))
-        faults += (
-            [] if some else [f"{name}: no such file" + (", and no match" if glob.has_magic(name) else "")]
-        )
+        if not some:
+            problem = "no such file, and no match" if glob.has_magic(name) else "no such file"
+            faults.append(f"{name}: {'a folder without files' if Path(name).is_dir() else problem}")
         for path in some:
             try:
                 found.append(Input(path, kind or kind_of(path)))
@@ -159,7 +159,11 @@ def kind_of(name: str) -> str:
     if endings and endings[-1] in ENDINGS:
         return ENDINGS[endings[-1]]
     with closing(open_stream(name, InputDigest(name))) as stream:
-        return sniffed(read_some(stream, SNIFFED, name))
+        head = read_some(stream, SNIFFED, name)
+    kind = sniffed(head)
+    if kind == "text" and b"\0" in head:
+        raise DataError(f"{name}: binary data, such as a .bin of tokens; --format text reads it all the same")
+    return kind
 
 
 def sniffed(head: bytes) -> str:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.env import Env
@@ -40,13 +40,11 @@ def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the results and return 0."""
     from trainer.device import open_device
-    from trainer.evaluate.evaluate import Options, Order, Subject, check_task, evaluate
+    from trainer.evaluate.evaluate import Options, Order, Subject, evaluate
     from trainer.parallel.group import Group, leave
 
     tasks = [_task(text, arguments.data) for text in arguments.task]
-    for name, _ in tasks:
-        check_task(name)
-    _check_numbers(arguments)
+    _check(tasks, arguments)
     own = Env.read()
     kind = device_kind(arguments.device) or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, None, deterministic=False)
@@ -74,8 +72,18 @@ def _task(text: str, data: Path | None) -> tuple[str, Path | None]:
     return name, Path(file) if given else data
 
 
-def _check_numbers(arguments: argparse.Namespace) -> None:
-    faults = [
+def _check(tasks: Sequence[tuple[str, Path | None]], arguments: argparse.Namespace) -> None:
+    """Raise one InputError for all unknown tasks, missing files and wrong numbers, before the first task starts."""
+    from trainer.evaluate.tasks import TASKS
+
+    unknown = [f"there is no task {name!r}" for name, _ in tasks if name not in TASKS]
+    # A corpus is named without .bin and .idx.
+    absent = [
+        f"{file} does not exist"
+        for _, file in tasks
+        if file is not None and not file.exists() and not Path(f"{file}.idx").exists()
+    ]
+    numbers = [
         f"--{name} is {value}; at least {least} is needed"
         for name, value, least in (
             ("stride", arguments.stride, 1),
@@ -84,8 +92,10 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         )
         if value < least
     ]
-    if faults:
-        raise InputError("\n".join(faults))
+    hints = [f"use one of: {', '.join(TASKS)}"] * bool(unknown)
+    hints += ["name a local file, or a corpus without .bin"] * bool(absent)
+    if unknown or absent or numbers:
+        raise InputError("\n".join([*unknown, *absent, *numbers]), "\n  try: ".join(hints))
 
 
 class _Report:

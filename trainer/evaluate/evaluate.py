@@ -194,10 +194,3 @@ def _score(
     for others in group.gather(own):
         done |= others
     return [done[index] for index in range(len(requests))]
-
-
-def check_task(name: str) -> str:
-    """Return the name of a task; raise an InputError if it is unknown."""
-    if name not in TASKS:
-        raise InputError(f"there is no task {name!r}", f"use one of: {', '.join(TASKS)}")
-    return name

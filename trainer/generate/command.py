@@ -201,7 +201,8 @@ def _prompts(arguments: argparse.Namespace) -> Iterator[Prompt]:
             raise InputError(f"--prompt {at}: {half}")
     given = [*(arguments.prompt or []), *lines] or ([] if arguments.prompts else [""])
     if arguments.prompts and arguments.prompts != "-" and not Path(arguments.prompts).is_file():
-        raise InputError(f"{arguments.prompts}: no such file", "write one prompt per line; - reads stdin")
+        problem = "is a folder" if Path(arguments.prompts).is_dir() else "no such file"
+        raise InputError(f"{arguments.prompts}: {problem}", "write one prompt per line; - reads stdin")
     if arguments.prompts and arguments.prompts != "-":
         _check_prompts(arguments.prompts)
     return _all_prompts(given, arguments.prompts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.same_model import init_faults
 from trainer.errors import Fault, TrainerError
+from trainer.files import first_of
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -16,28 +17,42 @@ if TYPE_CHECKING:
 SOURCE = "train.init.source"
 
 
-def check_init(config: TrainConfig, base: Path) -> tuple[list[Fault], list[str]]:
-    """Return the faults of the source (relative to `base`), and notes; one note says if it is not on this machine."""
+def check_init(
+    config: TrainConfig, base: Path, nodes: int = 1, data: Path | None = None
+) -> tuple[list[Fault], list[str]]:
+    """Return the faults of the source (relative to `base`), and notes; one note says if it is not on this machine.
+
+    Each node may have a part of a checkpoint, unless it is in the folder `data` that all nodes get.
+    """
     if not config.init.source:
         return [], []
     path = base / config.init.source
     if not path.exists():
         return [], [f"train.init: {config.init.source} is not on this machine; the ranks check that it fits"]
     try:
-        from trainer.weights.initial import open_source
+        from trainer.weights.initial import incomplete_source, open_source
     except ImportError as error:
         return [], [f"train.init: not checked here, since {error.name} is not installed; the ranks check it"]
     try:
         source = open_source(path, config.model.heads)
+        incomplete = incomplete_source(path)
     except TrainerError as error:
         hint = "" if "--from" in error.hint else error.hint
         return [
             Fault(SOURCE, error.message, hint or "import it with `clusterctl checkpoint import` first")
         ], []
-    faults = list(init_faults(config.model, source.model, config.init.extend_vocabulary))
+    lacks, notes = [], [f"train.init: begins with the weights of {source.folder}"]
+    if incomplete:
+        count = f"{len(incomplete.missing)} of {incomplete.count} files missing or incomplete"
+        problem = f"{incomplete.folder}: {count}: {first_of(incomplete.missing)}"
+        if nodes == 1 or (data is not None and path.resolve().is_relative_to(data.resolve())):
+            lacks = [Fault(SOURCE, problem, "copy the whole folder, or name another checkpoint")]
+        else:
+            notes = [f"train.init: {problem}; the other nodes must have them"]
+    faults = lacks + list(init_faults(config.model, source.model, config.init.extend_vocabulary))
     if source.tokenizer is not None and config.data.tokenizer:
         faults += tokenizer_faults(base / config.data.tokenizer, source.tokenizer)
-    return faults, [f"train.init: begins with the weights of {source.folder}"]
+    return faults, notes
 
 
 def tokenizer_faults(own: Path, theirs: Path) -> Iterator[Fault]:

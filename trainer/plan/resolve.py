@@ -50,7 +50,10 @@ def plan_config(raw: object, world_size: int, base: Path | None = Path()) -> Pla
     if not isinstance(raw, Mapping):
         return Planned(TrainConfig(), [Fault("train", f"is {type(raw).__name__}; a mapping is needed")])
     config, rest = read_train(raw, faults)
-    if config.tune.task:
+    # What depends on the task cannot be checked without it.
+    wrong_task = any(fault.is_of("tune.task") for fault in faults)
+    tunes = wrong_task or config.tune != TuneConfig()
+    if tunes:
         # Without a corpus, these keys follow from the examples.
         faults[:] = [fault for fault in faults if fault.key not in ("train.steps", "train.data")]
     config = with_steps(config, world_size, rest, base, faults)
@@ -64,12 +67,12 @@ def plan_config(raw: object, world_size: int, base: Path | None = Path()) -> Pla
         config = with_amounts(config, frozenset(rest), faults)
     faults += wrong
     faults += rules.between_keys(config, layout, faults)
-    if config.tune != TuneConfig() and not config.tune.task:
+    if tunes and not config.tune.task and not wrong_task:
         known = "copa, choice, chat, dpo or classify"
         faults.append(Fault("train.tune.task", "missing", f"name one: {known}"))
     if config.tune.task:
         faults += tune_faults(config)
-    else:
+    elif not tunes:
         faults += data_faults(config.data, rest.get("data"), evaluates=config.eval.batches > 0)
     if not any(fault.is_of("model") for fault in faults):
         faults += glm_faults(config)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def check(document: object) -> JsonObject:
     """Return the summary of `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`, or its faults.
 
-    `reported`: the name of the nodes' devices according to the driver's tool.
+    `reported`: the name of the nodes' devices according to the driver's tool. `data`: the folder that all nodes get.
     """
     if not isinstance(document, Mapping):
         return _answer([Fault("", "the document is not a mapping", 'give {"train": {...}, "world_size": 4}')])
@@ -57,7 +57,11 @@ def check(document: object) -> JsonObject:
     if config.init.source and not faults:
         from trainer.plan.check_init import check_init
 
-        init_faults, init_notes = check_init(config, base)
+        nodes = -(-world // hardware_of(config, world).devices_per_node)
+        data = document.get("data")
+        init_faults, init_notes = check_init(
+            config, base, nodes, Path(data) if isinstance(data, str) else None
+        )
         faults += init_faults
         data_notes = [*data_notes, *init_notes]
     whole = None if faults else summary(config, world, uses, found.choice)

@@ -19,6 +19,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import CONFIG, Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
+from trainer.files import first_of
 from trainer.weights.card import model_card
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.families.family import Family
@@ -152,8 +153,13 @@ def _from_shards(folder: Path, index: str, read: Any) -> Iterator[tuple[str, Laz
     names = read_json(folder / index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
         raise CheckpointError(f"{folder / index}: has no weight_map of names to files")
-    shards = {}
-    for file in sorted(set(names.values())):
+    shards, files = {}, sorted(set(names.values()))
+    absent = [file for file in files if not (folder / file).is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{folder}: {len(absent)} of {len(files)} files of {index} are missing: {first_of(absent)}"
+        )
+    for file in files:
         if file != Path(file).name or file in ("", ".", ".."):
             raise CheckpointError(f"{folder / index}: {file!r} is not the name of a file in this folder")
         shards[file] = read(folder / file)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.manifest import MANIFEST
-from trainer.checkpoint.store import TOKENIZER, found, open_checkpoint
+from trainer.checkpoint.store import TOKENIZER, Checkpoint, check_size, found, open_checkpoint
 from trainer.config.model import ModelConfig
 from trainer.env import CHECKPOINT_DIR
 from trainer.errors import CheckpointError
@@ -22,6 +22,17 @@ class Source:
     model: ModelConfig
     tokenizer: Path | None = None
     contents: Contents | None = None
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """A checkpoint of ours that lacks files on this machine."""
+
+    folder: Path
+    missing: tuple[str, ...]
+    """The files that are absent or of another size than was saved."""
+    count: int
+    """Of all its files."""
 
 
 def checkpoints_in(path: Path) -> Path | None:
@@ -42,3 +53,26 @@ def open_source(path: Path, heads: int = 0) -> Source:
     contents = read(path, ImportRequest(heads=heads))
     tokenizer = path / TOKENIZER if path.is_dir() else None
     return Source(path, contents.model, tokenizer if tokenizer and tokenizer.is_file() else None, contents)
+
+
+def incomplete_source(path: Path) -> Incomplete | None:
+    """Return the newest checkpoint at a path if none there has all files; None also for another program's weights."""
+    folder = checkpoints_in(path)
+    newest = None
+    for own in [path] if folder is None else found(folder):
+        if not (own / MANIFEST).is_file():
+            continue
+        checkpoint = open_checkpoint(own)
+        missing = tuple(name for name in checkpoint.files if not _is_whole(checkpoint, name))
+        if not missing:
+            return None
+        newest = newest or Incomplete(own, missing, len(checkpoint.files))
+    return newest
+
+
+def _is_whole(checkpoint: Checkpoint, name: str) -> bool:
+    try:
+        check_size(checkpoint, name)
+    except CheckpointError:
+        return False
+    return True

@@ -307,6 +307,9 @@ def send_tree(request: Request) -> Dict[str, Any]:
 
 def _one_file(path: str) -> tree.Scanned:
     status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        # A device or a pipe may never end.
+        raise Refused("not-found", f"{path} is neither a file nor a folder")
     size, content, table = tree.content_of(path)
     mode = stat.S_IMODE(status.st_mode) & 0o777
     return tree.Scanned([Entry(os.path.basename(path), "f", mode, size, content)], [], table)

@@ -224,6 +224,10 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
     from clusterctl.migrate.data_build import command_text
 
     found = read.read(source)
+    if found.choice:
+        screen.log(
+            f"warning: {found.choice}; for another one, give it alone: --from 'COMMAND'", style="yellow"
+        )
     if found.family == "preprocess":
         screen.write(command_text(found))
         return

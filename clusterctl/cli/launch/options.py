@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.parts.notify import FORMS, problem_of
+from clusterctl.jobs.parts.notify import FORMS, problem_of, program_problem
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
@@ -90,6 +90,8 @@ class JobChanges:
             raise UsageError("--notify is empty", f"give {FORMS}")
         if problem := problem_of(self.notify or ""):
             raise UsageError(f"--notify: {problem}", FORMS)
+        if missing := program_problem(self.notify or ""):
+            raise UsageError(f"--notify: {missing[0]}", missing[1])
         job = replace(job, notify=self.notify) if self.notify else job
         return replace(job, hang_after=_seconds(self.hang_after)) if self.hang_after else job
 

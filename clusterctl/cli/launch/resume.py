@@ -49,14 +49,17 @@ def resume_run(
     if is_complete(found, job, as_json=as_json):
         return
     elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
+    in_slurm = elsewhere is None and is_submitted(found)
+    # A job of Slurm checks `notify` where it starts.
+    checked = replace(job, notify="") if in_slurm else job
     if elsewhere is not None or overrides:
         cluster = elsewhere or cluster
-        job_check.check(job, cluster)
+        job_check.check(checked, cluster)
     if dry_run:
-        show_plan(cluster, job, as_json=as_json, argv=True)
+        show_plan(cluster, checked, as_json=as_json, argv=True)
         show_continuation(found)
         return
-    if elsewhere is None and is_submitted(found):
+    if in_slurm:
         # Slurm chooses the nodes, as it did before.
         submit_again(found, job, as_json=as_json)
         return

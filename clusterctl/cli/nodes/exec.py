@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.settings import load_settings
 from clusterctl.text import plural
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 # The exit code that shells give for a program ended by SIGPIPE.
 OUTPUT_GONE = 141
+# Seconds without another failed node after which failed nodes are reported, although the command still runs on others.
+QUIET = 2.0
+# The same if nodes wait for their turn: a connection may take 10 s to time out, and the next batch as long again.
+QUIET_IN_TURNS = 12.0
 # Seconds before the number of finished nodes is shown.
 PATIENCE = 2.0
 
@@ -254,7 +258,6 @@ class Execution:
         return outcomes
 
     def _on_each(self, run: Work, count: Callable[[], None]) -> list[Outcome[Completed]]:
-        from clusterctl.cli.screen import report_error
         from clusterctl.transport.fanout import on_each
 
         def work(node: Node) -> Completed:
@@ -263,16 +266,19 @@ class Execution:
             finally:
                 self.sink.end(node.name)
 
-        given = set[str]()
+        in_turns = self.fanout < len(self.chosen.names)
+        failures = _Failures(self.chosen.names, QUIET_IN_TURNS if in_turns else QUIET)
 
         def report(outcome: Outcome[Completed]) -> None:
             count()
             self.sink.ended(outcome)
             if outcome.error is not None and not (self.form.json or self.form.json_lines):
-                # Show this immediately, not after the slowest node.
-                report_error(outcome.error, given)
+                failures.add(outcome.node, outcome.error)
 
-        return on_each(self.chosen.nodes, work, fanout=self.fanout, on_outcome=report)
+        try:
+            return on_each(self.chosen.nodes, work, fanout=self.fanout, on_outcome=report)
+        finally:
+            failures.show()
 
     def _show(self, outcomes: list[Outcome[Completed]]) -> None:
         if self.answers is None:
@@ -287,6 +293,42 @@ class Execution:
             _show_folded(groups)
         elif groups:
             _show_differences(groups, self.form.against)
+
+
+class _Failures:
+    """Reports the nodes on which the command did not run: one line for all with the same reason."""
+
+    def __init__(self, names: Sequence[str], quiet: float) -> None:
+        """`quiet`: seconds without another failed node after which those so far are reported."""
+        self._quiet = quiet
+        self._order = {name: index for index, name in enumerate(names)}
+        self._waiting: list[tuple[Node, ClusterctlError]] = []
+        self._change = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._given = set[str]()
+
+    def add(self, node: Node, error: ClusterctlError) -> None:
+        """Report a node with the next ones: at the end of the command, or when no more nodes fail for a while."""
+        with self._change:
+            self._waiting.append((node, error))
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(self._quiet, self.show)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def show(self) -> None:
+        """Report all nodes that were added since the last call."""
+        from clusterctl.cli.screen import report_error
+        from clusterctl.transport.failures import fold_failures
+
+        with self._change:
+            if self._timer is not None:
+                self._timer.cancel()
+            failures, self._waiting = self._waiting, []
+            failures.sort(key=lambda failure: self._order[failure[0].name])
+            for error in fold_failures(failures):
+                report_error(error, self._given)
 
 
 def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:

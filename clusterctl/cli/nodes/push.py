@@ -83,6 +83,8 @@ def push(
     chosen = selection.chosen()
     if not source.exists():
         raise UsageError(f"{source}: no such file or folder", "give the file or folder to push")
+    if not source.is_file() and not source.is_dir():
+        raise UsageError(f"{source}: neither a file nor a folder", "give the file or folder to push")
     _refuse_node_in(node_path, f"clusterctl push {shlex.quote(str(source))} {{path}} -n {{nodes}}")
     if how.image:
         from clusterctl.cli.nodes.push_image import push_image
@@ -278,7 +280,7 @@ def _show_dry_run(
         screen.show_json(value)
         return raise_failures(estimates)
     for file in files:
-        screen.show(screen.safe(f"{file.size:>12,}  {file.path}"))
+        screen.show(screen.safe(f"{file.size:>12,}  {text.escape_controls(file.path)}"))
     screen.log(f"{text.plural(len(files), 'file')}, {source.manifest.size:,} bytes, to {dest}")
     alike: dict[tuple[bool, int, int], list[str]] = {}
     for name, estimate in done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.nodes.fab import choice_of
-from clusterctl.errors import UsageError
+from clusterctl.errors import Collected, Fault, InputFaults, UsageError
 from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.provision.bundle import Bundle, Input
     from clusterctl.provision.lock import Lock
     from clusterctl.provision.setup import Result, Wanted
-    from clusterctl.provision.wheelhouse import Wheelhouse
+    from clusterctl.provision.wheelhouse import Target, Wheelhouse
     from clusterctl.transport.fanout import Outcome
 
 LockFile = Annotated[
@@ -234,14 +234,38 @@ def _is_path(requirement: str) -> bool:
 
 
 def _words_of(requirements: Sequence[str]) -> list[str]:
-    """Return requirements as arguments of pip; refuse what cannot be one."""
-    wrong = [name for name in requirements if name.startswith("-") or not name.strip()]
-    if wrong:
-        raise UsageError(f"{wrong[0]!r} is not a requirement", "name files or packages")
-    absent = [name for name in requirements if _is_path(name) and not Path(name).is_file()]
-    if absent:
-        raise UsageError(f"{absent[0]}: no such file", "name a requirements file, or a package as pip does")
+    """Return requirements as arguments of pip; raise InputFaults for all that cannot be one."""
+    faults = [
+        Fault("", f"{name!r} is not a requirement", "name files or packages")
+        for name in requirements
+        if name.startswith("-") or not name.strip()
+    ]
+    faults += [
+        Fault(name, "no such file", "name a requirements file, or a package as pip does")
+        for name in requirements
+        if _is_path(name) and not Path(name).is_file()
+    ]
+    if faults:
+        raise InputFaults(faults)
     return [word for name in requirements for word in (["-r", name] if Path(name).is_file() else [name])]
+
+
+def _wanted(extra: str | None, requirements: Sequence[str], target: Target) -> tuple[list[str], list[str]]:
+    """Return what an extra requires, and all requirements as arguments of pip; raise all errors, also of a target."""
+    from clusterctl.provision.wheelhouse import check_target, requirements_of_extra
+
+    of_extra, words, errors = list[str](), list[str](), Collected()
+    with errors:
+        of_extra = requirements_of_extra(extra) if extra else []
+    with errors:
+        words = _words_of(requirements)
+    with errors:
+        if not extra and not requirements:
+            raise UsageError("no requirement is named", "name a requirements file, or --extra train")
+    with errors:
+        check_target(target)
+    errors.raise_all()
+    return of_extra, [*words, *of_extra]
 
 
 def wheelhouse(
@@ -283,20 +307,14 @@ def wheelhouse(
         WITHOUT_WHEEL,
         Target,
         built_for,
-        check_target,
         make_wheelhouse,
-        requirements_of_extra,
     )
 
-    of_extra = requirements_of_extra(extra) if extra else []
-    words = [*_words_of(requirements or ()), *of_extra]
-    if not words:
-        raise UsageError("no requirement is named", "name a requirements file, or --extra train")
+    chosen = Target(python_version, tuple(platform or ()), tuple(map(str, find_links or ())))
+    of_extra, words = _wanted(extra, requirements or (), chosen)
     lacking = [name for name in WITHOUT_WHEEL if any(line.startswith(name) for line in of_extra)]
     built = built_for(words, [*lacking, *(build or ())])
-    check_target(python_version, platform or (), find_links or ())
-    target = Target(python_version, tuple(platform or ()), tuple(map(str, find_links or ())), built)
-    lock, count = make_wheelhouse(words, output, target, screen.log)
+    lock, count = make_wheelhouse(words, output, replace(chosen, built=built), screen.log)
     screen.write(f"{output}: {count} wheels; {lock.source} pins {len(lock.pins)} packages\n")
 
 

@@ -95,19 +95,19 @@ def prune(
 
     choice = pruning.Choice(pruning.seconds_of(older_than) if older_than else None, keep)
     folder = options.runs_folder()
-    old = choice.of([(run, pruning.started(run)) for run in all_runs(folder)], time.time())
+    runs = all_runs(folder)
+    old = choice.of([(run, pruning.started(run)) for run in runs], time.time())
     if not dry_run and old and not screen.ask(f"delete {plural(len(old), 'run')} of {folder}?", yes=yes):
         raise UsageError(
             f"{plural(len(old), 'run')} would be deleted", "--yes deletes them, --dry-run lists them"
         )
 
-    verb = "would delete" if dry_run else "deleted"
+    verb, kept = ("would delete", "would keep") if dry_run else ("deleted", "kept")
 
     def report(run: pruning.Pruned) -> None:
         nodes = f" and on {', '.join(run.nodes)}" if run.nodes else ""
-        line = (
-            f"kept {run.run}: {run.kept}" if run.kept else f"{verb} {run.run} ({size(run.size)} here){nodes}"
-        )
+        deleted = f"{verb} {run.run} ({size(run.size)} here){nodes}"
+        line = f"{kept} {run.run}: {run.kept}" if run.kept else deleted
         if not as_json:
             screen.write(escape_controls(line) + "\n")
 
@@ -116,7 +116,7 @@ def prune(
     if as_json:
         screen.show_json({"dry_run": dry_run, "runs": [asdict(run) for run in results]})
     total = f"{plural(len(deleted), 'run')}, {size(sum(run.size for run in deleted))} here"
-    screen.log(f"{verb} {total}; kept {len(results) - len(deleted)}")
+    screen.log(f"{verb} {total}; {kept} {len(runs) - len(deleted)}")
 
 
 def _row(run: RunDir) -> ListedRun:

@@ -59,6 +59,17 @@ def test_all_of_a_node_is_asked_in_two_round_trips_and_its_reach_in_one_more() -
     assert [what for node, what, _ in script.asked if node == "b"] == ["hello", "examine", "knock"]
 
 
+def test_this_machine_without_an_address_is_told_which_one_is_enough() -> None:
+    place = {"ip": None, "own": False, "interface": None, "reason": "unknown"}
+    knock = {"reached": False, "seconds": 0.0, "reason": "unknown"}
+    table = {**examined.script(a=examined.node(place=place)), ("a", "knock"): knock}
+    for host, remedy in (("local", "address: 127.0.0.1"), ("a", "/etc/hosts")):
+        with Connections(ScriptedTransport(table)) as connections:
+            findings = doctor.nodes(Cluster("lab", (Node("a", host, "a"),)), connections)
+        for check in ("address", "master-port"):
+            assert remedy in odd(findings, check).remedy
+
+
 PORT = {"name": "mlx5_0:1", "state": "ACTIVE", "rate": "100 Gb/sec", "link": "InfiniBand"}
 
 

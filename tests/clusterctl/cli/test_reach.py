@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +43,35 @@ def test_exec_names_the_unreachable_node_and_still_gives_the_others_answers(run:
     assert "node3: nothing listens" in err and "try:" in err
 
 
+@pytest.mark.parametrize("form", [(), ("-b",), ("--fanout", "5")])
+def test_exec_names_all_nodes_with_the_same_reason_in_one_line(
+    run: Run, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    lines = [
+        "nodes:",
+        "  node[1-100]: {host: '127.0.0.{n}', port: 9}",
+        "  far[1-2]: {host: 'far{n}.invalid'}",
+    ]
+    (tmp_path / "cluster.yaml").write_text("\n".join(lines) + "\n")
+    code, _, err = run("exec", "all", *form, "--", "true")
+    assert code == 255
+    first, hint, second, last = err.splitlines()
+    assert first == "error: node[1-100]: nothing listens at 127.0.0.[1-100] port 9 (100 nodes)"
+    assert second.startswith("error: far[1-2]: no address for 'far[1-2].invalid'")
+    assert hint.startswith("  try: ") and last.startswith("  try: ")
+    code, out, err = run("exec", "all", "--json-lines", "--", "true")
+    assert code == 255 and not err and len(out.splitlines()) == 102
+
+
+def test_a_node_that_fails_is_reported_while_the_command_runs_on_others(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.cli.nodes.exec.QUIET", 0.1)
+    late = "test $NUMBER = 1 || exit 0; sleep 1.5; echo now >&2"
+    code, _, err = run("exec", "all", "--shell", "--", late)
+    assert code == 255 and err.index("error: node3") < err.index("now")
+
+
 def test_exec_as_json_is_one_document_with_every_node(run: Run) -> None:
     code, out, _ = run("exec", "all", "--json", "--timeout", "0.5", "--", "sleep", "60")
     rows = json.loads(out)
@@ -60,6 +90,16 @@ def test_push_and_pull_say_what_moved_and_dry_run_moves_nothing(run: Run, tmp_pa
     assert "unchanged" in run("push", "src", dest, "-n", "node1")[1]
     code, _, _ = run("pull", dest, "home", "-n", "node1")
     assert code == 0 and (tmp_path / "home" / "node1" / "dest" / "code.py").read_text() == "print()"
+
+
+def test_odd_names_and_files_are_shown_in_one_line_or_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a\nb").write_text("x")
+    code, out, _ = run("push", "src", str(tmp_path / "dest"), "-n", "node1", "--dry-run")
+    assert code == 0 and out.split() == ["1", "a\\x0ab"]
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = run("push", "pipe", str(tmp_path / "dest"), "-n", "node1")
+    assert code == 2 and "pipe: neither a file nor a folder" in err
 
 
 def test_mistakes_end_with_2_and_a_failed_transfer_with_4(run: Run, tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ JOBS = [
     ("restart: {backof: 1}", "job.yaml:2 restart.backof"),
     ("restart: {node_lost_after: 1s}", "job.yaml:2 restart.node_lost_after"),
     ("restart: often", "job.yaml:2 restart"),
+    ("notify: ./nosuch.sh", "job.yaml:2 notify: ./nosuch.sh: no such file"),
+    ("notify: nosuch-program --now", "job.yaml:2 notify: no program 'nosuch-program'"),
+    ("nodes: node9\nnotify: nosuch-program", "node9"),
     ("share_devices: maybe", "job.yaml:2 share_devices"),
     ("forward: TOKEN", "job.yaml:2 forward"),
     ("name: 'a b'", "job.yaml:2 name"),
@@ -122,6 +125,8 @@ LINES = [
     (("launch", "job.yaml", "--env", "A=1"), "--env is for a command, and job.yaml is a job file"),
     (("plan", "job.yaml", "--no-code"), "--no-code is for a command, and job.yaml is a job file"),
     (("plan", "job.yaml", "--code", "empty"), "--code is for a command, and job.yaml is a job file"),
+    (("launch", "job.yaml", "--notify", "nosuch-program"), "--notify: no program 'nosuch-program' is on"),
+    (("plan", "job.yaml", "--set", "notify=./nosuch"), "--set notify: ./nosuch: no such file"),
     (("launch", "job.yaml", "--notify", ""), "--notify is empty"),
     (("exec", "all", "--", ""), "the command is empty"),
     (("logs", "tail", "last", "-n", "-3"), "--lines / -n: -3 is out of range"),
@@ -204,6 +209,26 @@ def test_every_wrong_number_of_a_sampling_is_named(folder: Path, command_line: R
     assert code == 2
     for option in ("--temperature: -1.0", "--top-p: 0.0", "--max-tokens: 0"):
         assert f"error: {option} is out of range\n  try: use " in err
+
+
+def test_every_wrong_value_of_a_command_line_is_named(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line("exec", "--fanout", "0", "--timeout", "x", "--connect-timeout", "-1")
+    assert code == 2 and err.splitlines() == [
+        "error: missing argument 'SET'",
+        "  try: clusterctl exec -h",
+        "error: missing argument '-- CMD...'",
+        "  try: clusterctl exec -h",
+        "error: --timeout: 'x' is not a number",
+        "  try: clusterctl exec -h",
+        "error: --fanout: 0 is out of range",
+        "  try: use 1 or more",
+        "error: --connect-timeout: -1.0 is out of range",
+        "  try: use 0.01 or more",
+    ]
+    code, _, err = command_line("checkpoint", "diff")
+    assert code == 2 and err.count("error: ") == 1
+    code, _, err = command_line("generate", "--temperature", "nan", "--top-p", "inf")
+    assert code == 2 and "--temperature: nan is not" in err and "--top-p: inf is not" in err
 
 
 def test_the_limits_of_samplings_are_the_trainers() -> None:

@@ -106,6 +106,7 @@ LINES = [
     (("nodes", "wheelhouse", "--platform", "x", "six"), "--platform x"),
     (("nodes", "wheelhouse", "--find-links", "nosuch", "six"), "--find-links nosuch"),
     (("nodes", "wheelhouse", ""), "'' is not a requirement"),
+    (("nodes", "wheelhouse", "six", "-o", "x.json"), "x.json: File exists"),
     (("data", "fetch", "gpt2-vocab", "--proxy", "nonsense"), "--proxy is not an http or https URL"),
     (
         ("push", "--image", "bad.tar", "-n", "node1"),
@@ -138,6 +139,49 @@ def test_a_wrong_command_line_names_the_word_and_a_remedy(
 ) -> None:
     code, _, err = command_line(*words)
     assert_place_and_remedy(code, err, place, folder)
+
+
+def test_every_wrong_word_of_a_data_build_is_named(folder: Path, command_line: Run) -> None:
+    words = ("data", "build", "--tokenizer", "nosuch", "--output", "job.yaml/x")
+    for wrong, lines in (
+        (
+            ("--workers", "z", "--min-confidence", "y", "--input", "a", "--nope"),
+            [
+                "--workers: 'z' is not a whole number",
+                "--min-confidence: 'y' is not a number",
+                "unrecognized arguments: --nope",
+            ],
+        ),
+        (
+            ("--input", "hollow", "--input", "gone", "--workers", "-1"),
+            [
+                "--output job.yaml/x: job.yaml is a file, not a folder",
+                "--workers -1: is less than 0",
+                "hollow: a folder without files",
+                "gone: no such file",
+                "nosuch: no such tokenizer",
+            ],
+        ),
+    ):
+        (folder / "hollow").mkdir(exist_ok=True)
+        code, _, err = command_line(*words, *wrong)
+        shown = err.splitlines()
+        assert code == 2 and [line for line in shown if line[0] != " "] == [
+            f"error: {line}" for line in lines
+        ]
+        assert "clusterctl data build --help" in err
+
+
+def test_every_wrong_word_of_a_wheelhouse_is_named(folder: Path, command_line: Run) -> None:
+    wrong = ("--extra nosuch", "--python-version 2.7", "--platform x", "--platform y", "--find-links nosuch")
+    code, _, err = command_line("nodes", "wheelhouse", "a.txt", "b.txt", "", *" ".join(wrong).split())
+    assert code == 2
+    places = ("no extra is called 'nosuch'", "a.txt: no such file", "b.txt: no such file", "''", *wrong[1:])
+    for place in places:
+        assert f"error: {place}" in err
+    assert err.count("error: ") == err.count("  try: ") == len(places)
+    code, _, err = command_line("nodes", "wheelhouse", "--platform", "x")
+    assert code == 2 and "error: no requirement is named" in err and "error: --platform x" in err
 
 
 def test_the_trainer_names_the_word_and_a_remedy(folder: Path) -> None:

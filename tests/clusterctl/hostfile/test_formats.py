@@ -92,7 +92,8 @@ def test_slots_in_two_ways_are_no_launchers_file() -> None:
         ("node1 slots=٣", "not a number"),
         ("node1 slots=08x", "not a number"),
         ("node1 slots=99999", "slots=99999"),
-        ("node1 slots = 4", "unexpected 'slots'"),
+        ("node1 slots = 4", "unexpected 'slots', '=', '4'"),
+        ("node1 a b c d e", "unexpected 'a', 'b', 'c' and 2 more words"),
         ("node1 slts=4", "unexpected 'slts=4'"),
         ("node1:0", "slots=0"),
         ("node1:8 slots=8", "repeated"),
@@ -113,6 +114,26 @@ def test_all_faults_come_at_once_and_duplicates_name_both_lines() -> None:
         parse("a slots=0\nb slots=2\nb slots=2\n", "hosts")
     assert [fault.where for fault in caught.value.faults] == ["hosts:1", "hosts:3"]
     assert "line 2" in caught.value.faults[1].what
+
+
+@pytest.mark.parametrize(
+    ("line", "problems"),
+    [
+        ("10.0.0.999 slots=x", ["'10.0.0.999' is not an IPv4", "slots='x'"]),
+        ("b;c slots=0 gpus=8", ["not a valid node name", "slots=0", "unexpected 'gpus=8'"]),
+        ("10.0.0.999:0", ["slots=0", "'10.0.0.999' is not an IPv4"]),
+        ("b slots=x max_slots=0", ["slots='x'", "max_slots=0"]),
+        ("a slots=0", ["slots=0", "a is on line 1 too"]),
+        ("a:x slots=0", ["slots='x'", "slots are repeated", "a is on line 1 too"]),
+    ],
+)
+def test_all_errors_of_a_line_come_at_once(line: str, problems: list[str]) -> None:
+    with pytest.raises(InputFaults) as caught:
+        parse(f"a slots=8\n{line}\n", "hosts")
+    faults = caught.value.faults
+    assert len(faults) == len(problems) and {fault.where for fault in faults} == {"hosts:2"}
+    for fault, problem in zip(faults, problems, strict=True):
+        assert problem in fault.what and fault.remedy
 
 
 def test_an_empty_hostfile_is_a_fault() -> None:

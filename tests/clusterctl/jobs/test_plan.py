@@ -278,6 +278,15 @@ def test_a_job_is_a_command_or_a_training_and_its_faults_come_at_once(tmp_path: 
         assert part in said, said
 
 
+@pytest.mark.parametrize("text", ["command: 5\n", "train: []\n", "command: [1, {a: 2}]\n", "- a\n"])
+def test_a_part_that_cannot_be_read_is_not_missing_too(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(InputFaults) as caught:
+        job.load(path)
+    assert len(caught.value.faults) == 1
+
+
 def test_a_fault_of_one_corpus_of_several_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(

@@ -102,6 +102,23 @@ if true; then torchrun --nproc_per_node $GPUS pretrain_gpt.py "${{MODEL_ARGS[@]}
     assert not mark.exists() and result.found.name == "train"
 
 
+def test_of_several_trainings_the_taken_and_the_skipped_lines_are_named(
+    command_line: Run, tmp_path: Path
+) -> None:
+    options = "--num-layers 2 --hidden-size 8 --num-attention-heads"
+    first = f"echo pretrain_gpt.py\npython pretrain_gpt.py \\\n {options} 1\n"
+    script = f"{first}\ntorchrun a/pretrain_gpt.py {options} 2\n"
+    (tmp_path / "s.sh").write_text(script)
+    code, out, err = command_line("init", "--from", "s.sh", "--dry-run")
+    assert code == 0 and "heads: 2" in out
+    assert "warning: s.sh: took line 5 (a/pretrain_gpt.py); skipped line 2 (pretrain_gpt.py); for" in err
+    code, _, err = command_line("init", "--from", f"one {options} 1; two {options} 2", "--dry-run")
+    assert code == 0 and "the command: took line 1 (two); skipped line 1 (one)" in err
+    (tmp_path / "s.sh").write_text(first)
+    code, out, err = command_line("init", "--from", "s.sh", "--dry-run")
+    assert code == 0 and "heads: 1" in out and not err
+
+
 def test_a_manifest_a_configuration_a_container_and_glm() -> None:
     t9k = accepted(translated(str(CASES / "gpt-13b.yaml")), 16)
     assert (t9k["name"], t9k["train"]["length"], t9k["train"]["zero"]) == ("gpt-13b", "260B tokens", 1)

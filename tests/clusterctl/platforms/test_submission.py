@@ -198,6 +198,21 @@ def test_a_job_that_slurm_does_not_take_leaves_no_run(
     assert command_line("runs", "--json")[1].strip() == "[]"
 
 
+def test_a_command_of_notify_is_checked_where_the_job_starts(
+    command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(text: str) -> int:
+        raise WorkFailed("sbatch was called")
+
+    monkeypatch.setattr(slurm, "refuse_impossible", lambda text: "")
+    monkeypatch.setattr(slurm, "submit", refused)
+    Path("job.yaml").write_text(f"{COMMAND}notify: ./on-the-batch-node.sh\n")
+    assert "sbatch was called" in command_line("submit", "slurm", "job.yaml")[2]
+    Path("cluster.yaml").write_text("nodes: {node1: {host: 10.0.0.1, devices: 1}}\n")
+    code, _, err = command_line("launch", "job.yaml")
+    assert code == 2 and "notify: ./on-the-batch-node.sh: no such file" in err
+
+
 def test_devices_that_the_job_does_not_ask_for_are_refused(
     command_line: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

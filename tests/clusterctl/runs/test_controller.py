@@ -695,7 +695,7 @@ def test_a_device_in_use_by_another_run_is_refused_unless_shared(
     first = start(replace(job, devices=(1,)))
     with pytest.raises(ClusterctlError) as caught:
         start(job)
-    assert f"node1: device 1 is in use by {first.run_id}" in str(caught.value)
+    assert f"node[1-2]: device 1 is in use by {first.run_id}" in str(caught.value)
     assert "--share-devices" in caught.value.hint
     beside, shared = start(replace(job, devices=(0,))), start(replace(job, share_devices=True))
     assert all(left_of(run) >= 2 for run in (first, beside, shared))

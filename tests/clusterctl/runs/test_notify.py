@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.server
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.parts.notify import resolved
+from clusterctl.jobs.parts.notify import program_problem, resolved
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.causes.cause import Cause
 from clusterctl.runs.causes.patterns import kind_of
@@ -108,6 +109,50 @@ def test_a_job_names_its_command(tmp_path: Path) -> None:
     path.write_text("command: [python, train.py]\nnotify: [x]\n")
     with pytest.raises(InputFaults, match=r"job\.yaml:2"):
         jobs.load(path)
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("nosuch-program --now", "no program 'nosuch-program' is on PATH"),
+        ("A=1 B='2 3' nosuch-program", "no program 'nosuch-program' is on PATH"),
+        ("./nosuch.sh", "./nosuch.sh: no such file in {here}"),
+        ("/nosuch/tell.sh x | cat", "/nosuch/tell.sh: no such file"),
+        ("'./no such.sh'", "./no such.sh: no such file in {here}"),
+        ("~/nosuch.sh", "{here}/nosuch.sh: no such file"),
+        ("$HOME/nosuch.sh", "{here}/nosuch.sh: no such file"),
+        ("${HOME}/nosuch.sh;true", "{here}/nosuch.sh: no such file"),
+        ("$TELL", "$TELL holds neither an address nor a command that can start here"),
+        ("./plain.sh", "./plain.sh is not executable"),
+        ("/tmp", "/tmp is a folder, not a program"),
+        # Programs that exist, and what only a shell can know.
+        ("cat > message", ""),
+        ("curl -d @- https://example.com", "" if shutil.which("curl") else "no program 'curl' is on PATH"),
+        ("A=1", ""),
+        ("cd /tmp && ./x", ""),
+        ("exit 3", ""),
+        ("if true; then nosuch; fi", ""),
+        ("! nosuch", ""),
+        ("(nosuch)", ""),
+        ("{ nosuch; }", ""),
+        ("f() { true; }; f", ""),
+        ("$UNSET/x.sh", ""),
+        ("`which sh` x", ""),
+        ("it's unfinished", ""),
+        ("", ""),
+        ("https://example.com/nosuch", ""),
+        ("$HOOK", ""),
+    ],
+)
+def test_a_command_whose_program_does_not_exist_is_found(
+    here: Path, monkeypatch: pytest.MonkeyPatch, target: str, problem: str
+) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    monkeypatch.setenv("TELL", "hooks.example.com/secret")
+    monkeypatch.setenv("HOOK", "https://example.com/nosuch")
+    (here / "plain.sh").write_text("")
+    found = program_problem(target)
+    assert (found[0] if found else "") == problem.format(here=here)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from clusterctl.runs import prune
 from clusterctl.runs.stop import stop_run
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
+from tests.clusterctl.conftest import Run
 from tests.clusterctl.runs.test_run import connections as connections
 from tests.clusterctl.runs.test_run import launched, program, to_the_end
+from tests.support.run_folders import restarted_run
 from tests.support.scripted import ScriptedTransport
 
 HOUR = 3600.0
@@ -74,6 +76,20 @@ def test_an_ended_run_goes_here_and_on_its_nodes_and_a_dry_run_only_says_so(
     assert not run.root.exists() and all_runs(tmp_path / "runs") == []
     # The lock of starts.
     assert all([path.name for path in one.iterdir()] == [".starting"] for one in there)
+
+
+def test_the_last_line_counts_all_runs_that_stay(tmp_path: Path, command_line: Run) -> None:
+    for number in range(3):
+        restarted_run(tmp_path / "runs", f"run{number}")
+    (tmp_path / "cluster.yaml").write_text("nodes: {node1: , node2: }\n")
+    for words, text in (
+        (("--keep", "1", "--dry-run"), "would delete 2 runs, "),
+        (("--keep", "1", "--yes"), "deleted 2 runs, "),
+        (("--keep", "1", "--yes"), "deleted 0 runs, 0 B"),
+    ):
+        code, _, err = command_line("runs", "prune", "--here", *words)
+        kept = "would keep 1" if "--dry-run" in words else "kept 1"
+        assert code == 0 and err.startswith(text) and err.endswith(f" here; {kept}\n"), err
 
 
 def test_a_run_that_lives_stays_whatever_its_folder_says(tmp_path: Path, connections: Connections) -> None:

@@ -420,6 +420,14 @@ def test_pulling_what_is_not_there_says_so(link: Connection, tmp_path: Path) -> 
     assert not (tmp_path / "dest").exists()
 
 
+def test_a_device_or_a_pipe_is_not_pulled(link: Connection, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path / "pipe")):
+        with pytest.raises(RequestFailed, match=f"{path} is neither a file nor a folder"):
+            pull_tree(link, path, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_pull_goes_below_the_nodes_own_folder() -> None:
     assert pull_place(Path("out"), "node1", "~/runs/x/") == Path("out/node1/x")
     for whole in ("~", "/", "..", "a/.."):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LinkLost, NodesFailed, Unreachable, WorkFailed
+from clusterctl.errors import ClusterctlError, LinkLost, NodesFailed, Unreachable, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.transport.connection import Completed
+from clusterctl.transport.failures import fold_failures
 from clusterctl.transport.fanout import Connections, Outcome, Stream, on_each, raise_failures
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.local import LocalTransport
@@ -38,7 +39,38 @@ def test_the_same_failure_of_many_nodes_is_one_message() -> None:
     outcomes.append(Outcome(NODES[6], error=RequestFailed("node7", "os", "no space left")))
     with pytest.raises(WorkFailed) as raised:
         raise_failures(outcomes)
-    assert raised.value.message == "node[1-5]: no /x\nnode7: no space left" and raised.value.hint == "look"
+    assert raised.value.message == "node[1-5]: no /x (5 nodes)\nnode7: no space left"
+    assert raised.value.hint == "look"
+
+
+def test_failures_that_differ_only_in_the_node_are_one_message_with_its_addresses() -> None:
+    def refused(name: str, host: str, port: int = 22) -> tuple[Node, ClusterctlError]:
+        text = f"nothing listens at {host} port {port}"
+        return Node(name=name, host=host, address=host), Unreachable(name, text, f"ask {host}")
+
+    def message(*failures: tuple[Node, ClusterctlError]) -> list[tuple[str, str]]:
+        return [(error.message, error.hint) for error in fold_failures(failures)]
+
+    same = [refused(f"node{number}", f"10.0.0.{number}") for number in range(1, 101)]
+    text = "nothing listens at 10.0.0.[1-100] port 22"
+    assert message(*same) == [(f"node[1-100]: {text} (100 nodes)", "ask 10.0.0.[1-100]")]
+    # A number of the text that is no address is not taken for one.
+    ports = message(refused("a1", "22", 22), refused("a2", "7", 22))
+    assert ports == [
+        ("a1: nothing listens at 22 port 22", "ask 22"),
+        ("a2: nothing listens at 7 port 22", "ask 7"),
+    ]
+    named = message(refused("n1", "n1"), refused("n2", "n2"), refused("n3", "n3", 23))
+    assert [text for text, _ in named] == [
+        "n[1-2]: nothing listens at n[1-2] port 22 (2 nodes)",
+        "n3: nothing listens at n3 port 23",
+    ]
+    # Many unlike addresses, and words that are no node names.
+    spread = [refused(f"n{number}", f"10.{number}.{number * 37 % 251}.{number}") for number in range(9)]
+    assert "at 10.0.0.0, ... port 22 (9 nodes)" in message(*spread)[0][0]
+    assert "at [a]1, ... port" in message(refused("n1", "[a]1"), refused("n2", "[a]2"))[0][0]
+    lines = [(node, RequestFailed(node.name, "setup", "exit 1:\n  oh")) for node in NODES[:2]]
+    assert message(*lines) == [("node[1-2]: exit 1: (2 nodes)\n  oh", "")]
 
 
 def test_outcomes_come_in_the_order_of_the_nodes_and_one_failure_hides_nothing() -> None:

@@ -136,6 +136,10 @@ def test_all_inputs_that_are_not_there_are_told_at_once(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(DataError, match="is named twice"):
         find_inputs([str(tmp_path / "a.jsonl"), str(tmp_path / "*.jsonl")])
+    (tmp_path / "tokens.bin").write_bytes(b"\1\0\2\0")
+    with pytest.raises(DataError, match=r"tokens\.bin: binary data, such as a \.bin of tokens"):
+        find_inputs([str(tmp_path / "tokens.bin")])
+    assert find_inputs([str(tmp_path / "tokens.bin")], "text")[0].kind == "text"
 
 
 def test_one_json_array_is_told_from_lines(words: Path, tmp_path: Path) -> None:

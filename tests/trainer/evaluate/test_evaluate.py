@@ -453,6 +453,12 @@ def test_wrong_orders_are_refused(gpt: Path, glm: Path, tmp_path: Path) -> None:
     ):
         done = verb("evaluate", "--checkpoint", str(gpt), "--output", str(tmp_path / "out"), *arguments)
         assert done.returncode == 2 and message in done.stderr.decode(), done.stderr.decode()
+    tasks = ["--task", "lambda", "--task", f"lambada={data}", "--task", "copa=gone", "--stride", "0"]
+    done = verb("evaluate", "--checkpoint", str(gpt), "--output", str(tmp_path / "out"), *tasks)
+    wrong = ("there is no task 'lambda'", "gone does not exist", "--stride is 0; at least 1 is needed")
+    assert done.returncode == 2 and done.stderr.decode().splitlines()[:3] == [
+        f"error: {text}" for text in wrong
+    ]
     with pytest.raises(InputError, match="this model is a GLM"):
         run(glm, "lambada", data, tmp_path / "out")
 

@@ -17,6 +17,7 @@ from trainer.plan.summary import check
 from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights
 
+SOURCE = "train.init.source"
 OPTIMIZER = {"lr": 1e-2, "min_lr": 1e-3}
 Make = Callable[..., dict[str, Any]]
 Read = Callable[..., list[dict[str, Any]]]
@@ -119,6 +120,29 @@ def test_a_plan_refuses_another_shape_and_vocabulary(source: Path, tmp_path: Pat
     assert "extend_vocabulary" in found["train.model.vocab"]
     assert not faults_of(raw_config(init=str(source)), tmp_path)
     assert "train.init.extend_vocabulary" not in faults_of(raw_config(init={"source": str(source)}), tmp_path)
+
+
+def test_a_plan_refuses_a_checkpoint_without_its_files(
+    source: Path, tmp_path: Path, raw_config: Make
+) -> None:
+    older, newest = (source / "checkpoints" / f"step-0000000{step}" for step in (4, 8))
+    files = sorted(path.name for path in newest.glob("*.safetensors"))
+    whole = newest / files[0]
+    whole.write_bytes(whole.read_bytes()[:-1])
+    # The ranks would take the older checkpoint.
+    assert older.is_dir() and not faults_of(raw_config(init=str(source)), tmp_path)
+    (newest / files[0]).unlink()
+    named = faults_of(raw_config(init=str(newest)), tmp_path)
+    count = len(list(newest.iterdir()))
+    assert f"step-00000008: 1 of {count} files missing or incomplete: {files[0]} |" in named[SOURCE]
+    for path in older.glob("*.safetensors"):
+        path.unlink()
+    assert "step-00000008: 1 of" in faults_of(raw_config(init=str(source)), tmp_path)[SOURCE]
+    # Of several nodes, others may have the files, unless all get the same folder.
+    document = {"train": raw_config(init=str(source), hardware={"devices_per_node": 1}), "world_size": 2}
+    (note,) = [note for note in check(document)["summary"]["notes"] if "train.init" in note]
+    assert "1 of " in note and note.endswith("the other nodes must have them")
+    assert not check({**document, "data": str(tmp_path)})["ok"]
 
 
 def test_a_plan_refuses_a_tokenizer_with_other_ids(source: Path, tmp_path: Path, raw_config: Make) -> None:

@@ -111,6 +111,16 @@ def test_a_task_that_cannot_be_learned_is_refused(material: Path, changes: dict[
     assert key in [fault.key for fault in faults], faults
 
 
+@pytest.mark.parametrize("tune", [{"task": "chatt"}, {"task": 7}, {"train": "a.jsonl"}])
+def test_a_missing_or_unknown_task_is_the_only_error(tune: dict[str, Any]) -> None:
+    raw = {"model": "gpt-tiny", "tune": {"lora": {"rank": 4}, **tune}}
+    (fault,) = plan_config(raw, 1).faults
+    assert fault.key == "train.tune.task"
+    assert tune.get("task") == 7 or "copa, choice, chat, dpo" in f"{fault.what}{fault.remedy}"
+    # What does not depend on the task is reported with it.
+    assert len(plan_config({**raw, "micro_batch": "x"}, 1).faults) == 2
+
+
 def test_the_loss_is_the_cross_entropy_of_the_answers(material: Path) -> None:
     config = read_config(config_for(material))
     data = TuneData(config)

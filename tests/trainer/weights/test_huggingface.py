@@ -208,6 +208,15 @@ def test_another_source_does_not_continue_what_was_begun(
     verify(tmp_path / "ours")
 
 
+def test_all_missing_files_of_an_index_are_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", gpt2_tensors(), 5)
+    for number in (1, 2, 4, 5):
+        (folder / f"model-{number:05d}-of-00005.safetensors").unlink()
+    files = ", ".join(f"model-{number:05d}-of-00005.safetensors" for number in (1, 2, 4))
+    with pytest.raises(CheckpointError, match=f"hf: 4 of 5 files of .*json are missing: {files} and 1 more"):
+        huggingface.read_huggingface(folder, ImportRequest())
+
+
 def test_large_exports_have_several_files_and_an_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
