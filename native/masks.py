@@ -45,9 +45,10 @@ class Dropout:
         return threshold_of(self.chance)
 
 
-def threshold_of(chance: float) -> int:
-    """Return how many of the 2^32 possible words drop a number."""
-    return min(round(chance * 2**32), 2**32 - 1)
+def threshold_of(chance: float, bits: int = 32) -> int:
+    """Return how many of the random numbers with so many bits drop a number."""
+    count = 1 << bits
+    return min(round(chance * count), count - 1)
 
 
 EVERY_KEY = Mask()

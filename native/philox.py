@@ -1,7 +1,8 @@
 """Random words from a key and a counter by Philox 4x32-10: the same on every device and at any time.
 
-Number `number` of a tensor has word `number % 4` of counter `number // 4`. The order of computation, the threads and
-the device have no effect, so a backward pass or a recomputation makes the same words again.
+For attention, number i of a tensor has word i % 4 of counter i // 4. For `dropout_add` it has half i % 8 of the words
+of counter i // 8, with the lower half of each word first. The order of computation, the threads and the device have no
+effect, so a backward pass or a recomputation makes the same numbers again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from torch import Tensor
 from native.masks import Dropout, threshold_of
 
 ROUNDS = 10
+# How many numbers of 16 bits the four words of a counter have.
+HALVES = 8
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
@@ -61,6 +64,7 @@ def kept_numbers(shape: torch.Size, state: Tensor, probability: float) -> Tensor
     """Return the mask of dropout, True for numbers that are kept; `state` has the seed and the first counter."""
     seed, offset = state[0], state[1]
     count = shape.numel()
-    counters = offset + torch.arange(-(-count // 4), device=state.device)
-    random = words(seed, counters).view(-1)[:count]
-    return (random >= threshold_of(probability)).view(shape)
+    counters = offset + torch.arange(-(-count // HALVES), device=state.device)
+    random = words(seed, counters)
+    halves = torch.stack((random & 0xFFFF, random >> 16), -1).view(-1)[:count]
+    return (halves >= threshold_of(probability, 16)).view(shape)

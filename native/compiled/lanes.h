@@ -38,19 +38,20 @@ LANES_INLINE Words load_words(const uint32_t* x) {
     return v;
 }
 
-LANES_INLINE Lanes load(const uint16_t* x) {
-#if LANES_LEVEL >= 2
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-    return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
-#elif LANES_LEVEL == 1
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
-    return (Lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
-#else
+// Return 16-bit numbers, each in a word.
+LANES_INLINE Words load_halves(const uint16_t* x) {
     Halves v;
     std::memcpy(&v, x, sizeof v);
-    return (Lanes)(__builtin_convertvector(v, Words) << 16);
+#if LANES_LEVEL >= 2
+    return (Words)_mm512_cvtepu16_epi32(v);
+#elif LANES_LEVEL == 1
+    return (Words)_mm256_cvtepu16_epi32(v);
+#else
+    return __builtin_convertvector(v, Words);
 #endif
 }
+
+LANES_INLINE Lanes load(const uint16_t* x) { return (Lanes)(load_halves(x) << 16); }
 
 LANES_INLINE void save(float* at, Lanes v) { std::memcpy(at, &v, sizeof v); }
 
@@ -156,7 +157,7 @@ LANES_INLINE Lanes quotient(Lanes a, Lanes b) {
     return a / b;
 }
 
-// Return the lanes of `x` whose random word is at least the threshold, and 0 in the others.
+// Return the lanes of `x` whose random number is at least the threshold, and 0 in the others.
 LANES_INLINE Lanes kept(Lanes x, Words words, uint32_t threshold) {
 #if LANES_LEVEL >= 2
     return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask((__m512i)words, _mm512_set1_epi32(static_cast<int>(threshold))), x);

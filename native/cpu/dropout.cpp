@@ -1,7 +1,7 @@
 // Bias, dropout and residual in one pass, forward and backward. The mask is computed from a counter and never stored:
-// number i of the tensor is kept if word i % 4 of Philox 4x32-10 is at least the threshold, where the counter is
-// offset + i / 4 in its two low words (0 in the others) and the key is the seed. So it is the same for any number of
-// threads, instruction set and device.
+// number i of the tensor is kept if half i % 8 of the four words of Philox 4x32-10, the lower half of each first, is at least
+// the threshold, where the counter is offset + i / 8 in its two low words (0 in the others) and the key is the seed. So it
+// is the same for any number of threads, instruction set and device.
 #ifndef LANES_LEVEL
 #include "../compiled/native.h"
 
@@ -43,7 +43,7 @@ NATIVE_EXPORT const char* native_source_dropout() { return native_text_of_dropou
 #else  // for each instruction set
 
 constexpr int GROUPS = 4;
-constexpr int64_t BLOCK = 128;             // words at a time: few, so that memory is read while words are computed
+constexpr int64_t BLOCK = 256;             // numbers at a time: few, so that memory is read while words are computed
 constexpr int64_t COUNTERS = 8 * GROUPS;  // as many more may be computed than are needed
 
 // Write four words for each of `count` counters. With AVX2 and AVX-512 a word has 64 bits of a vector, of which the upper
@@ -155,13 +155,13 @@ struct Part {
     const float* bias;
     T* out;
     float* sums;
-    const uint32_t* word;
+    const uint16_t* half;
     uint32_t threshold;
     float scale;
     bool past;
     LANES_MEMBER Lanes dropped(int64_t i, int64_t count) const {
         const Lanes v = load(x + i, count);
-        return kept((bias ? v + load(bias + i, count) : v) * scale, load_words(word + i), threshold);
+        return kept((bias ? v + load(bias + i, count) : v) * scale, load_halves(half + i), threshold);
     }
 };
 
@@ -183,19 +183,19 @@ struct Backward : Part<T> {
 
 template <typename T, bool BACK>
 LANES_INLINE void row(const Arguments& a, const uint64_t* keys, int64_t r, float* sums, bool past) {
-    // Lanes read a register of words for the last numbers too.
-    uint32_t word[BLOCK + 4 * COUNTERS + 16] = {};
+    // Lanes read a register of halves for the last numbers too.
+    uint32_t word[BLOCK / 2 + 4 * COUNTERS + 16] = {};
     for (int64_t start = 0; start < a.width; start += BLOCK) {
         const int64_t n = a.width - start < BLOCK ? a.width - start : BLOCK;
         // The first number of these need not be the first of its counter.
-        const int64_t at = r * a.width + start, first = at % 4, count = (first + n + 3) / 4;
-        write_words(keys, a.offset + static_cast<uint64_t>(at / 4), count, word);
+        const int64_t at = r * a.width + start, first = at % 8, count = (first + n + 7) / 8;
+        write_words(keys, a.offset + static_cast<uint64_t>(at / 8), count, word);
         const Part<T> part{static_cast<const T*>(a.x) + at,
                            BACK ? nullptr : static_cast<const T*>(a.residual) + at,
                            BACK || !a.bias ? nullptr : a.bias + start,
                            static_cast<T*>(a.out) + at,
                            sums ? sums + start : nullptr,
-                           word + first,
+                           reinterpret_cast<const uint16_t*>(word) + first,
                            a.threshold,
                            a.scale,
                            past};

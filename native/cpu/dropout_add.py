@@ -79,7 +79,7 @@ def _run(
         width,
         -(-rows // PIECES),
         *state.tolist(),
-        threshold_of(probability),
+        threshold_of(probability, 16),
         1.0 / (1.0 - probability),
         torch.get_num_threads(),
         load().level,

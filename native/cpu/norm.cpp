@@ -92,6 +92,37 @@ struct Sums {
     }
 };
 
+// Add the sum of a row's numbers less `shift`, and the sum of their squares, in one pass. `number(i, count)` returns `count`
+// numbers from place i on.
+template <typename Number>
+LANES_INLINE void add_moments(const Number& number, int64_t n, float shift, double* sum, double* squares) {
+    constexpr int64_t BLOCK = 64 * WIDTH;
+    for (int64_t start = 0; start < n; start += BLOCK) {
+        const int64_t end = n - start < BLOCK ? n : start + BLOCK;
+        Lanes sums[2] = {}, products[2] = {};
+        int64_t i = start;
+        for (; i + 2 * WIDTH <= end; i += 2 * WIDTH) {
+            const Lanes a = number(i, WIDTH) - shift, b = number(i + WIDTH, WIDTH) - shift;
+            sums[0] += a;
+            sums[1] += b;
+            products[0] += a * a;
+            products[1] += b * b;
+        }
+        for (; i < end; i += WIDTH) {
+            Lanes v = number(i, end - i) - shift;
+            if (end - i < WIDTH) {
+                float part[WIDTH];
+                save(part, v);
+                v = load(part, end - i);
+            }
+            sums[0] += v;
+            products[0] += v * v;
+        }
+        *sum += sum_of(sums[0] + sums[1]);
+        *squares += sum_of(products[0] + products[1]);
+    }
+}
+
 template <typename T, bool RMS>
 struct Normal {
     const T* x;
@@ -109,17 +140,30 @@ template <typename T, bool RMS>
 LANES_INLINE void forward_row(const Arguments& a, int64_t r, bool past) {
     const int64_t n = a.width;
     const T* x = static_cast<const T*>(a.x) + r * n;
+    const T* residual = a.residual ? static_cast<const T*>(a.residual) + r * n : nullptr;
+    T* added = residual ? static_cast<T*>(a.added) + r * n : nullptr;
+    const float count = static_cast<float>(n);
     double sum = 0.0, squares = 0.0;
-    if (a.residual) {
-        T* added = static_cast<T*>(a.added) + r * n;
-        const double found = row_sum(Sums<T, RMS>{x, static_cast<const T*>(a.residual) + r * n, added}, n);
-        (RMS ? squares : sum) = found;
-        x = added;
-    } else if (!RMS) {
-        sum = row_sum(Numbers<T>{x}, n);
+    float mean = 0.0f;
+    if (sizeof(T) == 2 && !RMS && n >= WIDTH) {
+        // One pass is exact enough if the numbers are near 0, so subtract the mean of the first ones.
+        const float shift = sum_of(residual ? load(x) + load(residual) : load(x)) / WIDTH;
+        if (residual) add_moments(Sums<T, false>{x, residual, added}, n, shift, &sum, &squares);
+        else add_moments(Numbers<T>{x}, n, shift, &sum, &squares);
+        squares -= sum * sum / count;
+        squares = squares < 0.0 ? 0.0 : squares;
+        mean = shift + static_cast<float>(sum) / count;
+        x = residual ? added : x;
+    } else {
+        if (residual) {
+            (RMS ? squares : sum) = row_sum(Sums<T, RMS>{x, residual, added}, n);
+            x = added;
+        } else if (!RMS) {
+            sum = row_sum(Numbers<T>{x}, n);
+        }
+        mean = RMS ? 0.0f : static_cast<float>(sum) / count;
+        if (!RMS || !residual) squares = row_sum(Squares<T>{x, mean}, n);
     }
-    const float count = static_cast<float>(n), mean = RMS ? 0.0f : static_cast<float>(sum) / count;
-    if (!RMS || !a.residual) squares = row_sum(Squares<T>{x, mean}, n);
     const float inverse = 1.0f / std::sqrt(static_cast<float>(squares) / count + a.eps);
     for_row(Normal<T, RMS>{x, a.weight, a.bias, static_cast<T*>(a.out) + r * n, mean, inverse, past}, n);
     if (RMS) {

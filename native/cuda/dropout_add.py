@@ -1,7 +1,7 @@
 """Bias, dropout and residual on CUDA, with one pass in each direction; the mask is recomputed and never stored.
 
-Word i % 4 of Philox 4x32-10 for the counter `first counter + i / 4` decides whether number i is kept. It is the same on
-a CPU, so a seed drops the same numbers on every device.
+Half i % 8 of the words of Philox 4x32-10 for the counter `first counter + i / 8` decides whether number i is kept. CPUs
+take the same halves, so a seed drops the same numbers on every device.
 """
 
 from __future__ import annotations
@@ -37,14 +37,6 @@ def dropout_add(
 
 
 @jit
-def _in_order(
-    a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor, BLOCK: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Return a[0], b[0], c[0], d[0], a[1] and so on."""
-    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * BLOCK])
-
-
-@jit
 def _words(
     seed: tl.tensor, counter: tl.tensor,
 ) -> Any:  # fmt: skip
@@ -55,15 +47,35 @@ def _words(
 
 
 @jit
+def _half(
+    a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor, number: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Return half `number`, 0 to 7, of four words."""
+    later = number % 4 >= 2
+    word = tl.where(number >= 4, tl.where(later, d, c), tl.where(later, b, a))
+    return (tl.where(number % 2 == 1, word >> 16, word) & 0xFFFF).to(tl.int32)
+
+
+@jit
+def _halves(
+    seed: tl.tensor, counter: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Return the eight halves of the words of each counter, (counters, 8)."""
+    a, b, c, d = _words(seed, counter)
+    number = tl.arange(0, 8)[None, :]
+    return _half(a[:, None], b[:, None], c[:, None], d[:, None], number)
+
+
+@jit
 def _apply(
     x_at: tl.tensor, residual_at: tl.tensor, bias_at: tl.tensor, out_at: tl.tensor, seed: tl.tensor,
     offset: tl.tensor, threshold: tl.tensor, scale: tl.tensor, count: tl.tensor, width: tl.tensor,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    a, b, c, d = _words(seed, offset + first + tl.arange(0, BLOCK))
-    kept = _in_order(a, b, c, d, BLOCK).to(tl.int64) >= threshold
-    at = first * 4 + tl.arange(0, 4 * BLOCK)
+    counter = first + tl.arange(0, BLOCK)
+    kept = _halves(seed, offset + counter) >= threshold
+    at = counter[:, None] * 8 + tl.arange(0, 8)[None, :]
     inside = at < count
     x = tl.load(x_at + at, inside, 0.0).to(tl.float32)
     if BIAS:
@@ -81,22 +93,20 @@ def _apply_and_sum(
     WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * 4 * BLOCK
-    column = first + tl.arange(0, 4 * BLOCK)
+    first = tl.program_id(1) * 8 * BLOCK
+    column = first + tl.arange(0, BLOCK)[:, None] * 8 + tl.arange(0, 8)[None, :]
     inside = column < width
-    total = tl.zeros([4 * BLOCK], tl.float32)
+    total = tl.zeros([BLOCK, 8], tl.float32)
     for row in range(program * piece, tl.minimum(program * piece + piece, rows)):
         at = row * width + column
         if WHOLE:
-            # A row starts with the first word of a counter.
-            a, b, c, d = _words(seed, offset + (row * width + first) // 4 + tl.arange(0, BLOCK))
-            word = _in_order(a, b, c, d, BLOCK)
+            # A row starts with the first half of a counter.
+            half = _halves(seed, offset + (row * width + first) // 8 + tl.arange(0, BLOCK))
         else:
-            a, b, c, d = _words(seed, offset + at // 4)
-            odd = at % 2 == 1
-            word = tl.where(at % 4 >= 2, tl.where(odd, d, c), tl.where(odd, b, a))
+            a, b, c, d = _words(seed, offset + at // 8)
+            half = _half(a, b, c, d, at % 8)
         slope = tl.load(upstream_at + at, inside, 0.0).to(tl.float32) * scale
-        slope = tl.where(word.to(tl.int64) >= threshold, slope, 0.0)
+        slope = tl.where(half >= threshold, slope, 0.0)
         tl.store(out_at + at, slope.to(out_at.dtype.element_ty), inside)
         total += slope
     tl.store(sums_at + program * width + column, total, inside)
@@ -112,11 +122,11 @@ def _elements(
     """Return residual + dropout(x + bias); without a residual, only the dropout."""
     x = x.contiguous()
     other, added = (x if each is None else each.contiguous() for each in (residual, bias))
-    out, count, block = torch.empty_like(x), x.numel(), blocks_for(x).flat // 4
-    numbers = (*state.tolist(), threshold_of(probability), 1.0 / (1.0 - probability), count, x.shape[-1])
+    out, count, block = torch.empty_like(x), x.numel(), blocks_for(x).flat // 8
+    numbers = (*state.tolist(), threshold_of(probability, 16), 1.0 / (1.0 - probability), count, x.shape[-1])
     if count:
         with on_device(x):
-            _apply[(-(-count // (4 * block)),)](
+            _apply[(-(-count // (8 * block)),)](
                 x,
                 other,
                 added,
@@ -138,12 +148,12 @@ def _backward(upstream: Tensor, state: Tensor, probability: float, biased: bool)
     piece = -(-max(1, rows) // blocks.pieces)
     pieces = -(-rows // piece)
     out, sums = torch.empty_like(upstream), upstream.new_zeros(pieces, width, dtype=torch.float32)
-    block = min(blocks.flat, max(4, language.width_of(width))) // 4
-    numbers = (*state.tolist(), threshold_of(probability), 1.0 / (1.0 - probability), rows, width, piece)
+    block = min(blocks.flat, max(8, language.width_of(width))) // 8
+    numbers = (*state.tolist(), threshold_of(probability, 16), 1.0 / (1.0 - probability), rows, width, piece)
     if upstream.numel():
         with on_device(upstream):
-            grid = (pieces, -(-width // (4 * block)))
-            _apply_and_sum[grid](upstream, out, sums, *numbers, WHOLE=width % 4 == 0, BLOCK=block)
+            grid = (pieces, -(-width // (8 * block)))
+            _apply_and_sum[grid](upstream, out, sums, *numbers, WHOLE=width % 8 == 0, BLOCK=block)
     return out, sums.sum(0)
 
 

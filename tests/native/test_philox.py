@@ -28,13 +28,21 @@ def test_the_kernel_drops_the_same_numbers_with_any_number_of_threads(compiled: 
 
 def test_a_later_counter_continues_the_same_numbers() -> None:
     whole = kept_numbers(torch.Size([400]), torch.tensor([7, 5]), 0.5)
-    later = kept_numbers(torch.Size([200]), torch.tensor([7, 55]), 0.5)
+    later = kept_numbers(torch.Size([200]), torch.tensor([7, 30]), 0.5)
     assert torch.equal(whole[200:], later)
 
 
 @pytest.mark.parametrize(("probability", "threshold"), [(0.0, 0), (0.5, 1 << 31), (1 - 1e-12, (1 << 32) - 1)])
 def test_the_threshold_is_the_share_of_words(probability: float, threshold: int) -> None:
     assert threshold_of(probability) == threshold
+    assert threshold_of(probability, 16) == threshold >> 16
+
+
+def test_a_number_is_kept_if_its_half_of_a_word_is_large_enough() -> None:
+    first, second = philox.words(9, torch.tensor([3, 4]))[:, 1].tolist()
+    kept = kept_numbers(torch.Size([2, 8]), torch.tensor([9, 3]), 0.4)
+    for row, word in zip(kept.tolist(), (first, second), strict=True):
+        assert row[2:4] == [half >= round(0.4 * 65536) for half in (word & 0xFFFF, word >> 16)]
 
 
 def test_a_device_that_draws_itself_repeats_its_mask_for_the_same_state(
