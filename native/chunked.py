@@ -102,12 +102,10 @@ def loss_in_pieces(
 
 
 def _wide_zeros(dw: Tensor) -> Tensor:
-    """Return fp32 zeros in the memory of `dw`, which is made twice as large."""
-    storage = dw.untyped_storage()
-    storage.resize_(4 * dw.numel())
-    return (
-        torch.empty(0, dtype=torch.float32, device=dw.device).set_(storage, 0, dw.shape, dw.stride()).zero_()
-    )
+    """Return fp32 zeros whose first half becomes the memory of `dw`."""
+    total = torch.zeros(dw.shape, dtype=torch.float32, device=dw.device)
+    dw.set_(total.untyped_storage(), 0, dw.shape, total.stride())
+    return total
 
 
 def _narrow_in_place(total: Tensor, dw: Tensor) -> None:

@@ -64,12 +64,18 @@ def addmm_(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add the product of two bf16 or fp16 matrices to an fp32 tensor, for some rows at a time. Without gradient."""
+    if widens(a):
+        for rows in _parts(len(a)):
+            for part in _parts(len(b)):
+                total[rows].addmm_(_wide(a[rows, part]), _wide(b[part]))
+        return
+    # All parts share two buffers: new ones for each part would be spread over more memory.
+    size = min(SIDE, len(a)), b.shape[1]
+    product, wide = a.new_empty(size), total.new_empty(size)
     for rows in _parts(len(a)):
-        if not widens(a):
-            total[rows] += a[rows] @ b
-            continue
-        for part in _parts(len(b)):
-            total[rows].addmm_(_wide(a[rows, part]), _wide(b[part]))
+        count = rows.stop - rows.start
+        torch.mm(a[rows], b, out=product[:count])
+        total[rows].add_(wide[:count].copy_(product[:count]))
 
 
 def _fill(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
