@@ -106,7 +106,7 @@ def test_each_step_has_the_rate_that_megatron_gives_the_next_one(schedule: str, 
 def test_the_settings_say_that_megatrons_rates_come_a_step_later() -> None:
     page = Path(__file__).parents[3] / "docs" / "reference" / "job.md"
     (line,) = [line for line in page.read_text().splitlines() if line.startswith("| `optimizer.schedule`")]
-    assert "Megatron gives each of these rates one step later" in line
+    assert "Megatron uses each of these rates one step later" in line
 
 
 @pytest.mark.parametrize(
