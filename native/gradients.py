@@ -240,6 +240,8 @@ def linear_cross_entropy_op(register: Op, make_loss: MakeLoss, scale: Callable[[
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         _, dx, dw = output
         ctx.mark_non_differentiable(dx, dw)
+        # Else torch fills zeros of the size of the matrix for the results without a gradient.
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(dx, dw)
         ctx.has = inputs[-2:]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # How many bytes of logits exist at a time. Each further piece reads and writes the gradient of the matrix once more; on
 # a CPU this is a small part of the product's time.
-PIECE, CPU_PIECE = 256 << 20, 64 << 20
+PIECE, CPU_PIECE = 256 << 20, 48 << 20
 
 
 def tokens_at_a_time(tokens: int, columns: int, hidden: int, width: int, is_cpu: bool) -> int:

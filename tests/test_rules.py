@@ -85,6 +85,7 @@ MAY = {
         "text": "compiled",
         "samples": "compiled",
         "hashes": "compiled",
+        "memory": "compiled",
         "decode": "compiled",
         "cpu": "compiled",
         "cuda": "compiled",

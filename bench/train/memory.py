@@ -1,12 +1,10 @@
 """Compare the plan's memory with what ranks use on CPUs: predicted and measured peak of each case.
 
-    python -m bench.train.memory [--only WORD] [--tuned] [--json]
+    python -m bench.train.memory [--only WORD] [--json]
 
 Each case trains for some steps on random tokens; every rank is a process with the launcher's environment. The measured
 value is the rank's peak resident memory minus its memory after loading the libraries, before a checkpoint is written.
-Freed blocks of a megabyte or more return to the kernel, so that the value shows what a step needs. The launcher lets
-glibc keep them, which is faster and needs more memory (--tuned). The exit code is 1 if a prediction is more than 10 %
-off.
+The exit code is 1 if a prediction is more than 10 % off.
 """
 
 from __future__ import annotations
@@ -104,17 +102,16 @@ def be_rank(file: Path) -> None:
     os._exit(0)
 
 
-def measure(ranks: int, train: dict[str, object], tuned: bool) -> int:
+def measure(ranks: int, train: dict[str, object]) -> int:
     """Return the bytes of the rank that used most."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         argv = [sys.executable, "-m", "bench.train.memory", "--rank", str(write_config(folder, train))]
-        os.environ.update({} if tuned else {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)})
-        outputs = run(argv, ranks, folder, tuned)
+        outputs = run(argv, ranks, folder)
     return max(int(text.rsplit("took ", 1)[1]) for text in outputs)
 
 
-def rows(only: str, tuned: bool) -> Iterator[Row]:
+def rows(only: str) -> Iterator[Row]:
     for case, (ranks, given) in CASES.items():
         if only not in case:
             continue
@@ -122,7 +119,7 @@ def rows(only: str, tuned: bool) -> Iterator[Row]:
         config = read_config({**train, "data": {"prefix": "tokens"}}, ranks)
         layout = config.layout(ranks)
         predicted = max(stage.memory.total for stage in stages(config, layout))
-        measured = measure(ranks, train, tuned)
+        measured = measure(ranks, train)
         yield Row(case, ranks, predicted / 1e9, measured / 1e9, predicted / measured - 1)
 
 
@@ -131,14 +128,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", metavar="WORD")
-    parser.add_argument("--tuned", action="store_true", help="let glibc keep freed memory, as in a launch")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
         be_rank(arguments.rank)
     worst = 0.0
-    for row in rows(arguments.only, arguments.tuned):
+    for row in rows(arguments.only):
         worst = max(worst, abs(row.off))
         if arguments.json:
             print(json.dumps(asdict(row)), flush=True)

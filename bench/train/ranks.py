@@ -21,14 +21,14 @@ class Failed(Exception):
     """A rank failed; the message has its last lines."""
 
 
-def environments(ranks: int, tuned: bool = True) -> list[dict[str, str]]:
+def environments(ranks: int) -> list[dict[str, str]]:
     """Return the environment of every rank; the cores are divided among them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {
         **os.environ,
-        **(MALLOC_TUNING if tuned else {}),
+        **MALLOC_TUNING,
         "PYTHONPATH": str(ROOT),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -42,11 +42,11 @@ def environments(ranks: int, tuned: bool = True) -> list[dict[str, str]]:
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> list[str]:
+def run(argv: Sequence[str], ranks: int, folder: Path) -> list[str]:
     """Return the output of every rank. If a rank fails, stop the others and raise Failed with the reason."""
     places = [folder / f"rank-{rank}" for rank in range(ranks)]
     started = []
-    for path, environment in zip(places, environments(ranks, tuned), strict=True):
+    for path, environment in zip(places, environments(ranks), strict=True):
         with path.open("w") as out, path.with_suffix(".err").open("w") as err:
             started.append(
                 subprocess.Popen(argv, env=environment, stdout=out, stderr=err, start_new_session=True)
@@ -71,12 +71,12 @@ def run(argv: Sequence[str], ranks: int, folder: Path, tuned: bool = True) -> li
     return [path.read_text() for path in places]
 
 
-def train(train_part: dict[str, object], ranks: int, tuned: bool = True) -> list[dict[str, object]]:
+def train(train_part: dict[str, object], ranks: int) -> list[dict[str, object]]:
     """Train on random tokens and return the steps in metrics.jsonl."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = write_config(folder, train_part)
-        run([sys.executable, "-m", "trainer", "train", str(file)], ranks, folder, tuned)
+        run([sys.executable, "-m", "trainer", "train", str(file)], ranks, folder)
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         return [line for line in lines if line["event"] == "step"]
 

@@ -32,6 +32,8 @@ CODE = (
     "cpu/swiglu.cpp",
     "cpu/adamw.cpp",
     "cpu/square_sum.cpp",
+    "memory/pool.cpp",
+    "memory/torch_pool.cpp",
     "text/bpe.cpp",
     "text/json_lines.cpp",
     "samples/sample_index.cpp",
@@ -54,6 +56,7 @@ HEADERS = (
     "decode/paged.h",
     "decode/team.h",
     "hashes/sha256.h",
+    "memory/pool.h",
     "text/bpe_merges.h",
     "text/bpe_words.h",
     "text/unicode_classes.h",
@@ -66,6 +69,8 @@ LEVELS = ("baseline", "AVX2", "AVX-512")
 LEVEL_VARIABLE = "CLUSTERCTL_NATIVE_LEVEL"
 # An environment variable; with the value `never`, a node without a fitting library does not compile one.
 BUILD_VARIABLE = "CLUSTERCTL_NATIVE_BUILD"
+# An environment variable; with the value `never`, torch's buffers do not come from the pool of `native.memory`.
+POOL_VARIABLE = "CLUSTERCTL_NATIVE_POOL"
 
 # The ELF machine numbers of the processors that nodes may have.
 _MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
@@ -122,6 +127,11 @@ def attention_level() -> int:
 def may_build() -> bool:
     """Return whether the environment allows that a node compiles a library."""
     return os.environ.get(BUILD_VARIABLE) != "never"
+
+
+def may_pool() -> bool:
+    """Return whether the environment allows that torch's buffers come from the pool."""
+    return os.environ.get(POOL_VARIABLE) != "never"
 
 
 def highest_level() -> int:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
-from trainer.device import give_back_freed_memory
+from trainer.device import give_back_freed_memory, pool_buffers
 from trainer.engine.optimizer import ShardedAdamW
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
@@ -48,7 +48,7 @@ class ShardedState:
         whole = {name: parameter for name, parameter in model.named_parameters() if parameter in norms}
         self.whole = learned(whole)
         self.modules = _shard(model, config, data, norms)
-        if data.device.kind == "cpu":
+        if data.device.kind == "cpu" and pool_buffers():
             give_back_freed_memory()
         everything: dict[str, nn.Parameter] = dict(model.named_parameters())
         self.shards: dict[str, nn.Parameter] = {

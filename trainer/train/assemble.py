@@ -18,7 +18,7 @@ from trainer.config.data import DataConfig, DataIdentity
 from trainer.config.deepspeed import uses_disk
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer, single_file
-from trainer.device import Device, open_device
+from trainer.device import Device, open_device, pool_buffers
 from trainer.engine.passes import Model
 from trainer.engine.torch_engine import Engine, TorchEngine
 from trainer.env import CHECKPOINT_DIR, Env
@@ -79,6 +79,7 @@ def run_training(
     # The library that was pushed with the code may be for another processor than this node's.
     compiled = build.ensure()
     device = _open_device(config, environment)
+    unpooled = pool_buffers() if device.kind == "cpu" else ""
     before = device.memory_before()
     data = _open_data(config, environment.cache_dir or run_dir / "indices")
     orders = _make_orders(config, data)
@@ -98,6 +99,10 @@ def run_training(
     prefer = partial(fill_references, config, engine, model, orders, share, group, run_dir)
     step = _begin(config, checkpointer, engine, group, run_dir, prefer)
     checkpointer.notes += [*filter(None, [compiled]), *data.notes, *_notes(config, device)]
+    if unpooled:
+        checkpointer.notes.append(
+            f"note: freed buffers stay in glibc's heap, which takes more memory: {unpooled}"
+        )
     startup.done("checkpoint")
     start = started(config, environment, group, device, ops, checkpointer, step, startup)
     watchers = observers(config, environment, run_dir, device, start)

@@ -1,0 +1,1 @@
+"""A pool for torch's large buffers on CPUs."""
