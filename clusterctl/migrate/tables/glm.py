@@ -28,8 +28,8 @@ OPTIONS = """
 --label-smoothing | float | train.model.label_smoothing
 --intermediate-size | int | train.model.ffn
 --stage | int | train.zero
---attention-scale | float | - | scores are computed in fp32 where that matters
---deep-init | flag | - | always: matrices into the residual begin smaller by the root of 2 x layers
+--attention-scale | float | - | attention scores are computed in fp32 where precision requires it
+--deep-init | flag | - | always on: matrices that add to the residual start smaller by the root of 2 x layers
 --fp32-embedding --fp32-layernorm --fp32-tokentypes --fp32-allreduce | flag | - | layer norms and updates are in fp32
 --min-scale | float | train.loss_scale.least
 --cpu_torch_adam | flag | train.offload=true
@@ -38,12 +38,12 @@ OPTIONS = """
 --test-data | words | - | name a test corpus with `clusterctl eval`
 --data-dir --data_path --data-path | text | @data_folder
 --lazy-loader --no-lazy-loader --loader-scatter --loader-fraction --presplit-sentences --loose-json --shuffle --resume-dataloader | any | - | corpora are memory-mapped files that `clusterctl data build` makes; a resume continues at the next sample
---text-key --delim --input-data-sizes-file --num-workers --tokenizer-path --tokenizer-model-type | any | - | a matter of `clusterctl data build`
+--text-key --delim --input-data-sizes-file --num-workers --tokenizer-path --tokenizer-model-type | any | - | an option of `clusterctl data build`
 --task | text | @task
 --multi-token --continuous-prompt --num-prompt-tokens --loss-func --prefix-prompt --pattern-id --fast-decode | any | - | see train.tune for the tasks and their wording
 --save-epoch --eval-epoch | int | - | a task is evaluated and saved after every epoch
 --overwrite | flag | - | every run has a folder of its own
---new-hyperparameters | flag | - | the job says them
+--new-hyperparameters | flag | - | the job gives all hyperparameters
 --hostfile --include --exclude | text | - | nodes are chosen by the inventory, -n and -x
 --summary-dir | text | train.tensorboard=true | the files are in the run's folder
 --eval-batch-size --eval-seq-length --eval-max-preds-per-seq --overlapping-eval --eval-text-key | any | - | an evaluation has batches of the training's size
