@@ -310,7 +310,7 @@ def test_a_curriculum_of_sequence_length_becomes_that_of_the_job(tmp_path: Path,
     ("change", "reason"),
     [
         ({"enabled": False}, "the curriculum is off"),
-        ({"curriculum_type": "vocabularyrarity"}, "only the length of samples grows"),
+        ({"curriculum_type": "vocabularyrarity"}, "only the length of samples can grow"),
         ({"schedule_type": "fixed_discrete"}, "the schedule fixed_discrete is not supported"),
     ],
 )
