@@ -21,7 +21,7 @@ class Translation:
 
     found: Found
     values: dict[str, Value] = field(default_factory=dict)
-    """By key of the job: `train.model.layers`."""
+    """The values by the job's keys, as in `train.model.layers`."""
     mapped: list[str] = field(default_factory=list)
     unmapped: list[tuple[str, str]] = field(default_factory=list)
     """The options that are not mapped, with the reason."""

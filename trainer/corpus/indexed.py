@@ -34,7 +34,7 @@ TYPES: dict[int, Any] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: n
 FLOAT_TYPES = (6, 7)
 # The limit that Megatron uses.
 LARGEST_U16_VOCAB = 65500
-# Tokens of a sequence: its length is an i32.
+# The most tokens of a sequence: its length is stored as an i32.
 LONGEST = 2**31 - 1
 OF_TOKENS = "name a pair of Megatron-LM or of `clusterctl data build`"
 # Temporary files that a writer keeps next to the pair until it is complete.
@@ -68,7 +68,7 @@ class Index:
     path: Path
     dtype: np.dtype[Any]
     lengths: NDArray[np.int32]
-    # Bytes.
+    # Where each sequence begins in the `.bin` file, in bytes.
     pointers: NDArray[np.int64]
     marks: NDArray[np.int64]
 

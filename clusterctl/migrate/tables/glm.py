@@ -12,8 +12,8 @@ OPTIONS = """
 --short-seq-prob | float | train.data.windows.short_chance
 --block-mask-prob | float | train.data.infilling.hide
 --no-shuffle-block | flag | train.data.infilling.shuffle=false
---gpt-infill-prob | float | - | set data.infilling.inside, which counts the other way round
---no-block-position --no-fixed-bert-prob --encoder-decoder --sentinel-token --masked-lm | flag | - | this kind of model is not trained
+--gpt-infill-prob | float | - | set train.data.infilling.inside to the same number
+--no-block-position --no-fixed-bert-prob --encoder-decoder --sentinel-token --masked-lm | flag | - | the embedded trainer has no such model
 --context-mask-ratio --context-mask-range | float | - | not supported
 --variable-num-blocks --fast-decode --batch-size-increase | any | - | not supported
 --filter-english | flag | - | `data build --language en` filters once, before the training
@@ -48,7 +48,7 @@ OPTIONS = """
 --summary-dir | text | train.tensorboard=true | the files are in the run's folder
 --eval-batch-size --eval-seq-length --eval-max-preds-per-seq --overlapping-eval --eval-text-key | any | - | an evaluation has batches of the training's size
 --temperature --top_k --top_p --out-seq-length --num-beams --length-penalty --no-repeat-ngram-size --min-tgt-length --select-topk | any | - | options of `clusterctl generate`
---transformer-xl --pretrained-bert --output-dropout --mem-length | any | - | this kind of model is not trained
+--transformer-xl --pretrained-bert --output-dropout --mem-length | any | - | the embedded trainer has no such model
 """
 PROGRAMS = ("pretrain_glm.py", "pretrain_gpt2_glm.py", "finetune_glm.py")
 DEFAULTS = {

@@ -68,7 +68,7 @@ OPTIONS = """
 --min-loss-scale | float | train.loss_scale.least
 --loss-scale-window | int | train.loss_scale.window
 --hysteresis | int | train.loss_scale.hysteresis
---accumulate-allreduce-grads-in-fp32 | flag | - | gradients are summed in fp32 where that matters
+--accumulate-allreduce-grads-in-fp32 | flag | - | always: gradients are added and exchanged in fp32
 --attention-softmax-in-fp32 | flag | - | scores are computed in fp32
 --no-query-key-layer-scaling | flag | - | queries and keys are not scaled by the layer
 --apply-query-key-layer-scaling | flag | - | queries and keys are not scaled by the layer
@@ -111,7 +111,7 @@ OPTIONS = """
 --merge-file | text | - | found next to the vocabulary file
 --vocab-extra-ids | int | - | a tokenizer file has its own special tokens
 --num-workers | int | - | samples are read by the rank itself, from memory-mapped files
---dataloader-type | text | - | samples are drawn once, in Megatron-core's order
+--dataloader-type | text | - | the order of the samples is always that of Megatron-core
 --mmap-warmup | flag | - | the operating system caches pages
 --eod-mask-loss | flag | train.data.mask_eod_loss=true
 --reset-position-ids | flag | train.data.reset_positions=true

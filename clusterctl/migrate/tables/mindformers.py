@@ -17,7 +17,7 @@ context.enable_graph_kernel context.graph_kernel_flags context.max_call_depth co
 remote_save_url | text | - | save: {to: ...} names an object store
 runner_config.epochs | int | @epochs
 runner_config.batch_size | int | train.micro_batch
-runner_config.sink_mode runner_config.sink_size runner_config.per_epoch_size runner_config.initial_epoch runner_config.has_trained_epoches runner_config.has_trained_steps | any | - | steps are fed one by one
+runner_config.sink_mode runner_config.sink_size runner_config.per_epoch_size runner_config.initial_epoch runner_config.has_trained_epoches runner_config.has_trained_steps | any | - | each rank reads its samples step by step
 runner_wrapper.type | text | - | follows from precision and layout
 runner_wrapper.scale_sense.type | text | - | loss_scale is dynamic if it is not a number
 runner_wrapper.scale_sense.loss_scale_value | float | train.loss_scale.initial
