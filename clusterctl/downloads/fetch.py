@@ -1,4 +1,4 @@
-"""Download a file over HTTP: continue after an interruption, verify its hash, and put it in place as a whole."""
+"""Download a file over HTTP: continue after an interruption, verify the hash, and then move the file to its place."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from clusterctl.text import size as size_text
 from clusterctl.typed_json import BadValue, decode, parse
 
 PIECE = 1 << 20
-# Attempts without a new byte after which a download is given up, and the seconds before each of them.
+# Seconds before each further attempt after one without a new byte; the download fails after the last.
 PAUSES = (0.5, 2.0, 5.0, 10.0)
-# Seconds without a byte.
+# Seconds without data after which an attempt fails.
 SILENCE = 60.0
 # Where hashes of downloads are recorded, next to the files.
 RECORD = "fetched.json"
@@ -49,7 +49,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is known of a file that was downloaded."""
+    """What is recorded about a downloaded file."""
 
     url: str
     sha256: str
@@ -67,7 +67,7 @@ class Result:
     sha256: str
     bytes: int
     fetched: int
-    """Bytes that came over the network now."""
+    """Bytes that this call downloaded."""
     pinned: bool
     unchanged: bool
     seconds: float
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True)
 class _Partial:
-    """What an interrupted download was of."""
+    """The URL, the version tag and the size of the file that an interrupted download began."""
 
     url: str
     tag: str = ""
@@ -90,7 +90,7 @@ def check_proxy(proxy: str) -> None:
     except ValueError:
         sound = False
     if not sound:
-        # It may have a password, so it is not shown.
+        # The address is not shown, because it may contain a password.
         raise UsageError("--proxy is not an http or https URL", "as in http://proxy.example:3128")
 
 
@@ -120,7 +120,7 @@ def file_name(url: str) -> str:
 
 
 def fetch(wanted: Wanted, progress: Progress = lambda done, total: None) -> Result:
-    """Download a file unless it is there already; raise WorkFailed where it cannot be had as it should be."""
+    """Download a file unless it exists already; raise WorkFailed if it cannot be downloaded or has a wrong hash."""
     check_url(wanted.url)
     began = time.monotonic()
     known = read_record(wanted.target)
@@ -139,10 +139,10 @@ def fetch(wanted: Wanted, progress: Progress = lambda done, total: None) -> Resu
             return Result(str(wanted.target), sha256, size, 0, bool(expected), True, time.monotonic() - began)
         if not known:
             remedy = "remove it, or name another one with -o"
-            raise UsageError(f"{wanted.target}: exists, and is not what {wanted.url} should be", remedy)
+            raise UsageError(f"{wanted.target}: exists, and is not known to be {wanted.url}", remedy)
     download = _Download(wanted, progress)
     aside, fetched = download.run()
-    # Whatever the hash is, there is nothing to continue.
+    # The download is complete, even if its hash should be wrong: there is nothing to continue.
     download.forget()
     sha256 = digest_of(aside)
     _verify(wanted, expected, sha256, aside, known)
@@ -159,7 +159,7 @@ def _verify(wanted: Wanted, expected: str, sha256: str, aside: Path, known: Reco
         aside.unlink()
         text = f"{wanted.url}: has {HASHES[len(expected)]} {found}, it should have {expected}"
         raise WorkFailed(
-            text, "it was changed or damaged on the way; nothing was kept. Try again, or another mirror"
+            text, "it was changed or damaged in transit, and was deleted; try again, or use another mirror"
         )
     if (
         not expected
@@ -184,7 +184,7 @@ class _Download:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _SafeRedirects())
 
     def run(self) -> tuple[Path, int]:
-        """Return the complete file, and how many bytes came; try again as long as bytes arrive."""
+        """Return the complete file and the number of bytes downloaded; repeat attempts as long as bytes arrive."""
         try:
             self._wanted.target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
@@ -200,7 +200,7 @@ class _Download:
                 fruitless = 0 if present > before else fruitless + 1
                 before = present
                 if fruitless > len(PAUSES):
-                    text = f"{self._wanted.url}: {_reason(problem)}; {size_text(present)} are here"
+                    text = f"{self._wanted.url}: {_reason(problem)}; {size_text(present)} were downloaded"
                     hint = (
                         "check the network and the proxy ($https_proxy, --proxy); the same command continues"
                     )
@@ -214,7 +214,7 @@ class _Download:
     def _attempt(self, begun: int) -> tuple[Path, int]:
         start, note = self._present(), self._read_note()
         if note.url != self._wanted.url or not note.tag:
-            # Nothing tells that the bytes here are of the same file.
+            # It is not known whether the bytes here belong to the same file.
             start = 0
         if 0 <= note.size == start and note.url == self._wanted.url and note.tag:
             return self._aside, start - min(begun, start)
@@ -235,7 +235,7 @@ class _Download:
         return self._aside, max(count - begun, 0) if start else count
 
     def _copy(self, answer: Any, start: int, total: int) -> int:
-        """Append what comes to the partial file; return its size then."""
+        """Append the received data to the partial file; return its new size."""
         with self._open_at(start) as file:
             count = start
             while data := answer.read(PIECE):
@@ -260,22 +260,22 @@ class _Download:
         return file
 
     def _refuse(self, problem: Exception) -> None:
-        """Raise WorkFailed for an answer that another attempt would get again."""
+        """Raise WorkFailed for an error that would not change with another attempt."""
         if isinstance(problem, urllib.error.HTTPError):
             code = problem.code
             if code == 416:
-                # The bytes here are not of this file.
+                # The bytes here belong to another file.
                 self._aside.unlink(missing_ok=True)
                 self.forget()
             elif code not in (408, 425, 429) and code < 500:
-                hint = "correct the URL" if code in (404, 410) else "the server requires a login for it"
+                hint = "correct the URL" if code in (404, 410) else "the server may require a login"
                 raise WorkFailed(f"{self._wanted.url}: HTTP {code} {problem.reason}", hint) from None
 
     def _require_room(self, wanted: int) -> None:
         free = shutil.disk_usage(self._wanted.target.parent).free
         if wanted > free:
             text = (
-                f"{self._wanted.target.parent}: {size_text(free)} free, {size_text(wanted)} are still to come"
+                f"{self._wanted.target.parent}: {size_text(free)} free, {size_text(wanted)} more are needed"
             )
             raise WorkFailed(
                 text, "free some space, or name another folder with -o; the same command continues"
@@ -313,7 +313,7 @@ def _first_byte(headers: Message) -> int:
 
 
 def _tag(headers: Message) -> str:
-    """Return what tells a changed file: a strong ETag, else its date."""
+    """Return a value that changes with the file: a strong ETag, else the modification date."""
     tag = str(headers.get("ETag", ""))
     return tag if tag and not tag.startswith("W/") else str(headers.get("Last-Modified", ""))
 
@@ -338,7 +338,7 @@ def digest_of(path: Path, kind: str = "sha256") -> str:
 
 
 def published_hash(sums: str, file: str, proxy: str = "") -> str:
-    """Return the hash of a file in a list such as SHA1SUMS; "" if the list does not have it or cannot be had.
+    """Return the hash of a file in a list such as SHA1SUMS; "" if the list lacks it or cannot be downloaded.
 
     Dates in names are ignored: the list of the newest dump names its files with its date.
     """
@@ -358,7 +358,7 @@ def published_hash(sums: str, file: str, proxy: str = "") -> str:
 
 
 def read_record(target: Path) -> Recorded | None:
-    """Return what is recorded of a file next to it."""
+    """Return what RECORD, next to a file, says about it; None if it says nothing."""
     return _records(target).get(target.name)
 
 

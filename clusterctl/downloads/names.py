@@ -1,4 +1,4 @@
-"""Files that have a name here: what the documents under docs/guide/sources use.
+"""Files that `data fetch` knows by name: those that the documents under docs/guide/sources use.
 
 A hash is given only where its owner publishes it. Without one, the first download records the hash that it found.
 """
@@ -18,7 +18,7 @@ class NamedFile:
 
     url: str
     file: str
-    """Its name here."""
+    """The name of the local file."""
     text: str
     sha256: str = ""
     sums: str = ""

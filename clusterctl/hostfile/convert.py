@@ -1,4 +1,4 @@
-"""Write nodes in the format of another launcher; refuse what the format cannot hold before anything is lost."""
+"""Write nodes in the format of another launcher; report values that the format cannot hold."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Loss(Fault):
     """One value that a format cannot hold."""
 
     droppable: bool = True
-    """False if the node would be another one, or none, without it."""
+    """False if the value cannot be left out: the result would name another node, or none."""
     reach: bool = False
-    """True if it concerns the login only, which ~/.ssh/config can hold: nodes and ranks stay the same."""
+    """True for a value that only the login needs and that can be in ~/.ssh/config instead."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TorchrunNode:
 
 
 def narrowed(source: Source, include: str | None, exclude: str | None) -> Source:
-    """Return the source with the slots that DeepSpeed's filters leave; a slot is a device number."""
+    """Return the source with the slots that DeepSpeed's filters select; a slot is a device number."""
     if not include and not exclude:
         return source
     devices = {key: _devices(entry) for key, entry in zip(source.keys, source.entries, strict=True)}
@@ -109,10 +109,10 @@ def with_slots(source: Source, slots: int | None) -> Source:
 
 
 def losses(source: Source, target: str) -> list[Loss]:
-    """Yield what would make the other launcher start other ranks than the source has."""
+    """Return a Loss for each value that the format cannot hold and that ranks or logins depend on."""
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
-        raise UsageError(f"--to: unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
+        raise UsageError(f"--to: unknown format {target!r}", near or f"use one of {', '.join(TARGETS)}")
     keys = source.keys
     found = [loss for number, key in enumerate(keys) for loss in _entry_losses(source, number, key, target)]
     if source.scattered:
@@ -148,18 +148,22 @@ def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, 
     if entry.max_slots is not None and target != "openmpi":
         yield f"max_slots={entry.max_slots}", "only OpenMPI has such a limit", True
     if entry.devices is not None and target != "cluster" and not _chooses(source, number, target):
-        yield f"which devices: {','.join(map(str, entry.devices))}", "it takes the first ones", True
+        yield f"which devices: {','.join(map(str, entry.devices))}", "it uses the first ones", True
     if source.cluster is not None and target == "cluster" and (entry.slots or 0) > MAX_DEVICES:
         yield f"{entry.slots} ranks of one node", f"a node has at most {MAX_DEVICES} devices", False
     if ":" in entry.address and target in ("mpich", "slurm"):
-        yield f"the address {entry.address}", "it splits at the colons; give the node a name", False
+        yield (
+            f"the address {entry.address}",
+            "it would split the address at the colons; give the node a name",
+            False,
+        )
     unsaid = target in ("deepspeed", "torchrun") or (target == "mpich" and source.dialect == "openmpi")
     if entry.slots is None and unsaid:
-        yield "a node without a number of slots", "--slots N sets one", False
+        yield "a node without a number of slots", "set one with --slots N", False
 
 
 def left_out(source: Source, target: str) -> list[str]:
-    """Yield the other values that the format cannot hold; they change no rank, so they are only reported."""
+    """Return the names of the other values that the format cannot hold; ranks and logins do not depend on them."""
     if source.cluster is None or target == "cluster":
         return []
     names = ["node names"] if any(node.name != node.address for node in source.cluster.nodes) else []
@@ -190,7 +194,7 @@ def render(
 ) -> str:
     """Return the nodes in another format; raise InputFaults if something would be lost, unless `lossy`.
 
-    `reached` lets go what is only about logging in: the inventory that says it stays.
+    `reached`: values that only the login needs may be lost, because the inventory that has them is kept.
     """
     _refuse([loss for loss in losses(source, target) if not (reached and loss.reach)], lossy)
     if target == "cluster":

@@ -1,6 +1,6 @@
 """Read any file that lists nodes: cluster.yaml, a hostfile, a Slurm list or a rank table.
 
-All of them become a Cluster, so that each serves as an inventory; a Slurm allocation does so without a file.
+All of them become a Cluster, so that each can be used as an inventory. A Slurm allocation needs no file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Source:
     cluster: Cluster | None = None
     """The cluster of a cluster.yaml or a rank table, which have more than names and slots."""
     scattered: bool = False
-    """Whether the ranks of a table do not follow the nodes."""
+    """Whether the ranks of a table are not in the order of its nodes."""
 
     @property
     def keys(self) -> list[str]:
@@ -49,7 +49,7 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """Read any of the files; the result has its faults. Raise UsageError if there is no such file."""
+    """Read any of the files; the result contains the file's faults. Raise UsageError if there is no such file."""
     dialect = kind_of_file(path)
     if dialect == "cluster":
         return _from_cluster(path)
@@ -66,7 +66,7 @@ def read(path: Path) -> Source:
 
 
 def load(path: Path, kind: str = "cpu") -> Cluster:
-    """Read any of the files as an inventory; `kind` is the kind of device that the slots of a hostfile mean."""
+    """Read any of the files as an inventory; `kind`: the kind of the devices behind a hostfile's slots."""
     if kind_of_file(path) == "cluster":
         return inventory_cluster.load(path)
     source = read(path)
@@ -163,7 +163,7 @@ def _from_table(path: Path) -> Source:
 def _with_servers(table: RankTable, source: str) -> RankTable:
     """Return a 2.0 table whose ranks have a `server_id` or `host_ip`, with these as its servers.
 
-    Most 2.0 tables say it nowhere: the addresses of their levels are the devices', which no SSH answers.
+    Most 2.0 tables have neither: the addresses in their levels belong to devices, and no SSH server listens there.
     """
     from clusterctl.ranktable.api import Server
 
@@ -181,10 +181,10 @@ def _with_servers(table: RankTable, source: str) -> RankTable:
         present = servers.setdefault(known, [])
         if any(other.device_id == device.device_id for other in present):
             problem = f"the device {device.device_id} of {known[:80]!r} has another rank too"
-            faults.append(Fault(at, problem, "a device has one rank"))
+            faults.append(Fault(at, problem, "give each device one rank"))
         elif device.device_id >= MAX_DEVICES:
             problem = f"its device_id is {device.device_id}, and a node has at most {MAX_DEVICES} devices"
-            faults.append(Fault(at, problem, "the physical id, as npu-smi shows it"))
+            faults.append(Fault(at, problem, "give the physical id, as npu-smi shows it"))
         present.append(replace(device, levels=(), device_ip=""))
         hosts.setdefault(known, {"host_ip": host} if isinstance(host, str) else {})
     if len(faults) == table.ranks and not servers:
@@ -209,7 +209,7 @@ def from_table(table: RankTable, source: str) -> Cluster:
             problem = f"the server_id {name[:80]!r} is not a name or address that SSH can reach"
             first = f"rank {server.devices[0].rank_id}"
             at = f"/server_list/{number}/server_id" if table.names_servers else first
-            faults.append(Fault(f"{source} {at}", problem, "an address or a name"))
+            faults.append(Fault(f"{source} {at}", problem, "give an address or a name"))
         ips = tuple(device.device_ip for device in server.devices)
         devices = tuple(device.device_id for device in server.devices)
         node = Node(name, address, address, devices=devices, kind="npu", server_id=name)

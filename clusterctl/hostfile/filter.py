@@ -1,8 +1,8 @@
 """Apply DeepSpeed's `--include` and `--exclude`, with the results that its documentation describes.
 
-`NODE[:SLOT[,SLOT...]][@NODE...]`: a node alone is the whole of it. Releases of DeepSpeed have dropped whole
-nodes from an include, let `-i w0:5` pass on a node of four slots, and kept a node that `-e w1@w1:0` excludes
-whole; here the filters do what they say, and all faults are reported together.
+`NODE[:SLOT[,SLOT...]][@NODE...]`: a node without slots stands for all its slots. Releases of DeepSpeed have dropped
+whole nodes from an include, accepted `-i w0:5` for a node of four slots, and kept a node that `-e w1@w1:0` excludes
+completely. Here the filters follow the documentation, and all faults are reported together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Slots = dict[str, tuple[int, ...]]
 
 
 def chosen(slots_of: Mapping[str, Sequence[int]], include: str | None, exclude: str | None) -> Slots:
-    """Return the slots of each node that a filter leaves, in the order of the hostfile."""
+    """Return the slots of each node that a filter selects, in the order of the hostfile."""
     if include and exclude:
         raise UsageError(
             "--include and --exclude can't be given together",
@@ -36,7 +36,7 @@ def chosen(slots_of: Mapping[str, Sequence[int]], include: str | None, exclude: 
         if selected[node]
     }
     if not left:
-        raise UsageError("the filter leaves no slot", f"known: {_shown(slots_of)}")
+        raise UsageError("the filter leaves no slot", f"the nodes are {_shown(slots_of)}")
     return left
 
 
@@ -47,7 +47,7 @@ def _read(text: str, option: str, slots_of: Mapping[str, Sequence[int]]) -> dict
     for part in text.split("@") if text else ():
         node, colon, listed = part.partition(":")
         if node not in slots_of:
-            near = did_you_mean(node, list(slots_of)) or f"known: {_shown(slots_of)}"
+            near = did_you_mean(node, list(slots_of)) or f"the nodes are {_shown(slots_of)}"
             faults.append(Fault(option, f"no node {node[:80]!r}" if node else "an empty node", near))
             continue
         here = named.setdefault(node, set())

@@ -1,7 +1,7 @@
 """Write the hostfiles of DeepSpeed, OpenMPI and MPICH (one line for each node), and read them strictly.
 
-DeepSpeed takes `w[0-3] slots=8` for one node of that name, passes `slots=0` and ignores what follows; a
-name that begins with `-` becomes an option of ssh. All of these are faults here, each with its line.
+DeepSpeed reads `w[0-3] slots=8` as one node of that name, accepts `slots=0` and ignores the rest of the line; a
+name that begins with `-` becomes an option of ssh. Here all of these are faults, reported with their lines.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def render_entries(entries: Sequence[Entry], format: str) -> str:
     """Return the hostfile of these nodes; what the format cannot express is left out (see `convert`)."""
     if format not in FORMATS:
         near = did_you_mean(format, FORMATS)
-        raise UsageError(f"unknown hostfile format {format!r}", near or f"one of {', '.join(FORMATS)}")
+        raise UsageError(f"unknown hostfile format {format!r}", near or f"use one of {', '.join(FORMATS)}")
     text = "".join(f"{_line(entry, format)}\n" for entry in entries)
     faults = [
         Fault(
@@ -126,7 +126,7 @@ def read_text(path: Path) -> tuple[str, list[Fault]]:
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
-    """Return the lines with their numbers, without comments and blank lines."""
+    """Yield the lines with their numbers, without comments and blank lines."""
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.removesuffix("\r").split("#", 1)[0].strip()
         if line:
@@ -156,7 +156,7 @@ def twice(entries: Iterable[Entry], source: str) -> Iterator[Fault]:
     for entry in entries:
         place_of = same_place(entry.address)
         if place_of in first:
-            also = f"on line {first[place_of]} too" if first[place_of] != entry.line else "here twice"
+            also = f"on line {first[place_of]} too" if first[place_of] != entry.line else "listed twice here"
             problem = f"{entry.address} is {also}"
             yield Fault(f"{source}:{entry.line}", problem, "write one line for each node, with all its slots")
         first.setdefault(place_of, entry.line)
@@ -190,7 +190,7 @@ def dialect(entries: Sequence[Entry]) -> str:
 
 
 def _entry(line: str, number: int) -> tuple[Entry | None, list[UsageError]]:
-    """Return the node of a line, None if its name is none, and all errors of the line."""
+    """Return the node of a line, or None if its name is not valid, and all errors of the line."""
     name, *fields = line.split()
     errors, found, unexpected = Collected(), dict[str, int](), list[str]()
     # One colon only: an IPv6 address has more.
@@ -211,7 +211,7 @@ def _entry(line: str, number: int) -> tuple[Entry | None, list[UsageError]]:
         key, equals, value = word.partition("=")
         key = key.replace("-", "_")
         if key == "user" and user is None and (mpich_form or not found) and _USER.match(value):
-            # MPICH's, which may have no count.
+            # This is MPICH's form, which may have no count.
             user, form = value, "colon"
         elif not equals or key not in ("slots", "max_slots") or (form and not mpich_form):
             unexpected.append(word)
@@ -233,7 +233,7 @@ def _entry(line: str, number: int) -> tuple[Entry | None, list[UsageError]]:
 
 
 def _unexpected(words: Sequence[str]) -> UsageError:
-    """Return the error of all words of a line that are not known: `slots = 8` is one error, not three."""
+    """Return one error for all unknown words of a line: `slots = 8` is one error, not three."""
     key, equals, _ = words[0].partition("=")
     more = f" and {len(words) - MOST_WORDS} more words" if len(words) > MOST_WORDS else ""
     shown = ", ".join(repr(word[:80]) for word in words[:MOST_WORDS])
@@ -253,14 +253,15 @@ def _no_host(name: str) -> UsageError:
 
 def _word_hint(key: str, equals: str) -> str:
     if key == "slots" and not equals:
-        return "no blanks around '=', as in slots=8"
-    return did_you_mean(key, ("slots",)) or "`10.0.0.1 slots=8`, comments after '#'"
+        return "remove the blanks around '=', as in slots=8"
+    return did_you_mean(key, ("slots",)) or "as in `10.0.0.1 slots=8`; a comment begins with '#'"
 
 
 def _slots(text: str, key: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise UsageError(f"{key}={text[:80]!r} is not a number", f"a whole number, as in {key}=8")
+        raise UsageError(f"{key}={text[:80]!r} is not a number", f"give a whole number, as in {key}=8")
     count = int(text)
     if not 0 < count <= MAX_SLOTS:
-        raise UsageError(f"{key}={count}", f"1 to {MAX_SLOTS}; leave the line out for a node without ranks")
+        problem = f"{key}={count} is not possible"
+        raise UsageError(problem, f"use 1 to {MAX_SLOTS}; leave the line out for a node without ranks")
     return count

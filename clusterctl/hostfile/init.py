@@ -1,6 +1,6 @@
 """Build the Cluster that `clusterctl init` writes: from a node set, or from any file that lists nodes.
 
-A Cluster as the text of a cluster.yaml: short, to be read back, or with the comments that a person begins with.
+Write a Cluster as the text of a cluster.yaml: in a short form, or with comments for people who edit it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USUAL_KIND = "npu"
 def from_hosts(hosts: str | None, devices: str | None, kind: str | None, name: str) -> Cluster:
     """Return the nodes of a node set, all with the same devices; two example nodes if no set is given."""
     names = nodeset.expand(hosts) if hosts is not None else ["10.0.0.1", "10.0.0.2"]
-    ids, faults = _asked(devices, kind)
+    ids, faults = _parse_options(devices, kind)
     faults += _host_faults(names)
     if faults:
         raise InputFaults(faults)
@@ -42,7 +42,7 @@ def from_hosts(hosts: str | None, devices: str | None, kind: str | None, name: s
 
 def from_file(source: Source, devices: str | None, kind: str | None, name: str) -> Cluster:
     """Return the nodes in a file; `devices` and `kind` apply to nodes for which the file has none."""
-    ids, faults = _asked(devices, kind)
+    ids, faults = _parse_options(devices, kind)
     faults += [*source.faults, *_too_many(source.path, len(source.entries))]
     if source.cluster is not None and kind:
         faults.append(Fault("--kind", f"{source.path} has the kind of the devices", "leave it out"))
@@ -75,8 +75,8 @@ def _usual(ids: tuple[int, ...] | None) -> tuple[int, ...]:
     return tuple(range(USUAL_DEVICES)) if ids is None else ids
 
 
-def _asked(devices: str | None, kind: str | None) -> tuple[tuple[int, ...] | None, list[Fault]]:
-    """Return the devices in an option, and the faults of the option and of the kind."""
+def _parse_options(devices: str | None, kind: str | None) -> tuple[tuple[int, ...] | None, list[Fault]]:
+    """Return the devices that --devices names, and the faults of --devices and --kind."""
     faults = []
     if kind is not None and kind not in inventory_cluster.KINDS:
         faults.append(Fault("--kind", f"unknown kind {kind!r}", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)"))
@@ -103,7 +103,7 @@ def _host_faults(names: Sequence[str]) -> Iterator[Fault]:
 def _too_many(where: str, count: int) -> Iterator[Fault]:
     if count > inventory_cluster.MAX_NODES:
         problem = f"{count:,} nodes; an inventory has at most {inventory_cluster.MAX_NODES:,}"
-        yield Fault(where, problem, "choose some of them")
+        yield Fault(where, problem, "choose fewer nodes")
 
 
 def _named(cluster: Cluster) -> Cluster:
@@ -162,7 +162,7 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def commented(cluster: Cluster, origin: str = "") -> str:
-    """Return a commented cluster.yaml of these nodes; what most of them share is in `defaults`."""
+    """Return a commented cluster.yaml of these nodes; `defaults` has the values that most of them share."""
     devices = Counter(node.devices for node in cluster.nodes).most_common(1)[0][0]
     kind = Counter(node.kind for node in cluster.nodes).most_common(1)[0][0]
     text = _COMMENTED.format(

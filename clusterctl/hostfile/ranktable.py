@@ -30,7 +30,7 @@ def as_table(path: Path, version: str | None, facts: Path | None, super_pod: str
 
     if not is_plan(path) and kind_of_file(path) == "hostfile":
         problem = f"{path}: neither a rank table nor a plan; a hostfile has no addresses of devices"
-        hint = f"clusterctl ranktable build --hostfile {path} asks its nodes; --to plan leaves them empty"
+        hint = f"clusterctl ranktable build --hostfile {path} queries its nodes; --to plan leaves them empty"
         raise UsageError(problem, hint)
     table = read(path)
     return to_version(table, version or table.version, read(facts) if facts else None, super_pod)
@@ -42,7 +42,7 @@ def as_text(path: Path, target: str, lossy: bool = False) -> str:
 
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
-        raise UsageError(f"--to: unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
+        raise UsageError(f"--to: unknown format {target!r}", near or f"use one of {', '.join(TARGETS)}")
     if target != "plan":
         if is_plan(path):
             raise UsageError(

@@ -1,7 +1,7 @@
 """Read and write Slurm's node lists, such as `node[01-16],big`, and task counts, such as `8(x4),4`.
 
-A node list keeps its order, since SLURM_TASKS_PER_NODE counts along it; a file is one list, several of them a
-line each, or what `env | grep SLURM_` prints.
+A node list keeps its order, since the counts in SLURM_TASKS_PER_NODE follow it. A file contains one list per line,
+or what `env | grep SLURM_` prints.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
     named = [found[name] for name in NODES if name in found][:1]
     if named and lists:
         problem = f"{lists[0][1][:80]!r} in addition to {NODES[0]}"
-        faults.append(Fault(f"{source}:{lists[0][0]}", problem, "variables or lists, not both"))
+        faults.append(Fault(f"{source}:{lists[0][0]}", problem, "give variables or lists, not both"))
     entries = list(_named(named or lists, source, faults))
     faults += twice(entries, source)
     if not entries and not faults:
@@ -107,7 +107,7 @@ def expand(text: str) -> list[str]:
             raise UsageError(f"{part[:80]!r} is not a Slurm node list", "as in node[01-16,20],big")
         names += _product(part)
         if len(names) > MAX_NODES:
-            raise UsageError(f"{text[:80]!r}: more than {MAX_NODES:,} nodes", "a shorter range")
+            raise UsageError(f"{text[:80]!r}: more than {MAX_NODES:,} nodes", "use a shorter range")
     for name in names:
         if not _HOST.match(name):
             problem = "a name can't begin with '-'" if name[:1] == "-" else "not a valid node name"
@@ -120,7 +120,7 @@ def expand(text: str) -> list[str]:
 def _product(part: str) -> list[str]:
     """Return the names in one part, in Slurm's order.
 
-    The last bracket counts fastest; of those before it, the first counts fastest.
+    The number in the last bracket changes fastest; of the brackets before it, the first one changes fastest.
     """
     texts, lists = [], []
     head, bracket, rest = part.partition("[")
@@ -136,7 +136,7 @@ def _product(part: str) -> list[str]:
             f"{part[:80]!r}: Slurm takes no text after the last bracket", "as in rack[1-2]node[1-4]"
         )
     if math.prod(map(len, lists)) > MAX_NODES:
-        raise UsageError(f"{part[:80]!r}: more than {MAX_NODES:,} nodes", "a shorter range")
+        raise UsageError(f"{part[:80]!r}: more than {MAX_NODES:,} nodes", "use a shorter range")
     *others, last = lists
     names = []
     for numbers in itertools.product(*reversed(others)):
@@ -151,7 +151,7 @@ def _numbers(piece: str) -> Sequence[str]:
         raise UsageError(f"{piece[:80]!r} is not a range of node numbers", "as in node[01-16,20]")
     first, last = int(match[1]), int(match[2] or match[1])
     if last - first >= MAX_NODES:
-        raise UsageError(f"[{piece}]: more than {MAX_NODES:,} nodes", "a shorter range")
+        raise UsageError(f"[{piece}]: more than {MAX_NODES:,} nodes", "use a shorter range")
     # Slurm pads to the width of the first number in the range.
     width = len(match[1])
     return [str(number).zfill(width) for number in range(first, last + 1)]
@@ -192,7 +192,7 @@ def render_tasks(counts: Sequence[int]) -> str:
 
 
 def fold(names: Sequence[str]) -> str:
-    """Return names as a Slurm list in their order; only neighbours that count upward are joined."""
+    """Return names as a Slurm list in their order; consecutive names are joined if their numbers rise by one."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _next(runs[-1][-1]) == name:

@@ -137,7 +137,7 @@ class Cluster:
     ) -> list[Outcome[PushResult]]:
         """Copy a folder or file to the same path on every node, verified; return one outcome per node.
 
-        Only missing data travels. With `replace`, a folder that clusterctl did not create is overwritten.
+        Only missing data is sent. With `replace`, a folder that clusterctl did not create is overwritten.
         """
         from clusterctl.transfer import push
         from clusterctl.transfer.relay import relay_for
@@ -251,8 +251,8 @@ class Cluster:
     ) -> list[T]:
         """Call a function once per device of every node; return what the calls returned, in the order of the ranks.
 
-        Raises FunctionFailed with every rank's traceback where a call raised. Keyword arguments of the function go
-        through functools.partial. On a timeout the run is stopped.
+        Raises FunctionFailed with every rank's traceback if a call raised. Pass keyword arguments of the function
+        with functools.partial. After a timeout the run is stopped.
         """
         started = self.start_function(
             function,
@@ -272,7 +272,7 @@ class Cluster:
             raise
 
     def _nodes_of(self, job: Job) -> tuple[inventory.Cluster, tuple[Node, ...]]:
-        """Return the nodes of a job and its spare nodes. A selection of ours counts, else the job's own `nodes`."""
+        """Return the nodes of a job and its spare nodes. A selection replaces the job's own `nodes`."""
         whole = self._whole or self._chosen
         spare_set = job.restart.spare_nodes if job.restart else None
         spares = whole.select(spare_set).nodes if spare_set else ()

@@ -1,4 +1,4 @@
-"""A Python function as a run: one call per device, results home in the order of the ranks."""
+"""Run a Python function on nodes: one call per device; the results are returned in the order of the ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """Where and how a function runs."""
+    """The settings of a run of a function."""
 
     devices: Sequence[int] | None
     code: str | Path | None
@@ -58,7 +58,7 @@ class Request:
 
     @contextlib.contextmanager
     def files_of(self, function: Callable[..., object], args: Sequence[object]) -> Iterator[Path]:
-        """Yield a folder with the program of the nodes, the pickled call and what it needs to be loaded."""
+        """Yield a folder with the program that nodes run, the pickled call, and cloudpickle if loading it needs it."""
         by_value = _module_to_send(function, Path(self.code).resolve() if self.code is not None else None)
         pickled, needs_cloudpickle = _pickled(function, args, by_value)
         version = list(sys.version_info[:2]) if needs_cloudpickle else None
@@ -88,8 +88,8 @@ class FunctionRun(Run, Generic[T]):
     def results(self, timeout: float | None = None) -> list[T]:
         """Wait for the end; return what each rank's call returned, in the order of the ranks.
 
-        Raises FunctionFailed where calls raised, RunFailed where ranks ended in another way (a signal, a lost node),
-        TimeoutError when `timeout` seconds are over. The files of the call are removed from the nodes afterwards.
+        Raises FunctionFailed if calls raised, RunFailed if ranks ended in another way (a signal, a lost node), and
+        TimeoutError after `timeout` seconds. The files of the call are removed from the nodes afterwards.
         """
         if self._results is None:
             try:
@@ -107,7 +107,7 @@ class FunctionRun(Run, Generic[T]):
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def _raise_failures(self, failed: RunFailed) -> None:
-        """Raise FunctionFailed with the exceptions that nodes kept, or the run's own error without any."""
+        """Raise FunctionFailed with the exceptions that calls stored on nodes, or the run's error if there are none."""
         with self.connected() as connections:
             outcomes = connections.on_each(self._folder.read_record().cluster.nodes, self._failures_of)
             self._remove_call(connections)
@@ -126,7 +126,7 @@ class FunctionRun(Run, Generic[T]):
         }
 
     def _failures_of(self, node: Node, link: Connection) -> list[Failure]:
-        """Return the exceptions of one node's ranks; a rank that was ended from outside left none."""
+        """Return the exceptions of one node's ranks; a rank that was killed stored none."""
         found = []
         for rank in self._ranks(node):
             with contextlib.suppress(ClusterctlError):
@@ -178,9 +178,9 @@ def _pickled(
 
 
 def _module_to_send(function: Callable[..., object], code: Path | None) -> ModuleType | None:
-    """Return the module whose functions travel by value, None where the nodes can import it by its name.
+    """Return the module to pickle by value; None if the nodes can import it by its name.
 
-    Nodes import what is installed there, and what lies below `code`, which is pushed.
+    Nodes can import installed modules, and those below `code`, which is pushed.
     """
     inner: Any = function
     # functools.partial.

@@ -39,11 +39,11 @@ class Start:
     reach: Reach
     checks: bool
     summary: TrainSummary | None
-    """What a training costs, for the checks of the nodes."""
+    """The needs of a training, for the checks of the nodes."""
 
 
 def start(order: Start, report: Callable[[str, str], None]) -> None:
-    """Start a run and return; raise what kept it from starting. An interrupt stops what has started."""
+    """Start a run and return; raise the error if it did not start. An interrupt stops what has started."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -55,7 +55,7 @@ def start(order: Start, report: Callable[[str, str], None]) -> None:
                 start_new_session=True,
             )
         try:
-            # The place in the job file is known by now, and its text is of no use there.
+            # The document only gives errors of the job file their place, and the job is already checked.
             ours.sendall(pickle.dumps(replace(order, job=replace(order.job, document=None))))
             ours.shutdown(socket.SHUT_WR)
             problem = _result(ours, report)
@@ -84,7 +84,7 @@ def _result(channel: socket.socket, report: Callable[[str, str], None]) -> BaseE
 
 def main() -> int:
     use_one_arena()
-    # The program that waits may ignore interrupts; its own must reach this process.
+    # The program that waits may ignore interrupts, but this process must handle the one that it sends.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel.makefile("rb") as file:

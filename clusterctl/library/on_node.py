@@ -1,4 +1,4 @@
-"""Calls one function on a node. This file travels with the pickled call; it needs Python 3.8 and nothing else."""
+"""Call one function on a node. This file is pushed with the pickled call; it needs only Python 3.8 or newer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
     results = os.path.join(os.environ["CLUSTERCTL_RUN_DIR"], call["results"])
     path = os.path.join(results, f"attempt-{os.environ['CLUSTERCTL_ATTEMPT']}-rank-{os.environ['RANK']}")
     os.makedirs(results, mode=0o700, exist_ok=True)
-    # For cloudpickle, which lies next to this file.
+    # Loading the call may need cloudpickle, which is next to this file.
     sys.path.append(folder)
     try:
         with open(os.path.join(folder, "call.pkl"), "rb") as file:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def plain(value: object) -> Any:
-    """Return a value as JSON; what JSON has no form for becomes an object with the name of its type as the key."""
+    """Return a value as JSON; a type that JSON lacks becomes an object whose key is the type's name."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is bytes:
@@ -62,7 +62,7 @@ def plain(value: object) -> Any:
 
 
 def write(path: str, data: bytes) -> None:
-    """Write a file whole: a reader never sees half of it."""
+    """Write a file so that a reader never sees a part of it."""
     with open(path + ".part", "wb") as file:
         file.write(data)
         file.flush()

@@ -1,4 +1,4 @@
-"""What calls on nodes returned or raised, read without running code that a node chose."""
+"""Read what calls on nodes returned or raised, without running code that a node sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMS: dict[str, Callable[[list[Any]], Any]] = {
     "frozenset": frozenset,
     "dict": dict,
 }
-# What damaged data can raise while it is read.
+# Exceptions that reading damaged data can raise.
 DAMAGE = (
     *(ArithmeticError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError, pickle.UnpicklingError),

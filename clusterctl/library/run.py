@@ -1,4 +1,4 @@
-"""A run as an object: its state, its logs, its end."""
+"""A run as an object: state, logs, metrics, waiting for its end, stopping it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from clusterctl.runs.state import RunState
     from clusterctl.transport.fanout import Connections
 
-# Seconds between two looks at the run's folder.
+# Seconds between two checks of the run's folder.
 POLL = 0.05
 
 
 class Run:
-    """One execution of a job. Everything is read from its folder and its nodes, so any process may hold one."""
+    """One execution of a job. Its state is in its folder and on its nodes, so any process can create such an object."""
 
     def __init__(self, folder: RunDir, reach: Reach | None = None) -> None:
         """Use `Cluster.launch`, or `find_run` for a run that exists."""
@@ -45,13 +45,13 @@ class Run:
 
     @property
     def phase(self) -> str:
-        """The phase as the controller wrote it last: "running", "restarting", "finished", "failed", "stopped" or
+        """The phase that the controller wrote last: "running", "restarting", "finished", "failed", "stopped" or
         "lost"."""
         return self._folder.phase().value
 
     @property
     def is_ended(self) -> bool:
-        """Whether the run has ended and everything of it that is collected is on this machine."""
+        """Whether the run has ended and all its logs and collected files are on this machine."""
         return self._folder.phase().is_final and self._folder.controller() is None
 
     def state(self) -> RunState:
@@ -64,8 +64,8 @@ class Run:
     def wait(self, timeout: float | None = None) -> Run:
         """Wait for the end and return the run itself.
 
-        Raises RunFailed with the root cause where the run did not finish, TimeoutError when `timeout` seconds are
-        over; the run continues then. Where the run's controller died, a new one is started.
+        Raises RunFailed with the root cause if the run did not finish, and TimeoutError after `timeout` seconds; the
+        run then continues. If the run's controller died, a new one is started.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_ended:
@@ -107,7 +107,7 @@ class Run:
     ) -> Iterator[LogLine]:
         """Return the log lines that are on this machine, rank by rank; each has node, rank, stream and text.
 
-        `stream` is "out" or "err"; the newest attempt counts unless `attempt` names another.
+        `stream` is "out" or "err"; the lines are of the newest attempt unless `attempt` names another.
         """
         from clusterctl.logs.store import LogFilter, kept_files
 
@@ -134,7 +134,7 @@ class Run:
         return f"clusterctl logs show {self.id} --errors"
 
     def _replace_controller(self) -> None:
-        """Put a new controller in charge, unless the old one has just written the end."""
+        """Start a new controller, unless the old one has just recorded the end of the run."""
         from clusterctl.runs import controller
 
         time.sleep(POLL)
@@ -148,7 +148,7 @@ def runs_folder(runs: str | Path | None = None) -> Path:
 
 
 def find_run(name: str = "last", runs: str | Path | None = None) -> Run:
-    """Return a run by its id, a unique beginning of the id, or "last"."""
+    """Return a run by its id, a unique prefix of the id, or "last"."""
     return Run(run_folder.find_run(runs_folder(runs), name))
 
 

@@ -1,4 +1,4 @@
-"""Connections that a Cluster and its selections share, opened at the first use."""
+"""Connections that a Cluster and its selections share; they are opened when first used."""
 
 from __future__ import annotations
 

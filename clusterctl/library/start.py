@@ -35,7 +35,7 @@ class Request:
     restarts: int | None
 
     def as_job(self) -> Job:
-        """Return the checked job; raise one error that lists everything wrong with the job file."""
+        """Return the checked job; raise one error that lists all faults of the job file."""
         if isinstance(self.job, (str, Path)):
             texts = [f"{key}={value}" for key, value in self.overrides.items()]
             job = jobs.load(Path(self.job), texts)
@@ -59,7 +59,7 @@ def start(
     runs: str | Path | None,
     report: Callable[[str, str], None],
 ) -> Run:
-    """Check, push and start a job; return its run, which a controller process takes care of from then on."""
+    """Check, push and start a job; return its run, which a controller process supervises from then on."""
     chosen, spares = nodes_of(job)
     summary = job_check.check(job, chosen)
     folder = new_run(job.name, runs_folder(runs))

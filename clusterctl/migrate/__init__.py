@@ -1,1 +1,1 @@
-"""Jobs written from the commands, scripts and configuration files of other trainers; nothing of them is executed."""
+"""Write jobs from the commands, scripts and configuration files of other trainers, without executing any of them."""

@@ -1,4 +1,4 @@
-"""Write the `clusterctl data build` command of a preprocess_data.py command."""
+"""Translate a preprocess_data.py command into a `clusterctl data build` command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clusterctl.migrate.read import Found
 
 
 def command_text(found: Found) -> str:
-    """Return the command, and as comments the options that it does not need."""
+    """Return the command, after comments that name the options without a counterpart."""
     words = ["clusterctl", "data", "build"]
     lines = []
     keys = ["text"]

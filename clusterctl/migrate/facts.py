@@ -1,4 +1,4 @@
-"""Options that give a key of a job only together with others: batches, lengths, schedules, layouts, files."""
+"""Combine options that only together determine a key of a job: batches, lengths, schedules, layouts, files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.migrate.tables import ascend
 if TYPE_CHECKING:
     from clusterctl.migrate.translation import Translation
 
-# By name: the value and the option that gave it.
+# Values by name, each with the option that gave it.
 Facts = dict[str, tuple[object, str]]
 SCHEDULES = {
     "cosine": "cosine",
@@ -71,14 +71,14 @@ def _current(result: Translation, key: str, default: float = 1) -> float:
 
 
 def _recipe(result: Translation, facts: Facts) -> None:
-    """Add what the ModelZoo script does for a size of model."""
+    """Add the values that the ModelZoo script sets for a model size."""
     size = _of(facts, "model_size") or ("345M" if result.found.family == "ascend" else "")
     if not size:
         return
     chosen = ascend.MODEL_SIZES.get(str(size))
     if chosen is None:
         known = ", ".join(ascend.MODEL_SIZES)
-        raise _wrong(result, facts["model_size"][1], f"there is no size {size!r}", f"known: {known}")
+        raise _wrong(result, facts["model_size"][1], f"there is no size {size!r}", f"use one of {known}")
     result.found.defaults = {**chosen, **result.found.defaults}
 
 
@@ -94,7 +94,7 @@ def _model(result: Translation, facts: Facts) -> None:
     if positions == "rope":
         result.set("train.model.rotary", True, f"{facts['positions'][1]} rope")
     elif positions not in ("", "learned_absolute", "learned"):
-        _give_up(result, facts, "positions", f"positions of kind {positions} are not trained")
+        _leave_out(result, facts, "positions", f"positions of kind {positions} are not supported")
     norm = str(_of(facts, "normalization") or "")
     if norm == "RMSNorm":
         result.set("train.model.norm", "rms", f"{facts['normalization'][1]} {norm}")
@@ -110,9 +110,9 @@ def _model(result: Translation, facts: Facts) -> None:
             "train.model.activation", "gelu" if exact else "gelu_tanh", f"{facts['activation'][1]} {act}"
         )
         if act not in ("gelu", "fast_gelu", "gelu_tanh", "gelu_erf", "gelu_exact"):
-            _give_up(result, facts, "activation", f"{act} is not computed; gelu_tanh takes its place")
+            _leave_out(result, facts, "activation", f"{act} is not supported; gelu_tanh is used instead")
     if _number(facts, "experts") > 1:
-        _give_up(result, facts, "experts", "describe experts by train.model: {experts, top_k}")
+        _leave_out(result, facts, "experts", "describe experts by train.model: {experts, top_k}")
     kind = result.values.get("train.model.kind")
     is_glm = result.found.family == "glm" or (kind is not None and kind.value == "glm")
     if "train.model.vocab" not in result.values and result.found.family in ("megatron", "oneflow", "glm"):
@@ -120,16 +120,16 @@ def _model(result: Translation, facts: Facts) -> None:
         result.set("train.model.vocab", vocab, "GPT-2's vocabulary; correct it for another one")
     architecture = str(_of(facts, "architecture") or "")
     if architecture and not architecture.startswith("GPT2"):
-        _give_up(
+        _leave_out(
             result,
             facts,
             "architecture",
-            f"{architecture} is no GPT-2: compare the model with `clusterctl schema`",
+            f"{architecture} is not a GPT-2: compare the model with `clusterctl schema`",
         )
 
 
-def _give_up(result: Translation, facts: Facts, name: str, reason: str) -> None:
-    """Move an option from the mapped ones to the others."""
+def _leave_out(result: Translation, facts: Facts, name: str, reason: str) -> None:
+    """Move an option from the mapped ones to those that are not mapped."""
     option = facts[name][1]
     if option in result.mapped:
         result.mapped.remove(option)
@@ -158,12 +158,12 @@ def _nodes(result: Translation, facts: Facts) -> None:
         noun = "node" if nodes == 1 else "nodes"
         hosts = f" ({_of(facts, 'addresses')})" if "addresses" in facts else ""
         result.notes.append(
-            f"it ran on {nodes} {noun}{hosts}: name them by `nodes:`, or by -n when you launch"
+            f"it ran on {nodes} {noun}{hosts}: choose nodes with `nodes:`, or with -n when you launch"
         )
     if "rdma" in facts:
         result.set("network.rdma", "on" if _of(facts, "rdma") else "auto", facts["rdma"][1])
     if "device" in facts and str(_of(facts, "device")) not in ("Ascend", "GPU", "CPU"):
-        _give_up(result, facts, "device", "the inventory says the kind of the devices")
+        _leave_out(result, facts, "device", "the inventory names the kind of the devices")
 
 
 def _layout(result: Translation, facts: Facts) -> None:
@@ -197,7 +197,7 @@ def _batches(result: Translation, facts: Facts) -> None:
     elif batch and micro and ranks and "accumulation" in facts and batch != micro * ranks * accumulation:
         makes = f"{micro} x {ranks} ranks x {accumulation} = {micro * ranks * accumulation}"
         result.notes.append(
-            f"{name} contradicts the global batch of {batch}: {makes}; the global batch counts"
+            f"{name} contradicts the global batch of {batch}: {makes}; the global batch is used"
         )
     if not micro and batch and ranks:
         result.set(
@@ -217,14 +217,14 @@ def _length(result: Translation, facts: Facts) -> None:
         result.set("train.tune.epochs", int(_number(facts, "epochs")), facts["epochs"][1])
         given.remove("epochs")
     for name in given if has_steps else given[1:]:
-        _give_up(result, facts, name, "the training has another length too, which counts")
+        _leave_out(result, facts, name, "another option gives the training's length, and that one is used")
     if given and not has_steps:
         amount = _short(int(_number(facts, given[0])))
         result.set("train.length", f"{amount} {given[0]}", facts[given[0]][1])
 
 
 def _curriculum(result: Translation, facts: Facts) -> None:
-    """Turn DeepSpeed's curriculum of sequence length into the job's."""
+    """Turn DeepSpeed's curriculum of sequence lengths into train.curriculum."""
     names = [name for name in facts if name.startswith("curriculum_")]
     kind = str(_of(facts, "curriculum_kind") or "seqlen_truncate")
     schedule = str(_of(facts, "curriculum_schedule") or "fixed_linear")
@@ -232,11 +232,11 @@ def _curriculum(result: Translation, facts: Facts) -> None:
     if not _of(facts, "curriculum_on"):
         reason = "the curriculum is off"
     elif not kind.startswith("seqlen"):
-        reason = f"a curriculum of {kind}: only the length of samples grows"
+        reason = f"a curriculum of {kind} is not supported: only the length of samples can grow"
     elif schedule not in ("fixed_linear", "fixed_root"):
-        reason = f"there is no schedule {schedule}: fixed_linear, fixed_root"
+        reason = f"the schedule {schedule} is not supported: use fixed_linear or fixed_root"
     for name in names if reason else ():
-        _give_up(result, facts, name, reason)
+        _leave_out(result, facts, name, reason)
     if reason:
         return
     for key, name in (
@@ -257,11 +257,11 @@ def _curriculum(result: Translation, facts: Facts) -> None:
     if whole and not sequence:
         result.set("train.model.sequence", whole, facts["curriculum_whole"][1])
     elif whole and whole != sequence:
-        _give_up(result, facts, "curriculum_whole", f"lengths grow up to train.model.sequence, {sequence}")
+        _leave_out(result, facts, "curriculum_whole", f"lengths grow up to train.model.sequence, {sequence}")
 
 
 def _short(number: int) -> str:
-    """Return 2.5B for 2,500,000,000 where nothing is lost."""
+    """Return 2.5B for 2,500,000,000; return all digits if a short form would lose some."""
     for scale, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if number >= scale and number * 1000 % scale == 0:
             return f"{number / scale:g}{letter}"
@@ -278,11 +278,11 @@ def _schedule(result: Translation, facts: Facts) -> None:
                 f"{facts['schedule'][1]} {_of(facts, 'schedule')}",
             )
         else:
-            _give_up(
+            _leave_out(
                 result,
                 facts,
                 "schedule",
-                f"there is no schedule {_of(facts, 'schedule')!r}: {', '.join(dict.fromkeys(SCHEDULES.values()))}",
+                f"there is no schedule {_of(facts, 'schedule')!r}, only {', '.join(dict.fromkeys(SCHEDULES.values()))}",
             )
     for kind, key in (("decay", "train.optimizer.decay"), ("warmup", "train.optimizer.warmup")):
         for unit in ("tokens", "samples", "steps"):
@@ -290,17 +290,17 @@ def _schedule(result: Translation, facts: Facts) -> None:
             if _number(facts, name) > 0 and key not in result.values:
                 result.set(key, f"{_short(int(_number(facts, name)))} {unit}", facts[name][1])
             elif name in facts and _number(facts, name) <= 0:
-                _give_up(
+                _leave_out(
                     result,
                     facts,
                     name,
-                    "it is 0 or less: the whole training" if kind == "decay" else "it is 0",
+                    "it is 0 or less, which means the whole training" if kind == "decay" else "it is 0",
                 )
     if _number(facts, "warmup_part") > 0 and "train.optimizer.warmup" not in result.values:
         part = _number(facts, "warmup_part")
         result.set("train.optimizer.warmup", f"{part * 100:g}%", facts["warmup_part"][1])
     elif "warmup_part" in facts:
-        _give_up(result, facts, "warmup_part", "it is 0, or another warm-up is given")
+        _leave_out(result, facts, "warmup_part", "it is 0, or another warm-up is given")
     if "lr_ratio" in facts and "train.optimizer.lr" in result.values:
         rate = _current(result, "train.optimizer.lr") * _number(facts, "lr_ratio")
         result.set("train.optimizer.min_lr", float(f"{rate:g}"), facts["lr_ratio"][1])
@@ -308,7 +308,7 @@ def _schedule(result: Translation, facts: Facts) -> None:
 
 def _optimizer(result: Translation, facts: Facts) -> None:
     if "optimizer" in facts and str(_of(facts, "optimizer")).lower() not in OPTIMIZERS:
-        _give_up(result, facts, "optimizer", "AdamW is the only optimizer")
+        _leave_out(result, facts, "optimizer", "AdamW is the only optimizer")
     if "beta1" in facts or "beta2" in facts:
         default = result.found.defaults.get("train.optimizer.betas", [0.9, 0.999])
         assert isinstance(default, list)
@@ -331,7 +331,7 @@ def _precision(result: Translation, facts: Facts) -> None:
         if word:
             result.set("train.precision", word, facts["dtype"][1])
         else:
-            _give_up(result, facts, "dtype", f"{_of(facts, 'dtype')} is not one of fp32, bf16, fp16")
+            _leave_out(result, facts, "dtype", f"{_of(facts, 'dtype')} is not one of fp32, bf16, fp16")
     if _number(facts, "fixed_scale"):
         result.set("train.loss_scale.initial", _number(facts, "fixed_scale"), facts["fixed_scale"][1])
         result.set("train.loss_scale.dynamic", False, facts["fixed_scale"][1])
@@ -340,7 +340,7 @@ def _precision(result: Translation, facts: Facts) -> None:
 
 
 def _files(result: Translation, facts: Facts) -> None:
-    """Name the corpora below the job's `data` folder, and the vocabulary in it."""
+    """Set the job's `data` folder, and the paths of the corpora and of the tokenizer in it."""
     prefixes = _corpora(_of(facts, "data"))
     folder = posixpath.dirname(prefixes[0][0]) if prefixes else str(_of(facts, "data_folder") or "data")
     task = result.found.defaults.get("train.tune.task") or _of(facts, "task")
@@ -412,11 +412,9 @@ def _rest(result: Translation, facts: Facts) -> None:
             f"{facts['load'][1]}: a failed run resumes automatically from its newest valid checkpoint"
         )
     if "finetune" in facts and not load:
-        _give_up(result, facts, "finetune", "there are no weights to begin with: train.init")
+        _leave_out(result, facts, "finetune", "no weights are given: set train.init")
     if str(_of(facts, "run_mode") or "train") not in ("train", "finetune"):
-        _give_up(
-            result, facts, "run_mode", "`clusterctl generate` and `clusterctl eval` take a run or a folder"
-        )
+        _leave_out(result, facts, "run_mode", "use `clusterctl generate` or `clusterctl eval` for this")
     if _of(facts, "profile"):
         result.set("train.profile.repeat", 1, facts["profile"][1])
     if "deepspeed_config" in facts:

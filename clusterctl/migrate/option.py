@@ -1,4 +1,4 @@
-"""One option of another trainer, and how a table of them is read."""
+"""One option of another trainer; reading the tables of options."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ KINDS = ("flag", "int", "float", "text", "words", "bool", "any")
 
 @dataclass(frozen=True)
 class Option:
-    """What an option is in a job."""
+    """How an option of another trainer is translated into a job."""
 
     names: tuple[str, ...]
     kind: str
     """flag: it takes no value; words: all words up to the next option; bool: true or false; any: not read."""
     target: str
-    """A key of the job; `key=value` for a flag; `@name` for a fact that others need too; "" for what is not mapped."""
+    """A key of the job; `key=value` for a flag; `@name` for a value that is combined with others; "" if not mapped."""
     note: str = ""
-    """A remark about a mapped option, and the reason of one that is not mapped."""
+    """A remark about a mapped option; the reason if the option is not mapped."""
 
 
 def read_table(text: str) -> Iterator[Option]:
@@ -27,7 +27,7 @@ def read_table(text: str) -> Iterator[Option]:
     for line in text.strip().splitlines():
         names, kind, target, *note = (part.strip() for part in line.split("|"))
         if kind not in KINDS or not names or (target == "-" and not any(note)):
-            raise ValueError(f"a wrong row of a table of options: {line!r}")
+            raise ValueError(f"a row in the table of options is wrong: {line!r}")
         yield Option(tuple(names.split()), kind, "" if target == "-" else target, note[0] if note else "")
 
 
@@ -38,5 +38,5 @@ def options_by_name(text: str) -> dict[str, Option]:
 
 
 def plain(name: str) -> str:
-    """Return an option's name as tables are searched: programs take `--num-layers` and `--num_layers`."""
+    """Return an option's name without leading dashes and with `_` for `-`: programs accept both spellings."""
     return name.lstrip("-").replace("-", "_")

@@ -45,11 +45,11 @@ class Found:
     """What was read, for the head of the job: a file's name or "a command"."""
     given: list[Given] = field(default_factory=list)
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Keys of the job that the program sets where an option is left out."""
+    """Keys of the job that the program sets if an option is left out."""
     name: str = ""
     notes: list[str] = field(default_factory=list)
     choice: str = ""
-    """Of several trainings in a script: which one this is, and which are skipped."""
+    """If a script has several trainings: which one was taken, and which ones were skipped."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ FAMILIES = (
 )
 LAUNCHER = Family("launcher", "", (), (launchers.OPTIONS,))
 KNOWN = ", ".join(name for family in FAMILIES for name in family.programs[:1])
-# Programs that do not start those which they name.
+# Commands that do not start a program that they name.
 NO_STARTERS = (
     "echo",
     "printf",
@@ -153,7 +153,7 @@ def _from_commands(found: Sequence[Command], source: str, path: Path) -> Found:
         return result
     script = next((word.text for each in found for word in each.words if word.text.endswith(".sh")), "")
     remedy = f"to read a script, name it alone: --from {script}; " if script and not path.name else ""
-    raise UsageError(f"{source}: there is no training of a known program", f"{remedy}known programs: {KNOWN}")
+    raise UsageError(f"{source}: contains no training of a known program", f"{remedy}known programs: {KNOWN}")
 
 
 def _place_of(words: Sequence[Word], at: int) -> str:
@@ -162,7 +162,7 @@ def _place_of(words: Sequence[Word], at: int) -> str:
 
 
 def _by_options(words: Sequence[Word]) -> tuple[Family, int] | None:
-    """Return the family that knows most of a command's options, if it knows three, and the place before the first."""
+    """Return the family that knows most of a command's options, if at least three, and the place before the first."""
     names = [word.text.partition("=")[0] for word in words if word.text.startswith("--")]
     family = max(FAMILIES, key=lambda each: sum(each.option(name) is not None for name in names))
     if sum(family.option(name) is not None for name in names) < 3:
@@ -259,14 +259,14 @@ def _with_files(found: Found, path: Path) -> Found:
 
 
 def _add_curriculum(found: Found, path: Path) -> None:
-    """Add what DeepSpeed's configuration says of the lengths of samples, which the job has and not the engine."""
+    """Add the curriculum of sample lengths in DeepSpeed's configuration: the job controls it, not the engine."""
     if not path.is_file():
         return
     own = _from_keys(load_document(path), deepspeed.KEYS, "deepspeed", "", path)
     given = [each for each in own.given if each.name.startswith(deepspeed.CURRICULUM)]
     if given:
         found.given += given
-        found.notes.append(f"take the curriculum out of {path.name}: train.curriculum has it")
+        found.notes.append(f"remove the curriculum from {path.name}: train.curriculum replaces it")
 
 
 # ---- files
@@ -287,7 +287,7 @@ def _from_document(document: Document, path: Path) -> Found:
     for name in value.get("base_config") or ():
         neighbour = path.parent / str(name)
         if not neighbour.is_file():
-            found.notes.append(f"{name}, which base_config names, is not there: its keys are missing")
+            found.notes.append(f"base_config names {name}, which does not exist: its keys are missing")
             continue
         base = _from_keys(load_document(neighbour), mindformers.KEYS, "mindformers", "", neighbour)
         own = {given.name for given in found.given}
@@ -296,7 +296,7 @@ def _from_document(document: Document, path: Path) -> Found:
 
 
 def _from_keys(document: Document, table: str, family: str, title: str, path: Path) -> Found:
-    """Return what a configuration's keys say; a key whose whole part the table names is not divided further."""
+    """Return the options that a configuration's keys give; a section that the table names as a whole is one option."""
     if not isinstance(document.value, dict):
         raise UsageError(f"{path}: not a mapping", "is this the right file?")
     found = Found(family, title, path.name, name=re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem)[:41].strip("-."))
@@ -323,7 +323,7 @@ def _from_keys(document: Document, table: str, family: str, title: str, path: Pa
 
 
 def _from_manifest(document: Document, path: Path) -> Found:
-    """Return the training in a manifest: the list or text with a known program, replicas and devices."""
+    """Return the training in a manifest: the command of a known program, and the numbers of nodes and devices."""
     texts = [text for _, text in _commands_in(document.value, ())]
     for text in texts:
         for command in [Command([Word(str(word), 1) for word in text])]:
@@ -342,7 +342,7 @@ def _from_manifest(document: Document, path: Path) -> Found:
 
 
 def _commands_in(value: object, keys: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], list[str]]]:
-    """Yield each list of words in a manifest, the texts of `sh -c` as words of their own."""
+    """Yield each list of words in a manifest, and the words of each command in a text, such as that of `sh -c`."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _commands_in(inner, (*keys, key))
@@ -357,7 +357,7 @@ def _commands_in(value: object, keys: tuple[object, ...]) -> Iterator[tuple[tupl
 
 
 def _placed(document: Document, words: Sequence[Word]) -> list[Word]:
-    """Return words with the lines on which they stand in the file."""
+    """Return words with their line numbers in the file."""
     lines = {}
     for keys, text in _commands_in(document.value, ()):
         for at, word in enumerate(text):
@@ -368,7 +368,7 @@ def _placed(document: Document, words: Sequence[Word]) -> list[Word]:
 
 
 def _manifest_facts(document: Document) -> Iterator[Given]:
-    """Yield the numbers of nodes and devices that a manifest asks for, and its other keys that the table names."""
+    """Yield the numbers of nodes and devices that a manifest requests, and its other keys that the table names."""
     rows = options_by_name(manifest.KEYS)
 
     def walk(value: object, keys: tuple[str | int, ...]) -> Iterator[Given]:

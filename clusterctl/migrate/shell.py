@@ -1,7 +1,7 @@
 """Read the simple commands of a shell script without running anything.
 
-Variables that the script itself sets are filled in, defaults (`${N:-4}`) and sums of whole numbers too. What only a
-run of the script would know, such as `$(hostname)`, stays as it is written.
+Variables that the script itself sets are filled in, with defaults (`${N:-4}`) and sums of whole numbers. Expressions
+whose value is known only when the script runs, such as `$(hostname)`, stay as written.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _TERM = re.compile(r"[0-9]+|[-+*/%]")
 PREFIXES = ("then", "else", "do", "!", "{", "time", "exec", "nohup", "sudo", "env", "export", "local", "set")
 # Script files are short.
 MOST_CHARACTERS = 1 << 20
-# Of a variable that names itself, directly or through others.
+# Rounds of filling in variables; more are needed only if a variable refers to itself, directly or through others.
 MOST_ROUNDS = 20
 
 
 @dataclass
 class Word:
-    """A word as it is written, where it begins, and which of its characters may be divided at spaces."""
+    """A word of a script, and the line on which it begins."""
 
     text: str
     line: int
     divides: bool = False
-    """Whether an expansion stands outside quotes, so that its value is divided into words."""
+    """Whether it contains an expansion outside quotes, so that its value is divided into words."""
     literal: bool = False
     """Whether single quotes keep it from being filled in."""
 
 
 @dataclass
 class Command:
-    """A simple command: its words, filled in."""
+    """A simple command: its words, with variables filled in."""
 
     words: list[Word] = field(default_factory=list)
 
@@ -105,7 +105,7 @@ class Lexer:
         return word
 
     def _until(self, end: str) -> str:
-        """Return what is between a quote and its end."""
+        """Return the text up to the closing quote `end`, and move behind it."""
         start, begun = self.at + 1, self.line
         found = self.text.find(end, start)
         if found < 0:
@@ -159,7 +159,7 @@ class Lexer:
 def commands(text: str, source: str) -> list[Command]:
     """Return the simple commands of a script with its variables filled in; raise InputFaults for open quotes."""
     if len(text) > MOST_CHARACTERS:
-        raise InputFaults([Fault(source, "is longer than a script of commands", "is this the right file?")])
+        raise InputFaults([Fault(source, "is too long for a script", "is this the right file?")])
     variables: dict[str, str] = {}
     found = []
     words: list[Word] = []
@@ -186,7 +186,7 @@ def commands(text: str, source: str) -> list[Command]:
 
 
 def _array(stream: list[Word | None], at: int) -> tuple[str, int]:
-    """Return the words of `NAME=( ... )` as one text, and the place after it."""
+    """Return the words of `NAME=( ... )` as one text, and the place after the closing bracket."""
     parts = []
     while at < len(stream):
         word = stream[at]
@@ -199,7 +199,7 @@ def _array(stream: list[Word | None], at: int) -> tuple[str, int]:
 
 
 def _filled(word: Word, variables: dict[str, str]) -> Iterator[Word]:
-    """Yield a word with variables filled in, as several words where its value is divided."""
+    """Yield a word with variables filled in, or several words if its value is divided."""
     if word.literal:
         yield word
         return
@@ -229,7 +229,7 @@ def _value(match: re.Match[str], variables: dict[str, str]) -> str:
 
 
 def _computed(match: re.Match[str], variables: dict[str, str]) -> str:
-    """Return the value of a sum of whole numbers, or the text itself; products come first."""
+    """Return the value of `$((...))` with whole numbers, or the text itself; products come before sums."""
     text = _NAME.sub(lambda name: variables.get(name[0], name[0]), match[1])
     terms = _TERM.findall(text)
     if "".join(terms) != text.replace(" ", "") or len(terms) % 2 == 0:
@@ -253,5 +253,5 @@ def _computed(match: re.Match[str], variables: dict[str, str]) -> str:
 
 
 def is_open(text: str) -> bool:
-    """Return whether a text has a part that only a run of the script would know."""
+    """Return whether a text has an expression whose value is known only when the script runs."""
     return bool(re.search(r"\$[A-Za-z_0-9{(@*#?]|`", text))

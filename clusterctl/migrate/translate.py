@@ -19,7 +19,7 @@ def translate(found: Found) -> Translation:
     faults: list[Fault] = []
     for given in found.given:
         try:
-            _one(given, result, facts)
+            _translate_option(given, result, facts)
         except ValueError as error:
             faults.append(
                 Fault(f"{given.where} {given.name}", str(error), "correct the value, or leave the option out")
@@ -34,8 +34,8 @@ def translate(found: Found) -> Translation:
     return result
 
 
-def _one(given: Given, result: Translation, facts: Facts) -> None:
-    """Sort one option: a value of the job, a fact for later, or not mapped with its reason."""
+def _translate_option(given: Given, result: Translation, facts: Facts) -> None:
+    """Record one option: as a value of the job, as a fact to combine later, or as not mapped with the reason."""
     option = given.option
     if option is None:
         known = [name for family in FAMILIES for table in family.tables for name in options_by_name(table)]
@@ -130,7 +130,7 @@ READERS: dict[str, Callable[[Given], object]] = {
 
 
 def _make_consistent(result: Translation) -> None:
-    """Drop keys that go only with others that the training does not have, and say so."""
+    """Drop keys that need others which the training does not have, and add a note for each."""
     values = result.values
 
     def has(key: str) -> bool:
@@ -138,15 +138,15 @@ def _make_consistent(result: Translation) -> None:
 
     precision = values["train.precision"].value if has("train.precision") else "fp32"
     if precision != "fp16":
-        _drop(result, "train.loss_scale", f"goes with fp16, and the precision is {precision}")
+        _drop(result, "train.loss_scale", f"needs fp16, and the precision is {precision}")
     mode = values.get("train.recompute.mode", values.get("train.recompute"))
     if mode is None or mode.value != "full":
-        _drop(result, "train.recompute.every", "goes with full recomputation")
-        _drop(result, "train.recompute.split", "goes with full recomputation")
+        _drop(result, "train.recompute.every", "needs full recomputation")
+        _drop(result, "train.recompute.split", "needs full recomputation")
     tensor = values["train.parallel.tensor"].value if has("train.parallel.tensor") else 1
     if tensor == 1:
-        _drop(result, "train.parallel.sequence", "goes with tensor parallel ranks")
-        _drop(result, "train.recompute.split", "goes with tensor parallel ranks")
+        _drop(result, "train.parallel.sequence", "needs tensor parallel ranks")
+        _drop(result, "train.recompute.split", "needs tensor parallel ranks")
     positions, sequence = values.get("train.model.positions"), values.get("train.model.sequence")
     if positions is not None and sequence is not None and positions.value == sequence.value:
         del values["train.model.positions"]

@@ -1,4 +1,4 @@
-"""A job in the making: its keys with the options that they come from, and the options that are not mapped."""
+"""The result of a translation: a job's keys with the options that they come from, and the options not mapped."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Value:
 
 @dataclass
 class Translation:
-    """A job, and what has become of each option."""
+    """The values of a job, and the options that were mapped or not."""
 
     found: Found
     values: dict[str, Value] = field(default_factory=dict)
-    """By key of the job: `train.model.layers`."""
+    """The values by the job's keys, as in `train.model.layers`."""
     mapped: list[str] = field(default_factory=list)
     unmapped: list[tuple[str, str]] = field(default_factory=list)
-    """Options with the reason."""
+    """The options that are not mapped, with the reason."""
     notes: list[str] = field(default_factory=list)
 
     def set(self, key: str, value: object, origin: str) -> None:

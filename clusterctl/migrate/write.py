@@ -19,7 +19,7 @@ Tree = dict[str, object]
 
 
 def job_text(result: Translation) -> str:
-    """Return the text of the job: what each option has become, and at its end those that are not mapped."""
+    """Return the job as YAML: each key with its option as a comment, and at the end the options that are not mapped."""
     found = result.found
     total = len(result.mapped) + len(result.unmapped)
     head = [

@@ -1,7 +1,7 @@
 """One archive with all that a closed network needs: wheels, code and tokenizer. Equal content gives equal bytes.
 
 A bundle is an uncompressed tar file (wheels are compressed already). Its first member lists every other one with
-its size and SHA-256. Reading it refuses everything else: links, devices, paths that lead out, unknown members.
+its size and SHA-256. Readers refuse everything else: links, devices, paths outside the bundle, unknown members.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = 1
 LIST = "bundle.json"
 WHEELS, CODE, TOKENIZER = "wheelhouse", "code", "tokenizer"
 PARTS = (WHEELS, CODE, TOKENIZER)
-# Limits of what is read before anything is verified.
+# Limits for data that is read before it is verified.
 MOST_LIST, MOST_FILES = 64 << 20, 200_000
 PIECE = 1 << 20
 SAFE = re.compile(r"[^\x00-\x1f\x7f\\]+\Z")
@@ -71,7 +71,7 @@ class Input:
 
 
 def write_bundle(output: Path, inputs: list[Input]) -> tuple[Contents, str]:
-    """Write a bundle; return its list and the SHA-256 of the file. It appears only once it is whole."""
+    """Write a bundle; return its list and the SHA-256 of the file, which appears only when it is complete."""
     ordered = sorted(inputs, key=lambda item: (item.path != f"{WHEELS}/{LOCK}", item.path))
     members = tuple(_member(item) for item in ordered)
     contents = Contents(FORMAT, members)
@@ -109,7 +109,7 @@ def _add(archive: tarfile.TarFile, member: Member, source: IO[bytes]) -> None:
     except OSError as problem:
         if problem.errno is not None:
             raise
-        # tarfile's word for a file that became shorter.
+        # tarfile raises this for a file that became shorter.
         raise UsageError(f"{source.name} changed while it was read", "run the command again") from None
     if reader.hash.hexdigest() != member.sha256:
         raise UsageError(f"{source.name} changed while it was read", "run the command again")
@@ -128,7 +128,7 @@ class _Hashing(io.RawIOBase):
 
 
 def _header(path: str, size: int, executable: bool) -> tarfile.TarInfo:
-    """Return a header without owner and time: they would differ between two machines."""
+    """Return a header without owner and time, which would differ between two machines."""
     header = tarfile.TarInfo(path)
     header.size, header.mode = size, 0o755 if executable else 0o644
     return header
@@ -192,20 +192,20 @@ class Bundle:
         try:
             return self._archive.next()
         except (tarfile.TarError, OSError, ValueError, UnicodeError, OverflowError, EOFError) as problem:
-            raise self._wrong(f"it is not a whole tar file: {problem}") from None
+            raise self._wrong(f"it is not a complete tar file: {problem}") from None
 
     def _read(self, header: tarfile.TarInfo) -> bytes:
         file = self._archive.extractfile(header) if header.isreg() and not header.issparse() else None
         data = file.read(MOST_LIST) if file is not None and header.size <= MOST_LIST else b""
         if file is None or len(data) != header.size:
-            raise self._wrong(f"{header.name} is not whole")
+            raise self._wrong(f"{header.name} is not complete")
         return data
 
     def _require(self, header: tarfile.TarInfo | None, member: Member) -> None:
         if header is None:
             raise self._wrong(f"it ends before {member.path}")
         if header.name != member.path:
-            raise self._wrong(f"{header.name[:80]!r} stands where its list has {member.path}")
+            raise self._wrong(f"{header.name[:80]!r} is in the place of {member.path}")
         if not header.isreg() or header.issparse():
             raise self._wrong(f"{member.path} is not a plain file")
         if header.size != member.size:
@@ -224,7 +224,7 @@ class Bundle:
                     output.write(data)
                     report(len(data))
             except (tarfile.TarError, EOFError) as problem:
-                raise self._wrong(f"{member.path} is not whole: {problem}") from None
+                raise self._wrong(f"{member.path} is not complete: {problem}") from None
         if found.hexdigest() != member.sha256:
             raise self._wrong(f"{member.path} differs from its SHA-256")
 
@@ -261,9 +261,9 @@ def _faults_of(contents: Contents) -> Iterator[tuple[str, str]]:
         elif any(part in ("", ".", "..") for part in parts) or not SAFE.match(member.path):
             yield where, f"{member.path[:80]!r} is not a path inside the bundle"
         if member.path in seen:
-            yield where, f"{member.path[:80]!r} is there twice"
+            yield where, f"{member.path[:80]!r} is listed twice"
         if member.size < 0 or not re.fullmatch(r"[0-9a-f]{64}", member.sha256):
-            yield where, "its size or SHA-256 is wrong"
+            yield where, "its size or SHA-256 is not valid"
         seen.add(member.path)
     inside = [
         path

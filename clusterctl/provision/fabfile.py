@@ -19,13 +19,13 @@ class NodeState:
     """What a node has before a setup."""
 
     fingerprint: str
-    """Of the complete environment that the link points to; "" if there is none."""
+    """The fingerprint of the complete environment that the link points to; "" if there is none."""
     version: tuple[int, ...] = ()
     machine: str = ""
     trouble: str = ""
     """Why the Python that makes environments does not run."""
     foreign: bool = False
-    """Whether something else is in the environment's place."""
+    """Whether the environment's path exists and is not a link."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ FACTS = "import sys, platform; print(*sys.version_info[:2], platform.machine())"
 
 @task  # type: ignore[untyped-decorator]
 def query(c: Any, link: str, fingerprint: str, base: str) -> NodeState:
-    """Return whether an environment is complete; else also what Python the node has."""
+    """Return the state of a node: the fingerprint of its complete environment, else which Python it has."""
     found = c.run(query_line(link), hide=True, warn=True)
     complete, foreign = seen_in(found.stdout)
     if complete == fingerprint and not foreign:
@@ -72,7 +72,7 @@ def query(c: Any, link: str, fingerprint: str, base: str) -> NodeState:
 
 @task  # type: ignore[untyped-decorator]
 def install(c: Any, base: str, script: str, order: Order) -> Installed:
-    """Make an environment with the script and the wheels that were pushed; return what is there now."""
+    """Make an environment with the pushed script and wheels; return the script's answer."""
     done = c.run(shell_command([base, "-I", script, json.dumps(asdict(order))]), hide=True, warn=True)
     lines = done.stdout.strip().splitlines()
     try:

@@ -23,7 +23,7 @@ LIMIT = 3600
 
 
 class Refused(Exception):
-    """The environment cannot be made; the text says why, and what to try."""
+    """The environment cannot be made; the arguments are the reason and the remedy."""
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def install(order: Dict[str, Any]) -> Dict[str, Any]:
-    """Install what the order names, and return what is there now."""
+    """Install the environment that the order describes; return its path, and what was installed and removed."""
     began = time.time()
     folder, link = os.path.expanduser(order["folder"]), os.path.expanduser(order["link"])
     if os.path.lexists(link) and not os.path.islink(link):
@@ -73,7 +73,7 @@ def wait_for(lock: TextIO) -> None:
         except BlockingIOError:
             if time.time() > deadline:
                 raise Refused(
-                    "another installation of this environment runs there", "wait for its end"
+                    "another installation of this environment is running", "wait until it ends"
                 ) from None
             time.sleep(0.2)
 
@@ -129,7 +129,7 @@ def works(python: str) -> bool:
 
 
 def run(words: list[str]) -> subprocess.CompletedProcess[bytes]:
-    # No setting of the user changes what pip does here.
+    # The user's settings must not change what pip does.
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     env["PIP_CONFIG_FILE"] = os.devnull
     pipe = subprocess.PIPE
@@ -143,14 +143,14 @@ def run(words: list[str]) -> subprocess.CompletedProcess[bytes]:
 
 
 def last_lines(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return what explains a failure: pip's errors, else its last lines."""
+    """Return the lines that explain a failure: pip's errors, else the last lines."""
     lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
     return " / ".join((errors or lines)[-4:])[:1500]
 
 
 def switch(folder: str, link: str) -> None:
-    """Point the link to the environment, without a moment in which there is none."""
+    """Point the link to the environment, in one step: the link exists at every moment."""
     if os.path.islink(link) and os.readlink(link) == folder:
         return
     aside = f"{link}.{os.getpid()}.new"

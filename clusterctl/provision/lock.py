@@ -1,4 +1,4 @@
-"""Read a lock file: one exact version and its hashes per line, as `pip install --require-hashes` takes it."""
+"""Read a lock file: one exact version and its hashes per line, as `pip install --require-hashes` reads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HARMLESS = ("--index-url", "--extra-index-url", "-i ", "--find-links", "-f ", "-
 # The lock file in a folder of wheels.
 LOCK = "requirements.lock"
 MAKE = "clusterctl nodes wheelhouse REQUIREMENTS -o FOLDER fetches the wheels and writes their lock file"
-# A larger file is no lock file: one of 400 packages has 0.5 MB.
+# A larger file is not a lock file: one of 400 packages has 0.5 MB.
 MOST_BYTES = 16 << 20
 
 
@@ -34,7 +34,7 @@ class Pin:
     hashes: frozenset[str]
     """The SHA-256 of every file that may be installed for it."""
     marker: str = ""
-    """Which machines need it; "" for all."""
+    """The environment marker that says which machines need it; "" for all machines."""
     line: int = 0
 
     @property
@@ -55,11 +55,11 @@ class Lock:
 
     @property
     def text(self) -> str:
-        """Return the lock in its shortest form, sorted: only what decides what is installed."""
+        """Return the sorted lines of the lock, without anything that has no effect on the installation."""
         return "".join(f"{pin.text}\n" for pin in sorted(self.pins, key=lambda pin: (pin.name, pin.marker)))
 
     def fingerprint(self, python: str) -> str:
-        """Return the name of the environment that this lock and a Python make."""
+        """Return the fingerprint of an environment of this lock and a Python; its folder has this name."""
         return hashlib.sha256(json.dumps([1, python, self.text]).encode()).hexdigest()[:20]
 
 
@@ -100,7 +100,7 @@ def parse_lock(text: str, source: str) -> Lock:
             )
         pins.append(found)
     if not pins and not faults:
-        faults.append(Fault(source, "no package is in it", MAKE))
+        faults.append(Fault(source, "contains no package", MAKE))
     if faults:
         raise InputFaults(faults)
     return Lock(tuple(pins), source)

@@ -24,7 +24,7 @@ QUERY = (
 
 @dataclass(frozen=True)
 class _Mark:
-    """The part of an environment's mark that counts."""
+    """The part of an environment's mark that is compared."""
 
     fingerprint: str
 
@@ -35,7 +35,7 @@ def query_line(link: str) -> str:
 
 
 def seen_in(output: str) -> tuple[str, bool]:
-    """Return the fingerprint of a complete environment, or "", and whether something else is in its place."""
+    """Return the fingerprint of a complete environment, or "", and whether the path exists and is not a link."""
     text, _, rest = output.partition("\n")
     try:
         mark = decode(_Mark, parse(text))
@@ -48,7 +48,7 @@ def seen_in(output: str) -> tuple[str, bool]:
 def complete_on(
     connections: Connections, nodes: Sequence[Node], links: dict[str, str], fanout: int
 ) -> list[Outcome[str]]:
-    """Return the fingerprint of each node's environment, read in the cheapest way: without agent and fabric."""
+    """Return the fingerprint of each node's environment; without kept connections, start neither agent nor fabric."""
     with ShellSession(connections.transport) as once:
 
         def work(node: Node) -> str:

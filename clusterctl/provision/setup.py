@@ -1,4 +1,4 @@
-"""Make the same Python environment on every node: look, push the wheels once, install."""
+"""Make the same Python environment on every node: query the nodes, push the wheels, install them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PYTHON = re.compile(r"(?P<environment>(~|/).*)/bin/python[0-9.]*\Z")
 
 @dataclass(frozen=True)
 class Wanted:
-    """The environment that every node shall have."""
+    """The environment that every node should have."""
 
     lock: Lock
     base: str
@@ -116,7 +116,7 @@ def _dotted(state: NodeState) -> str:
 
 @dataclass(frozen=True)
 class Setup:
-    """One setup: everything that the work on a node needs."""
+    """One setup of nodes: connections, the environment, and how to push the wheels."""
 
     logins: Logins
     connections: Connections

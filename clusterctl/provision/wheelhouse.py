@@ -37,7 +37,7 @@ class Wheel:
     platforms: tuple[str, ...]
 
     def fits(self, python: tuple[int, int], machine: str) -> bool:
-        """Return whether a Python on Linux can install this wheel; libc's version is left to pip."""
+        """Return whether a Python on Linux can install this wheel; only pip checks the version of libc."""
         major, minor = python
         own = f"cp{major}{minor}"
         fits_python = own in self.pythons or any(
@@ -83,7 +83,7 @@ def open_wheelhouse(folder: Path) -> Wheelhouse:
     wheels = [_wheel(path.name) for path in sorted(folder.glob("*.whl")) if path.is_file()]
     found = tuple(wheel for wheel in wheels if wheel is not None)
     if not found:
-        raise UsageError(f"{folder}: there is no wheel in it", MAKE)
+        raise UsageError(f"{folder}: contains no wheels", MAKE)
     return Wheelhouse(folder, found)
 
 
@@ -96,14 +96,15 @@ def _wheel(file: str) -> Wheel | None:
 
 
 def lacks(house: Wheelhouse, lock: Lock, python: tuple[int, int], machine: str) -> list[Fault]:
-    """Return a fault for each package that has no wheel for a Python; markers are left to pip."""
+    """Return a fault for each package without a wheel for a Python; packages with a marker are left to pip."""
     faults = []
     for pin in lock.pins:
         if pin.marker or any(wheel.fits(python, machine) for wheel in house.of(pin)):
             continue
         others = ", ".join(wheel.file for wheel in house.of(pin)[:3])
         problem = f"no wheel of {pin.name} {pin.version} for Python {python[0]}.{python[1]} on {machine}"
-        remedy = f"--python-version {python[0]}.{python[1]} --platform manylinux_2_28_{machine} of `nodes wheelhouse`"
+        options = f"--python-version {python[0]}.{python[1]} --platform manylinux_2_28_{machine}"
+        remedy = f"run `clusterctl nodes wheelhouse` with {options}"
         faults.append(Fault(str(house.folder), problem + (f"; it has {others}" if others else ""), remedy))
     return faults
 
@@ -138,14 +139,14 @@ def sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """For which Python and machines wheels are fetched; empty: for the Python that runs this program."""
+    """The Python and the platforms for which wheels are fetched; by default those of the Python that runs this."""
 
     python: str = ""
     platforms: tuple[str, ...] = ()
     find_links: tuple[str, ...] = ()
     """Folders with wheels that no index has."""
     built: tuple[str, ...] = ()
-    """Packages that have no wheel: theirs are built from the source."""
+    """Packages without a wheel, which are built from source."""
 
     def words(self) -> list[str]:
         """Return pip's options."""
@@ -162,7 +163,7 @@ class Target:
 
 
 def check_target(target: Target) -> None:
-    """Raise InputFaults for each version, platform or folder that pip would take and then find nothing for."""
+    """Raise InputFaults for versions, platforms and folders that pip would accept, but find nothing for."""
     faults = []
     if target.python and not re.fullmatch(r"3(\.\d+){1,2}", target.python):
         faults.append(Fault(f"--python-version {target.python}", "not a version of Python 3", "as in 3.11"))
@@ -234,7 +235,7 @@ def make_wheelhouse(
 ) -> tuple[Lock, int]:
     """Resolve requirements, write their lock file, and fetch each wheel; return the lock and the number of wheels.
 
-    `requirements` are arguments of pip: `-r FILE`, or `NAME`. Wheels that are there already are not fetched again.
+    `requirements` are arguments of pip: `-r FILE`, or `NAME`. Wheels in the folder are not fetched again.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -265,7 +266,8 @@ def make_wheelhouse(
 
 
 def _build(requirement: str, folder: Path, target: Target) -> None:
-    """Put the wheel of one package into `folder`; refuse one that only fits this machine if others are meant."""
+    """Build the wheel of one package into `folder`; raise UsageError if it fits only this machine's Python and the
+    target names another."""
     with tempfile.TemporaryDirectory() as scratch:
         _pip(["wheel", "--no-deps", "--wheel-dir", scratch, *target.links(), requirement])
         for wheel in Path(scratch).glob("*.whl"):
@@ -347,7 +349,7 @@ def requirements_of_extra(extra: str) -> list[str]:
     found = [parts[0].strip() for parts in marked if len(parts) == 2 and _of_extra(parts[1], extra)]
     if not found:
         extras = sorted(set(re.findall(r"""extra == ["']([a-z0-9-]+)["']""", "\n".join(lines))))
-        raise UsageError(f"no extra is called {extra!r}", f"one of {', '.join(extras)}")
+        raise UsageError(f"no extra is called {extra!r}", f"use one of {', '.join(extras)}")
     return found
 
 

@@ -113,12 +113,12 @@ class Sandbox:
     def kill(self, name: str) -> int:
         """Kill a node with all its processes; return how many there were.
 
-        In mode namespaces this is like a power loss: no connection is closed, they fall silent. In the other modes
-        the kernel closes them, as when sshd and all its sessions crash.
+        In mode namespaces this is like a power loss: connections are not closed, they just carry no more data. In the
+        other modes the kernel closes them, as when sshd and all its sessions crash.
         """
         node = self.node(name)
         if self.mode == "namespaces" and self._recorded(node):
-            # First of all, so that the sockets of the dying processes close nothing at the other end.
+            # Cut the link first, so that no packet of a dying process closes a connection at its other end.
             namespaces.cut(self.layout, node)
         return process.end(lambda: _marked(self.layout, node.name) | self._recorded(node))
 
@@ -234,7 +234,7 @@ def choose_mode(mode: str, with_slurm: bool = False) -> str:
     if mode not in ("auto", *MODES):
         known = ("auto", *MODES)
         raise UsageError(
-            f"--mode: unknown mode {mode!r}", did_you_mean(mode, known) or f"one of {', '.join(known)}"
+            f"--mode: unknown mode {mode!r}", did_you_mean(mode, known) or f"use one of {', '.join(known)}"
         )
     locked = sshd.why_not_root()
     if mode == "auto" and with_slurm and not namespaces.why_not():
@@ -410,8 +410,8 @@ def _link_is_up(layout: Layout, node: SandboxNode) -> bool:
 
 
 def _roots(layout: Layout) -> set[int]:
-    """Return the running processes that were recorded, or that carry the mark of this sandbox."""
-    # The marks first: sshd overwrites its environment, but it was recorded before it became sshd.
+    """Return the running processes that were recorded, or whose environment has the mark of this sandbox."""
+    # Search for marks first: sshd overwrites its environment, but it was recorded before it became sshd.
     marked = _marked(layout)
     records = process.read_records(layout.processes)
     return marked | {record.pid for record in records if record.alive}
@@ -428,15 +428,15 @@ def _end(layout: Layout, *, made_directory: bool) -> int:
     for path in layout.directory.iterdir():
         if path not in (layout.state, layout.lock, layout.processes):
             folders.remove(path)
-    # Processes that were just starting during the first search.
+    # End processes that were starting during the first search.
     ended += process.end(lambda: _roots(layout))
     if layout.processes.exists():
         folders.remove(layout.processes)
-    # Last of all: `down` needs the state.
+    # Remove the state last: `down` needs it.
     layout.state.unlink(missing_ok=True)
     layout.lock.unlink(missing_ok=True)
     if made_directory:
-        # Files that a user put there stay.
+        # A folder with files of the user is kept.
         with contextlib.suppress(OSError):
             layout.directory.rmdir()
     return ended

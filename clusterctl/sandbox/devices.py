@@ -64,7 +64,7 @@ def npu_smi(node: int, devices: int, answers_file: str) -> str:
     return _NPU_SMI.format(devices=devices, sdid=sdid, server=node - 1, answers=answers)
 
 
-# POSIX sh without child processes: a rank table asks once per device, and a node may have 16 devices.
+# POSIX sh without child processes: building a rank table runs it once per device, and a node may have 16 devices.
 _HCCN_TOOL = """\
 #!/bin/sh
 # A simulated hccn_tool: it answers for the devices of a sandbox node, in the formats of the real one.

@@ -222,7 +222,7 @@ def _connect(connection: socket.socket, host_key: paramiko.PKey, session: Sessio
     transport.add_server_key(host_key)
     try:
         transport.start_server(server=session)
-        # paramiko closes a channel that no one holds.
+        # paramiko closes a channel to which no reference is left.
         open_channels: list[paramiko.Channel] = []
         while transport.is_active():
             if channel := transport.accept(1.0):

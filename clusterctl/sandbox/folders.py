@@ -1,4 +1,4 @@
-"""The folder of a sandbox: made, locked, and removed again."""
+"""Make, lock and remove the folder of a sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCK_WITHIN = 15.0
 
 @contextmanager
 def own_folder(layout: Layout) -> Iterator[bool]:
-    """Make the folder of a sandbox; give whether it is new, and remove a new one again if no sandbox was started."""
+    """Make the folder of a sandbox and yield whether it is new; remove a new one if no sandbox was started."""
     made = not layout.directory.exists()
     try:
         with contextlib.suppress(FileExistsError):
@@ -71,8 +71,8 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def is_foreign(layout: Layout) -> bool:
-    """Return whether a folder without a state file holds anything that `up` does not make before that file."""
-    # The second is an incomplete state file.
+    """Return whether a folder without a state file contains files that `up` does not create before the state file."""
+    # The second one is an incomplete state file.
     ours = (layout.lock.name, f".{layout.state.name}.")
     return not all(path.name.startswith(ours) for path in layout.directory.iterdir())
 

@@ -12,7 +12,7 @@ from clusterctl.files import replace_file
 from clusterctl.sandbox import devices as sandbox_devices
 from clusterctl.typed_json import BadValue, decode, parse
 
-# Of state.json.
+# The version of state.json.
 VERSION = 1
 # The folder of a sandbox if the user names none.
 HERE = Path(".clusterctl-sandbox")
@@ -21,7 +21,7 @@ MODES = ("namespaces", "loopback", "embedded")
 MAX_NODES = 1000
 # One address each, all in one /24.
 MAX_ON_LOOPBACK = 250
-# Characters: a socket path has 108 at most, and Python and torch append theirs to TMPDIR.
+# Characters of TMPDIR: the path of a socket has at most 108, and Python and torch append names to TMPDIR.
 SOCKET_ROOM = 70
 
 
@@ -30,11 +30,11 @@ class SandboxNode:
     """One node of a sandbox."""
 
     name: str
-    # From 1.
+    # Counted from 1.
     index: int
     # Where SSH connects.
     host: str
-    # What ranks use.
+    # The address that ranks use.
     address: str
     interface: str
     # 0 until a free one was found.
@@ -49,7 +49,7 @@ class Layout:
 
     @property
     def id(self) -> str:
-        """Return the id that marks the processes of this sandbox; equal for the same folder."""
+        """Return the id that marks the processes of this sandbox; the same folder always has the same id."""
         return hashlib.sha256(str(self.directory).encode()).hexdigest()[:10]
 
     @property

@@ -143,7 +143,7 @@ def start(layout: Layout, state: State, node: SandboxNode) -> None:
 
 
 def wait_listening(layout: Layout, node: SandboxNode) -> None:
-    """Wait until sshd logs that it listens: an earlier connection would cost one second, the first retry of TCP."""
+    """Wait until sshd logs that it listens: an earlier connection would wait one second for TCP's first retry."""
     deadline = time.monotonic() + READY_WITHIN
     while b"Server listening" not in layout.log(node.name).read_bytes():
         if time.monotonic() > deadline or not _alive(layout, node.name):

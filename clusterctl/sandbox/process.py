@@ -178,7 +178,7 @@ def end(find: Callable[[], set[int]]) -> int:
     while new := {pid: row for pid, row in below(find()).items() if pid not in frozen and pid != os.getpid()}:
         for pid, row in new.items():
             _send(pid, signal.SIGSTOP)
-            if row.group not in groups and _apart(row.group):
+            if row.group not in groups and _is_in_other_session(row.group):
                 groups.add(row.group)
                 _send(-row.group, signal.SIGSTOP)
         frozen |= new.keys()
@@ -188,7 +188,7 @@ def end(find: Callable[[], set[int]]) -> int:
     return len(frozen)
 
 
-def _apart(group: int) -> bool:
+def _is_in_other_session(group: int) -> bool:
     """Return whether a process group belongs to another session than this process."""
     try:
         return group > 1 and os.getsid(group) != os.getsid(0)

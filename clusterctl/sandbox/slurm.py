@@ -1,8 +1,8 @@
 """A real Slurm over the nodes of a sandbox: munged and slurmctld on this machine, a slurmd for each node.
 
 Everything is in the folder `slurm` of the sandbox, with ports, keys and a munged of its own: no other Slurm of this
-machine is touched. In mode namespaces Slurm lives in the network of the nodes, so that its programs run by the script
-`login` of the sandbox, which enters that network. Tasks and this machine share the disk, but not /tmp.
+machine is affected. In mode namespaces Slurm runs in the network of the nodes; the sandbox's script `login` enters that
+network to run Slurm's programs. Tasks and this machine share the disk, but not /tmp.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(layout: Layout) -> None:
     if missing := why_not():
         raise UsageError(f"--with-slurm: {missing}", "install them, or leave out --with-slurm")
     if len(str(folder(layout) / "munge.socket")) > LONGEST_SOCKET or " " in str(layout.directory):
-        problem = f"--with-slurm: {layout.directory} is too long for sockets, or has a space"
+        problem = f"--with-slurm: the path {layout.directory} is too long for a socket, or contains a space"
         raise UsageError(problem, "choose another --dir")
 
 
@@ -176,7 +176,7 @@ def _config(layout: Layout, state: State) -> str:
 
 
 FIXED = (
-    # No process is tracked by cgroups, and nothing is accounted: neither is there in a sandbox.
+    # Slurm neither tracks processes by cgroups nor accounts anything: a sandbox supports neither.
     "ProctrackType=proctrack/linuxproc",
     "TaskPlugin=task/none",
     "JobAcctGatherType=jobacct_gather/none",
@@ -186,7 +186,7 @@ FIXED = (
     "SwitchType=switch/none",
     "MpiDefault=none",
     "GresTypes=npu",
-    # A node that was killed comes back by itself.
+    # A node that was killed is used again as soon as its slurmd runs.
     "ReturnToService=2",
     # Seconds until a silent node counts as down, and between SIGTERM and SIGKILL.
     "SlurmdTimeout=15",

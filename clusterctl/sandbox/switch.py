@@ -35,7 +35,7 @@ def main(path: str) -> int:
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
         sys.stderr.write(f"a new network was refused: {os.strerror(ctypes.get_errno())}\n")
         return 1
-    _lay_bridge(config["ip"], config["bridge_address"])
+    _make_bridge(config["ip"], config["bridge_address"])
     ports = {name: listener.getsockname()[1] for name, listener in listeners.items()}
     aside = Path(config["ports"] + ".new")
     aside.write_text(json.dumps(ports))
@@ -44,7 +44,7 @@ def main(path: str) -> int:
     return 0
 
 
-def _lay_bridge(ip: str, address: str) -> None:
+def _make_bridge(ip: str, address: str) -> None:
     commands = [
         "link set lo up",
         # A fixed address: otherwise it takes that of a node, and connections stall when that node ends.
@@ -67,21 +67,21 @@ async def _serve(nodes: dict[str, tuple[socket.socket, str]]) -> None:
 
 async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
     try:
-        ends = await _reach(writer, address)
+        ends = await _connect(writer, address)
         if ends is None:
             _reset(writer)
             return
         there_reader, there_writer = ends
         _no_delay(writer)
         _no_delay(there_writer)
-        await asyncio.gather(_carry(reader, there_writer), _carry(there_reader, writer))
+        await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
         there_writer.close()
         writer.close()
     except (ConnectionError, OSError):
         _reset(writer)
 
 
-async def _reach(
+async def _connect(
     writer: asyncio.StreamWriter, address: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
     """Connect to the node; retry until it answers or PATIENCE is over, then return None."""
@@ -96,7 +96,7 @@ async def _reach(
     return None
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Copy one direction including its end; pass a reset on to the other side."""
     try:
         while data := await reader.read(CHUNK):

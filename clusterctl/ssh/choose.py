@@ -29,21 +29,23 @@ CHOICES = ("auto", "paramiko", "openssh")
 
 
 def checked(choice: str) -> str:
-    """Return the choice; raise UsageError where it is unknown or not installed."""
+    """Return the choice; raise UsageError if it is unknown or not installed."""
     if choice not in CHOICES:
         near = did_you_mean(choice[:40], CHOICES)
         raise UsageError(
             f"--ssh or $CLUSTERCTL_SSH: no SSH client is called {choice[:40]!r}",
-            near or f"one of {', '.join(CHOICES)}",
+            near or f"use one of {', '.join(CHOICES)}",
         )
     if choice == "openssh" and shutil.which("ssh") is None:
-        raise UsageError("there is no `ssh` here", "install OpenSSH's client, or use --ssh paramiko")
+        raise UsageError(
+            "this machine has no `ssh` program", "install OpenSSH's client, or use --ssh paramiko"
+        )
     return choice
 
 
 class SshChoice:
-    """Nodes over SSH as chosen. `auto` uses paramiko, which starts no process and takes 0.4 of the CPU time, but
-    OpenSSH for each node whose configuration needs it."""
+    """Reaches nodes over SSH with the chosen client. `auto` uses paramiko, which starts no process and takes 0.4
+    times OpenSSH's CPU time, and OpenSSH for each node whose configuration needs it."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class SshChoice:
         ssh_config: str | None = None,
         ask: Callable[[str], str | None] | None = None,
     ) -> None:
-        """The other parameters are those of the two transports."""
+        """`choice` is one of CHOICES; the other parameters are those of the two transports."""
         self._choice = checked(choice)
         self._known_hosts = known_hosts
         self._accept_new = accept_new
@@ -67,10 +69,10 @@ class SshChoice:
         self._change = threading.Lock()
 
     def connect(self, node: Node) -> Connection:
-        return self._way_to(node).connect(node)
+        return self._transport_for(node).connect(node)
 
     def start(self, node: Node, command: str) -> Stream:
-        return self._way_to(node).start(node, command)
+        return self._transport_for(node).start(node, command)
 
     def log_in(self, node: Node) -> Login:
         """Log in to a node with paramiko, for fabric."""
@@ -97,14 +99,14 @@ class SshChoice:
 
     def seen(self, node: Node) -> SeenKey:
         """Return the host key that a node shows now, and the recorded ones."""
-        return self._way_to(node).seen(node)
+        return self._transport_for(node).seen(node)
 
     def record(self, node: Node, key: HostKey) -> Path:
         """Record a host key for a node; return the file it was written to."""
-        return self._way_to(node).record(node, key)
+        return self._transport_for(node).record(node, key)
 
     def chosen(self, node: Node) -> tuple[str, str]:
-        """Return `paramiko` or `openssh`, and the reason where the configuration decided."""
+        """Return `paramiko` or `openssh`, and the reason if the configuration decided, else ""."""
         if self._choice != "auto":
             return self._choice, ""
         routes = chain(route_to(node, self._config))
@@ -115,7 +117,7 @@ class SshChoice:
             reason = ""
         return ("openssh" if reason else "paramiko"), reason
 
-    def _way_to(self, node: Node) -> SshTransport | OpenSshTransport:
+    def _transport_for(self, node: Node) -> SshTransport | OpenSshTransport:
         name, _ = self.chosen(node)
         with self._change:
             return self._by_openssh() if name == "openssh" else self._by_paramiko()
@@ -152,7 +154,7 @@ def choice_for(
     connect_timeout: float = 10.0,
     ask: Callable[[str], str | None] | None = None,
 ) -> SshChoice:
-    """Return the choice that records new keys in the cluster's own file."""
+    """Return an SshChoice that records new host keys in the cluster's own file, if it has one."""
     known = Path(cluster.known_hosts) if cluster.known_hosts else None
     return SshChoice(
         choice, known_hosts=known, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask
@@ -160,7 +162,7 @@ def choice_for(
 
 
 class ByHost:
-    """SSH for every node; srun for a node of a Slurm allocation; this machine for a node whose host is `local`."""
+    """Reaches nodes over SSH, nodes of a Slurm allocation with srun, and this machine as a node with host `local`."""
 
     def __init__(self, ssh: Callable[[], Transport], allocated: Sequence[Node]) -> None:
         self._make_ssh = ssh
@@ -171,17 +173,17 @@ class ByHost:
         self._change = threading.Lock()
 
     def connect(self, node: Node) -> Connection:
-        return self._way_to(node).connect(node)
+        return self._transport_for(node).connect(node)
 
     def start(self, node: Node, command: str) -> Stream:
-        return self._way_to(node).start(node, command)
+        return self._transport_for(node).start(node, command)
 
     def begin(self) -> None:
-        """Start the agents of a Slurm allocation before the first connection is asked for."""
+        """Start the agents of a Slurm allocation before the first connection is requested."""
         if self._allocated:
             self._by_srun().begin()
 
-    def _way_to(self, node: Node) -> Transport:
+    def _transport_for(self, node: Node) -> Transport:
         if node.host == "local":
             return self._local
         if node.allocation:

@@ -97,7 +97,8 @@ def _resolved(
     host: str, user: str | None, port: int | None, gateway: str | None, config: Configuration, depth: int = 0
 ) -> Route:
     if depth > LONGEST_CHAIN:
-        raise UsageError(f"{host}: its chain of gateways does not end", "see ProxyJump in ~/.ssh/config")
+        problem = f"{host}: there are more than {LONGEST_CHAIN} gateways before it, or they form a loop"
+        raise UsageError(problem, "see ProxyJump in ~/.ssh/config")
     answers = config.of(host, user, port)
     before = None
     for jump in (gateway or _one(answers, "proxyjump") or "").split(","):
@@ -157,7 +158,7 @@ def _known_hosts(answers: Answers) -> tuple[str, ...]:
 
 
 def _jump(text: str, before: Route | None, config: Configuration, depth: int) -> Route:
-    """Return the way to one `user@host:port` of a chain; only the first one may have a gateway itself."""
+    """Return the route to one `user@host:port` of a chain; only the first one may have a gateway itself."""
     user, _, address = text.removeprefix("ssh://").rpartition("@")
     host, port = host_and_port(address)
     route = _resolved(host, user or None, port, None, config, depth + 1)
@@ -165,7 +166,7 @@ def _jump(text: str, before: Route | None, config: Configuration, depth: int) ->
 
 
 def _with_identity(route: Route, key: str) -> Route:
-    """Return the way with the inventory's key as its only key; its gateways try this key before their own."""
+    """Return the route with the inventory's key as its only key; its gateways try this key before their own."""
     of_others = route.only_openssh in _LOGIN_ONLY or route.only_openssh.startswith(_KINDS)
     return replace(
         route,
@@ -252,7 +253,7 @@ def _only_openssh(route: Route, answers: Answers, config: Configuration, tokens:
             return name
     if any(config.has_marks(file) for file in route.known_hosts):
         return MARKS
-    # The options below are not needed where the inventory names a key.
+    # The options below have no effect if the inventory names a key.
     if _one(answers, "pkcs11provider"):
         return "PKCS11Provider"
     if _one(answers, "hostbasedauthentication") == "yes":
@@ -289,5 +290,5 @@ def _key_only_openssh(path: str) -> str:
 
 
 def chain(route: Route) -> Sequence[Route]:
-    """Return the servers on the way in order, first the one that this machine connects to directly."""
+    """Return the routes to all gateways and to the server, first the one that this machine connects to directly."""
     return [*(chain(route.gateway) if route.gateway else []), route]

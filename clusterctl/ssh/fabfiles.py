@@ -1,4 +1,4 @@
-"""Run the tasks of a fabfile on nodes, over logins that were checked here."""
+"""Run the tasks of a fabfile on nodes, over connections whose host keys clusterctl has checked."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def load_fabfile(path: Path) -> Fabfile:
     refuse_unknown_keys()
     spec = importlib.util.spec_from_file_location("fabfile", path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python file", "its name must end with .py")
+        raise UsageError(f"{path} is not a Python file", "its name must end with .py")
     module = importlib.util.module_from_spec(spec)
     # A fabfile may import files that lie next to it.
     sys.path.insert(0, str(path.resolve().parent))
@@ -93,15 +93,15 @@ def load_fabfile(path: Path) -> Fabfile:
     except (Exception, SystemExit) as problem:
         line = _line_in(path, problem)
         text = f"{path}{line}: {type(problem).__name__}: {problem}"
-        raise UsageError(text, "nothing was started; correct the file") from None
+        raise UsageError(text, "correct the file; nothing was started") from None
     found = of_module(module, path)
     if not found.tasks:
-        raise UsageError(f"{path}: there is no task in it", "put @task of fabric before a function")
+        raise UsageError(f"{path}: contains no tasks", "put fabric's @task before a function")
     return found
 
 
 def of_module(module: ModuleType, path: Path) -> Fabfile:
-    """Return the tasks of a module that is imported already."""
+    """Return the tasks of an imported module."""
     from invoke.collection import Collection
 
     return Fabfile(path, Collection.from_module(module))
@@ -117,7 +117,7 @@ def _line_in(path: Path, problem: BaseException) -> str:
 
 
 class NodeStream:
-    """A text stream that passes on what is written to it as one node's output."""
+    """A text stream that passes each text written to it to `on_output`, as output of one node."""
 
     encoding = "utf-8"
 
@@ -141,7 +141,7 @@ class NodeStream:
 
 
 class ThreadOutput(NodeStream):
-    """In the place of `sys.stdout`: what a task prints belongs to the node of its thread."""
+    """Replaces `sys.stdout`: what a task prints becomes output of the node of its thread."""
 
     def __init__(self, name: str, otherwise: Any) -> None:
         super().__init__(name, self._pass_on)
@@ -149,7 +149,7 @@ class ThreadOutput(NodeStream):
         self._otherwise = otherwise
 
     def set(self, on_output: OnOutput) -> None:
-        """Pass on what the calling thread prints from now on."""
+        """Pass what the calling thread prints to `on_output` from now on."""
         self._here.on_output = on_output
 
     def __getattr__(self, name: str) -> Any:
@@ -172,7 +172,7 @@ class TaskRunner:
 
     @contextmanager
     def printing(self) -> Iterator[None]:
-        """Direct what tasks print to their nodes' output."""
+        """Replace `sys.stdout`, so that what tasks print becomes output of their nodes."""
         before, sys.stdout = sys.stdout, self._prints
         try:
             yield
@@ -205,7 +205,7 @@ class TaskRunner:
 
 
 def _own_part(problem: Exception) -> str:
-    """Return the traceback from the task on: the frames before it are not the user's."""
+    """Return the traceback without the frames before the task, which are not the user's code."""
     frames = traceback.extract_tb(problem.__traceback__)
     first = next((place for place, frame in enumerate(frames) if "/invoke/tasks.py" in frame.filename), -2)
     return "".join((*traceback.format_list(frames[first + 2 :]), *traceback.format_exception_only(problem)))

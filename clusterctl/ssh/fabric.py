@@ -1,7 +1,6 @@
-"""fabric for the user's own scripts, over logins that were checked here.
+"""Give users' scripts fabric connections that clusterctl has logged in, after checking the host keys.
 
-fabric's own client accepts any host key and reads ~/.ssh/config in its own way; neither happens to a
-connection that is logged in before fabric gets it.
+fabric's own client would accept any host key, and would read ~/.ssh/config in its own way.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Writer(Protocol):
 
 
 class Logins(Protocol):
-    """What logs in to nodes with paramiko, after it has checked their host keys."""
+    """Logs in to nodes with paramiko after checking their host keys."""
 
     def log_in(self, node: Node) -> Login:
         """Return a login; the caller closes it."""
@@ -69,13 +68,13 @@ def _connection(logins: Logins, node: Node, first: Login, streams: dict[str, Wri
                 use(self, logins.log_in(node))
 
     def use(connection: Any, login: Login) -> None:
-        # Fabric waits for channels as paramiko does, for a thread to fill them.
+        # Fabric waits for channels as paramiko does, so a thread must read the connection.
         login.session.start()
         client = paramiko.SSHClient()
         client._transport = login.session  # type: ignore[attr-defined]
         connection.client, connection.transport = client, login.session
 
-    # Standard input belongs to no node: many run at the same time.
+    # Tasks get no standard input, because they run on many nodes at the same time.
     run = {
         "in_stream": False,
         "env": dict(node.env),
@@ -88,7 +87,7 @@ def _connection(logins: Logins, node: Node, first: Login, streams: dict[str, Wri
 
 
 def refuse_unknown_keys() -> None:
-    """Let a `fabric.Connection` that a script makes itself refuse host keys instead of accepting every one."""
+    """Make connections that a script opens itself refuse unknown host keys; fabric would accept every key."""
     import fabric.connection
     import paramiko
 

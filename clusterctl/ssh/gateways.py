@@ -63,7 +63,7 @@ class Login:
 
 
 class Gateways:
-    """The gateways of one transport; `log_in` logs in, through further gateways if the way has any."""
+    """The gateways of one transport; `log_in` logs in to one, through the gateways before it if there are any."""
 
     def __init__(self, log_in: Callable[[str, Route], Login]) -> None:
         self._log_in = log_in
@@ -105,7 +105,7 @@ class Gateways:
             raise
 
     def give_back(self, gateway: Gateway) -> None:
-        """Count one user less; after the last one has left, close the login LINGER seconds later."""
+        """Count one user less; LINGER seconds after the last user has left, close the login."""
         with gateway.change:
             gateway.users -= 1
             unused = gateway.users == 0
@@ -124,13 +124,13 @@ class Gateways:
         with gateway.change:
             recent = time.monotonic() - gateway.failed_at < REMEMBERED
             if gateway.failed is not None and recent:
-                raise _for(node, gateway)
+                raise _error_for(node, gateway)
             if gateway.login is None or not gateway.login.session.active:
                 try:
                     gateway.login = self._log_in(f"gateway {gateway.route.name}", gateway.route)
                 except NodeError as problem:
                     gateway.failed, gateway.failed_at = problem, time.monotonic()
-                    raise _for(node, gateway) from None
+                    raise _error_for(node, gateway) from None
                 # Many threads wait for this gateway's channels, so it needs a thread that reads for them.
                 gateway.login.session.start()
                 gateway.failed = None
@@ -138,7 +138,7 @@ class Gateways:
             return gateway.login.session
 
 
-def _for(node: str, gateway: Gateway) -> NodeError:
+def _error_for(node: str, gateway: Gateway) -> NodeError:
     """Return the gateway's failure as the node's error, with the same text for every node."""
     failed = gateway.failed
     assert failed is not None

@@ -88,13 +88,13 @@ def changed(node: str, name: str, recorded: HostKey, shown: HostKey) -> HostKeyC
 def revoked(node: str, shown: HostKey | None) -> HostKeyChanged:
     """Return the error of a host key that known_hosts marks as revoked."""
     problem = f"its host key {shown or ''} is marked as revoked in your known_hosts".replace("  ", " ")
-    return HostKeyChanged(node, problem, "do not connect; ask who runs this node")
+    return HostKeyChanged(node, problem, "do not connect; ask the administrator of this node")
 
 
 def unknown(node: str, shown: HostKey | None) -> HostKeyUnknown:
     """Return the error of a host without a recorded key."""
-    # The same for every node, so that it is shown once.
-    hint = "`clusterctl nodes trust` shows and records new keys; --accept-new-host-keys records them unseen"
+    # The hint is the same for every node, so that it is shown once.
+    hint = "`clusterctl nodes trust` shows and records new keys; --accept-new-host-keys records them without asking"
     return HostKeyUnknown(node, f"its host key is not known: {shown or 'it showed none'}", hint)
 
 
@@ -123,7 +123,7 @@ def _lines_of(name: str, path: Path) -> list[str]:
 
 
 def is_new(name: str, files: Sequence[Path]) -> bool:
-    """Return whether no line of these files can name the host; hashed names, patterns and markers may."""
+    """Return whether no line of these files can name the host; a hashed name, a pattern or a marker may name it."""
     for path in files:
         try:
             data = path.read_bytes().lower()
@@ -159,7 +159,7 @@ PLAIN_KINDS = (
 )
 """Key types that every SSH library reads, and ssh-dss, which servers no longer accept.
 
-An older form of key file has no type here (""); it names its kind elsewhere.
+"" stands for older formats of key files, whose type `key_file` does not read.
 """
 _OPENSSH = re.compile(rb"-----BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END", re.DOTALL)
 _MAGIC = b"openssh-key-v1\0"
@@ -170,13 +170,13 @@ class KeyFile:
     """One identity file."""
 
     kind: str = ""
-    """As in ssh-ed25519; `public` where only the public half is there; empty where the file does not say."""
+    """The key type, such as ssh-ed25519; `public` if the file has only the public key; "" if it is not known."""
     locked: bool = False
     """Whether it needs a passphrase."""
 
 
 def key_file(path: str) -> KeyFile:
-    """Return what an identity file holds; all is unknown if it cannot be read."""
+    """Return the key type of an identity file and whether it is locked; the defaults if it cannot be read."""
     try:
         data = Path(path).read_bytes()[: 1 << 20]
     except OSError:
@@ -187,13 +187,13 @@ def key_file(path: str) -> KeyFile:
     if found is None:
         return KeyFile("", b"ENCRYPTED" in data)
     try:
-        return _own_form(base64.b64decode(found[1]))
+        return _openssh_format(base64.b64decode(found[1]))
     except (binascii.Error, struct.error, UnicodeDecodeError, ValueError):
         return KeyFile()
 
 
-def _own_form(data: bytes) -> KeyFile:
-    """OpenSSH's own form: cipher, kdf, its options, how many keys, the first public key, the private ones."""
+def _openssh_format(data: bytes) -> KeyFile:
+    """Parse OpenSSH's own format: cipher, kdf, kdf options, number of keys, the public key, the private key."""
     if not data.startswith(_MAGIC):
         return KeyFile()
     cipher, rest = _field(data[len(_MAGIC) :])

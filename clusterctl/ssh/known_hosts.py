@@ -1,6 +1,6 @@
-"""Read known_hosts files and decide whether to trust the host key that a server shows. Loads no paramiko.
+"""Read known_hosts files and decide whether to trust the host key that a server shows.
 
-A launcher knows its transport before the first connection is open; paramiko is loaded after that.
+This module does not import paramiko, because it is imported before the first connection is open, and paramiko after.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class KnownHosts:
             self._tables[0].add(name, key)
 
     def judge(self, node: str, name: str, key: HostKey, accept_new: bool) -> None:
-        """Accept a host key or raise an error; called before anything but the handshake is sent."""
+        """Accept a host key or raise an error; called during the handshake, before anything else is sent."""
         if any(key.fingerprint in table.revoked for table in self._tables):
             raise host_keys.revoked(node, key)
         recorded = self.of(name)

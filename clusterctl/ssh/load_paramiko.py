@@ -1,4 +1,4 @@
-"""paramiko, loaded without what we do not use of it."""
+"""Load paramiko without two modules that it imports and clusterctl does not need."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ METADATA = "importlib.metadata"
 
 
 def load_paramiko() -> None:
-    """Load paramiko, which loads invoke (and with it asyncio, ssl and a yaml reader: half of its 85 ms) only
-    for `Match exec` in configuration files. Those we let OpenSSH read. Fabric still loads invoke for itself.
+    """Load paramiko, but neither invoke nor importlib.metadata.
 
-    To learn its own version it loads importlib.metadata, and with that a mail reader: 10 ms, for a version that
-    the name of a folder next to it contains.
+    paramiko needs invoke (which loads asyncio, ssl and a YAML reader: half of its 85 ms) only for `Match exec` in
+    configuration files, and clusterctl lets OpenSSH read these. Fabric still loads invoke itself. paramiko needs
+    importlib.metadata (which loads an email parser: 10 ms) only for its own version, which is also in the name of a
+    folder next to it.
     """
     with _TURN:
         if "paramiko" in sys.modules or "invoke" in sys.modules:
             import paramiko
 
             return
-        # "there is none", to whoever imports it.
+        # None makes `import invoke` raise ImportError.
         sys.modules["invoke"] = None  # type: ignore[assignment]
         stands_in = METADATA not in sys.modules
         if stands_in:
@@ -38,7 +39,7 @@ def load_paramiko() -> None:
 
 
 class _Metadata(ModuleType):
-    """In importlib.metadata's place for one question."""
+    """Replaces importlib.metadata while paramiko is loaded; has only `version`."""
 
     def version(self, name: str) -> str:
         spec = importlib.util.find_spec(name)

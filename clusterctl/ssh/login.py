@@ -41,7 +41,7 @@ class Keys:
         self.served = ""
         """The path of the key file that a server accepted last."""
 
-    def open_ones(self, route: Route) -> Iterator[tuple[str, paramiko.PKey]]:
+    def usable_keys(self, route: Route) -> Iterator[tuple[str, paramiko.PKey]]:
         """Yield names and usable keys: key files (the last accepted one first), then keys of the ssh agent."""
         found = [(path, key) for path in route.identities for key in self._forms(path)]
         yield from sorted(found, key=lambda named_key: named_key[0] != self.served)
@@ -61,7 +61,7 @@ class Keys:
         bare.public_blob = None
         return [key, bare]
 
-    def locked_ones(self, route: Route) -> list[str]:
+    def locked_files(self, route: Route) -> list[str]:
         """Return the key files without a known passphrase."""
         return [path for path in route.identities if self._of_file(path) == LOCKED]
 
@@ -214,8 +214,8 @@ def log_in(session: Session, node: str, route: Route, keys: Keys, limit: float) 
 
 
 def _offers(route: Route, keys: Keys) -> Iterator[tuple[str, paramiko.PKey]]:
-    yield from keys.open_ones(route)
-    for path in keys.locked_ones(route):
+    yield from keys.usable_keys(route)
+    for path in keys.locked_files(route):
         key = keys.unlocked(path)
         if key is not None:
             yield path, key
@@ -231,5 +231,5 @@ def _refused(node: str, route: Route, user: str, tried: list[str], keys: Keys, d
         problem += f": {detail}"
     hint = f"try `ssh -p {route.port} {who}`; name `user` and `key` in the inventory"
     if any("passphrase" in reason for reason in unusable):
-        hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
+        hint = "add the key to an ssh agent with `ssh-add`, or name another key in the inventory (`key`)"
     return LoginRefused(node, problem, hint)

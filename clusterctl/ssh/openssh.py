@@ -97,7 +97,9 @@ class OpenSshTransport:
         """
         self._config = ssh_config if isinstance(ssh_config, Configuration) else Configuration(ssh_config)
         if self._config.program is None:
-            raise UsageError("there is no `ssh` here", "install OpenSSH's client, or use --ssh paramiko")
+            raise UsageError(
+                "this machine has no `ssh` program", "install OpenSSH's client, or use --ssh paramiko"
+            )
         self._own_known_hosts = known_hosts
         self._accept_new = accept_new
         self._timeout = connect_timeout
@@ -354,8 +356,8 @@ REMEMBERED = 10.0
 class LoginQueue:
     """Limits the logins to one server.
 
-    The first node behind a gateway logs in alone: a refused login is refused only once, and a gateway that
-    does not answer costs one timeout for all nodes.
+    The first node behind a gateway logs in alone. If the gateway refuses the login or does not answer, this
+    happens once and not for every node.
     """
 
     def __init__(self) -> None:

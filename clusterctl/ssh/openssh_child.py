@@ -33,7 +33,7 @@ ENDING = 5.0
 
 
 class Logs:
-    """The logs of the servers on the way, read through named pipes, apart from the node's output.
+    """The logs of the servers in the chain, read through named pipes, apart from the node's output.
 
     ssh closes every descriptor except its three streams when it starts, so a log needs a path. The folder
     is removed once ssh has opened the pipes.
@@ -109,7 +109,7 @@ class Child:
             self._poll.register(file, READ_ONLY)
 
     def log_in(self, logged_in: Callable[[], bool], limit: float) -> bool:
-        """Wait until the log reports the login; return False if ssh ended or the time is over."""
+        """Wait until the log reports the login; return False if ssh ended or after `limit` seconds."""
         deadline = time.monotonic() + limit
         with contextlib.suppress(KeyError):
             self._poll.unregister(self._errors)

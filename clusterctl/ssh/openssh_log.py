@@ -1,4 +1,4 @@
-"""What OpenSSH's own log says of a login that failed, in our own errors."""
+"""Turn OpenSSH's log of a failed login into one of clusterctl's errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from clusterctl.ssh.config import Route
 from clusterctl.ssh.host_keys import HostKey, key_file
 from clusterctl.ssh.retry import Dropped
 
-# `debug1: sshconnect2.c:ssh_userauth2():580 (pid=7): ` before what is said. A server can put lines of its own into
-# the text with which it hangs up, and so choose the words for its own failure; nothing more hangs on them.
+# The prefix of a message, as in `debug1: sshconnect2.c:ssh_userauth2():580 (pid=7): `. A server can put lines of its
+# own into its disconnect message, and so choose the error that is shown for it; nothing else depends on these lines.
 _BEFORE = re.compile(r"^(?:debug\d: )?(?:[\w.-]+\.c:\w+\(\):\d+ \([^()]*\): )?(?:debug\d: )?", re.MULTILINE)
 _LOGGED_IN = re.compile(
     r"^(?:Authenticated to .* using \"|(?:mux_client_request_session: )?master session id: \d)", re.MULTILINE
@@ -44,7 +44,7 @@ _DROPPED = re.compile(
 
 
 class Unrecorded(Exception):
-    """The key of the server at one place of the way is not recorded; consent may change that."""
+    """The host key of the server at index `place` of the chain is not recorded; the user may allow recording it."""
 
     def __init__(self, place: int, error: HostKeyUnknown) -> None:
         super().__init__(place, error)
@@ -54,7 +54,7 @@ class Unrecorded(Exception):
 
 @dataclass(frozen=True)
 class HopLog:
-    """What one OpenSSH process logged about one server on the way."""
+    """What one OpenSSH process logged about one server of the chain."""
 
     node: str
     route: Route
@@ -77,14 +77,14 @@ def plain(data: bytes) -> str:
 
 
 def culprit(hops: Sequence[HopLog]) -> HopLog:
-    """Return the first server that no login reached."""
+    """Return the first server without a login; the last server if all have one."""
     return next((hop for hop in hops if not hop.logged_in), hops[-1])
 
 
 def refusal(
     hops: Sequence[HopLog], proxy_words: str, known_hosts: Sequence[Path], timeout: float, ended: bool
 ) -> ClusterctlError | Dropped:
-    """Why nobody is logged in. `proxy_words` is what a ProxyCommand printed, `ended` whether ssh itself gave up."""
+    """Return the error for a failed login; `proxy_words`: a ProxyCommand's output; `ended`: whether ssh has ended."""
     hop = culprit(hops)
     node, route, text = hop.node, hop.route, hop.text
     if hop.logged_in:
@@ -95,15 +95,15 @@ def refusal(
         return _host_key(hop, known_hosts)
     if _REFUSED.search(text):
         return _login(hop)
-    on_the_way = _on_the_way(hop, hops, proxy_words)
-    if on_the_way is not None:
-        return on_the_way
+    network_error = _network_error(hop, hops, proxy_words)
+    if network_error is not None:
+        return network_error
     if _NO_CIPHER.search(text):
         return Unreachable(node, f"no common encryption algorithm: {_last_line(text)}")
     if not ended and not hop.shown and "Connection established." not in text and not route.gateway:
-        return _silent(node, route, timeout)
+        return _no_answer(node, route, timeout)
     if not ended or _DROPPED.search(text):
-        return Dropped(node, _last_line(text) if ended else "the server fell silent")
+        return Dropped(node, _last_line(text) if ended else "the server stopped answering")
     return Unreachable(node, f"ssh: {_last_line(text) or proxy_words or 'it ended without a message'}")
 
 
@@ -113,7 +113,7 @@ def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
     if recorded and shown is not None:
         alike = [entry for entry in recorded if entry.kind == shown.kind]
         return host_keys.changed(hop.node, hop.route.name, (alike or recorded)[0], shown)
-    # Recorded in a file that only OpenSSH knows of.
+    # The key is recorded in a file that only OpenSSH knows.
     if _CHANGED.search(hop.text):
         return host_keys.changed(
             hop.node, hop.route.name, HostKey("another", "key"), shown or HostKey("", "")
@@ -124,7 +124,7 @@ def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
 def _login(hop: HopLog) -> LoginRefused:
     route = hop.route
     if route.identities and all(key_file(identity).locked for identity in route.identities):
-        hint = "add it to an ssh agent with `ssh-add`, or name another one in the inventory (`key`)"
+        hint = "add the key to an ssh agent with `ssh-add`, or name another key in the inventory (`key`)"
         return LoginRefused(
             hop.node, f"the key {', '.join(route.identities)} is locked by a passphrase", hint
         )
@@ -134,7 +134,7 @@ def _login(hop: HopLog) -> LoginRefused:
     return LoginRefused(hop.node, f"no key was accepted for {who} (tried {', '.join(tried) or 'none'})", hint)
 
 
-def _on_the_way(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unreachable | None:
+def _network_error(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unreachable | None:
     """Return what the network, a gateway or a ProxyCommand reports."""
     node, route, text = hop.node, hop.route, hop.text
     index = list(hops).index(hop)
@@ -143,7 +143,7 @@ def _on_the_way(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unreac
         problem = f"the gateway {route.gateway.name} can't reach {route.name}: {refused[1]}"
         return Unreachable(node, problem, "check `host` and `port` as the gateway sees them")
     if route.proxy_command and proxy_words:
-        return Unreachable(node, f"its ProxyCommand said: {proxy_words}", f"try `{route.proxy_command}`")
+        return Unreachable(node, f"its ProxyCommand printed: {proxy_words}", f"try `{route.proxy_command}`")
     unresolved = _NO_ADDRESS.search(text)
     if unresolved:
         return Unreachable(node, f"no address for {route.host!r} ({unresolved[1]})", "check `host`")
@@ -154,11 +154,11 @@ def _on_the_way(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unreac
         problem = f"nothing listens at {route.host} port {route.port}"
         return Unreachable(node, problem, "check `host` and `port`, and that sshd runs there")
     if "timed out" in failed[1]:
-        return _silent(node, route, 0)
+        return _no_answer(node, route, 0)
     return Unreachable(node, f"{route.host} port {route.port}: {failed[1]}")
 
 
-def _silent(node: str, route: Route, timeout: float) -> Unreachable:
+def _no_answer(node: str, route: Route, timeout: float) -> Unreachable:
     within = f" within {timeout:g} s" if timeout else " in time"
     problem = f"{route.host} port {route.port} did not answer{within}"
     return Unreachable(node, problem, "check the address, the network and the firewall")

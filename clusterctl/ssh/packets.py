@@ -112,7 +112,7 @@ class Packets(Packetizer):
         return self._at < len(self._ahead)
 
     def let_go(self) -> None:
-        """End the handshake: from now on everything is sent without delay."""
+        """Send the collected packets; from now on each write is sent at once."""
         held, self._held = self._held, None
         if held:
             super().write_all(b"".join(held))

@@ -27,7 +27,7 @@ STDERR = 1
 
 
 class _NoBuffer:
-    """Takes the place of a channel's two buffers, which take 3 kB and stay empty: `Program` keeps what comes itself."""
+    """Replaces a channel's two buffers, which take 3 kB and would stay empty: `Program` stores the output itself."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -110,7 +110,7 @@ class ProgramStream:
     def arrived(self) -> tuple[list[tuple[str, bytes]], bool]:
         program, session = self._program, self._session
         session.poll()
-        # Asked before the bytes are taken: what comes last must not be missed.
+        # Check this before taking the bytes; otherwise the last ones could be missed.
         more = session.active and not program.is_over
         parts = []
         while program.came:
@@ -168,7 +168,7 @@ class ProgramStream:
                 if not program.out_window_size and not self._over():
                     self._session.until(lambda: program.out_window_size > 0 or self._over())
                 if self._over():
-                    raise self._lost(self._session.problem or "its program takes no more input")
+                    raise self._lost(self._session.problem or "its program accepts no more input")
                 if not self._session.packets.can_send_data():
                     view = view[program.send(bytes(view[:AT_ONCE])) :]
                     continue

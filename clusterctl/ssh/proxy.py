@@ -96,7 +96,7 @@ class ProxySocket(socket.socket):
 def end_group(process: subprocess.Popen[bytes], patience: float = END_WAIT) -> None:
     """End a program and its process group.
 
-    The leader is reaped last, so that no other process group can get its number meanwhile.
+    The group's leader is reaped last, so that no other process group can get its number before.
     """
     if process.returncode is not None:
         return

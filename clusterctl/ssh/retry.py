@@ -1,4 +1,4 @@
-"""Repeat handshakes that a busy server dropped, after growing random pauses."""
+"""Repeat handshakes that a busy server dropped, after random pauses that grow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ T = TypeVar("T")
 TRIES = 6
 # Seconds before the second try, doubled each time, times 0.5 to 1.5.
 FIRST_PAUSE = 0.3
-RETRY_LIMIT = (
-    # Seconds after which a handshake that fails is not tried again: the server is silent, not busy.
-    15.0
-)
+# A handshake that fails after this many seconds is not repeated: such a server does not answer, it is not busy.
+RETRY_LIMIT = 15.0
 # Seconds for banner and key exchange: a node under load may take a few.
 HANDSHAKE_LIMIT = 20.0
 
@@ -43,6 +41,6 @@ def retried(connect: Callable[[], T]) -> T:
             if attempt == TRIES or time.monotonic() - began > RETRY_LIMIT:
                 times = f" {attempt} times" if attempt > 1 else ""
                 problem = f"the handshake failed{times}: {dropped.problem}"
-                hint = "its sshd may be overloaded (MaxStartups), or no SSH server"
+                hint = "its sshd may be overloaded (MaxStartups), or another program answers at this port"
                 raise Unreachable(dropped.node, problem, hint) from None
             time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))

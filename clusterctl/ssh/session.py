@@ -183,7 +183,7 @@ class Session(_Transport):  # type: ignore[misc]
         self._judge(host_key(kind, base64.b64encode(shown).decode()))
 
     def forget_login(self) -> None:
-        """Release what only the login needed: 2 kB for each node of a controller."""
+        """Release the objects that only the login needed: 2 kB per node."""
         self.__dict__.update(auth_handler=None, host_key=None)
 
     # ---- channels
@@ -385,10 +385,10 @@ class Session(_Transport):  # type: ignore[misc]
             return
         if kind == MSG_DISCONNECT:
             message.get_int()
-            raise EOFError(f"the server ended it: {message.get_text()[:200]}")
+            raise EOFError(f"the server ended the connection: {message.get_text()[:200]}")
         if self._expected_packet:
             if kind not in self._expected_packet:
-                raise SSHException(f"message {kind} where one of {self._expected_packet} is due")
+                raise SSHException(f"message {kind} arrived instead of one of {self._expected_packet}")
             self._expected_packet: tuple[int, ...] = ()
             if 30 <= kind <= 41:
                 self.kex_engine.parse_next(kind, message)

@@ -1,7 +1,7 @@
 """Reach nodes over SSH with paramiko.
 
 A host key is checked in the key exchange, before any login: an unknown key is refused, or recorded with consent; a
-changed key is always refused. paramiko is loaded once the first connection is open: meanwhile the servers do their
+changed key is always refused. paramiko is loaded only after the first connection is open, while the servers do their
 part of the handshake.
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class SshTransport:
-    """Nodes over SSH; one instance serves a whole command, from many threads."""
+    """Reaches nodes over SSH; thread-safe, one instance serves a whole command."""
 
     def __init__(
         self,
@@ -55,9 +55,8 @@ class SshTransport:
         ssh_config: Configuration | str | None = None,
         ask: AskSecret | None = None,
     ) -> None:
-        """`known_hosts` is the cluster's own file, read before the user's; `ssh_config` takes the place of
-        the user's configuration, "none" stands for an empty one; `ask` gets the passphrase of a locked key
-        from the user."""
+        """`known_hosts` is the cluster's own file, read before the user's. `ssh_config` replaces the user's
+        configuration; "none" means an empty one. `ask` returns the passphrase that the user types for a key."""
         self._own_known_hosts = known_hosts
         self._accept_new = accept_new
         self._timeout = connect_timeout
@@ -136,7 +135,7 @@ class SshTransport:
         return retried(lambda: self._one_login(node, route, judge))
 
     def _unlock(self, route: Route) -> None:
-        """Ask for the passphrase before a server waits for it, where every key is locked."""
+        """If every key is locked, ask for a passphrase before connecting, so that no server has to wait for it."""
         if route.use_agent and inherited((AGENT,)):
             return
         if route.identities and all(key_file(identity).locked for identity in route.identities):
@@ -157,7 +156,7 @@ class SshTransport:
             return login
 
     def _shake_hands(self, node: str, route: Route, judge: Callable[[HostKey], None]) -> Login:
-        """Return a session whose keys are agreed on, before any login."""
+        """Return a session after the key exchange, without a login."""
         stream = self._stream(node, route)
         then = self._after(route)
         try:
@@ -166,7 +165,7 @@ class SshTransport:
 
             recorded = tuple(entry.kind for entry in self._known_hosts(route).of(route.name))
             session = Session(stream, judge, recorded, route.key_exchanges, route.ciphers)
-            # A ProxyCommand may have a login of its own to make before the server can say a word.
+            # A ProxyCommand may have to log in itself before the server can send its first line.
             session.shake_hands(HANDSHAKE_LIMIT, None if route.proxy_command else self._limit(route))
         except BaseException as problem:
             stream.close()
@@ -174,7 +173,7 @@ class SshTransport:
             proxy_words = stream.last_words() if isinstance(stream, ProxySocket) else ""
             if proxy_words and not isinstance(problem, ClusterctlError):
                 raise Unreachable(
-                    node, f"its ProxyCommand said: {proxy_words}", f"try `{route.proxy_command}`"
+                    node, f"its ProxyCommand printed: {proxy_words}", f"try `{route.proxy_command}`"
                 ) from None
             raise _launcher_error(node, problem) from None
         return Login(session, route.user, then)
@@ -188,7 +187,7 @@ class SshTransport:
         return self._gateways.channel_to(node, route, limit) if route.gateway else dial(node, route, limit)
 
     def _after(self, route: Route) -> Callable[[], None]:
-        """Return what has to be done when the session has ended."""
+        """Return the function to call when the session has ended."""
         if route.gateway is None:
             return lambda: None
         gateway = self._gateways.of(route)
@@ -212,7 +211,7 @@ def _enough(shown: list[HostKey], key: HostKey) -> None:
 
 
 def _launcher_error(node: str, problem: BaseException) -> BaseException:
-    """Return one of our own errors for what paramiko raised."""
+    """Return the launcher's error for an exception that paramiko raised."""
     import paramiko
 
     from clusterctl.ssh.packets import NoSshServer

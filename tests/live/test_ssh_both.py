@@ -150,4 +150,8 @@ def test_without_ssh_the_inventory_alone_counts_and_that_is_said_once(shell: She
     done = shell("exec", "all", "--", "echo", "there", **alone)
     assert done.returncode == 0 and done.stdout.count("there") == 2, done.stderr
     assert done.stderr.count("`ssh` is not installed") == 1
-    refused(shell("exec", "all", "--ssh", "openssh", "--", "true", **alone), 2, "there is no `ssh` here")
+    refused(
+        shell("exec", "all", "--ssh", "openssh", "--", "true", **alone),
+        2,
+        "this machine has no `ssh` program",
+    )

@@ -82,11 +82,13 @@ class Order:
     """With `dedup`: keep the hash of each document next to the pair, for a later merge across pairs."""
 
     def check(self) -> None:
-        """Raise one error that lists everything wrong with the command line."""
+        """Raise one error that lists all faults of the options."""
         faults = []
         for ending in (".bin", ".idx"):
             if self.output.name.endswith(ending):
-                faults.append(f"--output {self.output}: is a prefix; {ending} is put after it")
+                faults.append(
+                    f"--output {self.output}: is a prefix; leave out {ending}, which is added to it"
+                )
         above = next((path for path in self.output.parents if path.exists()), None)
         if above is not None and not above.is_dir():
             faults.append(f"--output {self.output}: {above} is a file, not a folder")
@@ -119,9 +121,9 @@ def build(order: Order, tell: Tell = lambda text: None, progress: Progress = lam
             return _build(order, inputs, tokenizer, plan, folder, tell, progress)
         finally:
             lock.release()
-            _leave_nothing_empty(folder)
+            _remove_empty_work_folder(folder)
     except OSError as error:
-        raise _in_words(error, folder) from None
+        raise _as_build_error(error, folder) from None
 
 
 def opened(order: Order) -> tuple[list[Input], Tokenizer]:
@@ -322,20 +324,20 @@ def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokeniz
 
 
 def entropy(counts: NDArray[np.int64]) -> float:
-    """Return the entropy in nats per token of independent draws by frequency: the best loss without
-    context."""
+    """Return the entropy of the token frequencies in nats per token: the lowest loss of a model that sees
+    no context."""
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
 
 
-def _leave_nothing_empty(folder: Path) -> None:
+def _remove_empty_work_folder(folder: Path) -> None:
     """Remove the work folder of a build that was refused before it made anything."""
     names = set(os.listdir(folder)) if folder.is_dir() else set()
     if names and names <= {"lock"}:
         shutil.rmtree(folder)
 
 
-def _in_words(error: OSError, folder: Path) -> DataFailed:
+def _as_build_error(error: OSError, folder: Path) -> DataFailed:
     where = error.filename or folder
     if error.errno in FULL:
         return DataFailed(

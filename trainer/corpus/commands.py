@@ -1,4 +1,4 @@
-"""The verbs of `clusterctl data`: parse arguments, return the result as text or, with --json, as one
+"""The verbs of `clusterctl data`: parse arguments, print the result as text or, with --json, as one JSON
 document."""
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _build_arguments(build: argparse.ArgumentParser) -> None:
     flag("--json", help="Print one JSON document.")
 
 
-# -- do -----------------------------------------------------------------------------------------------------
+# -- run ----------------------------------------------------------------------------------------------------
 
 
 def _tokenizer_train(arguments: argparse.Namespace) -> int:
@@ -213,10 +213,10 @@ def _tokenizer_train(arguments: argparse.Namespace) -> int:
 
 
 def _tokenizer_glm(arguments: argparse.Namespace) -> int:
-    from trainer.corpus.tokenizer import lay_glm_tokens
+    from trainer.corpus.tokenizer import add_glm_tokens
 
     return _show(
-        arguments, lay_glm_tokens(arguments.tokenizer, arguments.output, arguments.eod), _tokenizer_text
+        arguments, add_glm_tokens(arguments.tokenizer, arguments.output, arguments.eod), _tokenizer_text
     )
 
 
@@ -460,8 +460,7 @@ class Meter:
     """Progress on standard error: one redrawn line on a terminal, nothing elsewhere."""
 
     def __init__(self, lines: bool = False) -> None:
-        """`lines`: write `progress BYTES DOCUMENTS` every second for a program that follows from another
-        machine."""
+        """`lines`: also write `progress BYTES DOCUMENTS` every second, for a program that reads it."""
         self._lines = lines
         self._began = self._drawn = time.monotonic()
         self._live = sys.stderr.isatty()

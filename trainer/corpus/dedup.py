@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainer.corpus.filters import HASH_BYTES
 from trainer.corpus.store import Store
 
-# Hashes sorted together: 100 MB with their numbers and order.
+# Hashes that are sorted at one time. With the document numbers and the sort order they take 100 MB.
 AT_ONCE = 1 << 21
 DOCUMENTS_AT_ONCE = 1 << 12
 
@@ -37,7 +37,7 @@ def first_ones(path: Path) -> NDArray[np.bool_]:
     hashes = np.memmap(path, "<u8", mode="r", shape=(count, 2))
     shares = -(-count // AT_ONCE)
     for share in range(shares):
-        mine = _mine(hashes, share, shares)
+        mine = _documents_of_share(hashes, share, shares)
         low, high = hashes[mine, 0], hashes[mine, 1]
         order = np.lexsort((mine, low, high))
         low, high = low[order], high[order]
@@ -46,7 +46,7 @@ def first_ones(path: Path) -> NDArray[np.bool_]:
     return keep
 
 
-def _mine(hashes: NDArray[np.uint64], share: int, shares: int) -> NDArray[np.int64]:
+def _documents_of_share(hashes: NDArray[np.uint64], share: int, shares: int) -> NDArray[np.int64]:
     """Return the numbers of the documents whose hash belongs to a share."""
     found = []
     for begin in range(0, len(hashes), AT_ONCE):

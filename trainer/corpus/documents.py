@@ -1,9 +1,8 @@
 """Turn pieces of an input into documents, each a text or a list of ids; report invalid records with their
 place.
 
-With sentence splitting each sentence becomes a unit of the index; only the gaps between sentences are lost.
-
-For training a tokenizer, yield the texts one by one; the first invalid record is an error.
+`sentences` splits a text; only the white space between sentences is lost. `texts_of` yields the texts that
+train a tokenizer, and raises an error at the first invalid record.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Bad:
 
 
 class NotADocument(Exception):
-    """A record cannot be used; the message says why. It becomes a Bad with its place."""
+    """A record cannot be used; the message says why. `documents` turns it into a `Bad` with the place."""
 
 
 def documents(piece: Piece, key: str, each: str, vocab: int) -> Iterator[str | list[int] | Bad]:
@@ -75,7 +74,7 @@ def _checked(value: Any, vocab: int) -> str | list[int]:
         try:
             return value.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise NotADocument(f"not UTF-8 (byte {error.start} of it)") from None
+            raise NotADocument(f"not UTF-8 (at its byte {error.start})") from None
     if isinstance(value, str):
         return _whole(value)
     if not _are_ids(value):
@@ -87,8 +86,8 @@ def _checked(value: Any, vocab: int) -> str | list[int]:
 
 
 def _whole(text: str) -> str:
-    """Return the text if it is valid: JSON can contain half of a surrogate pair, which no tokenizer
-    accepts."""
+    """Return the text; raise NotADocument for half of a surrogate pair, which JSON can contain and no
+    tokenizer accepts."""
     if text.isascii():
         return text
     try:
@@ -200,7 +199,7 @@ def _pages(piece: Piece, each: str) -> Iterator[tuple[str, Any]]:
 def _marked(
     piece: Piece, pattern: re.Pattern[bytes], opening: bytes
 ) -> Iterator[tuple[str, re.Match[bytes] | NotADocument]]:
-    """Yield the records between marks, each with its line; a record that is not closed was truncated."""
+    """Yield each match of `pattern` with its line; if an `opening` follows the last one, the file was truncated."""
     line, at = piece.line, 0
     for found in pattern.finditer(piece.data):
         line += piece.data.count(b"\n", at, found.start())
@@ -271,8 +270,8 @@ def sentences(text: str) -> list[str]:
 
 
 def _goes_on(text: str, begin: int, end: re.Match[str]) -> bool:
-    """Return whether the sentence continues: the full stop ends an abbreviation or an initial, or a small
-    letter follows."""
+    """Return whether the sentence continues: the full stop ends an abbreviation or an initial, or a
+    lower-case letter follows."""
     mark = end[0]
     if "\n\n" in mark.replace("\r", "") or mark[0] in "。！？":
         return False
@@ -294,7 +293,7 @@ LARGEST = 2**31
 
 
 def texts_of(inputs: Sequence[str], key: str = "text", kind: str = "", each: str = "file") -> Iterator[str]:
-    """Yield every text in order; lists of ids are refused, because they are tokens already."""
+    """Yield every text in order; raise DataError for a list of token ids."""
     for name, value, known in (("--format", kind or KINDS[0], KINDS), ("--each", each, EACH)):
         if value not in known:
             raise DataError(f"{name} {value}: is not one of {', '.join(known)}")
@@ -309,6 +308,6 @@ def _texts(reader: Reader, key: str, each: str) -> Iterator[str]:
                     raise DataError(str(document), "fix the line, or name the right key with --key")
                 if not isinstance(document, str):
                     raise DataError(
-                        f"{piece.name}: holds token ids, not text", "name the key of a text with --key"
+                        f"{piece.name}: holds token ids, not text", "name a key that holds text with --key"
                     )
                 yield document

@@ -1,5 +1,5 @@
-"""Encode documents into ids: by a word cache in C++, with exactly the ids of `tokenizers`, or by
-`tokenizers`.
+"""Encode documents into token ids: in C++ with a cache of words, which gives exactly the ids of `tokenizers`,
+or with `tokenizers`.
 
     encoder = encoder_for(tokenizer, threads=2)
     ids, lengths = encoder.encode_many(texts)   # one array for all
@@ -48,10 +48,10 @@ class NotText(DataError):
 
 
 class Encoder:
-    """Encode in C++. Calls from several threads wait for each other; Python runs on meanwhile."""
+    """Encode in C++. Calls from several threads run one after the other; other Python threads continue."""
 
     why = ""
-    """Why it is slow; empty because it is not."""
+    """Why the C++ code is not used: empty here, a reason in `LibraryEncoder`."""
 
     def __init__(self, inner: bpe.Bpe, eod: int) -> None:
         self._inner = inner
@@ -180,7 +180,8 @@ def _faults(definition: JsonObject) -> Iterable[str]:
 
 
 def _leaves_ids(after: JsonObject | None) -> bool:
-    """Return whether the post-processor only adds special tokens, which are not used here."""
+    """Return whether the post-processor keeps the ids of the text; it may add special tokens, which are not
+    requested here."""
     kind = after["type"] if after else "ByteLevel"
     if after and kind == "Sequence":
         return all(map(_leaves_ids, after["processors"]))
@@ -209,7 +210,7 @@ def _model_faults(model: JsonObject) -> Iterable[str]:
 
 
 def byte_characters() -> list[str]:
-    """Return the character for each byte in a byte-level vocabulary: printable bytes stand for themselves."""
+    """Return the character that represents each byte in a byte-level vocabulary; a printable byte is its own."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in BYTES]
@@ -218,16 +219,16 @@ def byte_characters() -> list[str]:
 def _compare(inner: bpe.Bpe) -> None:
     """Raise NotExact if the installed `tokenizers` classifies characters differently from the C++ code.
 
-    Its Unicode version may differ. A new version extends ranges or starts new ones at multiples of 16, so
-    that a few thousand code points suffice; checking all would take seconds.
+    The two may follow different Unicode versions. A new version extends ranges of characters or starts new
+    ones at multiples of 16, so a few thousand code points are enough; checking all would take seconds.
     """
-    text = "".join(FRAMES[kind].format(chr(code)) for code, kind in _telling())
+    text = "".join(FRAMES[kind].format(chr(code)) for code, kind in _code_points_to_compare())
     theirs = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
     if not np.array_equal(inner.words(text.encode()), np.cumsum([len(word) for word, _ in theirs])):
-        raise NotExact(f"tokenizers {tokenizers.__version__} has the characters of another Unicode version")
+        raise NotExact(f"tokenizers {tokenizers.__version__} follows another Unicode version")
 
 
-def _telling() -> Iterable[tuple[int, int]]:
+def _code_points_to_compare() -> Iterable[tuple[int, int]]:
     """Yield code points at and next to the ends of ranges, and some between ranges, each with its class."""
     ranges = bpe.unicode_ranges().astype(np.int64)
     kinds = np.full(CODE_POINTS, OTHER, np.uint8)

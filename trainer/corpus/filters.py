@@ -1,5 +1,4 @@
-"""Decide which documents stay: long enough, in the requested language. Duplicates are found after all are
-known."""
+"""Keep the documents that are long enough and in the requested language. `dedup` drops duplicates later."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ import numpy as np
 
 from trainer.errors import DataError
 
-# Characters used to detect the language: about GLM's 1024 tokens.
+# The first characters of a document, from which its language is detected: about 1024 tokens.
 LOOKED_AT = 4096
-# Bytes of a text's hash: two of 1e9 documents collide once in 1e20.
+# Bytes of a document's hash. That two of 1e9 documents share a hash has a probability below 1e-20.
 HASH_BYTES = 16
 
 
@@ -29,10 +28,10 @@ class Filters:
     min_confidence: float = 0.0
 
     def check(self) -> None:
-        """Refuse settings that cannot work, before anything is read."""
+        """Raise one error that lists all wrong settings."""
         faults = []
         if self.min_chars < 0:
-            faults.append(f"--min-chars {self.min_chars}: a length is at least 0")
+            faults.append(f"--min-chars {self.min_chars}: must be at least 0")
         if self.language and not self.language_model:
             problem = f"--language {self.language} needs --language-model FILE"
             faults.append(f"{problem}, fastText's lid.176.bin or lid.176.ftz")
@@ -41,7 +40,7 @@ class Filters:
         if self.language_model and not Path(self.language_model).is_file():
             faults.append(f"--language-model {self.language_model}: no such file")
         if not 0 <= self.min_confidence <= 1:
-            faults.append(f"--min-confidence {self.min_confidence}: a share of 0 to 1")
+            faults.append(f"--min-confidence {self.min_confidence}: must be between 0 and 1")
         if faults:
             raise DataError("\n".join(faults))
 
@@ -81,11 +80,11 @@ def _load(path: str) -> Any:
         return fasttext.load_model(path)
     except (ValueError, RuntimeError, OSError) as error:
         raise DataError(
-            f"{path}: not a model of fastText: {error}", "lid.176.bin or lid.176.ftz, unpacked"
+            f"{path}: not a model of fastText: {error}", "give lid.176.bin or lid.176.ftz, decompressed"
         ) from None
 
 
 def content_hash(document: str | list[int]) -> bytes:
-    """Return a hash of the content: equal for documents that are equal to the last character."""
+    """Return a hash of the exact content of a document."""
     data = document.encode() if isinstance(document, str) else np.asarray(document, "<i4").tobytes()
     return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

@@ -1,9 +1,8 @@
 """Read and write Megatron's pair of files, `.bin` and `.idx`, byte for byte; also read the older TNTIDX.
 
 .idx: MMIDIDX\\0\\0, u64 version 1, u8 type, u64 sequences S, u64 document marks D, i32[S] lengths, i64[S]
-byte
-offsets in .bin, i64[D] marks (counts of sequences; first 0, last S), and in multimodal files i8[S] modes,
-which are skipped
+byte offsets in .bin, i64[D] marks (mark i: the number of sequences before document i; first 0, last S), and in
+multimodal files i8[S] modes, which are skipped
 .bin: the tokens, nothing else
 """
 
@@ -31,16 +30,16 @@ HEADER = struct.Struct("<9sQBQQ")
 OLD_MAGIC = b"TNTIDX\x00\x00"
 OLD_HEADER = struct.Struct("<8sQQQQQQ")
 TYPES: dict[int, Any] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-# Their widths differ between the tools that write them; neither kind holds tokens.
+# Floating-point types; the tools that write them disagree about their widths.
 FLOAT_TYPES = (6, 7)
-# Megatron's own limit.
+# The limit that Megatron uses.
 LARGEST_U16_VOCAB = 65500
-# Tokens of a sequence: its length is an i32.
+# The most tokens of a sequence: its length is stored as an i32.
 LONGEST = 2**31 - 1
-# Files that a writer keeps next to the pair until it is complete.
 OF_TOKENS = "name a pair of Megatron-LM or of `clusterctl data build`"
+# Temporary files that a writer keeps next to the pair until it is complete.
 ASIDE = ("bin", "idx", "lengths", "marks")
-# How many places of a corpus are compared, and the bytes at each.
+# `sample_identity` hashes this many places of a corpus, and this many bytes at each.
 SAMPLES, SAMPLE_BYTES = 64, 4096
 # Entries of an index that are checked together: 8 MiB.
 AT_ONCE = 1 << 20
@@ -69,7 +68,7 @@ class Index:
     path: Path
     dtype: np.dtype[Any]
     lengths: NDArray[np.int32]
-    # Bytes.
+    # Where each sequence begins in the `.bin` file, in bytes.
     pointers: NDArray[np.int64]
     marks: NDArray[np.int64]
 
@@ -100,11 +99,11 @@ class Corpus:
         return self.tokens[self.offsets[first] : self.offsets[last - 1] + self.lengths[last - 1]]
 
     def identity(self) -> str:
-        """Return what a checkpoint records about its data: the hash of the index."""
+        """Return the hash of the index, which a checkpoint records to identify its data."""
         return sha256(idx_path(self.prefix))
 
     def sample_identity(self) -> str:
-        """Return a hash of some of the tokens, evenly spread: corpora of other tokens may have equal indices."""
+        """Return a hash of tokens at evenly spread places: two corpora with the same index can differ in tokens."""
         content = self.tokens.view(np.uint8)
         starts = np.linspace(0, max(0, len(content) - SAMPLE_BYTES), SAMPLES, dtype=np.int64)
         digest = hashlib.sha256(str(len(content)).encode())
@@ -124,7 +123,7 @@ def open_corpus(prefix: Path) -> Corpus:
 
 
 def look(prefix: Path) -> tuple[Index | None, list[tuple[str, str]]]:
-    """Return the index of a pair (None if unreadable) and everything wrong with it as (what, remedy)."""
+    """Return the index of a pair (None if unreadable) and all its faults, each as (problem, remedy)."""
     if not prefix.name:
         return None, [
             (f"{prefix}: a folder, not a pair", "name a pair in it: FOLDER/NAME, without .bin or .idx")
@@ -172,7 +171,7 @@ def _are_sums(index: Index) -> bool:
 
 
 def read_index(path: Path) -> Index:
-    """Read an `.idx` file of either kind and check its outer form."""
+    """Read an `.idx` file of either format and check its header and its size."""
     try:
         with path.open("rb") as stream:
             head = stream.read(max(HEADER.size, OLD_HEADER.size))
@@ -183,7 +182,7 @@ def read_index(path: Path) -> Index:
         return _read_new(path, head, content)
     if head.startswith(OLD_MAGIC) and len(head) >= OLD_HEADER.size:
         return _read_old(path, head, content)
-    raise DataError(f"{path}: not an MMIDIDX index", "a prefix names a pair that a preprocessor wrote")
+    raise DataError(f"{path}: not an MMIDIDX index", OF_TOKENS)
 
 
 def _read_new(path: Path, head: bytes, content: NDArray[np.uint8]) -> Index:
@@ -238,10 +237,10 @@ def _known_type(path: Path, version: int, code: int) -> np.dtype[Any]:
 
 
 class Writer:
-    """Write a pair aside and publish it when it is complete; use it in a `with`. An exception leaves no
-    files.
+    """Write a pair to temporary files and rename them when they are complete. A context manager; after an
+    exception no files remain.
 
-    Lengths and marks also wait on disk, so that memory does not grow with the corpus.
+    Lengths and marks are kept on disk too, so that memory does not grow with the corpus.
     """
 
     def __init__(self, prefix: Path, dtype: Any) -> None:
@@ -254,7 +253,7 @@ class Writer:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         self._clear()
         self._streams = {ending: self._aside(ending).open("w+b") for ending in ("bin", "lengths", "marks")}
-        # The system releases it however this process ends.
+        # The system releases this lock even if the process is killed.
         fcntl.flock(self._streams["bin"], fcntl.LOCK_EX)
         return self
 
@@ -271,7 +270,7 @@ class Writer:
         self._streams["bin"].write(_fitting(tokens, self.dtype, self.prefix).data)
         if len(lengths) and int(lengths.max()) > LONGEST:
             raise DataError(
-                f"{self.prefix}: a sequence of {int(lengths.max())} tokens: an index holds {LONGEST}"
+                f"{self.prefix}: a sequence has {int(lengths.max())} tokens; an index allows {LONGEST}"
             )
         self._streams["lengths"].write(lengths.astype("<i4").data)
         self._streams["marks"].write((np.cumsum(counts) + self.sequences).astype("<i8").data)
@@ -296,7 +295,7 @@ class Writer:
         switch(self._aside("bin"), self._aside("idx"), self.prefix)
 
     def _clear(self) -> None:
-        """Remove files of a killed writer of the same pair: no process holds a lock on its tokens."""
+        """Remove the temporary files of killed writers of this pair: those on which no process holds a lock."""
         for left in self.prefix.parent.glob(f".{glob.escape(self.prefix.name)}.*.bin.tmp"):
             with left.open("rb") as tokens:
                 try:
@@ -330,8 +329,8 @@ def write_index(index: BinaryIO, dtype: np.dtype[Any], lengths: BinaryIO, marks:
 
 
 def switch(binary: Path, index: Path, prefix: Path) -> None:
-    """Publish two finished files. The old index is removed first, so that no reader combines it with new
-    tokens."""
+    """Rename two finished files to .bin and .idx. The old index is removed first, so that no reader combines
+    it with new tokens."""
     sync(binary)
     sync(index)
     idx_path(prefix).unlink(missing_ok=True)
@@ -345,13 +344,13 @@ def _size(stream: BinaryIO) -> int:
 
 
 def _fitting(tokens: NDArray[Any], dtype: np.dtype[Any], prefix: Path) -> NDArray[Any]:
-    """Return the tokens in the type of the file; raise if that would change one."""
+    """Return the tokens in the type of the file; raise DataError if one does not fit."""
     if tokens.dtype == dtype or not len(tokens):
         return np.ascontiguousarray(tokens, dtype)
     limits, low, high = np.iinfo(dtype), int(tokens.min()), int(tokens.max())
     if low < limits.min or high > limits.max:
         wrong = low if low < limits.min else high
         raise DataError(
-            f"{prefix}: token id {wrong} does not fit {dtype.name}", "use the tokenizer's own ids"
+            f"{prefix}: token id {wrong} does not fit {dtype.name}", "use the ids of the tokenizer"
         )
     return np.ascontiguousarray(tokens, dtype)

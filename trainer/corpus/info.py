@@ -48,7 +48,7 @@ class DocumentSample:
 
 @dataclass(frozen=True)
 class CorpusInfo:
-    """Everything that `data info` shows; None for what only a manifest knows."""
+    """Everything that `data info` shows. A field is None if only a manifest has the value and there is none."""
 
     prefix: str
     documents: int
@@ -83,8 +83,8 @@ class CorpusInfo:
 def describe(
     prefix: Path, tokenizer: Path | None = None, samples: int = 0, budget: int = 0, eod: str = ""
 ) -> CorpusInfo:
-    """Return everything that `data info` shows; samples need the tokenizer, given or found through the
-    manifest."""
+    """Return everything that `data info` shows. Samples need a tokenizer: the given one, or the one that the
+    manifest names."""
     corpus = open_corpus(prefix)
     manifest, _ = read_manifest(prefix)
     counts = _id_counts(corpus)

@@ -1,7 +1,7 @@
 """The inputs of a build: find the files and their kinds, and read them as one stream of parts.
 
-The stream does not depend on the number of workers. GLM's caches of a corpus,
-`FILE.lazy/{text,text.len.pkl}`, are read without trusting the pickle.
+The stream does not depend on the number of workers. Of GLM's caches, `FILE.lazy/{text,text.len.pkl}`, the
+pickle is read without executing anything in it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ ENDINGS = {
     ".lazy": "lazy",
 }
 EACH = ("file", "line", "paragraph")
-# Bytes of text: 0.1 s of work for one core, so that nobody waits long for the last part.
+# Bytes of text in a part: 0.1 s of work for one core, so that the other cores wait little for the last part.
 PART_BYTES = 4 << 20
-# Bytes of one line, page or file; a longer record is reported as bad.
+# Most bytes of one line, page or file; a longer record is reported as bad.
 LONGEST = 128 << 20
 SNIFFED = 4096
 
 
 @dataclass(frozen=True)
 class Input:
-    """One file, folder of GLM's cache, or standard input, and its kind."""
+    """A file, a folder of GLM's cache or standard input, with its kind."""
 
     name: str
     kind: str
@@ -65,7 +65,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Piece:
-    """Whole records of one input. `bad` says why there are none, if its reader failed."""
+    """Whole records of one input; if they could not be read, no data and the reason in `bad`."""
 
     name: str
     kind: str
@@ -80,14 +80,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """The unit of work and of resuming only: the result does not show where parts meet."""
+    """The unit in which a build works and resumes; the result does not depend on the division into parts."""
 
     number: int
     pieces: tuple[Piece, ...]
 
     @property
     def mark(self) -> str:
-        """Return a short checksum that tells whether this part was built before an interruption."""
+        """Return a short checksum: a resumed build compares it with that of the finished part."""
         crc = 0
         for piece in self.pieces:
             crc = zlib.crc32(f"{piece.name}\0{piece.kind}\0{piece.line}\0{piece.row_group}\0".encode(), crc)
@@ -95,7 +95,7 @@ class Part:
         return f"{crc:08x}-{sum(len(piece.data) for piece in self.pieces)}"
 
 
-# -- which ones ---------------------------------------------------------------------------------------------
+# -- find ---------------------------------------------------------------------------------------------------
 
 
 def find_inputs(names: Sequence[str], kind: str = "") -> list[Input]:
@@ -150,9 +150,9 @@ def _inside(folder: Path) -> Iterator[str]:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of an input by the ending of its name, else (wiki_00, stdin) by its first bytes."""
+    """Return the kind of an input by the ending of its name, else (wiki_00) by its first bytes."""
     if name == STDIN:
-        # Detected from its first bytes when it is read.
+        # The reader detects it from the first bytes.
         return ""
     path = Path(name)
     endings = [ending for ending in path.suffixes[-2:] if ending not in PACKED]
@@ -162,7 +162,7 @@ def kind_of(name: str) -> str:
         head = read_some(stream, SNIFFED, name)
     kind = sniffed(head)
     if kind == "text" and b"\0" in head:
-        raise DataError(f"{name}: binary data, such as a .bin of tokens; --format text reads it all the same")
+        raise DataError(f"{name}: binary data, such as a .bin of tokens; --format text reads it nevertheless")
     return kind
 
 
@@ -182,7 +182,7 @@ def sniffed(head: bytes) -> str:
 
 
 class Reader:
-    """Read all inputs as parts; `seen` is filled while reading."""
+    """Read all inputs as parts; `seen` gets the size and hash of each input that was read."""
 
     def __init__(
         self, inputs: Sequence[Input], each: str = "file", size: int = PART_BYTES, longest: int = LONGEST
@@ -216,7 +216,7 @@ class Reader:
                 yield from self._stream_pieces(source)
             if stamp(source.name) != before:
                 raise DataError(
-                    f"{source.name}: changed while it was read", "build again when no program writes to it"
+                    f"{source.name}: changed while it was read", "build again while no program writes to it"
                 )
 
     def _stream_pieces(self, source: Input) -> Iterator[Piece]:
@@ -252,8 +252,8 @@ def cut(
 ) -> Iterator[tuple[bytes, int, str]]:
     """Yield whole records in blocks of about `size` bytes, each with the number of its first line.
 
-    The cuts depend on the bytes only. A record longer than `longest` is skipped without being held in
-    memory, and reported. Without `ends` the whole input is one record.
+    The blocks depend only on the bytes. A record longer than `longest` is reported and skipped, and is not
+    held in memory. Without `ends` the whole input is one record.
     """
     pending, line = bytearray(), 1
     while True:
@@ -322,7 +322,7 @@ def _after(head: bytes, stream: BinaryIO, name: str) -> Callable[[int], bytes]:
     return read
 
 
-# -- the kinds that are no stream of bytes ------------------------------------------------------------------
+# -- kinds that are not read as one stream of bytes ---------------------------------------------------------
 
 
 def _row_groups(source: Input, seen: InputDigest) -> Iterator[Piece]:
@@ -359,17 +359,18 @@ UNSOUND = (
 
 
 class _Numbers(pickle.Unpickler):
-    """Accepts lists of whole numbers only, because a pickle can call anything that it names."""
+    """Unpickle plain values only: a pickle can call every function that it names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and lengths are plain numbers")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}; only plain numbers are allowed")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside")
+        raise pickle.UnpicklingError("it refers to an object outside the file")
 
 
 def read_lazy(folder: Path, seen: InputDigest, size: int) -> Iterator[tuple[bytes, int, NDArray[np.int64]]]:
-    """Yield blocks of whole documents: their int32 tokens, the number of the first one, the tokens of each."""
+    """Yield blocks of whole documents: their int32 tokens, the number of the first document, and how many
+    tokens each has."""
     binary, listing = folder / "text", folder / "text.len.pkl"
     lengths = _lengths(listing, binary)
     hash_whole(listing, seen)
@@ -396,12 +397,12 @@ def _lengths(listing: Path, binary: Path) -> NDArray[np.int64]:
         lengths = np.array(found, np.int64) if isinstance(found, (list, tuple)) else None
     except (OSError, *UNSOUND) as error:
         raise DataError(
-            f"{listing}: not a plain list of lengths: {error}", "nothing in it was executed"
+            f"{listing}: not a plain list of lengths: {error}", "build from the JSON lines"
         ) from None
     if lengths is None or lengths.ndim != 1 or (lengths < 0).any():
-        raise DataError(f"{listing}: not a plain list of lengths", "nothing in it was executed")
+        raise DataError(f"{listing}: not a plain list of lengths", "build from the JSON lines")
     size, total = binary.stat().st_size, int(lengths.sum())
-    # Some versions count bytes.
+    # Some versions of GLM count bytes instead of tokens.
     if size == total and (lengths % 4 == 0).all():
         return lengths // 4
     if size != 4 * total:

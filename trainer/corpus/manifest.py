@@ -1,4 +1,4 @@
-"""The manifest of a .bin/.idx pair: how it was built, and what its files contain. One reader, one writer."""
+"""The manifest of a .bin/.idx pair: how it was built, and what its files contain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TokenizerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is known about a pair; None for what a split or merged pair does not have. Files have this order of keys."""
+    """What is known about a pair; None for what a split or merged pair does not have. Files keep this order of keys."""
 
     format: int = 1
     documents: int = 0
@@ -121,7 +121,7 @@ def _from_json(value: JsonObject) -> Manifest:
 
 
 def _checked(value: Any, kind: Any) -> Any:
-    """Return `value`, a list as a tuple; raise TypeError if it is not of `kind`. A bool is no number."""
+    """Return `value`, a list as a tuple; raise TypeError if it is not of `kind`. A bool does not count as a number."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"{value!r:.40} is not {kind}")
     return tuple(value) if isinstance(value, list) else value

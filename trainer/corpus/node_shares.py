@@ -1,5 +1,5 @@
-"""Divide the inputs of a build into shares, one per node: folders with everything that a node needs for its
-part."""
+"""Divide the inputs of a build into shares, one per node. A share is a folder with everything that a node
+needs for its part."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def words_of(order: Order) -> list[str]:
 
 
 def cut_even(inputs: Sequence[Input], count: int, each: str) -> list[list[Slice]]:
-    """Return the inputs in order, divided into shares of about equal bytes; only plain lines are divided."""
+    """Return the inputs in order, divided into shares of about equal bytes; only uncompressed files of lines
+    are divided."""
     sizes = [_size(Path(entry.name)) for entry in inputs]
     total = sum(sizes)
     shares: list[list[Slice]] = [[] for _ in range(count)]
@@ -146,7 +147,7 @@ def _write(slices: Sequence[Slice], share: Path, order: Order) -> None:
 def _take(part: Slice, folder: Path, number: int) -> None:
     """Write one input into a share.
 
-    A number before its name keeps the order; the name of a divided file has the line at which it starts.
+    A number before its name keeps the order; the name of a part of a file contains its first line's number.
     """
     source = Path(part.source.name)
     if part.begin == 0 and part.end == part.size:
@@ -167,7 +168,7 @@ def _bytes(path: Path, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Create the same file under another name; copy it if that is on another disk."""
+    """Create hard links to a file or to the files of a folder; copy where a link is not possible."""
     source = source.resolve()
     if source.is_dir():
         target.mkdir()

@@ -18,14 +18,14 @@ from trainer.corpus.worker import EncodedPart, Maker, Recipe
 from trainer.env import preset
 from trainer.errors import DataError, DataFailed, TrainerError
 
-# Parts that a worker may be ahead of the slowest one: bounds the results that wait in memory.
+# Parts per worker that may be started before an unfinished one: bounds the results that wait in memory.
 AHEAD = 4
 
 
 def make_all(
     parts: Iterable[Part], recipe: Recipe, tokenizer: Tokenizer, workers: int
 ) -> Iterator[EncodedPart]:
-    """Yield all parts in order. With one worker or one part, this process does the work itself."""
+    """Yield all encoded parts in order. With one worker or one part, this process does the work itself."""
     waiting = iter(parts)
     first = list(islice(waiting, 2))
     parts = chain(first, waiting)
@@ -57,8 +57,8 @@ class Pool:
             process.wait()
 
     def make(self, parts: Iterator[Part]) -> Iterator[EncodedPart]:
-        """Yield finished parts. Parts are read no faster than they are made; workers start when there is
-        work."""
+        """Yield encoded parts in order. Parts are read no faster than they are encoded; a worker starts when
+        there is a part for it."""
         ready: dict[int, EncodedPart] = {}
         busy: dict[Connection, int] = {}
         part = next(parts, None)
@@ -100,7 +100,7 @@ def _send(link: Connection, part: Part, process: subprocess.Popen[bytes]) -> Non
     try:
         link.send(part)
     except (BrokenPipeError, ConnectionResetError):
-        # Raises the last error of the worker, or that it died.
+        # It raises the worker's error, or one that says how the worker ended.
         _receive(link, process)
 
 
@@ -124,10 +124,10 @@ def _died(code: int) -> DataFailed:
 
 
 def serve(link: Any) -> None:
-    """Run a worker: load once, then make part after part until the pipe closes."""
-    # The parent receives it too, and closes the pipe.
+    """Run a worker: load the tokenizer once, then encode part after part until the pipe closes."""
+    # The parent receives Ctrl-C too, and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # There is one worker per core; threads of its own would compete.
+    # There is one worker per core, so that threads in a worker would compete.
     preset("TOKENIZERS_PARALLELISM", "false")
     try:
         recipe, source, end = pickle.loads(link.recv_bytes())
@@ -148,7 +148,7 @@ def serve(link: Any) -> None:
 
 
 def _portable(error: TrainerError) -> TrainerError:
-    """Return an error of any class as one whose arguments can be pickled."""
+    """Return an error with the same message and hint that can be pickled."""
     kind = DataError if isinstance(error, DataError) else DataFailed
     return kind(error.message, error.hint)
 

@@ -78,7 +78,7 @@ def _even_edges(corpus: Corpus, parts: int) -> list[int]:
     if not 1 <= parts <= corpus.documents:
         raise DataError(
             f"--parts {parts}: {corpus.prefix} has {corpus.documents} documents",
-            "a shard has at least one: give 1 or more, and no more than there are",
+            f"each shard needs a document: give a number from 1 to {corpus.documents}",
         )
     ends = np.concatenate([[0], np.cumsum(corpus.lengths, dtype=np.int64)])[corpus.marks]
     edges = [0]
@@ -94,7 +94,7 @@ def _fraction_edges(corpus: Corpus, fractions: str) -> list[int]:
     except ValueError:
         numbers = []
     if not 1 <= len(numbers) <= 3 or min(numbers) < 0 or not sum(numbers):
-        raise DataError(f"--split {fractions}: is not up to three shares", "as in --split 949,50,1")
+        raise DataError(f"--split {fractions}: must be one to three shares", "as in --split 949,50,1")
     edges, total = [0], 0.0
     for share in [*numbers, 0.0, 0.0][:3]:
         total += share / sum(numbers)
@@ -144,14 +144,14 @@ def _size(corpus: Corpus, begin: int, end: int) -> int:
 
 
 def merge(prefixes: Sequence[Path], output: Path, overwrite: bool = False, dedup: bool = False) -> PairCounts:
-    """Merge the documents of several pairs; pairs of other types or tokenizers are refused, all in one
-    error.
+    """Merge the documents of several pairs; raise one error for all pairs whose token type or tokenizer
+    differs.
 
     `dedup` drops later copies across the pairs, by the hashes stored next to them.
     """
     corpora = _open_all(prefixes)
     if output in prefixes:
-        raise DataError(f"{output}: is one of those to be merged", "name another --output")
+        raise DataError(f"{output}: is one of the pairs to merge", "name another --output")
     _refuse_existing([output], overwrite)
     manifests = [read_manifest(prefix)[0] for prefix in prefixes]
     keeps = _firsts(corpora, output) if dedup else [None] * len(corpora)
@@ -182,7 +182,7 @@ def _merged(prefixes: Sequence[Path], manifests: Sequence[Manifest], duplicates:
 
 
 def _common(manifest: Manifest) -> Manifest:
-    """Return the values of a manifest that are those of its parts too."""
+    """Return the values of a manifest that also hold for parts of the corpus."""
     return Manifest(
         format=manifest.format,
         token_type=manifest.token_type,

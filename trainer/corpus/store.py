@@ -1,6 +1,6 @@
 """On-disk state of a build, so that an interrupted build resumes: `.NAME.building/` next to NAME.
 
-plan.json       what is being built; another plan starts again
+plan.json       what is being built; a build with another plan starts from the beginning
 journal         one JSON line per part: the length of each file after it, and a checksum of what it added
 bin lengths marks hashes    the data of the parts, one after the other
 manifest.json   present when everything is made: only publishing the files remains
@@ -32,7 +32,7 @@ from trainer.files import replace_file, sync
 SPOOLS = ("bin", "lengths", "marks", "hashes")
 LOCK, PLAN, JOURNAL, MANIFEST = "lock", "plan.json", "journal", "manifest.json"
 READ_AT_ONCE = 1 << 24
-# Of all parts; all are counted.
+# Descriptions of bad lines that a build keeps; all bad lines are counted.
 BAD_KEPT = 100
 
 
@@ -78,13 +78,13 @@ class BuildPlan:
     """Everything that determines the bytes of the result: parts made with another plan are unusable."""
 
     inputs: list[list[object]]
-    """Of each input: name, kind, size and time of change."""
+    """Name, kind, size and modification time of each input."""
     tokenizer: str
     """Hash of the tokenizer."""
     eod: int
     recipe: Recipe
     language_model: list[int]
-    """Size and time of change; empty without one."""
+    """Its size and modification time; empty without one."""
     part_bytes: int
 
     def as_json(self) -> dict[str, object]:
@@ -145,15 +145,15 @@ class Store:
         self.folder = folder
         self.dtype = dtype
         self.note = ""
-        """What was found there, where that is worth a word."""
+        """A message for the user about an earlier build in this folder; empty without one."""
         self.marks: list[str] = []
-        """Of the parts that are made, in order."""
+        """The checksums of the finished parts' inputs, in order."""
         self.facts: Counter[str] = Counter()
         self.bad: list[str] = []
         self.counts = np.zeros(vocab, np.int64)
         """How often each id occurs in the tokens."""
         self.digest = hashlib.sha256()
-        """Over the tokens."""
+        """The SHA-256 of all tokens so far."""
         self._sizes = dict.fromkeys(SPOOLS, 0)
         self._begin(plan)
         self._files: dict[str, BinaryIO] = {}
@@ -161,12 +161,12 @@ class Store:
             self._files[name] = (folder / name).open("ab", buffering=0)
         self._journal = (folder / JOURNAL).open("ab", buffering=0)
 
-    # -- what was there
+    # -- resuming
 
     def _begin(self, plan: BuildPlan) -> None:
         changed = plan.changes(self.folder)
         if changed == []:
-            self._take_up()
+            self._resume()
             return
         if changed:
             self.note = f"started again: {', '.join(changed)} changed since {self.folder.name} was made"
@@ -174,8 +174,8 @@ class Store:
             (self.folder / name).unlink(missing_ok=True)
         replace_file(self.folder / PLAN, json.dumps(plan.as_json(), indent=1).encode())
 
-    def _take_up(self) -> None:
-        """Keep the parts that are complete; truncate the files after the first incomplete one."""
+    def _resume(self) -> None:
+        """Keep the parts before the first incomplete one; truncate the files after them."""
         good = 0
         with (self.folder / JOURNAL).open("a+b") as journal:
             journal.seek(0)
@@ -210,10 +210,10 @@ class Store:
             file.seek(begin)
             return file.read(end - begin)
 
-    # -- what is added
+    # -- adding parts
 
     def append(self, made: EncodedPart) -> None:
-        """Append a part, in order: first its data, then the line of the journal that makes it count."""
+        """Append the next part: first its data, then its journal line, without which the data does not count."""
         reached = self._sizes["lengths"] // 4
         added = {
             "bin": made.tokens.tobytes(),
@@ -236,7 +236,7 @@ class Store:
         self.digest.update(tokens)
         self.counts += np.bincount(np.frombuffer(tokens, self.dtype), minlength=len(self.counts))
 
-    # -- what it is now
+    # -- the current state
 
     @property
     def documents(self) -> int:
@@ -286,8 +286,8 @@ def pieces(path: Path) -> Iterator[bytes]:
 def put_in_place(folder: Path, prefix: Path) -> None:
     """Move the finished files to their final names and remove the work folder.
 
-    The old index is removed first and the manifest written last; repeating this after an interruption ends
-    the same.
+    The old index is removed first, and the manifest is moved last. After an interruption, a second call
+    gives the same result.
     """
     if (folder / "bin").exists() or (folder / "idx").exists():
         prefix.with_name(prefix.name + ".idx").unlink(missing_ok=True)

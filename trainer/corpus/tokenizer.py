@@ -19,9 +19,9 @@ from trainer.files import replace_file, sha256
 from trainer.json_types import JsonObject
 
 END_OF_DOCUMENT = "<|endoftext|>"
-# Every byte, and the end of a document.
+# The 256 bytes, and the end-of-document token.
 SMALLEST_VOCAB = 256 + 1
-# Ids are four bytes with a sign.
+# Ids are signed 32-bit integers.
 LARGEST_VOCAB = 2**31 - 1
 WRITTEN_BY = "name a tokenizer.json of Hugging Face, or train one with `clusterctl data tokenizer train`"
 FILE = "tokenizer.json"
@@ -38,17 +38,17 @@ GLM_TOKENS = {
     "smask": "[sMASK]",
     "dblock": "<|dblock|>",
 }
-"""GLM's own, in the order of their ids: the first one after the vocabulary (50257 to 50265 on GPT-2's)."""
+"""GLM's special tokens in the order of their ids, which follow the vocabulary: 50257 to 50265 with GPT-2's."""
 
 
 class Tokenizer:
-    """Text to token ids and back. `eod` is the tokenizer's own end-of-document id."""
+    """Converts text to token ids and back. `eod` is the id of the end-of-document token."""
 
     def __init__(self, inner: tokenizers.Tokenizer, eod: int, sha256: str = "", source: str = "") -> None:
         self._inner = inner
         self.eod = eod
         self.sha256 = sha256
-        """Of the file it was loaded from; of both files' bytes, vocabulary first, where there were two."""
+        """SHA-256 of the file it was loaded from; for two files, of the vocabulary's bytes and then the merges'."""
         self.source = source
 
     @cached_property
@@ -60,7 +60,7 @@ class Tokenizer:
     def longest(self) -> int:
         """The most bytes of text that one token stands for; 0 if that is not known."""
         if self._inner.normalizer is not None:
-            # It may remove parts of a text.
+            # A normalizer may remove parts of a text.
             return 0
         return max(len(token.encode()) for token in self._inner.get_vocab(with_added_tokens=True))
 
@@ -125,8 +125,7 @@ class Tokenizer:
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:
-    """Return all files that loading reads, by their names in a folder: what to copy to take a tokenizer
-    elsewhere."""
+    """Return the files to copy to another folder for the same tokenizer, by the names that they need there."""
     files = _files(path)
     names = (FILE,) if len(files) == 1 else PAIRS[0]
     config = files[0].with_name(CONFIG)
@@ -135,7 +134,7 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 
 
 def single_file(path: Path, folder: Path) -> Path:
-    """Return the tokenizer.json that a path names; a vocabulary with merges becomes one in `folder`."""
+    """Return the tokenizer.json that a path names; for a vocabulary with merges, write one into `folder`."""
     files = _files(path)
     if len(files) == 1:
         return files[0]
@@ -172,7 +171,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _checked(path: Path) -> str:
-    """Return the text of a tokenizer.json after checking its parts: the library raises only a bare
+    """Return the text of a tokenizer.json after checking its parts; for faults the library raises only
     Exception."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -209,8 +208,8 @@ def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
 
 
 def _check_parts(vocab: Any, merges: Any, vocab_file: Path, merges_file: Path) -> None:
-    """Report with its place what the library would refuse without one: invalid ids, merges of unknown
-    tokens."""
+    """Raise a DataError that names each invalid id and each merge of unknown tokens; the library would not
+    name the place."""
     faults = []
     if not isinstance(vocab, dict) or not vocab:
         raise DataError(f"{vocab_file}: not a vocabulary: a mapping of tokens to ids is needed")
@@ -230,7 +229,9 @@ def _check_parts(vocab: Any, merges: Any, vocab_file: Path, merges_file: Path) -
         if len(faults) >= 5:
             break
     if faults:
-        raise DataError("\n".join(faults), "the two are of different tokenizers, or damaged")
+        raise DataError(
+            "\n".join(faults), "the vocabulary and the merges belong to different tokenizers, or are damaged"
+        )
 
 
 def _own_end(inner: tokenizers.Tokenizer, file: Path) -> str:
@@ -259,7 +260,7 @@ class WrittenTokenizer:
     eod: int
     eod_token: str
     asked_vocab: int | None = None
-    """The size that was asked for, if it was trained."""
+    """The requested size, if the tokenizer was trained."""
     glm: dict[str, int] | None = None
     """GLM's special ids by name, if they were added."""
 
@@ -274,7 +275,8 @@ def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> WrittenTo
     """
     if vocab < SMALLEST_VOCAB:
         raise InputError(
-            f"a vocabulary of {vocab} is too small", f"use at least {SMALLEST_VOCAB}: 256 bytes and the end"
+            f"a vocabulary of {vocab} is too small",
+            f"use at least {SMALLEST_VOCAB}: 256 bytes and the end-of-document token",
         )
     if vocab > LARGEST_VOCAB:
         raise InputError(f"a vocabulary of {vocab} is too large", f"use at most {LARGEST_VOCAB}")
@@ -291,12 +293,14 @@ def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> WrittenTo
     return replace(_write(inner, output, END_OF_DOCUMENT), asked_vocab=vocab)
 
 
-def lay_glm_tokens(path: Path, output: Path, eod: str = "") -> WrittenTokenizer:
-    """Write a tokenizer with GLM's special tokens after its last id."""
+def add_glm_tokens(path: Path, output: Path, eod: str = "") -> WrittenTokenizer:
+    """Write a copy of a tokenizer with GLM's special tokens after its last id."""
     tokenizer = Tokenizer.load(path, eod)
     existing = [token for token in GLM_TOKENS.values() if tokenizer.id_of(token) is not None]
     if existing:
-        raise DataError(f"{path}: has {', '.join(existing)} already", "use it as it is, or one without them")
+        raise DataError(
+            f"{path}: has {', '.join(existing)} already", "use it unchanged, or name a tokenizer without them"
+        )
     inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.definition()))
     inner.add_special_tokens(list(GLM_TOKENS.values()))
     end = tokenizer.token_of(tokenizer.eod) or ""

@@ -1,5 +1,5 @@
-"""Check every rule for a pair of files and report all faults together; repair the one fault that can be
-proved."""
+"""Check every rule for a pair of files and report all faults together. Repair one fault: end-of-document
+tokens that the index does not count."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was checked, and what was found."""
+    """The faults of a pair, its counts, and what was checked."""
 
     prefix: str
     findings: tuple[Finding, ...]
@@ -60,7 +60,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What `repair` did, or would do; only `why` if there was nothing to repair."""
+    """What `repair` did, or would do; `why` says that there was nothing to repair."""
 
     prefix: str
     repaired: bool
@@ -77,8 +77,7 @@ class Repaired:
 
 
 def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verified:
-    """Check everything: the index itself, against the tokens, against the vocabulary and against the
-    manifest."""
+    """Check the index itself, and compare it with the tokens, the vocabulary and the manifest."""
     index, faults = look(prefix)
     findings = [Finding(problem, remedy) for problem, remedy in faults]
     checked = ["index"]
@@ -136,7 +135,7 @@ def _against(prefix: Path, manifest: Manifest, hashes: bool) -> Iterator[Finding
         if recorded.bytes != size:
             yield Finding(f"{path}: has {size} bytes, its manifest says {recorded.bytes}", _changed(path))
         elif hashes and sha256(path) != recorded.sha256:
-            yield Finding(f"{path}: is not the file that was built: its hash is another", _changed(path))
+            yield Finding(f"{path}: is not the file that was built: its hash differs", _changed(path))
 
 
 def _changed(path: Path) -> str:
@@ -168,7 +167,8 @@ def token_pieces(binary: Path, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
 def _ids_outside(prefix: Path, low: int, largest: int, vocab: int | None) -> Iterator[Finding]:
     if low < 0:
         yield Finding(
-            f"{bin_path(prefix)}: has token id {low}", "no id is below 0: it is of another type, or damaged"
+            f"{bin_path(prefix)}: has token id {low}",
+            "an id is at least 0: the file has another token type, or is damaged",
         )
     if vocab is not None and largest >= vocab:
         yield Finding(
@@ -184,8 +184,8 @@ def _missing_ends(index: Index, binary: Path) -> tuple[NDArray[np.int64], int] |
     """Return the corrected lengths and the end id if the end of every document is in `.bin` but not
     counted, else None.
 
-    A known preprocessor writes the end of each document and does not count it. It is proved when the number
-    of uncounted tokens equals the number of documents and each document would then end with the same id.
+    A known preprocessor writes the end of each document and does not count it. This is certain if the number
+    of uncounted tokens is the number of non-empty documents, and each of them would then end with the same id.
     """
     if (index.lengths < 0).any() or not len(index.marks) or int(index.marks[-1]) != len(index.lengths):
         return None
@@ -206,9 +206,9 @@ def _missing_ends(index: Index, binary: Path) -> tuple[NDArray[np.int64], int] |
 
 
 def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> Repaired:
-    """Count the uncounted ends of documents; the old index stays as `.idx.before`.
+    """Write an index that counts the end-of-document tokens; the old one is kept as `.idx.before`.
 
-    With `output` the repaired pair is written there, its `.bin` a hard link or a copy.
+    With `output` the repaired pair is written there, and its `.bin` is a hard link.
     """
     index, faults = look(prefix)
     if index is None:

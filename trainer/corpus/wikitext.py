@@ -1,8 +1,8 @@
 """Convert wikitext to plain text: what a reader of the article sees, without tables, notes, boxes and link
 targets.
 
-One pass over the brackets with a stack: the time is linear in the length, for any nesting and unclosed
-brackets.
+The brackets are replaced in one pass with a stack: the time grows linearly with the length, also with deep
+nesting and unclosed brackets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIELDS = {
     name: re.compile(rf"<{name}(?:\s[^<>]*)?>([^<]*)</{name}>".encode()) for name in ("ns", "model", "text")
 }
 REDIRECT = re.compile(rb"<redirect\b")
-# Internal marks, which no text needs.
+# Control characters that mark places internally; they are removed from the input first.
 OURS = re.compile("[\x00\x02\x03]+")
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 DROPPED = (
@@ -41,7 +41,7 @@ PREFERRED_VARIANTS = ("zh-hans", "zh-cn", "zh", "zh-hant", "zh-tw")
 BEHAVIOUR = re.compile(r"__[A-Z]{3,}__")
 QUOTES = re.compile(r"'{2,5}")
 HEADING = re.compile(r"^(={1,6})[ \t]*(.*?)[ \t]*\1[ \t]*$")
-# Brackets that were left open inside another one and are dropped when it ends.
+# A closing bracket is matched with one of this many innermost open brackets.
 DEEPEST = 12
 LISTED = re.compile(r"^[*#:;]+[ \t]*")
 RULE = re.compile(r"^-{4,}")
@@ -66,8 +66,8 @@ NO_PROSE = {
 
 
 def article(page: bytes) -> str | None:
-    """Return the plain text of a dump's `<page>`; None if it is no article (redirect, talk, template) or
-    empty.
+    """Return the plain text of a dump's `<page>`; None if it is empty or not an article (redirect, talk,
+    template).
 
     Raises UnicodeDecodeError if its text is not UTF-8.
     """
@@ -81,7 +81,7 @@ def article(page: bytes) -> str | None:
 
 
 def _unescaped(text: str) -> str:
-    """Replace the four entities of the dump's XML; those of the wikitext come later."""
+    """Replace the four entities of the dump's XML; `plain` replaces those of the wikitext."""
     for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
         text = text.replace(entity, character)
     return text
@@ -110,19 +110,20 @@ def plain(wikitext: str) -> str:
 
 
 def _closed(pattern: re.Pattern[str], end: str, seen: Callable[[re.Match[str]], str], text: str) -> str:
-    """Replace elements; stop searching after the last end tag, because each further search would fail."""
+    """Replace elements with `seen`; search only up to the last end tag, because each later search would fail
+    after reading the whole rest."""
     last = text.lower().rfind(end)
     cut = text.find(">", last) + 1 if last >= 0 else 0
     return pattern.sub(seen, text[:cut]) + text[cut:]
 
 
 def _unquoted(found: re.Match[str]) -> str:
-    """Two, three and five quotes are italics and bold; of four, one is an apostrophe."""
+    """Return the text for a run of quotes: "" for italics and bold (2, 3, 5); an apostrophe remains of 4."""
     return "'" if len(found[0]) == 4 else ""
 
 
 def _variant(found: re.Match[str]) -> str:
-    """Chinese: show one variant of `-{zh-hans:...; zh-hant:...}-`."""
+    """Return the preferred variant of Chinese text written as `-{zh-hans:...; zh-hant:...}-`."""
     inner = found[1].partition("|")[2] or found[1]
     named = {
         name.strip().lower(): text
@@ -133,7 +134,8 @@ def _variant(found: re.Match[str]) -> str:
 
 
 def _without_elements(text: str) -> str:
-    """Drop `<ref>` and similar elements with their content; of an unclosed one only the tag."""
+    """Drop `<ref>` and similar elements with their content; of an element that is not closed, drop only the
+    tag."""
     parts, at, inside, hopeless = [], 0, "", set[str]()
     begin = resume = 0
     while True:
@@ -205,7 +207,8 @@ def _without_brackets(text: str) -> str:
 
 
 def _end(stack: list[_Open], kind: str, closing: str) -> None:
-    """Close the innermost bracket of a kind; brackets left open inside it become text."""
+    """Close the innermost bracket of a kind; unclosed brackets inside it become text, unclosed tables are
+    dropped."""
     if all(bracket.kind != kind for bracket in stack[-DEEPEST:]):
         if kind != "table":
             stack[-1].parts[-1].append(closing)
@@ -223,8 +226,8 @@ def _give_up(stack: list[_Open]) -> None:
 
 
 def _link(parts: list[str]) -> str:
-    """Return the visible part of `[[target|text]]`; "" for a file, a category or another language's
-    article."""
+    """Return the visible part of `[[target|text]]`; GONE for a file, a category or an article in another
+    language."""
     target = parts[0].strip()
     shown = target.removeprefix(":")
     space, colon, rest = target.partition(":")
@@ -254,7 +257,7 @@ SEEN: dict[str, Callable[[list[str]], str]] = {
 
 
 def _close_gaps(text: str) -> str:
-    """Remove the marks of what was dropped, and the spaces and empty brackets around them."""
+    """Remove the marks of dropped parts, with the spaces and empty brackets around them."""
     text = re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]{2,}", " ", text))
     text = re.sub(rf"{GONE}(?:[ \t]*{GONE})+", GONE, text)
     text = re.sub(rf"[(（](?:[\s,;:，；、]|{GONE})*[)）]", GONE, text)

@@ -1,11 +1,11 @@
-"""Return what a reader sees of the templates that occur in running text; nothing for all others."""
+"""Return the visible text of the templates that occur in running text; drop all other templates."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-# Marks where something was dropped, until the gaps are closed.
+# Marks the place of a dropped part, until `_close_gaps` removes it.
 GONE = "\x01"
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
@@ -92,7 +92,7 @@ def _last(name: str, places: list[str], named: dict[str, str]) -> str:
 
 
 def _lang(name: str, places: list[str], named: dict[str, str]) -> str:
-    """{{lang|fr|texte}}: the second argument; later ones of similar templates are transliterations."""
+    """{{lang|fr|texte}}: the second argument; in similar templates, later ones are transliterations."""
     return places[1] if len(places) > 1 else named.get("text", "")
 
 

@@ -16,8 +16,8 @@ from trainer.corpus.inputs import Part
 from trainer.corpus.tokenizer import Tokenizer
 
 UNITS = ("document", "sentence")
-# Of a part; all are counted.
-BAD_TOLD = 20
+# Descriptions of bad lines that a part keeps; all bad lines are counted.
+BAD_KEPT_IN_PART = 20
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class EncodedPart:
     number: int
     mark: str
     tokens: NDArray[Any]
-    # Of the sequences.
+    # The length of each sequence.
     lengths: NDArray[np.int32]
-    # Sequences of each document.
+    # The number of sequences of each document.
     counts: NDArray[np.int32]
     hashes: bytes
     facts: dict[str, int]
@@ -51,7 +51,7 @@ class EncodedPart:
 
 
 class Maker:
-    """Makes parts; one per process."""
+    """Encodes parts; each process has one."""
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
         from trainer.corpus.encoder import encoder_for
@@ -71,7 +71,7 @@ class Maker:
             for document in documents(piece, self.recipe.key, self.recipe.each, self._vocab):
                 if isinstance(document, Bad):
                     facts["bad"] += 1
-                    bad += [str(document)] if len(bad) < BAD_TOLD else []
+                    bad += [str(document)] if len(bad) < BAD_KEPT_IN_PART else []
                     continue
                 refusal = self._sieve.refusal(document)
                 facts[refusal or "documents"] += 1
@@ -87,8 +87,8 @@ class Maker:
     def _encoded(
         self, texts: list[str | list[int]]
     ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
-        """Return all tokens, the length of each sequence, and the number of sequences of each document,
-        none of them 0."""
+        """Return all tokens, the length of each sequence (at least 1), and the number of sequences of each
+        document (0 for an empty one)."""
         units: list[str | list[int]] = []
         counts = np.ones(len(texts), np.int64)
         for number, document in enumerate(texts):

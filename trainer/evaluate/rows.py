@@ -60,7 +60,7 @@ def check_faults(faults: list[str], remedy: str) -> None:
 
 
 def read_text(path: Path, remedy: str = "name a local file with --data") -> str:
-    """Return the text of a file; raise an InputError if it is not UTF-8."""
+    """Return the text of a file; raise a DataError if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The decoder: texts for prompts, many at a time."""
+"""The decoder: a network, a tokenizer and a batcher that generate texts for many prompts at a time."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Memory:
     remedy: str = "use --weights int8 or bf16, or another machine"
 
     def pages(self, wanted: int | None) -> int:
-        """Return how many pages the cache gets, for `wanted` bytes or by default; refuse what does not fit."""
+        """Return how many pages the cache gets, for `wanted` bytes or by default; raise InputError if none fit."""
         least = self.weights + self.work + self.window_pages * self.page
         if least > self.free:
             raise InputError(
@@ -247,7 +247,7 @@ def _config_of(found: Checkpoint) -> ModelConfig:
     expected = shapes_of(undivided, undivided.parallel)
     if shapes != expected:
         wrong = sorted(name for name, _ in set(shapes.items()) ^ set(expected.items()))
-        raise CheckpointError(f"{found.path}: its tensors are not those of its config: {wrong[0]}")
+        raise CheckpointError(f"{found.path}: its tensors do not fit its config: {wrong[0]}")
     return config
 
 

@@ -122,7 +122,7 @@ class Drawn:
 
     id: int
     logprob: float = 0.0
-    """Under the model's own distribution, before temperature and penalties."""
+    """The log probability in the model's own distribution, before temperature and penalties."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely ids and their log probabilities."""
 

@@ -1,4 +1,4 @@
-"""Decode ids to text as they arrive: never half a character, and nothing after a stop text."""
+"""Decode ids to text as they arrive, in whole characters; the text ends before the first stop text."""
 
 from __future__ import annotations
 

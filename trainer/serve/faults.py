@@ -104,7 +104,7 @@ class Fields:
         return self._of(str, name, default, "a text")
 
     def _of(self, kind: type[Any] | tuple[type[Any], ...], name: str, default: T, wanted: str) -> T:
-        """Return a field; note a fault if it is not of a kind. A bool is no number, and NaN is none."""
+        """Return a field; add a fault if it is not of a kind. Neither a bool nor NaN counts as a number."""
         value: Any = self.raw(name)
         if value is None:
             return default

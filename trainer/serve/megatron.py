@@ -1,4 +1,4 @@
-"""Megatron's PUT /api: the same fields and rules, with the right status codes; errors have a `message`."""
+"""Megatron's PUT /api with the same fields and rules; errors have a fitting HTTP status and a `message`."""
 
 from __future__ import annotations
 

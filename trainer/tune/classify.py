@@ -22,7 +22,7 @@ class LabelledSamples:
     """The texts of a file with the numbers of their labels."""
 
     def __init__(self, examples: Examples, seed: int | None, glm: GlmTokens | None) -> None:
-        """`examples`: each one's range of learned tokens is the number of its label. `seed`: as in JoinedExamples."""
+        """`examples`: `learned` has the number of the label for each token. `seed`: as in JoinedExamples."""
         self.examples, self.seed, self.glm = examples, seed, glm
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class LabelledData(ChatData):
         spelled = str(label).lower() if isinstance(label, bool) else str(label)
         if spelled not in self._labels:
             raise RowFault(f"field 'label' is {label!r}, which is not one of {', '.join(self._labels)}")
-        # Store the number of the label as the range of learned characters.
+        # The span holds the number of the label; `_ids` writes it into `learned`.
         return [Marked(line, " ".join(parts), ((self._labels[spelled], 0),))]
 
     def _ids(self, marked: Marked, ids: list[int], learned: list[int]) -> tuple[list[int], list[int]]:

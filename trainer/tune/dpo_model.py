@@ -1,4 +1,4 @@
-"""A GPT that learns preferences: compared with a reference, the better answer should gain more than the worse one."""
+"""A GPT that learns preferences: compared with a reference model, better answers become more likely than worse ones."""
 
 from __future__ import annotations
 

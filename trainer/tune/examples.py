@@ -25,7 +25,7 @@ GROUP = 4096
 
 @dataclass(frozen=True)
 class Examples:
-    """Token ids of examples, one after another, and which of the ids are learned."""
+    """Token ids of examples, one after another, and whether each id is learned (or the value of `Adjust`)."""
 
     tokens: NDArray[np.int32]
     learned: NDArray[np.int16]
@@ -105,7 +105,9 @@ def examples_of(
         tokens += ids
         learned += own
         ends.append(len(tokens))
-    remedy = f"at most {most} tokens fit: raise model.sequence, or set tune.too_long; and an answer is needed"
+    remedy = (
+        f"at most {most} tokens fit: raise model.sequence or set tune.too_long; each example needs an answer"
+    )
     check_faults(faults, remedy)
     if len(ends) == 1:
         raise DataError(f"{file}: every example is too long", remedy)

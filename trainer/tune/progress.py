@@ -1,4 +1,4 @@
-"""The accuracy of an evaluation over all ranks, and the end of a training that no longer improves."""
+"""Compute the accuracy of an evaluation over all ranks, and stop a training that no longer improves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HasAccuracy(Protocol):
 
 
 class EarlyStop:
-    """Tells whether a training is over: after `patience` evaluations without a better result; 0: never."""
+    """Decides whether a training ends: after `patience` evaluations without a better result; 0: never."""
 
     def __init__(self, patience: int, by_loss: bool = False) -> None:
         """`by_loss`: the best result is the lowest loss; otherwise the highest accuracy."""

@@ -32,7 +32,7 @@ class Incomplete:
     missing: tuple[str, ...]
     """The files that are absent or of another size than was saved."""
     count: int
-    """Of all its files."""
+    """The number of all its files."""
 
 
 def checkpoints_in(path: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Facts about a model that its tensors do not tell: the number of heads, and how many token ids are padding."""
+"""Facts about a model that its tensors do not show: the number of heads, and how many token ids are padding."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What each option of other trainers is in a job, or why it is nothing there: one table per program."""
+"""How each option of other trainers is translated into a job, or why it is not: one table per program."""

@@ -20,7 +20,7 @@ optimizer.params.betas | any | train.optimizer.betas
 optimizer.params.eps | float | train.optimizer.eps
 optimizer.params.weight_decay | float | train.optimizer.weight_decay
 scheduler | any | - | give the schedule as train.optimizer: {schedule, warmup, decay}
-prescale_gradients | bool | - | gradients are averaged before or after the sum without a difference in fp32
+prescale_gradients | bool | - | in fp32 it makes no difference whether gradients are averaged before or after the sum
 wall_clock_breakdown | bool | - | train.profile and `status` show where the time goes
 zero_allow_untested_optimizer | bool | - | the embedded trainer's optimizer is used
 curriculum_learning.enabled data_efficiency.data_sampling.curriculum_learning.enabled | bool | @curriculum_on
@@ -31,8 +31,8 @@ curriculum_learning.schedule_type data_efficiency.data_sampling.curriculum_learn
 curriculum_learning.schedule_config.total_curriculum_step data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.schedule_config.total_curriculum_step | int | @curriculum_steps
 curriculum_learning.schedule_config.difficulty_step data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.schedule_config.difficulty_step | int | @curriculum_multiple
 curriculum_learning.schedule_config.root_degree data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen_truncate.schedule_config.root_degree | float | @curriculum_root
-data_efficiency.enabled | bool | - | train.curriculum is on where it has a start
-data_efficiency.seed data_efficiency.data_sampling.enabled | any | - | samples follow from train.seed
+data_efficiency.enabled | bool | - | train.curriculum is on if it has a start
+data_efficiency.seed data_efficiency.data_sampling.enabled | any | - | train.seed determines the order of samples
 """
-# The parts with a curriculum, which are read also where a command names the file.
+# The sections with a curriculum. They are also read if a command names the file.
 CURRICULUM = ("curriculum_learning.", "data_efficiency.data_sampling.curriculum_learning.")

@@ -1,4 +1,4 @@
-"""Options of the launchers that stand before a training's program."""
+"""Options of launchers, which come before the training program in a command."""
 
 OPTIONS = """
 --nproc_per_node --nproc-per-node --num_gpus --num_processes | int | @devices

@@ -12,7 +12,7 @@ OPTIONS = """
 --max-position-embeddings | int | train.model.positions
 --position-embedding-type | text | @positions
 --use-rotary-position-embeddings | flag | train.model.rotary=true
---no-position-embedding | flag | - | goes with rotary positions, which have no table
+--no-position-embedding | flag | - | rotary positions have no position table
 --rotary-base --rope-theta | float | train.model.rope.base
 --rotary-percent | float | train.model.rope.part
 --swiglu | flag | train.model.swiglu=true
@@ -52,7 +52,7 @@ OPTIONS = """
 --lr-warmup-iters --warmup-iters | int | @warmup_steps
 --lr-warmup-samples | int | @warmup_samples
 --lr-warmup-tokens | int | @warmup_tokens
---lr-wsd-decay-style | text | - | wsd falls in a straight line here
+--lr-wsd-decay-style | text | - | wsd always decays linearly
 --override-lr-scheduler --override-opt_param-scheduler | flag | - | the job always decides; a checkpoint holds no schedule
 --use-checkpoint-opt_param-scheduler | flag | - | the job always decides; a checkpoint holds no schedule
 --optimizer | text | @optimizer
@@ -68,7 +68,7 @@ OPTIONS = """
 --min-loss-scale | float | train.loss_scale.least
 --loss-scale-window | int | train.loss_scale.window
 --hysteresis | int | train.loss_scale.hysteresis
---accumulate-allreduce-grads-in-fp32 | flag | - | gradients are summed in fp32 where that matters
+--accumulate-allreduce-grads-in-fp32 | flag | - | always: gradients are added and exchanged in fp32
 --attention-softmax-in-fp32 | flag | - | scores are computed in fp32
 --no-query-key-layer-scaling | flag | - | queries and keys are not scaled by the layer
 --apply-query-key-layer-scaling | flag | - | queries and keys are not scaled by the layer
@@ -84,10 +84,10 @@ OPTIONS = """
 --overlap-param-gather | flag | - | exchanges overlap with the backward pass where the device allows
 --DDP-impl | text | - | there is one way to exchange gradients
 --distributed-backend | text | - | follows from the device: gloo, NCCL or HCCL
---distributed-timeout-minutes | int | - | hang_after finds ranks that hang, and says which
+--distributed-timeout-minutes | int | - | hang_after finds ranks that hang, and names them
 --local_rank --local-rank | int | - | set by the launcher
---lazy-mpu-init | text | - | an internal of Megatron
---use-cpu-initialization | flag | - | weights are drawn on the CPU in every layout, so all layouts begin alike
+--lazy-mpu-init | text | - | an internal option of Megatron
+--use-cpu-initialization | flag | - | initial weights are always drawn on the CPU, so that all layouts start with the same weights
 --cpu-optimizer | flag | train.offload=true
 --checkpoint-activations --recompute-activations --deepspeed-activation-checkpointing | flag | @recompute
 --recompute-granularity | text | train.recompute.mode
@@ -111,7 +111,7 @@ OPTIONS = """
 --merge-file | text | - | found next to the vocabulary file
 --vocab-extra-ids | int | - | a tokenizer file has its own special tokens
 --num-workers | int | - | samples are read by the rank itself, from memory-mapped files
---dataloader-type | text | - | samples are drawn once, in Megatron-core's order
+--dataloader-type | text | - | the order of the samples is always that of Megatron-core
 --mmap-warmup | flag | - | the operating system caches pages
 --eod-mask-loss | flag | train.data.mask_eod_loss=true
 --reset-position-ids | flag | train.data.reset_positions=true
@@ -156,7 +156,7 @@ OPTIONS = """
 --label-smoothing | float | train.model.label_smoothing
 """
 PROGRAMS = ("pretrain_gpt.py", "pretrain_gpt2.py", "pretrain_gpt_mcore.py")
-# What the program does where an option is left out and the job's own default differs.
+# The program's defaults, where those of the job differ.
 DEFAULTS = {
     "train.model.dropout": 0.1,
     "train.model.attention_dropout": 0.1,

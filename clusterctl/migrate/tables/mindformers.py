@@ -17,7 +17,7 @@ context.enable_graph_kernel context.graph_kernel_flags context.max_call_depth co
 remote_save_url | text | - | save: {to: ...} names an object store
 runner_config.epochs | int | @epochs
 runner_config.batch_size | int | train.micro_batch
-runner_config.sink_mode runner_config.sink_size runner_config.per_epoch_size runner_config.initial_epoch runner_config.has_trained_epoches runner_config.has_trained_steps | any | - | steps are fed one by one
+runner_config.sink_mode runner_config.sink_size runner_config.per_epoch_size runner_config.initial_epoch runner_config.has_trained_epoches runner_config.has_trained_steps | any | - | each rank reads its samples step by step
 runner_wrapper.type | text | - | follows from precision and layout
 runner_wrapper.scale_sense.type | text | - | loss_scale is dynamic if it is not a number
 runner_wrapper.scale_sense.loss_scale_value | float | train.loss_scale.initial
@@ -25,7 +25,7 @@ runner_wrapper.scale_sense.scale_factor | int | - | the scale is halved and doub
 runner_wrapper.scale_sense.scale_window | int | train.loss_scale.window
 runner_wrapper.use_clip_grad | bool | @clip
 use_parallel | bool | - | follows from the number of ranks
-parallel.parallel_mode | int | - | the layout says what is divided
+parallel.parallel_mode | int | - | train.parallel says what is divided
 parallel.full_batch | bool | - | each data parallel rank reads its own samples
 parallel.enable_parallel_optimizer | bool | @zero
 parallel.gradients_mean parallel.loss_repeated_mean parallel.search_mode parallel.strategy_ckpt_save_file parallel.strategy_ckpt_config parallel.device_num | any | - | internals of MindSpore's parallel modes
@@ -50,7 +50,7 @@ profile | bool | @profile
 profile_start_step profile_stop_step init_start_profile profile_communication profile_memory profiler_level | any | - | see train.profile
 trainer.type trainer.model_name | text | - | the model is described by train.model
 do_eval | bool | - | train.eval decides
-train_dataset.batch_size | int | - | runner_config.batch_size takes its place
+train_dataset.batch_size | int | - | runner_config.batch_size is used instead
 train_dataset.data_loader.dataset_dir | text | @data
 train_dataset.data_loader.shuffle | bool | - | samples are shuffled by data.seed
 train_dataset train_dataset_task eval_dataset eval_dataset_task | any | - | corpora are .bin and .idx files that `clusterctl data build` makes
@@ -71,7 +71,7 @@ model.model_config.param_init_type | text | - | weights are kept in fp32
 model.model_config.layernorm_compute_type model.model_config.softmax_compute_type | text | - | both are computed in fp32
 model.model_config.checkpoint_name_or_path | text | @load
 model.model_config.eos_token_id | int | train.data.eod
-model.model_config.bos_token_id model.model_config.pad_token_id | int | - | the tokenizer knows them
+model.model_config.bos_token_id model.model_config.pad_token_id | int | - | the tokenizer defines them
 model.model_config.repetition_penalty model.model_config.max_decode_length model.model_config.top_k model.model_config.top_p model.model_config.do_sample model.model_config.use_past | any | - | options of `clusterctl generate`
 lr_schedule.type | text | @schedule
 lr_schedule.learning_rate | float | train.optimizer.lr
@@ -88,7 +88,7 @@ optimizer.eps | float | train.optimizer.eps
 optimizer.weight_decay | float | train.optimizer.weight_decay
 optimizer.learning_rate | float | train.optimizer.lr
 callbacks eval_callbacks metric processor | any | - | metrics, checkpoints and logs are always written
-base_config | any | - | its files are read too, if they lie where it says
+base_config | any | - | its files are read too, if they exist at the given paths
 """
 OPTIONS = """
 --config --config_path CONFIG_PATH | text | @config

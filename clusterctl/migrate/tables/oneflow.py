@@ -15,13 +15,13 @@ OPTIONS = """
 --use-external-dataset | flag | - | .bin and .idx files are read
 --checkpoint-activations | flag | @recompute
 --save-last | flag | - | the last step is always saved
---save-init | flag | - | a run begins with the job's seed or train.init
+--save-init | flag | - | a run starts from the job's seed or from train.init
 --log | text | - | logs are in the run's folder
 --metric-print-format | text | - | `status` and `report` show metrics
 --profile-transformer-layer | flag | train.profile.repeat=1
 """
 CONTAINER = """
---src | text | - | the embedded trainer takes the place of the program's source
+--src | text | - | the embedded trainer replaces the program's source
 --py | text | - | `python` of the inventory names the nodes' Python
 --image | text | - | `container: {image: ...}` of the job names an image with the embedded trainer
 --wheel | text | - | `nodes setup` installs the trainer's packages

@@ -100,7 +100,7 @@ LINES = [
     (("plan", "ds.yaml"), "ds.json:2 train_batch_size: is 'many'"),
     (("plan", "ds.yaml"), "ds.json:3 zero_optimization.stage: is 9"),
     (("plan", "torn.yaml"), "torn.json:1:10: not valid JSON"),
-    (("fab", "tasks.py", "--list"), "tasks.py: there is no task in it"),
+    (("fab", "tasks.py", "--list"), "tasks.py: contains no tasks"),
     (("fab", "wheels", "up"), "wheels is a folder"),
     (("nodes", "wheelhouse", "--python-version", "99", "six"), "--python-version 99"),
     (("nodes", "wheelhouse", "--platform", "x", "six"), "--platform x"),

@@ -106,7 +106,7 @@ def test_broken_connections_are_continued_where_they_broke(server: Server, tmp_p
 
 def test_a_download_that_was_given_up_continues_in_the_next_command(server: Server, tmp_path: Path) -> None:
     server.breaks = [1_000_000, 0, 0, 0, 0, 0]
-    with pytest.raises(WorkFailed, match="the connection ended too early; 1 MB are here") as raised:
+    with pytest.raises(WorkFailed, match="the connection ended too early; 1 MB were downloaded") as raised:
         fetch(Wanted(server.url, tmp_path / "x"))
     assert "the same command continues" in raised.value.hint and not (tmp_path / "x").exists()
     server.breaks, server.asked = [], []
@@ -157,7 +157,7 @@ def test_the_first_hash_of_an_unpinned_file_is_recorded_and_holds(server: Server
     assert fetch(Wanted(server.url, tmp_path / "x")).fetched == 8
     # A file that is not ours stays.
     (tmp_path / "own").write_text("mine")
-    with pytest.raises(UsageError, match="own: exists, and is not what"):
+    with pytest.raises(UsageError, match="own: exists, and is not known to be"):
         fetch(Wanted(server.url, tmp_path / "own"))
     assert (tmp_path / "own").read_text() == "mine"
 

@@ -93,7 +93,9 @@ def test_all_faults_of_an_allocation_come_at_once_by_the_variables_names() -> No
     faults = from_variables(variables)[1]
     assert [fault.where for fault in faults] == ["$SLURM_JOB_NODELIST", "$SLURM_TASKS_PER_NODE"]
     faults = from_variables({"SLURM_JOB_NODELIST": "n[1-2],n2"})[1]
-    assert [(fault.where, fault.what) for fault in faults] == [("$SLURM_JOB_NODELIST", "n2 is here twice")]
+    assert [(fault.where, fault.what) for fault in faults] == [
+        ("$SLURM_JOB_NODELIST", "n2 is listed twice here")
+    ]
     (fault,) = from_variables({"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "8(x2)"})[1]
     assert "has counts for 2 nodes, but the list has 3" in fault.what
 

@@ -301,7 +301,7 @@ def test_a_curriculum_of_sequence_length_becomes_that_of_the_job(tmp_path: Path,
     expected = {"start": 64, "steps": 15000, "schedule": "root", "root": 3, "multiple": 8}
     assert train["curriculum"] == expected and train["model"]["sequence"] == 1024
     assert not plan_config(train, 1).faults
-    assert any("take the curriculum out of ds.json" in note for note in result.notes)
+    assert any("remove the curriculum from ds.json" in note for note in result.notes)
     alone = job(translated(str(tmp_path / "ds.json")))
     assert alone["train"]["curriculum"] == expected
 
@@ -310,8 +310,8 @@ def test_a_curriculum_of_sequence_length_becomes_that_of_the_job(tmp_path: Path,
     ("change", "reason"),
     [
         ({"enabled": False}, "the curriculum is off"),
-        ({"curriculum_type": "vocabularyrarity"}, "only the length of samples grows"),
-        ({"schedule_type": "fixed_discrete"}, "there is no schedule fixed_discrete"),
+        ({"curriculum_type": "vocabularyrarity"}, "only the length of samples can grow"),
+        ({"schedule_type": "fixed_discrete"}, "the schedule fixed_discrete is not supported"),
     ],
 )
 def test_another_curriculum_is_not_mapped(tmp_path: Path, change: dict[str, Any], reason: str) -> None:

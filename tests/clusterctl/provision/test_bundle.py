@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "an absolute path": (lambda f: hostile(f, [listed("/etc/passwd")]), "is in none of"),
     "another folder": (lambda f: hostile(f, [listed("home/x")]), "is in none of"),
-    "a file twice": (lambda f: hostile(f, [listed("code/x"), listed("code/x")]), "is there twice"),
+    "a file twice": (lambda f: hostile(f, [listed("code/x"), listed("code/x")]), "is listed twice"),
     "a file that is a folder": (
         lambda f: hostile(f, [listed("code/x"), listed("code/x/y")]),
         "that is a file",
@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "another member": (
         lambda f: hostile(f, [listed("code/x")], member("../evil")),
-        "stands where its list has",
+        "is in the place of",
     ),
     "a further member": (
         lambda f: hostile(f, [listed("code/x")], member("code/x"), member("code/y")),

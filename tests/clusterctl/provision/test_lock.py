@@ -51,7 +51,7 @@ seven==7.1 --hash=sha256:{B}
     assert "seven is also in line 7" in str(raised.value)
 
 
-@pytest.mark.parametrize(("content", "text"), [(b"", "no package is in it"), (b"\xff\xfe", "is not UTF-8")])
+@pytest.mark.parametrize(("content", "text"), [(b"", "contains no package"), (b"\xff\xfe", "is not UTF-8")])
 def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, content: bytes, text: str) -> None:
     (tmp_path / "lock").write_bytes(content)
     with pytest.raises(UsageError, match=text):

@@ -60,7 +60,7 @@ def test_a_damaged_and_a_foreign_wheel_are_told_apart(tmp_path: Path) -> None:
         check_hashes(house, lock)
     assert len(raised.value.faults) == 1
     assert house.files_for(lock) == [bad.name, good.name]
-    with pytest.raises(UsageError, match="there is no wheel in it"):
+    with pytest.raises(UsageError, match="contains no wheels"):
         open_wheelhouse(tmp_path.parent)
 
 

@@ -323,7 +323,7 @@ def test_the_users_ssh_configuration_is_read_as_openssh_reads_it(
     assert link.run(["true"]).ok
     link.close()
     config.write_text("Host *\n  ProxyCommand sh -c 'echo no way to %n as %r >&2; exit 1'\n")
-    with pytest.raises(Unreachable, match="ProxyCommand said: no way to nickname as"):
+    with pytest.raises(Unreachable, match="ProxyCommand printed: no way to nickname as"):
         route(known, ssh_config=str(config)).connect(node)
     config.write_text("Port no-number\n")
     with pytest.raises(ClusterctlError, match="can't read its configuration"):

@@ -30,7 +30,7 @@ from trainer.corpus.encoder import (
 from trainer.corpus.tokenizer import (
     GLM_TOKENS,
     Tokenizer,
-    lay_glm_tokens,
+    add_glm_tokens,
     train_tokenizer,
 )
 
@@ -230,7 +230,7 @@ def test_a_template_that_says_the_text_twice_is_refused(plain: Path, tmp_path: P
 
 
 def test_glm_tokens_laid_on_top_are_found_in_text(plain: Path, tmp_path: Path) -> None:
-    lay_glm_tokens(plain, tmp_path / "glm.json")
+    add_glm_tokens(plain, tmp_path / "glm.json")
     assert encode_fuzz.differing(tmp_path / "glm.json", range(1000), tuple(GLM_TOKENS.values())) == []
 
 
@@ -255,7 +255,7 @@ def test_another_unicode_version_is_noticed(plain: Path, monkeypatch: pytest.Mon
 
     real = encoder_module.pre_tokenizers.ByteLevel
     monkeypatch.setattr(encoder_module.pre_tokenizers, "ByteLevel", Newer)
-    with pytest.raises(NotExact, match="characters of another Unicode version"):
+    with pytest.raises(NotExact, match="follows another Unicode version"):
         Encoder.load(Tokenizer.load(plain))
 
 

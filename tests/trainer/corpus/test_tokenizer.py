@@ -8,7 +8,7 @@ import pytest
 from trainer.corpus.tokenizer import (
     END_OF_DOCUMENT,
     Tokenizer,
-    lay_glm_tokens,
+    add_glm_tokens,
     train_tokenizer,
 )
 from trainer.errors import DataError, InputError
@@ -118,7 +118,7 @@ def test_a_trained_tokenizer_comes_as_the_files_of_other_tools_too(tmp_path: Pat
 
 def test_glms_tokens_follow_the_vocabulary_in_their_order(words: Path, tmp_path: Path) -> None:
     vocab = Tokenizer.load(words).vocab
-    made = lay_glm_tokens(words, tmp_path / "glm.json")
+    made = add_glm_tokens(words, tmp_path / "glm.json")
     assert made.glm and list(made.glm.values()) == list(range(vocab, vocab + 9))
     glm = Tokenizer.load(tmp_path / "glm.json")
     assert glm.glm_ids() == made.glm and Tokenizer.load(words).glm_ids() is None
@@ -126,7 +126,7 @@ def test_glms_tokens_follow_the_vocabulary_in_their_order(words: Path, tmp_path:
     assert glm.encode("a [gMASK] b")[1:].count(vocab + 6) == 1
     assert glm.encode(TEXTS[1]) == Tokenizer.load(words).encode(TEXTS[1])
     with pytest.raises(DataError, match="already"):
-        lay_glm_tokens(tmp_path / "glm.json", tmp_path / "twice.json")
+        add_glm_tokens(tmp_path / "glm.json", tmp_path / "twice.json")
 
 
 @pytest.mark.skipif(not GPT2.exists(), reason="the real GPT-2 tokenizer is not beside the repository")
@@ -138,6 +138,6 @@ def test_the_real_gpt2_vocabulary_gives_its_known_ids() -> None:
 
 @pytest.mark.skipif(not GPT2.exists(), reason="the real GPT-2 tokenizer is not beside the repository")
 def test_glms_tokens_on_gpt2s_vocabulary_have_the_ids_that_glm_has(tmp_path: Path) -> None:
-    made = lay_glm_tokens(GPT2, tmp_path / "glm.json")
+    made = add_glm_tokens(GPT2, tmp_path / "glm.json")
     assert made.glm == {"sop": 50257, "eop": 50258, "cls": 50259, "mask": 50260, "sep": 50261, "unk": 50262,
                            "gmask": 50263, "smask": 50264, "dblock": 50265}  # fmt: skip

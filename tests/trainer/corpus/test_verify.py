@@ -84,7 +84,7 @@ def test_everything_that_is_wrong_is_told_at_once(pair: Path) -> None:
     index[-8] ^= 1
     pair.with_name("c.idx").write_bytes(bytes(index))
     told = "\n".join(one.what for one in verify(pair).findings)
-    for part in ("not the sums of its lengths", "do not rise", "but its index counts", "its hash is another"):
+    for part in ("not the sums of its lengths", "do not rise", "but its index counts", "its hash differs"):
         assert part in told
 
 
@@ -229,7 +229,7 @@ def test_what_does_not_belong_together_is_not_merged(pair: Path, tmp_path: Path)
     manifest_path(pair.with_name("d")).write_text(text.replace(digest, "0" * 64))
     with pytest.raises(DataError, match="was made with the tokenizer 000000000000, but"):
         merge([pair, pair.with_name("d")], tmp_path / "m")
-    with pytest.raises(DataError, match="is one of those to be merged"):
+    with pytest.raises(DataError, match="is one of the pairs to merge"):
         merge([pair], pair, overwrite=True)
 
 

@@ -19,7 +19,7 @@ import native
 from tests.support import weights
 from tests.support.building import SAYINGS, built, small_tokenizer, verb, write_lines
 from trainer.checkpoint.store import open_checkpoint
-from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens
+from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens
 from trainer.device import Device, open_device
 from trainer.errors import DataError, InputError
 from trainer.evaluate import detokenize, packed_scorer
@@ -66,7 +66,7 @@ def gpt(tmp_path: Path, material: Path, train_here: Callable[..., Any]) -> Path:
 
 @pytest.fixture
 def glm(tmp_path: Path, material: Path, train_here: Callable[..., Any]) -> Path:
-    lay_glm_tokens(material / "tokenizer.json", tmp_path / "glm.json")
+    add_glm_tokens(material / "tokenizer.json", tmp_path / "glm.json")
     vocab = Tokenizer.load(tmp_path / "glm.json").vocab
     model = {**MODEL, "kind": "glm", "sequence": 64, "vocab": vocab}
     return trained(tmp_path, tmp_path / "glm.json", material, train_here, model)

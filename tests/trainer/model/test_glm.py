@@ -17,7 +17,7 @@ import native
 from native.reference import hidden
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
-from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
+from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens, train_tokenizer
 from trainer.errors import DataError, InputError
 from trainer.generate.loading import open_decoder
 from trainer.model.glm import GLM
@@ -157,7 +157,7 @@ def test_a_tokenizer_with_glms_tokens_is_used_as_it_is(
     tmp_path: Path, prefix: Path, raw: Make, train_here: TrainHere
 ) -> None:
     train_tokenizer(iter(["a word. another one. and more?"] * 9), 260, tmp_path / "plain")
-    lay_glm_tokens(tmp_path / "plain", tmp_path / "glm")
+    add_glm_tokens(tmp_path / "plain", tmp_path / "glm")
     plain, laid = (Tokenizer.load(tmp_path / name) for name in ("plain", "glm"))
     assert tokens_of(plain, plain.eod) == tokens_of(laid, laid.eod)
     data = {"prefix": str(prefix), "split": "80,20,0", "tokenizer": str(tmp_path / "glm" / "tokenizer.json")}

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import native
 from trainer.checkpoint.manifest import read_manifest
 from trainer.config.tune import TuneConfig
-from trainer.corpus.tokenizer import Tokenizer, lay_glm_tokens, train_tokenizer
+from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens, train_tokenizer
 from trainer.env import Env
 from trainer.errors import DataError
 from trainer.plan.memory import stages
@@ -57,7 +57,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("copa")
     text = questions(0, 60).replace("{", " ").replace('"', " ")
     train_tokenizer(iter([text, 'or because, so? . " the']), 300, folder / "plain.json")
-    lay_glm_tokens(folder / "plain.json", folder / "tokenizer.json")
+    add_glm_tokens(folder / "plain.json", folder / "tokenizer.json")
     (folder / "train.jsonl").write_text(questions(0, 24))
     (folder / "valid.jsonl").write_text(questions(100, 13))
     return folder

@@ -58,7 +58,7 @@ def write_experts(model: ModelConfig, pairs: Mapping[str, Tensor]) -> tuple[dict
 
 
 def _joined(model: ModelConfig, module: str, prefix: str, pairs: Mapping[str, Tensor]) -> Pair | None:
-    """Return one adapter for all sections; if several have one, it has a higher rank and adds the same."""
+    """Return one adapter for all sections; if several have one, its rank is the sum and its effect the same."""
     if f"{prefix}all.a" in pairs:
         return pairs[f"{prefix}all.a"], pairs[f"{prefix}all.b"]
     sections = sections_of(model, module)
@@ -135,7 +135,7 @@ def _of_parameter(
     halves = list(sections.items())
     (_, width) = halves[0]
     if own != 2 * rank or len(halves) != 2 or b[:, :width, rank:].any() or b[:, width:, :rank].any():
-        raise CheckpointError(f"{folder}: {name} has rank {own}: our adapters have all the same rank, {rank}")
+        raise CheckpointError(f"{folder}: {name} has rank {own}: our adapters all have the same rank, {rank}")
     for at, (section, _) in enumerate(halves):
         part = slice(at * rank, (at + 1) * rank)
         rows = b[:, at * width : (at + 1) * width, part].contiguous()
@@ -145,7 +145,7 @@ def _of_parameter(
 def _of_each(
     folder: str, model: ModelConfig, rule: Rule, theirs: Mapping[str, Mapping[str, Tensor]]
 ) -> Iterator[Found]:
-    """Yield the adapters of a matrix of a layer in which each expert has a pair."""
+    """Yield the adapters of a layer's matrices, if the folder has a pair for each expert."""
     path = rule.ours.removesuffix(".weight")
     sections = list(sections_of(model, ".".join(path.split(".")[2:])))
     each = len(rule.theirs) // rule.experts
@@ -156,7 +156,7 @@ def _of_each(
             continue
         if len(present) != len(names):
             lacking = next(name for name in names if name not in theirs)
-            raise CheckpointError(f"{folder}: lacks the adapter of {lacking}, and has that of {present[0]}")
+            raise CheckpointError(f"{folder}: has the adapter of {present[0]}, but not that of {lacking}")
         pairs = [_both(folder, name, theirs[name]) for name in names]
         section = sections[at] if each > 1 else "all"
         a, b = (torch.stack([pair[part] for pair in pairs]) for part in (0, 1))

@@ -1,4 +1,4 @@
-"""The adapters of a checkpoint and their base weights: a fingerprint of the weights, and both merged to one model."""
+"""Merge the adapters of a checkpoint with their base weights, which a fingerprint identifies."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def merged(
     wrong = sorted(name for name, shape in shapes.items() if name not in base or base[name].shape != shape)
     if wrong:
         raise CheckpointError(
-            f"{found.path}: its adapters are of a model with another {wrong[0]} than its base"
+            f"{found.path}: its adapters belong to a model whose {wrong[0]} differs from that of its base"
         )
     pairs = found.read(list(found.weights))
     return {name: with_adapters(name, base[name], pairs, model, lora) for name in shapes}

@@ -110,7 +110,7 @@ def _theirs(
     if len(names) > 1 and "all" not in found:
         return {names[list(sections).index(section)]: pair for section, pair in found.items()}
     a, b = found["all"] if "all" in found else _stacked(found, sections)
-    # In the order of the matrix's rows; PEFT does not transpose adapters.
+    # Put the rows into the order of the matrix's rows; PEFT does not transpose adapters.
     rows = to_theirs(replace(rule, transposed=False), model, in_memory(b))
     return {name: (a, part.whole()) for name, part in zip(names, rows.values(), strict=True)}
 

@@ -18,7 +18,7 @@ LONGEST_SAMPLE = 8192
 
 @dataclass(frozen=True)
 class Kind:
-    """What is special in the config of one family."""
+    """The properties in which the config of one family differs from those of others."""
 
     bias: str = "none"
     """The value of our field `bias` if config.json does not contain it."""

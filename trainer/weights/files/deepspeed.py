@@ -49,9 +49,9 @@ class Saved:
     facts: Mapping[str, Any]
     optimizer_steps: int
     layers: Sequence[Mapping[int, Mapping[str, Lazy]]] = ()
-    """For a pipeline, the tensors of each layer on each tensor parallel rank; `ranks` are then by stage."""
+    """For a pipeline, the tensors of each layer on each tensor parallel rank; else empty."""
     unknown: StateUnknown | None = None
-    """Why the optimizer's state cannot be read; "" if it can."""
+    """Why the optimizer's state cannot be read; None if it can."""
 
 
 def step_folder(folder: Path) -> Path:
@@ -208,7 +208,9 @@ def _shapes(document: Mapping[str, Any], folder: Path) -> list[dict[str, Shape]]
         groups = [groups]
     sound = isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
     if not sound or not all(_is_shape(shape) for group in groups or () for shape in group.values()):
-        raise CheckpointError(f"{folder}: its model_states lack param_shapes, the names of what ZeRO divided")
+        raise CheckpointError(
+            f"{folder}: its model_states lack param_shapes, which names the parameters that ZeRO divided"
+        )
     return [dict(group) for group in groups or ()]
 
 
@@ -289,7 +291,9 @@ def _rows_of_rank(document: Mapping[str, Any], masters: str, file: Path) -> list
         state = states[at] if at < len(states) else {}
         flat |= {moment: state[moment] for moment in MOMENTS if moment in state}
         if not all(isinstance(row, Lazy) for row in flat.values()):
-            raise CheckpointError(f"{file}: group {at} of the optimizer is not of tensors")
+            raise CheckpointError(
+                f"{file}: group {at} of the optimizer contains something other than tensors"
+            )
         rows.append(flat)
     return rows
 

@@ -116,7 +116,7 @@ def _chunk(
     file, start, length = _place(folder, key, places.get(listed, {}))
     tensor = read_torch_part(file, start, length)
     if not isinstance(tensor, Lazy) or tensor.shape != sizes:
-        raise CheckpointError(f"{file}: does not contain {key} as the metadata say")
+        raise CheckpointError(f"{file}: does not contain {key} as the metadata describe it")
     return Chunk(offsets, tensor)
 
 
