@@ -13,6 +13,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PRELOADED = os.environ.get("LD_PRELOAD", "")
+not_with_tsan = pytest.mark.skipif(
+    "libtsan" in PRELOADED,
+    reason="ThreadSanitizer has its own heap and ends a forked child that starts threads",
+)
+
 PREAMBLE = """
 import ctypes, os, random, sys, threading
 from native.compiled.library import load
@@ -155,6 +161,7 @@ assert serve_torch() == "", serve_torch()
 """
 
 
+@not_with_tsan
 def test_large_tensors_come_from_the_pool_and_return_to_it(compiled: object) -> None:
     pytest.importorskip("torch")
     passes(
@@ -194,6 +201,7 @@ kept = torch.ones(1 << 20)
     )
 
 
+@not_with_tsan
 def test_gaps_of_tensors_do_not_add_up(compiled: object) -> None:
     pytest.importorskip("torch")
     code = """
@@ -221,7 +229,7 @@ def test_the_reason_is_given_where_torch_does_not_use_it(compiled: object) -> No
     assert passes(ask) == "torch is not loaded\n"
     never = passes(ask, CLUSTERCTL_NATIVE_POOL="never")
     assert never == "CLUSTERCTL_NATIVE_POOL is never\n"
-    if "libasan" in os.environ.get("LD_PRELOAD", "") or "libtsan" in os.environ.get("LD_PRELOAD", ""):
+    if "libasan" in PRELOADED or "libtsan" in PRELOADED:
         pytest.skip("a sanitizer needs more addresses than the limit below allows")
     limited = (
         "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))\nimport torch\n" + ask
