@@ -29,6 +29,8 @@ class TokenLoss:
     """Takes the losses of all tokens."""
     scale_: Callable[[Tensor, Tensor], None]
     """Multiplies a tensor by a scalar tensor in place."""
+    add_: Callable[[Tensor, Tensor], object] = Tensor.add_
+    """Adds a tensor of the logits' type to an fp32 tensor."""
 
 
 def chunked_loss(x: Tensor, weight: Tensor, targets: Tensor, own: TokenLoss) -> Tensor:
@@ -88,7 +90,7 @@ def loss_in_pieces(
         if sum_dw is None:
             continue
         if several:
-            products.add_product_(sum_dw, logits.t(), x[piece])
+            products.add_product_(sum_dw, logits.t(), x[piece], own.add_)
         elif start == 0:
             products.mm(logits.t(), x[piece], sum_dw)
         else:

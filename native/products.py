@@ -7,7 +7,7 @@ matrices are converted to fp32 and multiplied in fp32, and the sums are rounded 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,20 +62,22 @@ def addmm_(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     return out.add_(mm(a, b), alpha=alpha) if widens(a) else out.addmm_(a, b, alpha=alpha)
 
 
-def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add the product of two bf16 or fp16 matrices to an fp32 tensor, for some rows at a time. Without gradient."""
+def add_product_(total: Tensor, a: Tensor, b: Tensor, add_: Callable[[Tensor, Tensor], object]) -> None:
+    """Add the product of two bf16 or fp16 matrices to an fp32 tensor, for some rows at a time. Without gradient.
+
+    `add_` adds a tensor of the matrices' type to an fp32 tensor.
+    """
     if widens(a):
         for rows in _parts(len(a)):
             for part in _parts(len(b)):
                 total[rows].addmm_(_wide(a[rows, part]), _wide(b[part]))
         return
-    # All parts share two buffers: new ones for each part would be spread over more memory.
-    size = min(SIDE, len(a)), b.shape[1]
-    product, wide = a.new_empty(size), total.new_empty(size)
+    # All parts share a buffer: new ones for each part would be spread over more memory.
+    product = a.new_empty(min(SIDE, len(a)), b.shape[1])
     for rows in _parts(len(a)):
-        count = rows.stop - rows.start
-        torch.mm(a[rows], b, out=product[:count])
-        total[rows].add_(wide[:count].copy_(product[:count]))
+        piece = product[: rows.stop - rows.start]
+        torch.mm(a[rows], b, out=piece)
+        add_(total[rows], piece)
 
 
 def _fill(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:

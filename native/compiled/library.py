@@ -23,6 +23,7 @@ CODE = (
     "attention/avx2.cpp",
     "attention/avx512.cpp",
     "attention/amx.cpp",
+    "cpu/add_wide.cpp",
     "cpu/dropout.cpp",
     "cpu/embedding.cpp",
     "cpu/gelu.cpp",

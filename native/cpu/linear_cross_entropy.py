@@ -8,6 +8,7 @@ from torch import Tensor
 from native.chunked import TokenLoss
 from native.compiled.library import load, why_not
 from native.compiled.op import SUFFIX, register
+from native.cpu.add_wide import add_wide_
 from native.cpu.cross_entropy import checked, losses_of, mean_of
 from native.fallback import report_fallback
 from native.gradients import linear_cross_entropy_op
@@ -45,7 +46,7 @@ def _loss_of(targets: Tensor, vocabulary: int, ignore_index: int) -> tuple[Tenso
     def losses(logits: Tensor, own: Tensor, gradient: bool) -> Tensor:
         return losses_of(logits, own, ignore_index, gradient, load().level, vocabulary, count)
 
-    return targets, TokenLoss(losses, lambda each: mean_of(each, count), _scale)
+    return targets, TokenLoss(losses, lambda each: mean_of(each, count), _scale, add_wide_)
 
 
 def _scale(gradient: Tensor, upstream: Tensor) -> None:

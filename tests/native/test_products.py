@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from native import products
+from native.compiled import library
+from native.cpu.add_wide import add_wide_
 
 SHAPES = [(5, 7, 3), (130, 201, 75), (64, 1, 33), (1, 129, 1), (0, 8, 4), (6, 0, 5), (3, 9, 0)]
 
@@ -43,6 +47,24 @@ def test_a_product_is_added() -> None:
     exact = out.double() + 0.5 * (a.double() @ b.double())
     products.addmm_(out, a, b, 0.5)
     assert (out.double() - exact).abs().max() < 2.0**-7 * exact.abs().max()
+
+
+@pytest.mark.parametrize("level", range(len(library.LEVELS)), ids=library.LEVELS)
+def test_a_bf16_tensor_is_added_to_an_fp32_tensor(
+    compiled: library.Library, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if level > compiled.level:
+        pytest.skip(f"this processor's level is {library.LEVELS[compiled.level]}")
+    monkeypatch.setattr("native.cpu.add_wide.load", lambda: replace(compiled, level=level))
+    for count in (0, 1, 15, 33, (1 << 15) - 1, (1 << 15) + 17, 100_003):
+        total, x = torch.randn(count), torch.randn(count).bfloat16()
+        x[3:6] = torch.tensor([float("nan"), float("inf"), -0.0])[: len(x[3:6])]
+        wanted = total + x.float()
+        add_wide_(total, x)
+        assert torch.equal(total.nan_to_num(7.0), wanted.nan_to_num(7.0)), count
+        assert torch.equal(total.isnan(), wanted.isnan())
+    with pytest.raises(AssertionError):
+        add_wide_(torch.zeros(4, 4), torch.zeros(4, 4, dtype=torch.bfloat16).t())
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

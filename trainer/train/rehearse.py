@@ -232,7 +232,7 @@ class _AtOnce(torch.autograd.Function):
             rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), True)
             if rows < len(x) and x.dtype != torch.float32:
                 sums = torch.zeros_like(weight, dtype=torch.float32)
-                products.add_product_(sums, products.mm(x[:rows], weight.t()).t(), x[:rows])
+                products.add_product_(sums, products.mm(x[:rows], weight.t()).t(), x[:rows], Tensor.add_)
                 of_weight = torch.empty_like(weight)
             else:
                 of_weight = torch.empty_like(weight)
