@@ -108,11 +108,16 @@ def with_slots(source: Source, slots: int | None) -> Source:
     return replace(source, entries=entries)
 
 
-def losses(source: Source, target: str) -> list[Loss]:
-    """Yield what would make the other launcher start other ranks than the source has."""
+def require_format(target: str) -> None:
+    """Raise a UsageError if `target` is no format of a hostfile."""
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
-        raise UsageError(f"--to: unknown format {target!r}", near or f"one of {', '.join(TARGETS)}")
+        raise UsageError(f"unknown format {target!r}", near or f"use one of {', '.join(TARGETS)}")
+
+
+def losses(source: Source, target: str) -> list[Loss]:
+    """Return what would make the other launcher start other ranks than the source has."""
+    require_format(target)
     keys = source.keys
     found = [loss for number, key in enumerate(keys) for loss in _entry_losses(source, number, key, target)]
     if source.scattered:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.models.generate import LIMITS, DrawingOptions
+from clusterctl.cli.commands import built
+from clusterctl.cli.models.generate import DrawingOptions
+from clusterctl.cli.options import WRONG_WORDS
 from tests.clusterctl.conftest import Run
 from trainer.generate.sampling import Sampling
 
@@ -129,7 +132,7 @@ LINES = [
     (("plan", "job.yaml", "--set", "notify=./nosuch"), "--set notify: ./nosuch: no such file"),
     (("launch", "job.yaml", "--notify", ""), "--notify is empty"),
     (("exec", "all", "--", ""), "the command is empty"),
-    (("logs", "tail", "last", "-n", "-3"), "--lines / -n: -3 is out of range"),
+    (("logs", "tail", "last", "-n", "-3"), "-n: -3 is out of range"),
     (("init", "--job", "cluster"), "exists\n  try: --force overwrites it; or choose another name"),
     (("launch", "--no-code", "--", ""), "the command is empty"),
     (("push", "empty", ""), "the path on the nodes is empty"),
@@ -228,19 +231,122 @@ def test_every_wrong_value_of_a_command_line_is_named(folder: Path, command_line
     code, _, err = command_line("checkpoint", "diff")
     assert code == 2 and err.count("error: ") == 1
     code, _, err = command_line("generate", "--temperature", "nan", "--top-p", "inf")
-    assert code == 2 and "--temperature: nan is not" in err and "--top-p: inf is not" in err
+    assert code == 2 and "--temperature: nan is not" in err and "--top-p: inf is out of range" in err
 
 
 def test_the_limits_of_samplings_are_the_trainers() -> None:
+    options = {param.name: param.type for param in built("generate").params}
     defaults = DrawingOptions()
-    checked = LIMITS.keys() - {"samples", "max_tokens"}
-    for name in checked:
+    limited = {name for name, kind in options.items() if hasattr(kind, "min")} - {"max_tokens"}
+    names = limited & {field.name for field in fields(Sampling)}
+    assert len(names) == 11
+    for name in names:
+        limits = options[name]
         assert not Sampling(**{name: getattr(defaults, name)}).faults()
         kind = type(getattr(defaults, name) or 0)
-        for value in {LIMITS[name].least, LIMITS[name].least - 0.5, LIMITS[name].most, LIMITS[name].most + 1}:
-            if abs(value) < 1e9:
-                asked = kind(value // 1) if kind is int else value
-                assert bool(Sampling(**{name: asked}).faults()) != LIMITS[name].hold(asked), (name, asked)
+        most = [] if limits.max is None else [limits.max, limits.max + 1]
+        for value in {limits.min, limits.min - 0.5, *most}:
+            asked = kind(value // 1) if kind is int else value
+            accepted = True
+            try:
+                limits.convert(str(asked), None, None)
+            except WRONG_WORDS:
+                accepted = False
+            assert bool(Sampling(**{name: asked}).faults()) != accepted, (name, asked)
+
+
+def test_every_unknown_option_of_a_command_line_is_named(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line(
+        "generate", "--temprature", "1", "--tpk=3", "-z", "--samples", "0", "--top-p", "nan"
+    )
+    assert code == 2 and err.splitlines() == [
+        "error: no such option: --temprature (Possible options: --temperature, --truncate)",
+        "  try: clusterctl generate -h",
+        "error: no such option: --tpk (Possible options: --stop, --top-k, --top-p)",
+        "  try: clusterctl generate -h",
+        "error: no such option: -z",
+        "  try: clusterctl generate -h",
+        "error: --top-p: nan is not a number that can be used",
+        "  try: use a finite number",
+        "error: --samples: 0 is out of range",
+        "  try: use 1 to 1000",
+    ]
+    # The argument that an option lacks may follow an unknown option.
+    code, _, err = command_line("checkpoint", "export", "--ot", "hf")
+    assert (
+        code == 2 and err.count("error: ") == 1 and "--ot (Possible options: --json, --output, --to)" in err
+    )
+    code, _, err = command_line("--nope", "-z", "nodes")
+    assert code == 2 and err.count("error: ") == 2
+    code, out, err = command_line("generate", "--help", "--nope")
+    assert code == 2 and out == "" and "no such option: --nope" in err
+
+
+def test_unknown_options_before_a_command_of_the_user_are_ours(folder: Path, command_line: Run) -> None:
+    for verb in ("exec", "launch", "plan", "ssh"):
+        code, _, err = command_line(verb, "--nope")
+        assert code == 2 and "error: no such option: --nope" in err, err
+    code, _, err = command_line("launch", "job.yaml", "--devics", "1", "--restart", "2")
+    assert (
+        code == 2
+        and err.count("error: no such option: --") == 2
+        and "--devices" in err
+        and "--restarts" in err
+    )
+    code, _, err = command_line("exec", "all", "--fanot", "1", "ls")
+    assert code == 2 and "no such option: --fanot (Possible options: --against, --fanout, --out)" in err
+
+
+def test_unknown_options_of_a_command_of_the_user_are_named_together(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line("exec", "all", "ls", "-la", "--color", "--si")
+    assert code == 2 and err.splitlines() == [
+        "error: -l, --color and --si are not options of `clusterctl exec`",
+        "  try: if they belong to your command, write -- before the command: "
+        "clusterctl exec all -- ls -la --color --si",
+    ]
+    code, _, err = command_line("exec", "all", "--fanout", "2", "ls", "-l")
+    assert code == 2 and "clusterctl exec all --fanout 2 -- ls -l" in err
+
+
+def test_every_wrong_number_of_a_model_is_named(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line(
+        "generate", "--temperature", "nan", "--top-k", "-1", "--top-p", "0", "--threads", "x"
+    )
+    assert code == 2 and err.splitlines() == [
+        "error: --threads: 'x' is not a whole number",
+        "  try: clusterctl generate -h",
+        "error: --temperature: nan is not a number that can be used",
+        "  try: use a finite number",
+        "error: --top-k: -1 is out of range",
+        "  try: use 0 or more",
+        "error: --top-p: 0.0 is out of range",
+        "  try: use above 0, at most 1",
+    ]
+    code, _, err = command_line(
+        "serve", "--drain", "nan", "--batch", "0", "--request-timeout", "inf", "--tensor", "-1"
+    )
+    assert code == 2 and err.count("error: ") == 4
+    code, _, err = command_line("eval", "--stride", "0", "--limit", "-1", "--pattern", "1.5")
+    assert code == 2 and err.count("error: ") == 3
+
+
+def test_the_option_that_was_typed_is_named(folder: Path, command_line: Run) -> None:
+    for words, name in (
+        (("build", "--format", "slrum"), "--format"),
+        (("build", "--to=slrum"), "--to"),
+        (("build", "--to", "mpich", "--format=slrum"), "--format"),
+        (("check", "cluster.yaml", "--for", "slrum"), "--for"),
+    ):
+        code, _, err = command_line("hostfile", *words)
+        assert code == 2 and err == f"error: {name}: unknown format 'slrum'\n  try: did you mean 'slurm'?\n"
+    code, _, err = command_line("hostfile", "convert", "cluster.yaml", "--to", "nope", "--kind", "tpu")
+    assert (
+        code == 2
+        and "error: --to: unknown format 'nope'" in err
+        and "error: --kind: unknown kind 'tpu'" in err
+    )
+    code, _, err = command_line("logs", "tail", "last", "--lines=-3")
+    assert code == 2 and "error: --lines: -3 is out of range" in err
 
 
 def test_a_folder_with_a_sandbox_and_no_inventory_names_the_sandbox(
