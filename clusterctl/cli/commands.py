@@ -15,7 +15,7 @@ from typer.models import CommandInfo
 
 from clusterctl.cli import options
 from clusterctl.cli.kind_option import WithKind
-from clusterctl.cli.options import WRONG_WORDS
+from clusterctl.cli.options import JOB_FILES, WRONG_WORDS
 from clusterctl.cli.pager import WithPager
 from clusterctl.cli.ssh_option import Reaching
 
@@ -192,7 +192,6 @@ class Commands(MutableMapping[str, Any]):
 # Commands whose own words follow `--`, and those of them with a node set before it.
 COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
 AFTER_NODES = ("exec", "ssh")
-JOB_FILES = (".yaml", ".yml", ".json")
 # An option that names the nodes of `exec` as pdsh and clush do.
 NODE_OPTIONS = ("-n", "-w", "--nodes")
 # Command names of other programs, and our names for them.
@@ -235,10 +234,11 @@ class WithExamples:
                 raise wrong_words.options_of_command(self, ctx, typed, start) from None
             raise wrong_words.all_wrong(self, error, ctx, typed) from None
         values = ctx.params.values()
-        if any(isinstance(value, float) and not math.isfinite(value) for value in values):
-            from clusterctl.cli import wrong_words
+        is_empty = any(word == "" or word.endswith("=") for word in typed)
+        if is_empty or any(isinstance(value, float) and not math.isfinite(value) for value in values):
+            from clusterctl.cli.wrong_words import require_usable
 
-            raise wrong_words.infinite_numbers(ctx, typed)
+            require_usable(self, ctx, typed)
         return rest
 
     def _starts_command(self, typed: list[str], start: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from clusterctl.platforms.detect import Place
     from clusterctl.transport.fanout import Connections, Transport
 
+# Endings of job files; other words begin a command.
+JOB_FILES = (".yaml", ".yml", ".json")
 # Click's UsageError: typer has a copy of click of its own.
 WRONG_WORDS = cast(type[Exception], typer.BadParameter.__mro__[1])
 ClusterFile = Annotated[
@@ -172,6 +174,16 @@ def checked_by(check: Callable[[str], object]) -> Callable[[str | None], str | N
         return value
 
     return callback
+
+
+def one_of(values: Sequence[str]) -> Callable[[str | None], str | None]:
+    """Return a callback for an option with few values."""
+
+    def check(value: str) -> None:
+        if value not in values:
+            raise UsageError(f"unknown value {value!r}", f"use one of {', '.join(values)}")
+
+    return checked_by(check)
 
 
 def flat(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from clusterctl.cli.options import WRONG_WORDS
 from clusterctl.errors import Fault, InputFaults, UsageError, faults_of
 
 INVENTORY_OPTIONS = ("-c", "--cluster", "--hostfile")
+# Click's names for the types of paths.
+PATHS = ("path", "file", "directory")
 # Click's names for kinds of values, and ours.
 PLAIN_KINDS = {
     f"is not a valid {kind}{end}": f"is not {plain}"
@@ -77,18 +79,30 @@ def _place_of(option: str, words: Sequence[str]) -> int | None:
     return None
 
 
-def _infinite(param: Any, ctx: Any, typed: Sequence[str]) -> Fault | None:
-    """Return the fault of a number of a command line that is infinite or not a number, else None."""
-    value = ctx.params.get(param.name)
-    if not isinstance(value, float) or math.isfinite(value):
+def _unusable(param: Any, ctx: Any, given: Mapping[str, object], typed: Sequence[str]) -> Fault | None:
+    """Return the fault of a value that its type accepts and that cannot be used: NaN, infinity, an empty path."""
+    value, raw = ctx.params.get(param.name), given.get(param.name)
+    if isinstance(value, float) and not math.isfinite(value):
+        problem, remedy = f"{value} is not a number that can be used", "use a finite number"
+    elif "" in _items(raw) and param.type.name in PATHS:
+        # typer makes Path("") of it, which is the current folder.
+        problem, remedy = "is empty", "name a file or folder; is a variable of the shell unset?"
+    else:
         return None
-    problem = f"{value} is not a number that can be used"
-    return Fault(_name_of(param, ctx, typed), problem, "use a finite number")
+    return Fault(_name_of(param, ctx, typed), problem, remedy)
 
 
-def infinite_numbers(ctx: Any, typed: Sequence[str]) -> InputFaults:
-    """Return the error of a command line whose only wrong values are infinite or not numbers."""
-    return InputFaults([fault for param in ctx.command.params if (fault := _infinite(param, ctx, typed))])
+def _items(value: object) -> Sequence[object]:
+    """Return the values of an option that can be repeated, or the only value."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def require_usable(command: Any, ctx: Any, typed: list[str]) -> None:
+    """Raise InputFaults for the values of a parsed command line that cannot be used."""
+    given, _, _ = command.make_parser(ctx).parse_args(args=list(typed))
+    faults = [fault for param in command.get_params(ctx) if (fault := _unusable(param, ctx, given, typed))]
+    if faults:
+        raise InputFaults(faults)
 
 
 def _limits(parameter: Any) -> str:
@@ -127,18 +141,19 @@ def all_wrong(command: Any, first: Exception, ctx: Any, typed: list[str]) -> Exc
     if not is_unknown_option(first) and getattr(first, "param", None) is None:
         return usage_error(first, ctx)
     errors, words = _without_unknown(command, ctx, typed)
-    lacks_words, given = bool(errors), None
+    lacks_words = bool(errors)
+    given, rest, late = dict[str, object](), list[str](), []
     try:
         given, rest, _ = command.make_parser(ctx).parse_args(args=list(words))
+        # `--help` would print the help and exit.
+        late = [param for param in command.get_params(ctx) if not param.is_eager]
     except WRONG_WORDS as error:
         errors.append(error)
     faults = [fault for error in errors for fault in _faults(error, ctx, typed)]
-    # `--help` would print the help and exit.
-    late = [param for param in command.get_params(ctx) if not param.is_eager]
-    for param in late if given is not None else ():
+    for param in late:
         try:
             param.handle_parse_result(ctx, given, rest)
-            faults += [fault] if (fault := _infinite(param, ctx, words)) else []
+            faults += [fault] if (fault := _unusable(param, ctx, given, words)) else []
         except WRONG_WORDS as error:
             if not lacks_words or type(error).__name__ != "MissingParameter":
                 faults += _faults(error, ctx, words)
@@ -156,6 +171,8 @@ def _without_unknown(command: Any, ctx: Any, typed: list[str]) -> tuple[list[Exc
             index = _place_of(str(getattr(error, "option_name", "")), words)
             if is_unknown_option(error) and index is not None:
                 errors.append(error)
-                del words[index]
+                # A negative number after it is its value, not another option.
+                has_value = re.fullmatch(r"-\d\S*", "".join(words[index + 1 : index + 2]))
+                del words[index : index + (2 if has_value else 1)]
                 continue
         return errors, words

@@ -41,7 +41,7 @@ class TorchrunNode:
 
 def narrowed(source: Source, include: str | None, exclude: str | None) -> Source:
     """Return the source with the slots that DeepSpeed's filters leave; a slot is a device number."""
-    if not include and not exclude:
+    if include is None and exclude is None:
         return source
     devices = {key: _devices(entry) for key, entry in zip(source.keys, source.entries, strict=True)}
     left = chosen(devices, include, exclude)

@@ -13,6 +13,7 @@ from typer.main import get_click_type
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.models.trainer import forward
+from clusterctl.cli.option_values import KINDS, MATRICES
 
 # Shared with `eval` and `checkpoint export`.
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
@@ -26,6 +27,7 @@ Device = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
+        callback=options.one_of(KINDS),
         help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
     ),
 ]
@@ -42,6 +44,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             metavar="TYPE",
+            callback=options.one_of(MATRICES),
             help="Store matrices as fp32, bf16, fp16 or int8. Default: fp32 on CPUs, else bf16 if possible.",
         ),
     ] = None
@@ -50,7 +53,7 @@ class ModelOptions:
         typer.Option(metavar="SIZE", help="Memory for keys and values, as in 4GiB. Default: 16 texts."),
     ] = None
     threads: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Compute with N threads; 0: one per core.")
+        int, typer.Option(min=0, max=1024, metavar="N", help="Compute with N threads; 0: one per core.")
     ] = 0
     tensor: Annotated[
         int,
@@ -266,11 +269,17 @@ class ServerOptions:
         int, typer.Option(min=1024, metavar="BYTES", help="Refuse requests with a larger body.")
     ] = 4 << 20
     request_timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="End an answer that takes longer.")
+        float,
+        typer.Option(min=0.1, max=1_000_000, metavar="SECONDS", help="End an answer that takes longer."),
     ] = 600.0
     drain: Annotated[
         float,
-        typer.Option(min=0.1, metavar="SECONDS", help="When stopped, wait this long for running answers."),
+        typer.Option(
+            min=0.1,
+            max=1_000_000,
+            metavar="SECONDS",
+            help="When stopped, wait this long for running answers.",
+        ),
     ] = 30.0
 
 

@@ -118,7 +118,7 @@ def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Clus
     from clusterctl.runs.prepare.stage import code_hash
 
     path = Path(job)
-    if path.suffix not in (".yaml", ".yml", ".json") and not path.exists():
+    if path.suffix not in options.JOB_FILES and not path.exists():
         raise UsageError(
             f"{job}: no such job file", f"to check nodes: clusterctl doctor -n {shlex.quote(job)}"
         )

@@ -190,7 +190,7 @@ def convert(
     target: HostfileOutput,
     slots: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Slots per node where the file gives none."),
+        typer.Option(min=1, max=MAX_SLOTS, metavar="N", help="Slots per node where the file gives none."),
     ] = None,
     kind: Annotated[
         str | None,

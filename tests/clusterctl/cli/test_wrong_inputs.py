@@ -9,9 +9,11 @@ import pytest
 
 from clusterctl.cli.commands import built
 from clusterctl.cli.models.generate import DrawingOptions
+from clusterctl.cli.option_values import READ_WEIGHTS, WEIGHTS
 from clusterctl.cli.options import WRONG_WORDS
 from tests.clusterctl.conftest import Run
 from trainer.generate.sampling import Sampling
+from trainer.weights.convert import readable, writable
 
 CLUSTER = "nodes:\n  node[1-2]: {host: '10.0.0.{n}', devices: 2}\ngroups: {left: node1}\n"
 COMMAND = "command: [python, p.py]\n"
@@ -142,6 +144,30 @@ LINES = [
     (
         ("help", "nodes", "list", "more"),
         "'more' is one argument too many: `clusterctl nodes list` has no commands",
+    ),
+    (
+        ("plan", "job.yaml", "-c", ""),
+        "-c: is empty\n  try: name a file or folder; is a variable of the shell unset?",
+    ),
+    (("checkpoint", "export", "empty", "--to", "hf", "-o", ""), "-o: is empty"),
+    (("checkpoint", "import", "", "--output", "x"), "SRC: is empty"),
+    (("ranktable", "merge", "", "a.json"), "FILE...: is empty"),
+    (("hostfile", "convert", "cluster.yaml", "--to", "slurm", "--slots", "99999999"), "use 1 to 4096"),
+    (("hostfile", "check", "cluster.yaml", "--include", ""), "--include: is empty"),
+    (("plan", "job.yaml", "--include", ""), "--include: is empty"),
+    (
+        ("hostfile", "check", "cluster.yaml", "--exclude", "node1@node2"),
+        "--exclude: the filter leaves no slot",
+    ),
+    (("hostfile", "build", "-o", "job.yaml/x"), "job.yaml/x: job.yaml is a file, not a folder"),
+    (("hostfile", "build", "-o", "empty"), "empty: is a folder\n  try: name a file"),
+    (("plan", "job.yaml", "--what-if", ""), "--what-if is empty"),
+    (("launch", "--code", ".", "--no-code", "--", "true"), "--code and --no-code contradict each other"),
+    (("generate", "--threads", "99999999"), "--threads: 99999999 is out of range\n  try: use 0 to 1024"),
+    (("serve", "--drain", "1e300"), "use 0.1 to 1000000"),
+    (
+        ("ranktable", "check", "a.json", "--for", "a9"),
+        "--for: unknown value 'a9'\n  try: use one of 910a, a2, a3, a5",
     ),
     (("push", "empty", "node1:/tmp/x"), "node1:/tmp/x: give the path alone; options choose the nodes"),
     (("pull", "node[1-2]:~/x", "out"), "clusterctl pull '~/x' out -n 'node[1-2]'"),
@@ -328,6 +354,60 @@ def test_every_wrong_number_of_a_model_is_named(folder: Path, command_line: Run)
     assert code == 2 and err.count("error: ") == 4
     code, _, err = command_line("eval", "--stride", "0", "--limit", "-1", "--pattern", "1.5")
     assert code == 2 and err.count("error: ") == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "places"),
+    [
+        (
+            "generate --device tpu --weights fp64 --top-k -1",
+            ["--device: unknown value 'tpu'", "--weights", "--top-k"],
+        ),
+        (
+            "serve --device tpu --weights fp64 --port -1",
+            ["--device", "--weights: unknown value 'fp64'", "--port"],
+        ),
+        (
+            "eval --weights int8 --split most --stride 0",
+            ["--weights: unknown value 'int8'", "--split", "--stride"],
+        ),
+        (
+            "checkpoint export --to x --dtype fp8 --tensor 0 -o x",
+            ["--to: unknown value 'x'", "--dtype", "--tensor"],
+        ),
+        ("checkpoint import x --from x --heads -1 -o x", ["--from: unknown value 'x'", "--heads: -1"]),
+        (
+            "ranktable build --for a9 --devices x",
+            ["--for: unknown value 'a9'", "--devices: 'x' is not a choice"],
+        ),
+        (
+            "launch job.yaml --hang-after x --notify= --devices x",
+            ["--hang-after x", "--notify is empty", "--devices"],
+        ),
+        (
+            "launch --devices x --env-style y",
+            ["--devices", "--env-style y", "no job file and no command given"],
+        ),
+        ("launch job.yaml more --devices x", ["--devices", "'more' is one word too many"]),
+        ("plan --what-if devices=-1,kind=tpu,a=3", ["devices=-1", "kind 'tpu'", "'a=3'", "nodes is missing"]),
+    ],
+)
+def test_wrong_choices_are_named_together(
+    folder: Path, command_line: Run, line: str, places: list[str]
+) -> None:
+    code, _, err = command_line(*line.split())
+    assert code == 2 and err.count("error: ") == len(places), err
+    assert all(place in err for place in places), err
+
+
+def test_a_negative_number_after_an_unknown_option_is_its_value(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line("checkpoint", "prune", "last", "--keep", "-1")
+    assert code == 2 and err.count("error: ") == 1 and "no such option: --keep " in err
+
+
+def test_formats_of_weights_are_the_trainers() -> None:
+    assert {*READ_WEIGHTS} == {*readable(), "peft"}
+    assert {*WEIGHTS} == {*writable(), "peft"}
 
 
 def test_the_option_that_was_typed_is_named(folder: Path, command_line: Run) -> None:
