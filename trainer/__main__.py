@@ -173,6 +173,11 @@ class _Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Return the value of a word; remember a wrong one, so that all are reported together."""
+        if not arg_string and action.type not in (None, *NUMBERS):
+            # Path("") would be the current folder.
+            name = "/".join(action.option_strings) or action.metavar or action.dest
+            self._wrong.append(f"{name}: is empty; is a variable of the shell unset?")
+            return action.default
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:

@@ -186,6 +186,15 @@ def one_of(values: Sequence[str]) -> Callable[[str | None], str | None]:
     return checked_by(check)
 
 
+def require_node_path(path: str) -> None:
+    """Raise a UsageError if the path of a file or folder on the nodes is empty."""
+    if not path.strip():
+        raise UsageError("the path on the nodes is empty", "name a path; is a variable of the shell unset?")
+
+
+OfNodePath = checked_by(require_node_path)
+
+
 def flat(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as typer needs it: a dataclass parameter becomes one parameter for each of its fields."""
     import inspect

@@ -1,10 +1,10 @@
-"""The verbs of `clusterctl data`: parse arguments, return the result as text or, with --json, as one
-document."""
+"""The verbs of `clusterctl data`: parse arguments, show the result as text or, with --json, as one document."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -100,7 +100,6 @@ def _writing_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
     cut.add_argument(
         "--parts",
         type=int,
-        default=0,
         metavar="N",
         help="Write N shards with about equal numbers of tokens.",
     )
@@ -118,7 +117,7 @@ def _writing_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
         help="Drop documents that an earlier pair has; needs pairs built with --keep-hashes.",
     )
     for parser in (cut, join):
-        parser.add_argument("--output", type=Path, required=True, metavar="PREFIX", help=OUTPUT)
+        parser.add_argument("--output", type=new_prefix, required=True, metavar="PREFIX", help=OUTPUT)
         parser.add_argument("--replace", action="store_true", help="Overwrite existing files of that name.")
     return [cut, join]
 
@@ -130,6 +129,7 @@ def _inputs(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         required=True,
+        type=os.fspath,
         metavar="FILE",
         help="JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet or GLM's .lazy; also compressed "
         "by gz, bz2, xz or zst; also patterns such as 'data/*.jsonl'; '-' for stdin.",
@@ -171,7 +171,7 @@ def _build_arguments(build: argparse.ArgumentParser) -> None:
     _inputs(build)
     add, flag = build.add_argument, partial(build.add_argument, action="store_true")
     add("--tokenizer", type=Path, required=True, help="tokenizer.json, vocab.json, or the folder of one.")
-    add("--output", type=Path, required=True, metavar="PREFIX", help=OUTPUT)
+    add("--output", type=new_prefix, required=True, metavar="PREFIX", help=OUTPUT)
     flag("--append-eod", help="End each document with the end-of-document token.")
     add("--eod", default="", metavar="TOKEN", help="The end-of-document token. Default: <|endoftext|>.")
     add("--unit", default="document", help="Make a sequence of each document or each sentence.")
@@ -204,11 +204,11 @@ def _build_arguments(build: argparse.ArgumentParser) -> None:
 
 
 def _tokenizer_train(arguments: argparse.Namespace) -> int:
-    from trainer.corpus.documents import texts_of
+    from trainer.corpus.documents import some_text, texts_of
     from trainer.corpus.tokenizer import train_tokenizer
 
     texts = texts_of(arguments.input, arguments.key, arguments.format, arguments.each)
-    answer = train_tokenizer(texts, arguments.vocab_size, arguments.output)
+    answer = train_tokenizer(some_text(texts), arguments.vocab_size, arguments.output)
     return _show(arguments, answer, _tokenizer_text)
 
 
@@ -313,7 +313,9 @@ def _repair(arguments: argparse.Namespace) -> int:
 def _split(arguments: argparse.Namespace) -> int:
     from trainer.corpus.shards import split
 
-    made = split(arguments.prefix, arguments.output, arguments.parts, arguments.split, arguments.replace)
+    if arguments.parts is not None and arguments.parts < 1:
+        raise InputError(f"--parts is {arguments.parts}; at least 1 is needed", "as in --parts 8")
+    made = split(arguments.prefix, arguments.output, arguments.parts or 0, arguments.split, arguments.replace)
     return _show_pairs(arguments, made, [asdict(pair) for pair in made])
 
 
@@ -339,6 +341,13 @@ def prefix_of(name: str) -> Path:
         if name.endswith(ending):
             return Path(name[: -len(ending)])
     return Path(name)
+
+
+def new_prefix(text: str) -> Path:
+    """Return the prefix of a pair to write; refuse a folder."""
+    if text.endswith("/"):
+        raise argparse.ArgumentTypeError(f"{text} is a folder; add the name of the pair, as in {text}corpus")
+    return Path(text)
 
 
 def token_count(text: str) -> int:

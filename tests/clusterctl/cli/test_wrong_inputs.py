@@ -169,6 +169,13 @@ LINES = [
         ("ranktable", "check", "a.json", "--for", "a9"),
         "--for: unknown value 'a9'\n  try: use one of 910a, a2, a3, a5",
     ),
+    (("data", "scatter", "x", "--to", ""), "--to: the path on the nodes is empty"),
+    (("ranktable", "push", "x.json", "--to", " "), "--to: the path on the nodes is empty"),
+    (
+        ("data", "build", "--on", "node1", "--output", "o/"),
+        "--output: o/ is a folder\n  try: add the name of the pair",
+    ),
+    (("data", "build", "--on", "node1", "--output", ""), "--output: is empty"),
     (("push", "empty", "node1:/tmp/x"), "node1:/tmp/x: give the path alone; options choose the nodes"),
     (("pull", "node[1-2]:~/x", "out"), "clusterctl pull '~/x' out -n 'node[1-2]'"),
 ]
