@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from trainer.corpus.commands import add_verbs
 from trainer.env import Env
-from trainer.errors import ConfigFaults, InputError, TrainerError
+from trainer.errors import ConfigFaults, InputError, TrainerError, machine_error
 from trainer.evaluate import command as evaluation
 from trainer.generate import command as generation
 from trainer.serve import command as serving
@@ -255,6 +255,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.hint:
             sys.stderr.write(f"  try: {error.hint}\n")
         return error.exit_code
+    except OSError as error:
+        # In a rank's log, the traceback tells more.
+        fault = machine_error(error) if called else None
+        if fault is None:
+            raise
+        sys.stderr.write(f"error: {fault.message}\n  try: {fault.hint}\n")
+        return fault.exit_code
     except KeyboardInterrupt:
         return 130
 

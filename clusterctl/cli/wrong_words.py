@@ -41,6 +41,8 @@ def usage_error(error: Exception, ctx: Any, typed: Sequence[str] = ()) -> Except
         return UsageError(f"{text.partition(' is not in the range ')[0]} is out of range", f"use {limits}")
     if found := re.fullmatch(r"got unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", text.rstrip(".")):
         return UsageError(f"{found[1]!r} is one argument too many", f"{ctx.command_path} -h")
+    if found := re.fullmatch(r"(.*): (?:Path|File|Directory) '(.*)' is not readable\.?", text):
+        return UsageError(f"{found[1]}: {found[2]} is not readable", "check its owner and permissions")
     for technical, plain in PLAIN_KINDS.items():
         text = text.replace(technical, plain)
     return UsageError(text.rstrip("."), getattr(error, "remedy", "") or f"{ctx.command_path} -h")

@@ -178,7 +178,9 @@ def _checked(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
         model = json.loads(text)["model"]
         sound = isinstance(model["vocab"], dict) and isinstance(model["merges"], list)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", "check the owner and permissions of this file") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
             f"{path}: not a tokenizer.json ({type(error).__name__}: {error})", WRITTEN_BY
         ) from None

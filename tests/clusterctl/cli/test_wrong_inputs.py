@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from clusterctl.cli.commands import built
+from clusterctl.cli.main import _machine_error
 from clusterctl.cli.models.generate import DrawingOptions
 from clusterctl.cli.option_values import READ_WEIGHTS, WEIGHTS
 from clusterctl.cli.options import WRONG_WORDS
+from clusterctl.errors import ClusterctlError, UsageError
 from tests.clusterctl.conftest import Run
 from trainer.generate.sampling import Sampling
 from trainer.weights.convert import readable, writable
@@ -415,6 +419,21 @@ def test_a_negative_number_after_an_unknown_option_is_its_value(folder: Path, co
 def test_formats_of_weights_are_the_trainers() -> None:
     assert {*READ_WEIGHTS} == {*readable(), "peft"}
     assert {*WEIGHTS} == {*writable(), "peft"}
+
+
+def test_a_file_without_permission_is_a_wrong_input(
+    folder: Path, command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, kind in (
+        (errno.EACCES, UsageError),
+        (errno.EROFS, UsageError),
+        (errno.ENOSPC, ClusterctlError),
+    ):
+        assert type(_machine_error(OSError(number, os.strerror(number), "x"))) is kind
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, _, err = command_line("ranktable", "check", "job.yaml")
+    assert code == 2
+    assert err == "error: FILE...: job.yaml is not readable\n  try: check its owner and permissions\n"
 
 
 def test_the_option_that_was_typed_is_named(folder: Path, command_line: Run) -> None:
