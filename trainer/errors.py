@@ -85,6 +85,9 @@ def machine_error(error: OSError) -> TrainerError | None:
         return TrainerError(
             f"{error.filename or 'the disk'}: {error.strerror}", "free some space: see `df -h`"
         )
+    if error.errno == errno.EEXIST and error.filename:
+        # A folder was to be made.
+        return InputError(f"{error.filename}: is a file, not a folder", "name another folder")
     hint = OF_FILES.get(error.errno or 0)
     return InputError(f"{error.filename}: {error.strerror}", hint) if hint and error.filename else None
 

@@ -21,6 +21,7 @@ READ_WEIGHTS = (*WEIGHTS, "glm", "oneflow")
 TYPES = ("fp32", "bf16", "fp16")
 MATRICES = (*TYPES, "int8")
 SPLITS = ("train", "valid", "test", "all")
+SORTS = ("given", "address", "name", "inventory")
 HARDWARE = ("910a", "a2", "a3", "a5")
 
 # The key is an option, or command and option where commands differ.
@@ -32,7 +33,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--mode": ("auto", "namespaces", "loopback", "embedded"),
     "--format": HOSTFILES,
     "--for": HARDWARE,
-    "--sort": ("given", "address", "name", "inventory"),
+    "--sort": SORTS,
     "--dtype": TYPES,
     "--device": KINDS,
     "--weights": MATRICES,

@@ -33,7 +33,6 @@ PREFIX, PREFIXES = (
 )
 OUTPUT = "The path of the new files, without endings."
 PAIR_ENDINGS = (".bin", ".idx", ".manifest.json", ".hashes")
-UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 
 
@@ -272,8 +271,10 @@ def _order(arguments: argparse.Namespace) -> Order:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from trainer.corpus.info import describe
+    from trainer.corpus.info import describe, token_count
 
+    if arguments.samples < 0:
+        raise InputError(f"--samples is {arguments.samples}; at least 0 is needed", "as in --samples 3")
     budget = token_count(arguments.tokens) if arguments.tokens else 0
     return _show(
         arguments,
@@ -285,6 +286,8 @@ def _info(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from trainer.corpus.verify import tokenizer_vocab, verify
 
+    if arguments.vocab is not None and arguments.vocab < 1:
+        raise InputError(f"--vocab is {arguments.vocab}; at least 1 is needed", "as in --vocab 50304")
     vocab = tokenizer_vocab(arguments.tokenizer) if arguments.tokenizer else arguments.vocab
     looked = [verify(prefix, vocab, not arguments.no_hash) for prefix in dict.fromkeys(arguments.prefix)]
     if arguments.json:
@@ -348,17 +351,6 @@ def new_prefix(text: str) -> Path:
     if text.endswith("/"):
         raise argparse.ArgumentTypeError(f"{text} is a folder; add the name of the pair, as in {text}corpus")
     return Path(text)
-
-
-def token_count(text: str) -> int:
-    """Return a number of tokens written as 2500000000, 2.5e9, 2.5B or 300_000M."""
-    unit = UNITS.get(text[-1:].lower(), 1)
-    try:
-        return int(float((text[:-1] if unit > 1 else text).replace("_", "").replace(",", "")) * unit)
-    except (ValueError, OverflowError):
-        raise InputError(
-            f"--tokens {text}: is not a number of tokens", "as in 2.5B, 300e9 or 26000000000"
-        ) from None
 
 
 # -- show ---------------------------------------------------------------------------------------------------

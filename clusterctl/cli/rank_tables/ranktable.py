@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.option_values import HARDWARE
+from clusterctl.cli.option_values import HARDWARE, SORTS
 from clusterctl.cli.options import (
     AcceptNew,
     ClusterFile,
@@ -188,7 +188,12 @@ def merge(
     files: Tables,
     to: TableOutput,
     sort: Annotated[
-        str, typer.Option(metavar="ORDER", help="Order of the servers: given, address, name or inventory.")
+        str,
+        typer.Option(
+            callback=one_of(SORTS),
+            metavar="ORDER",
+            help="Order of the servers: given, address, name or inventory.",
+        ),
     ] = "given",
     cluster: ClusterFile = None,
     hardware: For = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from dataclasses import fields
 from pathlib import Path
@@ -172,6 +173,10 @@ LINES = [
     (
         ("ranktable", "check", "a.json", "--for", "a9"),
         "--for: unknown value 'a9'\n  try: use one of 910a, a2, a3, a5",
+    ),
+    (
+        ("ranktable", "merge", "x.json", "--sort", "nope"),
+        "--sort: unknown value 'nope'\n  try: use one of given",
     ),
     (("data", "scatter", "x", "--to", ""), "--to: the path on the nodes is empty"),
     (("ranktable", "push", "x.json", "--to", " "), "--to: the path on the nodes is empty"),
@@ -419,6 +424,19 @@ def test_a_negative_number_after_an_unknown_option_is_its_value(folder: Path, co
 def test_formats_of_weights_are_the_trainers() -> None:
     assert {*READ_WEIGHTS} == {*readable(), "peft"}
     assert {*WEIGHTS} == {*writable(), "peft"}
+
+
+def test_a_fault_of_an_inventory_keeps_its_place_if_it_names_the_nodes_of_the_job(
+    folder: Path, command_line: Run
+) -> None:
+    device = {"device_id": "0", "device_ip": "10.1.0.1", "rank_id": "0"}
+    server = {"server_id": "node1", "device": [device]}
+    table = {"version": "1.0", "status": "completed", "server_count": "2", "server_list": [server, server]}
+    (folder / "table.json").write_text(json.dumps(table))
+    (folder / "job.yaml").write_text(COMMAND + "nodes: node1\n")
+    code, _, err = command_line("plan", "job.yaml", "-c", "table.json")
+    assert code == 2 and "table.json /server_list/1/server_id: the server 'node1' is also at" in err, err
+    assert "job.yaml" not in err
 
 
 def test_a_file_without_permission_is_a_wrong_input(

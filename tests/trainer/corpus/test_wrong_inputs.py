@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.building import small_tokenizer
+from tests.support.building import SAYINGS, built, small_tokenizer, write_lines
 from trainer.__main__ import main
 
 DEEP = '{"a":' * 3000 + "1" + "}" * 3000
@@ -31,6 +31,15 @@ LINES = [
     ("data-info @", ["prefix: is empty"]),
     ("data-repair @", ["prefix: is empty"]),
     ("data-merge @ --output out", ["prefix: is empty"]),
+    ("data-split pair/c --output out --split nan,1,1", ["--split nan,1,1: is not up to three shares"]),
+    ("data-split pair/c --output out --split 1e400,1", ["--split 1e400,1: is not up to three shares"]),
+    ("data-merge pair/c --output in.txt/x", ["in.txt: is a file, not a folder"]),
+    (
+        "tokenizer-train --input in.txt --vocab-size 300 --output in.txt/t.json",
+        ["in.txt: is a file, not a folder"],
+    ),
+    ("data-verify pair/c --vocab 0", ["--vocab is 0; at least 1 is needed"]),
+    ("data-info pair/c --samples -1", ["--samples is -1; at least 0 is needed"]),
     ("data-split in --output out --parts 0", ["--parts is 0; at least 1 is needed"]),
     ("data-split in --output out --parts -2", ["--parts is -2; at least 1 is needed"]),
     ("tokenizer-train --input empty.txt --vocab-size 300 --output out.json", ["no document with text"]),
@@ -41,12 +50,13 @@ LINES = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    small_tokenizer(tmp_path)
+    tokenizer = small_tokenizer(tmp_path)
     (tmp_path / "in.txt").write_text("a text")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "blank.txt").write_text(" \n\n")
     (tmp_path / "deep.json").write_text(DEEP)
     (tmp_path / "pair").mkdir()
+    built(tmp_path / "pair" / "c", tokenizer, write_lines(tmp_path / "pair" / "c.jsonl", SAYINGS))
     (tmp_path / "pair" / "vocab.json").write_text(DEEP)
     (tmp_path / "pair" / "merges.txt").write_text("")
     os.mkfifo(tmp_path / "pipe")
@@ -61,7 +71,7 @@ def test_a_wrong_command_line_names_all_its_errors_and_writes_nothing(
     before = sorted(folder.rglob("*"))
     words = ["" if word == "@" else word for word in line.split()]
     try:
-        code = main(words)
+        code = main(["--called", "clusterctl data", *words])
     except SystemExit as ended:
         code = int(str(ended.code))
     err = capsys.readouterr().err
