@@ -58,6 +58,10 @@ def save_new(path: Path, text: str, *, force: bool = False, dry_run: bool = Fals
 
     A file with another text is refused unless `force` is set. A dry run writes nothing, with the same result.
     """
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder", "name a file")
+    if file := next((parent for parent in path.parents if parent.is_file()), None):
+        raise UsageError(f"{path}: {file} is a file, not a folder", "name another folder")
     try:
         existing = path.read_bytes() if path.exists() else None
         if existing == text.encode() and not path.is_symlink():

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from trainer.corpus.commands import add_verbs
 from trainer.env import Env
-from trainer.errors import ConfigFaults, InputError, TrainerError
+from trainer.errors import ConfigFaults, InputError, TrainerError, machine_error
 from trainer.evaluate import command as evaluation
 from trainer.generate import command as generation
 from trainer.serve import command as serving
@@ -173,6 +173,11 @@ class _Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Return the value of a word; remember a wrong one, so that all are reported together."""
+        if not arg_string and action.type not in (None, *NUMBERS):
+            # Path("") would be the current folder.
+            name = "/".join(action.option_strings) or action.metavar or action.dest
+            self._wrong.append(f"{name}: is empty; is a variable of the shell unset?")
+            return action.default
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
@@ -250,6 +255,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.hint:
             sys.stderr.write(f"  try: {error.hint}\n")
         return error.exit_code
+    except OSError as error:
+        # In a rank's log, the traceback tells more.
+        fault = machine_error(error) if called else None
+        if fault is None:
+            raise
+        sys.stderr.write(f"error: {fault.message}\n  try: {fault.hint}\n")
+        return fault.exit_code
     except KeyboardInterrupt:
         return 130
 

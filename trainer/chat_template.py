@@ -106,21 +106,20 @@ def read_template(tokenizer: Path, named: Path | None = None) -> ChatTemplate | 
     config = _config(folder / CONFIG)
     neighbour = folder / TEMPLATE
     file = named or (neighbour if neighbour.is_file() else None)
-    if file is None:
-        source = _of_config(config.get("chat_template"))
-    else:
-        source = _read(file)
-        if named is not None:
-            _check_syntax(source, file)
+    source = read_source(file, check=named is not None) if file else _of_config(config.get("chat_template"))
     return ChatTemplate(source, spelled_tokens(config)) if source else None
 
 
-def _read(file: Path) -> str:
+def read_source(file: Path, *, check: bool) -> str:
+    """Return the template in a file; with `check`, raise an InputError if it is not a jinja template."""
     try:
-        return file.read_text(encoding="utf-8")
+        source = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{file}: {problem}", "name a file with a jinja template") from None
+    if check:
+        _check_syntax(source, file)
+    return source
 
 
 def _check_syntax(source: str, file: Path) -> None:

@@ -11,6 +11,7 @@ TrainerError              1
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -63,6 +64,32 @@ class ConfigFaults(InputError):
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+# Why a file cannot be read or written, and a remedy.
+OF_FILES = {
+    errno.EACCES: "check the owner and permissions of this file and its folder",
+    errno.EPERM: "check the owner and permissions of this file and its folder",
+    errno.EROFS: "use a folder that you can write to",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "check the path: a part of it is a file",
+    errno.ELOOP: "check the path: its symbolic links form a circle",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def machine_error(error: OSError) -> TrainerError | None:
+    """Return the error for a file that cannot be used, or for a full disk; None for a bug."""
+    if error.errno in FULL:
+        return TrainerError(
+            f"{error.filename or 'the disk'}: {error.strerror}", "free some space: see `df -h`"
+        )
+    if error.errno == errno.EEXIST and error.filename:
+        # A folder was to be made.
+        return InputError(f"{error.filename}: is a file, not a folder", "name another folder")
+    hint = OF_FILES.get(error.errno or 0)
+    return InputError(f"{error.filename}: {error.strerror}", hint) if hint and error.filename else None
 
 
 class DataError(InputError):

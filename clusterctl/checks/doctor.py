@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,10 +36,11 @@ from clusterctl.inventory import nodeset
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.settings import environment
 from clusterctl.text import plural
+from clusterctl.transport.failures import fold_texts
 from clusterctl.transport.fanout import Outcome, on_all
 
 if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.transport.fanout import Connections
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 NATIVE_LIMIT = 120.0
 # Findings about single fused ops, which few people need.
 OP_DETAIL = "op"
+# The check of logins.
+LOGIN = "ssh"
 
 
 def here() -> list[Finding]:
@@ -240,7 +244,12 @@ def _between(
 def unreachable(node: str, error: ClusterctlError) -> Finding:
     """Return the finding for a node that could not be reached, in the words of its error."""
     reason = str(getattr(error, "reason", error))
-    return Finding("bad", node, reason, error.hint, "ssh", f"clusterctl exec {node} -- true")
+    return Finding("bad", node, reason, error.hint, LOGIN, _try_again(node))
+
+
+def _try_again(names: str) -> str:
+    """Return the command that connects to nodes once more."""
+    return f"clusterctl exec {shlex.quote(names)} -- true"
 
 
 WITHOUT = "--no-checks starts it all the same; clusterctl doctor asks more"
@@ -306,12 +315,39 @@ def _quick_findings(
     return answers, findings + network.master_port(cluster.nodes, connections, checked.job.master_port)
 
 
-def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings with the same words once, with all their nodes, in the order in which they came."""
+def folded(findings: Sequence[Finding], nodes: Sequence[Node] = ()) -> list[Finding]:
+    """Return findings with the same words once, with all their nodes, in the order in which they came.
+
+    The findings of `nodes` that cannot be reached may differ in the names and addresses of these nodes.
+    """
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for entry in findings:
+    for entry in _with_unreachable_folded(findings, nodes):
         groups.setdefault((entry.level, entry.what, entry.remedy, entry.check, entry.fix), []).append(entry)
     return [_one_of(those) for those in groups.values()]
+
+
+def _with_unreachable_folded(findings: Sequence[Finding], nodes: Sequence[Node]) -> list[Finding]:
+    """Return the findings; nodes that cannot be reached for the same reason share one, in the place of the first."""
+    by_name = {node.name: node for node in nodes}
+    places = [
+        index for index, entry in enumerate(findings) if _is_unreachable(entry) and entry.where in by_name
+    ]
+    texts = [
+        (by_name[findings[index].where], (findings[index].what, findings[index].remedy)) for index in places
+    ]
+    shown: dict[int, Finding | None] = dict.fromkeys(places)
+    for members, (reason, remedy) in fold_texts(texts):
+        first = places[members[0]]
+        names = nodeset.fold(findings[places[member]].where for member in members)
+        shown[first] = replace(
+            findings[first], where=names, what=reason, remedy=remedy, fix=_try_again(names)
+        )
+    entries = (shown.get(index, entry) for index, entry in enumerate(findings))
+    return [entry for entry in entries if entry is not None]
+
+
+def _is_unreachable(finding: Finding) -> bool:
+    return finding.level == "bad" and finding.check == LOGIN
 
 
 def _one_of(those: Sequence[Finding]) -> Finding:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import typer
 import typer.main
@@ -17,6 +15,7 @@ from typer.models import CommandInfo
 
 from clusterctl.cli import options
 from clusterctl.cli.kind_option import WithKind
+from clusterctl.cli.options import JOB_FILES, WRONG_WORDS
 from clusterctl.cli.pager import WithPager
 from clusterctl.cli.ssh_option import Reaching
 
@@ -190,10 +189,10 @@ class Commands(MutableMapping[str, Any]):
         return len(self._names)
 
 
-# Click's UsageError: typer has a copy of click of its own.
-WRONG_WORDS = cast(type[Exception], typer.BadParameter.__mro__[1])
-# Commands whose own words follow `--`, and an option that names the nodes of `exec` as pdsh and clush do.
+# Commands whose own words follow `--`, and those of them with a node set before it.
 COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
+AFTER_NODES = ("exec", "ssh")
+# An option that names the nodes of `exec` as pdsh and clush do.
 NODE_OPTIONS = ("-n", "-w", "--nodes")
 # Command names of other programs, and our names for them.
 OF_OTHERS = {
@@ -210,60 +209,6 @@ OF_OTHERS = {
     "tail": "logs tail",
     "describe": "status",
 }
-INVENTORY_OPTIONS = ("-c", "--cluster", "--hostfile")
-# Click's names for kinds of values, and ours.
-PLAIN_KINDS = {
-    f"is not a valid {kind}{end}": f"is not {plain}"
-    for end in (" range", "")
-    for kind, plain in (("int", "a whole number"), ("float", "a number"))
-}
-
-
-def wrong_words(error: Exception, ctx: Any) -> Exception:
-    """Return an error of the command line in our form; the help that a command prints without arguments stays
-    unchanged.
-    """
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return error
-    from clusterctl.errors import UsageError
-
-    parameter, text = getattr(error, "param", None), str(getattr(error, "message", error))
-    if parameter is not None and isinstance(error, typer.BadParameter) and text:
-        text = parameter.get_error_hint(ctx).replace("'", "") + f": {text}"
-    else:
-        text = str(getattr(error, "format_message", error.__str__)())
-        text = text[:1].lower() + text[1:]
-    if limits := _limits(parameter) if " is not in the range " in text else "":
-        return UsageError(f"{text.partition(' is not in the range ')[0]} is out of range", f"use {limits}")
-    if found := re.fullmatch(r"got unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", text.rstrip(".")):
-        return UsageError(f"{found[1]!r} is one argument too many", f"{ctx.command_path} -h")
-    for technical, plain in PLAIN_KINDS.items():
-        text = text.replace(technical, plain)
-    return UsageError(text.rstrip("."), f"{ctx.command_path} -h")
-
-
-def _require_finite(params: Mapping[str, object]) -> None:
-    """Raise InputFaults for each number of a command line that is infinite or not a number."""
-    wrong = {
-        name: value for name, value in params.items() if isinstance(value, float) and not math.isfinite(value)
-    }
-    if wrong:
-        from clusterctl.errors import Fault, InputFaults
-
-        problem, remedy = "is not a number that can be used", "use a finite number"
-        faults = [
-            Fault(f"--{name.replace('_', '-')}", f"{value} {problem}", remedy)
-            for name, value in wrong.items()
-        ]
-        raise InputFaults(faults)
-
-
-def _limits(parameter: Any) -> str:
-    """Return which numbers an option takes, in words."""
-    least, most = parameter.type.min, parameter.type.max
-    if least is None:
-        return f"at most {most:g}"
-    return f"{least:g} or more" if most is None else f"{least:g} to {most}"
 
 
 class WithExamples:
@@ -279,44 +224,29 @@ class WithExamples:
         typed = list(args)
         try:
             rest = super().parse_args(ctx, args)  # type: ignore[misc]
-            _require_finite(ctx.params)
-            return rest
         except WRONG_WORDS as error:
-            option = getattr(error, "option_name", "")
-            unknown = option and type(error).__name__ == "NoSuchOption"
-            if not unknown or self.key not in COMMANDS_OF_USERS or "--" in typed:
-                raise self._all_wrong(error, ctx, typed) from None
-            import shlex
+            start = own
+            if self.key in AFTER_NODES and typed[own : own + 1] and not typed[own].startswith("-"):
+                start += 1 + self._options_before(typed[own + 1 :])
+            from clusterctl.cli import wrong_words
 
-            from clusterctl.errors import UsageError
+            if wrong_words.is_unknown_option(error) and self._starts_command(typed, start):
+                raise wrong_words.options_of_command(self, ctx, typed, start) from None
+            raise wrong_words.all_wrong(self, error, ctx, typed) from None
+        values = ctx.params.values()
+        is_empty = any(word == "" or word.endswith("=") for word in typed)
+        if is_empty or any(isinstance(value, float) and not math.isfinite(value) for value in values):
+            from clusterctl.cli.wrong_words import require_usable
 
-            if typed[-2] in INVENTORY_OPTIONS and Path(typed[-1]).is_file():
-                # It is the last word and belongs to us: the command does not get it.
-                typed, own = typed[-2:] + typed[:-2], own + 2
-            quoted = [shlex.quote(word) for word in typed]
-            first = own + (1 if self.key in ("exec", "ssh") else 0)
-            example = " ".join(["clusterctl", self.key, *quoted[:first], "--", *quoted[first:]])
-            raise UsageError(
-                f"{option} is not an option of `clusterctl {self.key}`",
-                f"if it belongs to your command, write -- before the command: {example}",
-            ) from None
+            require_usable(self, ctx, typed)
+        return rest
 
-    def _all_wrong(self, first: Exception, ctx: Any, typed: list[str]) -> Exception:
-        """Return the error of a command line; if it is about a value, with the errors of all other values."""
-        if getattr(first, "param", None) is None:
-            return wrong_words(first, ctx)
-        from clusterctl.errors import InputFaults, UsageError, faults_of
-
-        given, rest, _ = self.make_parser(ctx).parse_args(args=list(typed))  # type: ignore[attr-defined]
-        found = []
-        for param in self.get_params(ctx):
-            try:
-                param.handle_parse_result(ctx, given, rest)
-            except WRONG_WORDS as error:
-                wrong = wrong_words(error, ctx)
-                found += faults_of(wrong) if isinstance(wrong, UsageError) else []
-        found = list(dict.fromkeys(found))
-        return InputFaults(found) if len(found) > 1 else wrong_words(first, ctx)
+    def _starts_command(self, typed: list[str], start: int) -> bool:
+        """Return whether the word at `start` seems to be the first one of the user's own command, without `--`."""
+        if self.key not in COMMANDS_OF_USERS or "--" in typed or not typed[start : start + 1]:
+            return False
+        is_job = self.key not in AFTER_NODES and typed[start].endswith(JOB_FILES)
+        return not is_job and not typed[start].startswith("-")
 
     def _options_before(self, args: list[str]) -> int:
         """Return how many words are options of this command, and their values, before the first other word."""
@@ -390,7 +320,9 @@ class Noun(WithExamples, WithKind, WithPager, TyperGroup):
             word = args[0]
             known = [name for name in self.commands if not TABLE[f"{self.key} {name}".strip()].hidden]
             if word.startswith("-"):
-                raise wrong_words(error, ctx) from None
+                from clusterctl.cli.wrong_words import usage_error
+
+                raise usage_error(error, ctx, args) from None
             from clusterctl.errors import UsageError, did_you_mean
 
             other = "" if self.key else OF_OTHERS.get(word, "")

@@ -24,6 +24,8 @@ OF_THIS_MACHINE = {
     errno.EMFILE: "allow more open files with `ulimit -n`, or contact fewer nodes at a time with --fanout",
     errno.ENOMEM: "free some memory on this machine",
 }
+# The named file is a wrong input: another one can be named.
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def main() -> None:
@@ -110,7 +112,8 @@ def _machine_error(problem: OSError) -> ClusterctlError | None:
         return UsageError(f"{os.fsdecode(problem.filename)[:60]}...: the name is too long", "check the name")
     hint = OF_THIS_MACHINE.get(problem.errno or 0)
     where = problem.filename or "on this machine"
-    return ClusterctlError(f"{where}: {problem.strerror}", hint) if hint else None
+    kind = UsageError if problem.errno in NOT_ALLOWED else ClusterctlError
+    return kind(f"{where}: {problem.strerror}", hint) if hint else None
 
 
 def _report_bug(bug: Exception, argv: list[str]) -> int:

@@ -16,7 +16,13 @@ WEIGHTS = (
     "mindspore-safetensors",
     "peft",
 )
+# Formats that `checkpoint import` reads; it writes WEIGHTS.
+READ_WEIGHTS = (*WEIGHTS, "glm", "oneflow")
 TYPES = ("fp32", "bf16", "fp16")
+MATRICES = (*TYPES, "int8")
+SPLITS = ("train", "valid", "test", "all")
+SORTS = ("given", "address", "name", "inventory")
+HARDWARE = ("910a", "a2", "a3", "a5")
 
 # The key is an option, or command and option where commands differ.
 VALUES: dict[str, tuple[str, ...]] = {
@@ -26,12 +32,14 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--env-style": ("torchrun", "mindspore", "mpi"),
     "--mode": ("auto", "namespaces", "loopback", "embedded"),
     "--format": HOSTFILES,
-    "--for": ("910a", "a2", "a3", "a5"),
-    "--sort": ("given", "address", "name", "inventory"),
+    "--for": HARDWARE,
+    "--sort": SORTS,
     "--dtype": TYPES,
-    "--weights": ("fp32", "bf16", "int8"),
+    "--device": KINDS,
+    "--weights": MATRICES,
+    "eval --weights": TYPES,
     "--task": ("ppl", "lambada", "wikitext", "copa", "choice"),
-    "--split": ("train", "valid", "test", "all"),
+    "--split": SPLITS,
     "submit k8s --kind": ("job", "jobset", "trainjob", "vcjob", "acjob"),
     "hostfile convert --to": HOSTFILES,
     "hostfile check --for": HOSTFILES,
@@ -39,7 +47,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "ranktable show --by": ("rank", "server"),
     "ranktable diff --by": ("rank", "node"),
     "checkpoint export --to": WEIGHTS,
-    "checkpoint import --from": (*WEIGHTS, "glm", "oneflow"),
+    "checkpoint import --from": READ_WEIGHTS,
 }
 
 

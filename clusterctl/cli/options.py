@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from clusterctl.platforms.detect import Place
     from clusterctl.transport.fanout import Connections, Transport
 
+# Endings of job files; other words begin a command.
+JOB_FILES = (".yaml", ".yml", ".json")
+# Click's UsageError: typer has a copy of click of its own.
+WRONG_WORDS = cast(type[Exception], typer.BadParameter.__mro__[1])
 ClusterFile = Annotated[
     Path | None,
     typer.Option(
@@ -150,6 +154,47 @@ class ConnectionOptions:
         return connected(cluster, self.accept_new, self.persist, self.connect_timeout, at_once)
 
 
+class WrongValue(typer.BadParameter):
+    """A wrong value of an option, with a remedy; all of a command line are reported together."""
+
+    def __init__(self, error: UsageError) -> None:
+        super().__init__(error.message)
+        self.remedy = error.hint
+
+
+def checked_by(check: Callable[[str], object]) -> Callable[[str | None], str | None]:
+    """Return a callback for an option whose value `check` refuses with a UsageError."""
+
+    def callback(value: str | None) -> str | None:
+        try:
+            if value is not None:
+                check(value)
+        except UsageError as error:
+            raise WrongValue(error) from None
+        return value
+
+    return callback
+
+
+def one_of(values: Sequence[str]) -> Callable[[str | None], str | None]:
+    """Return a callback for an option with few values."""
+
+    def check(value: str) -> None:
+        if value not in values:
+            raise UsageError(f"unknown value {value!r}", f"use one of {', '.join(values)}")
+
+    return checked_by(check)
+
+
+def require_node_path(path: str) -> None:
+    """Raise a UsageError if the path of a file or folder on the nodes is empty."""
+    if not path.strip():
+        raise UsageError("the path on the nodes is empty", "name a path; is a variable of the shell unset?")
+
+
+OfNodePath = checked_by(require_node_path)
+
+
 def flat(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as typer needs it: a dataclass parameter becomes one parameter for each of its fields."""
     import inspect
@@ -195,7 +240,7 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
         screen.hints_with(file)
     elif not has_inventory():
         raise _no_inventory()
-    settings, kind = load_settings(), _kind()
+    settings, kind = load_settings(), default_kind()
     default = Path(settings.cluster)
     allocated = allocated_nodes() if file is None and not default.exists() else None
     place = None if allocated or file is not None else place_here()
@@ -227,15 +272,20 @@ def _no_inventory() -> UsageError:
     return UsageError(f"{default}: no such file", remedy)
 
 
-def _kind() -> str:
+def default_kind() -> str:
     """Return the kind of device that is assumed if neither option nor file names it."""
+    kind = kind_option.chosen() or load_settings().kind
+    with at_option("--kind" if kind_option.chosen() else "kind in the settings or $CLUSTERCTL_KIND"):
+        require_kind(kind)
+    return kind
+
+
+def require_kind(kind: str) -> None:
+    """Raise a UsageError if `kind` is no kind of device."""
     from clusterctl.inventory.cluster import KINDS
 
-    kind = kind_option.chosen() or load_settings().kind
     if kind not in KINDS:
-        place = "--kind" if kind_option.chosen() else "kind in the settings or $CLUSTERCTL_KIND"
-        raise UsageError(f"{place}: unknown kind {kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
-    return kind
+        raise UsageError(f"unknown kind {kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
 
 
 def allocated_nodes() -> Cluster | None:
@@ -245,14 +295,14 @@ def allocated_nodes() -> Cluster | None:
         return None
     from clusterctl.platforms.allocation import named
 
-    return named(variables, _kind())
+    return named(variables, default_kind())
 
 
 def described(cluster: Cluster) -> Cluster:
     """Return the nodes of an allocation with the addresses and devices that Slurm reports."""
     from clusterctl.platforms import allocation
 
-    return _with_kind(allocation.described(cluster), _kind(), load_settings().kind)
+    return _with_kind(allocation.described(cluster), default_kind(), load_settings().kind)
 
 
 def place_here() -> Place | None:

@@ -41,7 +41,7 @@ class TorchrunNode:
 
 def narrowed(source: Source, include: str | None, exclude: str | None) -> Source:
     """Return the source with the slots that DeepSpeed's filters select; a slot is a device number."""
-    if not include and not exclude:
+    if include is None and exclude is None:
         return source
     devices = {key: _devices(entry) for key, entry in zip(source.keys, source.entries, strict=True)}
     left = chosen(devices, include, exclude)
@@ -108,11 +108,16 @@ def with_slots(source: Source, slots: int | None) -> Source:
     return replace(source, entries=entries)
 
 
-def losses(source: Source, target: str) -> list[Loss]:
-    """Return a Loss for each value that the format cannot hold and that ranks or logins depend on."""
+def require_format(target: str) -> None:
+    """Raise a UsageError if `target` is no format of a hostfile."""
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
-        raise UsageError(f"--to: unknown format {target!r}", near or f"use one of {', '.join(TARGETS)}")
+        raise UsageError(f"unknown format {target!r}", near or f"use one of {', '.join(TARGETS)}")
+
+
+def losses(source: Source, target: str) -> list[Loss]:
+    """Return a Loss for each value that the format cannot hold and that ranks or logins depend on."""
+    require_format(target)
     keys = source.keys
     found = [loss for number, key in enumerate(keys) for loss in _entry_losses(source, number, key, target)]
     if source.scattered:

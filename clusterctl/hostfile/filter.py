@@ -20,12 +20,16 @@ Slots = dict[str, tuple[int, ...]]
 
 def chosen(slots_of: Mapping[str, Sequence[int]], include: str | None, exclude: str | None) -> Slots:
     """Return the slots of each node that a filter selects, in the order of the hostfile."""
+    # An empty value, such as an unset shell variable, must not select all slots.
+    if empty := [name for name, text in (("--include", include), ("--exclude", exclude)) if text == ""]:
+        raise InputFaults([Fault(name, "is empty", _GRAMMAR) for name in empty])
     if include and exclude:
         raise UsageError(
             "--include and --exclude can't be given together",
             "use --include alone; it already excludes the rest",
         )
-    named = _read(include or exclude or "", "--include" if include else "--exclude", slots_of)
+    option = "--include" if include else "--exclude"
+    named = _read(include or exclude or "", option, slots_of)
     if include:
         selected = {node: named.get(node, set()) for node in slots_of}
     else:
@@ -36,7 +40,7 @@ def chosen(slots_of: Mapping[str, Sequence[int]], include: str | None, exclude: 
         if selected[node]
     }
     if not left:
-        raise UsageError("the filter leaves no slot", f"the nodes are {_shown(slots_of)}")
+        raise UsageError(f"{option}: the filter leaves no slot", f"the nodes are {_shown(slots_of)}")
     return left
 
 

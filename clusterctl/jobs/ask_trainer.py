@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, Fault, InputFaults
 from clusterctl.settings import environment
 from clusterctl.typed_json import BadValue
 
@@ -34,9 +34,14 @@ def trainer_start(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-P", "-m", "trainer", *arguments], variables
 
 
-def ask_trainer(read: Callable[[dict[str, Any]], T], arguments: Sequence[str], question: str = "") -> T:
-    """Run a command of the trainer, which prints one JSON object; return the result of `read` for it."""
-    argv, variables = trainer_start(arguments)
+def ask_trainer(
+    read: Callable[[dict[str, Any]], T], arguments: Sequence[str], question: str = "", called: str = ""
+) -> T:
+    """Run a command of the trainer, which prints one JSON object; return the result of `read` for it.
+
+    `called` is the user's command, such as `clusterctl data build`, if the arguments are the user's own.
+    """
+    argv, variables = trainer_start([*(["--called", called] if called else []), *arguments])
     try:
         done = subprocess.run(
             argv, input=question, capture_output=True, text=True, env=variables, timeout=ANSWER_LIMIT
@@ -50,17 +55,19 @@ def ask_trainer(read: Callable[[dict[str, Any]], T], arguments: Sequence[str], q
         answer = json.loads(done.stdout)
         assert isinstance(answer, dict)
     except (ValueError, AssertionError):
-        raise _failed(arguments[0], done) from None
+        raise _failed(arguments[0], done, called) from None
     try:
         return read(answer)
     except BadValue as problem:
         raise ClusterctlError(f"the trainer's {arguments[0]}: its answer is wrong: {problem}") from None
 
 
-def _failed(command: str, done: subprocess.CompletedProcess[str]) -> ClusterctlError:
-    """Return the error that the trainer reported, else one with the last line of its output."""
-    last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
-    message = next((line for line in last if line.startswith("error: ")), last[-1]).removeprefix("error: ")
-    hint = next((line.removeprefix("  try: ") for line in last if line.startswith("  try: ")), "")
-    kind = UsageError if done.returncode == 2 else ClusterctlError
-    return kind(f"the trainer's {command}: {message}", hint)
+def _failed(command: str, done: subprocess.CompletedProcess[str], called: str) -> ClusterctlError:
+    """Return the error with all messages of the trainer, or else with the last line of its output."""
+    lines = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
+    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-1:]
+    hints = [line.removeprefix("  try: ") for line in lines if line.startswith("  try: ")]
+    where, hint = "" if called else f"the trainer's {command}", "\n".join(hints)
+    if done.returncode == 2:
+        return InputFaults([Fault(where, message) for message in found], hint)
+    return ClusterctlError("\n".join(Fault(where, message).line for message in found), hint)

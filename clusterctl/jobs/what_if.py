@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.document import load_document
-from clusterctl.errors import UsageError, did_you_mean
+from clusterctl.errors import Collected, UsageError, did_you_mean
 from clusterctl.inventory.cluster import KINDS, Cluster, Node
 
 SOURCE = "--what-if"
@@ -37,25 +37,27 @@ class WhatIf:
 
 
 def read(text: str) -> WhatIf:
-    """Return the WhatIf in a text such as `nodes=8,kind=npu`; raise UsageError if it is wrong."""
+    """Return the WhatIf in a text such as `nodes=8,kind=npu`; raise all errors of the text."""
+    if not text.strip():
+        raise UsageError("--what-if is empty", EXAMPLE)
     given: dict[str, str] = {}
+    errors = Collected()
     for part in text.split(","):
-        key, equals, value = part.strip().partition("=")
-        if key not in KEYS or not equals or key in given:
+        with errors:
+            key, equals, value = part.strip().partition("=")
             if key in given:
                 raise UsageError(f"--what-if {text}: {key} is given twice", "keep one of them")
-            problem = f"{part!r} is not nodes=, devices= or kind="
-            raise UsageError(f"--what-if {text}: {problem}", did_you_mean(key, KEYS) or EXAMPLE)
-        given[key] = value
+            if key not in KEYS or not equals:
+                problem = f"{part!r} is not nodes=, devices= or kind="
+                raise UsageError(f"--what-if {text}: {problem}", did_you_mean(key, KEYS) or EXAMPLE)
+            given[key] = value
+            _check(text, key, value)
     if "nodes" not in given:
-        raise UsageError(f"--what-if {text}: the number of nodes is missing", EXAMPLE)
-    kind = given.get("kind")
-    if kind is not None and kind not in KINDS:
-        raise UsageError(
-            f"--what-if {text}: unknown kind {kind!r}", did_you_mean(kind, KINDS) or ", ".join(KINDS)
-        )
-    devices = _number(text, "devices", given["devices"]) if "devices" in given else None
-    return WhatIf(_number(text, "nodes", given["nodes"]), devices, kind)
+        with errors:
+            raise UsageError(f"--what-if {text}: the number of nodes is missing", EXAMPLE)
+    errors.raise_all()
+    devices = int(given["devices"]) if "devices" in given else None
+    return WhatIf(int(given["nodes"]), devices, given.get("kind"))
 
 
 def without_folders(job: Path) -> list[str]:
@@ -71,7 +73,11 @@ def without_folders(job: Path) -> list[str]:
     ]
 
 
-def _number(text: str, key: str, value: str) -> int:
-    if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MOST and len(value) < 9):
+def _check(text: str, key: str, value: str) -> None:
+    """Raise a UsageError if a value is wrong."""
+    if key == "kind":
+        if value not in KINDS:
+            near = did_you_mean(value, KINDS) or f"use one of {', '.join(KINDS)}"
+            raise UsageError(f"--what-if {text}: unknown kind {value!r}", near)
+    elif not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MOST and len(value) < 9):
         raise UsageError(f"--what-if {text}: {key}={value} is not a number of {key}", f"1 to {MOST}")
-    return int(value)

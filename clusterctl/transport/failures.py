@@ -25,19 +25,33 @@ SHORT = 60
 
 def fold_failures(failures: Iterable[Failure]) -> list[ClusterctlError]:
     """Return the errors of nodes; those with the same text, apart from names and addresses, become one error."""
-    alike: dict[tuple[str, str], list[tuple[Node, ClusterctlError, Divided, Divided]]] = {}
-    for node, error in failures:
-        reason = _divided(node, error.message.removeprefix(f"{node.name}: "))
-        hint = _divided(node, error.hint)
-        alike.setdefault((reason[0], hint[0]), []).append((node, error, reason, hint))
+    items = list(failures)
+    texts = [(node, (error.message.removeprefix(f"{node.name}: "), error.hint)) for node, error in items]
     errors = []
-    for group in alike.values():
-        nodes, own, reasons, hints = zip(*group, strict=True)
-        names = nodeset.fold(node.name for node in nodes)
-        first, line_end, rest = _joined(reasons).partition("\n")
-        together = f"{names}: {first} ({len(nodes)} nodes){line_end}{rest}"
-        errors.append(own[0] if len(own) == 1 else ClusterctlError(together, _joined(hints)))
+    for members, (reason, hint) in fold_texts(texts):
+        names = nodeset.fold(items[index][0].name for index in members)
+        first, line_end, rest = reason.partition("\n")
+        together = f"{names}: {first} ({len(members)} nodes){line_end}{rest}"
+        errors.append(items[members[0]][1] if len(members) == 1 else ClusterctlError(together, hint))
     return errors
+
+
+def fold_texts(items: Iterable[tuple[Node, Sequence[str]]]) -> list[tuple[list[int], list[str]]]:
+    """Group the items of nodes whose texts are the same apart from names and addresses.
+
+    Return for each group the indexes of its items, and the texts with the names and addresses folded.
+    """
+    alike: dict[tuple[str, ...], list[tuple[int, list[Divided]]]] = {}
+    for index, (node, texts) in enumerate(items):
+        divided = [_divided(node, text) for text in texts]
+        alike.setdefault(tuple(text for text, _ in divided), []).append((index, divided))
+    return [
+        (
+            [index for index, _ in group],
+            [_joined(same) for same in zip(*(divided for _, divided in group), strict=True)],
+        )
+        for group in alike.values()
+    ]
 
 
 def _divided(node: Node, text: str) -> Divided:

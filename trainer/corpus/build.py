@@ -53,7 +53,7 @@ from trainer.corpus.store import (
 )
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.corpus.worker import UNITS, Recipe
-from trainer.errors import DataError, DataFailed
+from trainer.errors import DataError, DataFailed, TrainerError, machine_error
 from trainer.files import sha256, sync
 
 DROPPED = ("bad", "short", "language", "duplicate")
@@ -337,11 +337,14 @@ def _remove_empty_work_folder(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _as_build_error(error: OSError, folder: Path) -> DataFailed:
+def _as_build_error(error: OSError, folder: Path) -> TrainerError:
+    """Return the error of a build for a failure of a disk, or for a file that cannot be used."""
     where = error.filename or folder
     if error.errno in FULL:
         return DataFailed(
             f"{where}: {error.strerror}: the disk (or a limit) is full",
             "free some space and run the same command again: the build resumes",
         )
-    return DataFailed(f"{where}: {error.strerror or error}", "run the same command again: the build resumes")
+    return machine_error(error) or DataFailed(
+        f"{where}: {error.strerror or error}", "run the same command again: the build resumes"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +34,6 @@ PREFIX, PREFIXES = (
 )
 OUTPUT = "The path of the new files, without endings."
 PAIR_ENDINGS = (".bin", ".idx", ".manifest.json", ".hashes")
-UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 
 
@@ -100,7 +100,6 @@ def _writing_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
     cut.add_argument(
         "--parts",
         type=int,
-        default=0,
         metavar="N",
         help="Write N shards with about equal numbers of tokens.",
     )
@@ -118,7 +117,7 @@ def _writing_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
         help="Drop documents that an earlier pair has; needs pairs built with --keep-hashes.",
     )
     for parser in (cut, join):
-        parser.add_argument("--output", type=Path, required=True, metavar="PREFIX", help=OUTPUT)
+        parser.add_argument("--output", type=new_prefix, required=True, metavar="PREFIX", help=OUTPUT)
         parser.add_argument("--replace", action="store_true", help="Overwrite existing files of that name.")
     return [cut, join]
 
@@ -130,6 +129,7 @@ def _inputs(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         required=True,
+        type=os.fspath,
         metavar="FILE",
         help="JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet or GLM's .lazy; also compressed "
         "by gz, bz2, xz or zst; also patterns such as 'data/*.jsonl'; '-' for stdin.",
@@ -171,7 +171,7 @@ def _build_arguments(build: argparse.ArgumentParser) -> None:
     _inputs(build)
     add, flag = build.add_argument, partial(build.add_argument, action="store_true")
     add("--tokenizer", type=Path, required=True, help="tokenizer.json, vocab.json, or the folder of one.")
-    add("--output", type=Path, required=True, metavar="PREFIX", help=OUTPUT)
+    add("--output", type=new_prefix, required=True, metavar="PREFIX", help=OUTPUT)
     flag("--append-eod", help="End each document with the end-of-document token.")
     add("--eod", default="", metavar="TOKEN", help="The end-of-document token. Default: <|endoftext|>.")
     add("--unit", default="document", help="Make a sequence of each document or each sentence.")
@@ -204,11 +204,11 @@ def _build_arguments(build: argparse.ArgumentParser) -> None:
 
 
 def _tokenizer_train(arguments: argparse.Namespace) -> int:
-    from trainer.corpus.documents import texts_of
+    from trainer.corpus.documents import some_text, texts_of
     from trainer.corpus.tokenizer import train_tokenizer
 
     texts = texts_of(arguments.input, arguments.key, arguments.format, arguments.each)
-    answer = train_tokenizer(texts, arguments.vocab_size, arguments.output)
+    answer = train_tokenizer(some_text(texts), arguments.vocab_size, arguments.output)
     return _show(arguments, answer, _tokenizer_text)
 
 
@@ -272,8 +272,10 @@ def _order(arguments: argparse.Namespace) -> Order:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from trainer.corpus.info import describe
+    from trainer.corpus.info import describe, token_count
 
+    if arguments.samples < 0:
+        raise InputError(f"--samples is {arguments.samples}; at least 0 is needed", "as in --samples 3")
     budget = token_count(arguments.tokens) if arguments.tokens else 0
     return _show(
         arguments,
@@ -285,6 +287,8 @@ def _info(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from trainer.corpus.verify import tokenizer_vocab, verify
 
+    if arguments.vocab is not None and arguments.vocab < 1:
+        raise InputError(f"--vocab is {arguments.vocab}; at least 1 is needed", "as in --vocab 50304")
     vocab = tokenizer_vocab(arguments.tokenizer) if arguments.tokenizer else arguments.vocab
     looked = [verify(prefix, vocab, not arguments.no_hash) for prefix in dict.fromkeys(arguments.prefix)]
     if arguments.json:
@@ -313,7 +317,9 @@ def _repair(arguments: argparse.Namespace) -> int:
 def _split(arguments: argparse.Namespace) -> int:
     from trainer.corpus.shards import split
 
-    made = split(arguments.prefix, arguments.output, arguments.parts, arguments.split, arguments.replace)
+    if arguments.parts is not None and arguments.parts < 1:
+        raise InputError(f"--parts is {arguments.parts}; at least 1 is needed", "as in --parts 8")
+    made = split(arguments.prefix, arguments.output, arguments.parts or 0, arguments.split, arguments.replace)
     return _show_pairs(arguments, made, [asdict(pair) for pair in made])
 
 
@@ -341,15 +347,11 @@ def prefix_of(name: str) -> Path:
     return Path(name)
 
 
-def token_count(text: str) -> int:
-    """Return a number of tokens written as 2500000000, 2.5e9, 2.5B or 300_000M."""
-    unit = UNITS.get(text[-1:].lower(), 1)
-    try:
-        return int(float((text[:-1] if unit > 1 else text).replace("_", "").replace(",", "")) * unit)
-    except (ValueError, OverflowError):
-        raise InputError(
-            f"--tokens {text}: is not a number of tokens", "as in 2.5B, 300e9 or 26000000000"
-        ) from None
+def new_prefix(text: str) -> Path:
+    """Return the prefix of a pair to write; refuse a folder."""
+    if text.endswith("/"):
+        raise argparse.ArgumentTypeError(f"{text} is a folder; add the name of the pair, as in {text}corpus")
+    return Path(text)
 
 
 # -- show ---------------------------------------------------------------------------------------------------

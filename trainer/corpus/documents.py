@@ -292,6 +292,16 @@ def _goes_on(text: str, begin: int, end: re.Match[str]) -> bool:
 LARGEST = 2**31
 
 
+def some_text(texts: Iterator[str]) -> Iterator[str]:
+    """Yield all texts; after them, raise a DataError if none of them has a character."""
+    is_empty = True
+    for text in texts:
+        is_empty = is_empty and not text.strip()
+        yield text
+    if is_empty:
+        raise DataError("the input has no document with text in it", "check the files and --key")
+
+
 def texts_of(inputs: Sequence[str], key: str = "text", kind: str = "", each: str = "file") -> Iterator[str]:
     """Yield every text in order; raise DataError for a list of token ids."""
     for name, value, known in (("--format", kind or KINDS[0], KINDS), ("--each", each, EACH)):

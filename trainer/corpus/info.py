@@ -14,9 +14,24 @@ from trainer.corpus.indexed import Corpus, bin_path, open_corpus
 from trainer.corpus.manifest import Manifest, TokenizerRecord
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.corpus.verify import read_manifest, token_pieces
-from trainer.errors import DataError
+from trainer.errors import DataError, InputError
 
 SAMPLE_TOKENS = 48
+
+
+# Units of a number of tokens.
+UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+def token_count(text: str) -> int:
+    """Return a number of tokens written as 2500000000, 2.5e9, 2.5B or 300_000M."""
+    unit = UNITS.get(text[-1:].lower(), 1)
+    try:
+        return int(float((text[:-1] if unit > 1 else text).replace("_", "").replace(",", "")) * unit)
+    except (ValueError, OverflowError):
+        raise InputError(
+            f"--tokens {text}: is not a number of tokens", "as in 2.5B, 300e9 or 26000000000"
+        ) from None
 
 
 @dataclass(frozen=True)

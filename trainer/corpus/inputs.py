@@ -108,6 +108,10 @@ def find_inputs(names: Sequence[str], kind: str = "") -> list[Input]:
         if not some:
             problem = "no such file, and no match" if glob.has_magic(name) else "no such file"
             faults.append(f"{name}: {'a folder without files' if Path(name).is_dir() else problem}")
+        if _is_stream(Path(name)):
+            # The first bytes are read twice, and a resumed build reads all again.
+            faults.append(f"{name}: a pipe or device, which can be read only once; - is standard input")
+            continue
         for path in some:
             try:
                 found.append(Input(path, kind or kind_of(path)))
@@ -135,7 +139,7 @@ def _named(name: str) -> Iterator[str]:
         path = Path(candidate)
         if path.is_dir() and path.suffix != ".lazy":
             yield from _inside(path)
-        elif path.exists():
+        elif path.exists() and (len(names) == 1 or not _is_stream(path)):
             yield candidate
 
 
@@ -145,8 +149,13 @@ def _inside(folder: Path) -> Iterator[str]:
             continue
         if path.is_dir() and path.suffix != ".lazy":
             yield from _inside(path)
-        else:
+        elif not _is_stream(path):
             yield str(path)
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is a pipe or device; one among the files of a folder is no input."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def kind_of(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections import Counter
@@ -93,7 +94,8 @@ def _fraction_edges(corpus: Corpus, fractions: str) -> list[int]:
         numbers = [float(number) for number in fractions.split(",")]
     except ValueError:
         numbers = []
-    if not 1 <= len(numbers) <= 3 or min(numbers) < 0 or not sum(numbers):
+    # A sum that is not finite has a share that is NaN or infinite.
+    if not 1 <= len(numbers) <= 3 or min(numbers) < 0 or not 0 < sum(numbers) < math.inf:
         raise DataError(f"--split {fractions}: must be one to three shares", "as in --split 949,50,1")
     edges, total = [0], 0.0
     for share in [*numbers, 0.0, 0.0][:3]:

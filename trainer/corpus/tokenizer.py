@@ -177,7 +177,9 @@ def _checked(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
         model = json.loads(text)["model"]
         sound = isinstance(model["vocab"], dict) and isinstance(model["merges"], list)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", "check the owner and permissions of this file") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
             f"{path}: not a tokenizer.json ({type(error).__name__}: {error})", WRITTEN_BY
         ) from None
@@ -193,9 +195,9 @@ def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
     try:
         vocab = json.loads(vocab_file.read_text(encoding="utf-8"))
         lines = merges_file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            f"{vocab_file}: not a vocabulary and its merges ({type(error).__name__}: {error})"
+            f"{vocab_file}: not a vocabulary and its merges ({type(error).__name__}: {error})", WRITTEN_BY
         ) from None
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     _check_parts(vocab, merges, vocab_file, merges_file)
@@ -240,7 +242,7 @@ def _own_end(inner: tokenizers.Tokenizer, file: Path) -> str:
         return END_OF_DOCUMENT
     try:
         config = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ""
     named = config.get("eos_token") if isinstance(config, dict) else None
     named = named.get("content") if isinstance(named, dict) else named

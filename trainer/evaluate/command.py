@@ -79,9 +79,9 @@ def _check(tasks: Sequence[tuple[str, Path | None]], arguments: argparse.Namespa
     unknown = [f"there is no task {name!r}" for name, _ in tasks if name not in TASKS]
     # A corpus is named without .bin and .idx.
     absent = [
-        f"{file} does not exist"
+        f"{file} does not exist" if str(file) != "." else "the file name of a task is empty"
         for _, file in tasks
-        if file is not None and not file.exists() and not Path(f"{file}.idx").exists()
+        if file is not None and (str(file) == "." or (not file.exists() and not Path(f"{file}.idx").exists()))
     ]
     numbers = [
         f"--{name} is {value}; at least {least} is needed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 KINDS = ("cpu", "cuda", "npu")
+# A launch that asks for tens of thousands of threads ends in a crash of OpenMP.
+MOST_THREADS = 1024
 AHEAD = 256
 """How many texts may be generated ahead of the next one to write."""
 # How many wrong lines of a file an error lists.
@@ -76,22 +79,31 @@ def device_kind(text: str) -> str:
     return text
 
 
+def _cache_bytes(text: str) -> int:
+    """Return the bytes of --cache, from a size such as 4GiB or a number of GB; raise an InputError."""
+    from trainer.config.amounts import gigabytes
+
+    is_number = re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip())
+    try:
+        return int(gigabytes(float(text) if is_number else text) * 1e9)
+    except ValueError as error:
+        raise InputError(f"--cache {error}") from None
+
+
 def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decoder:
     """Return the decoder that the arguments describe. With several ranks, only rank 0 returns.
 
     The other ranks compute their parts of the model until rank 0 closes the decoder; then their processes end.
     """
-    from trainer.config.amounts import gigabytes
     from trainer.device import open_device
     from trainer.env import Env
 
-    try:
-        cache = None if arguments.cache is None else int(gigabytes(arguments.cache) * 1e9)
-    except ValueError as error:
-        raise InputError(f"--cache {error}") from None
+    cache = None if arguments.cache is None else _cache_bytes(arguments.cache)
     for name in ("threads", "tensor", "pipeline"):
         if getattr(arguments, name) < 0:
             raise InputError(f"--{name} is {getattr(arguments, name)}; 1 or more are needed, or 0 to choose")
+    if arguments.threads > MOST_THREADS:
+        raise InputError(f"--threads is {arguments.threads}; at most {MOST_THREADS} are possible")
     own = Env.read()
     threads = arguments.threads or own.threads
     kind = device_kind(arguments.device) or own.device_kind
@@ -199,13 +211,17 @@ def _prompts(arguments: argparse.Namespace) -> Iterator[Prompt]:
     for at, text in enumerate(arguments.prompt or [], 1):
         if half := half_in(text):
             raise InputError(f"--prompt {at}: {half}")
-    given = [*(arguments.prompt or []), *lines] or ([] if arguments.prompts else [""])
-    if arguments.prompts and arguments.prompts != "-" and not Path(arguments.prompts).is_file():
-        problem = "is a folder" if Path(arguments.prompts).is_dir() else "no such file"
-        raise InputError(f"{arguments.prompts}: {problem}", "write one prompt per line; - reads stdin")
-    if arguments.prompts and arguments.prompts != "-":
-        _check_prompts(arguments.prompts)
-    return _all_prompts(given, arguments.prompts)
+    file = arguments.prompts
+    given = [*(arguments.prompt or []), *lines] or ([""] if file is None else [])
+    if file is not None and file != "-":
+        path, remedy = Path(file), "write one prompt per line; - reads stdin"
+        if not file or path.is_dir() or not path.exists():
+            problem = "is a folder" if file and path.is_dir() else "no such file"
+            raise InputError(f"{file or '--prompts'}: {problem if file else 'is empty'}", remedy)
+        # A pipe can be read only once: its lines are checked as they come.
+        if path.is_file():
+            _check_prompts(file)
+    return _all_prompts(given, file)
 
 
 def _check_prompts(file: str) -> None:

@@ -77,5 +77,5 @@ def _ids(file: Path) -> Mapping[str, int] | None:
         document = json.loads(file.read_bytes())
         vocab = dict(document["model"]["vocab"])
         return {**vocab, **{entry["content"]: entry["id"] for entry in document.get("added_tokens", [])}}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,19 +50,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives; return exit code 0."""
     from trainer.device import prepare_threads
 
-    _check(arguments)
-    key = _key(arguments)
     try:
         import aiohttp
         import jinja2
     except ImportError as error:
         raise InputError(f"{error.name} is not installed", "pip install 'clusterctl[serve]'") from None
     del aiohttp, jinja2
+    key, template, config = _read_inputs(arguments)
     prepare_threads()
     started = time.monotonic()
     decoder = load_decoder(arguments, arguments.batch)
     with closing(decoder):
-        service = _service(arguments, decoder, key)
+        service = _service(arguments, decoder, template, config, key)
         network = decoder.network
         sys.stdout.write(
             f"loaded {service.name} on {network.cache.device} with weights in {network.kind}, "
@@ -69,6 +69,34 @@ def run(arguments: argparse.Namespace) -> int:
         )
         code = asyncio.run(_serve(service, arguments))
     return code
+
+
+def _read_inputs(arguments: argparse.Namespace) -> tuple[str, str, dict[str, object]]:
+    """Return the API key, the template of conversations and tokenizer_config.json; raise one error with all faults.
+
+    This is done before the model is loaded, which can take minutes.
+    """
+    errors: list[InputError] = []
+    config, found = _tokenizer_config(arguments), dict[str, str]()
+    with _collected(errors):
+        _check(arguments)
+    with _collected(errors):
+        found["key"] = _key(arguments)
+    with _collected(errors):
+        found["template"] = _template(arguments, config)
+    if errors:
+        hints = dict.fromkeys(error.hint for error in errors if error.hint)
+        raise InputError("\n".join(error.message for error in errors), "\n  try: ".join(hints))
+    return found["key"], found["template"], config
+
+
+@contextmanager
+def _collected(errors: list[InputError]) -> Iterator[None]:
+    """Add an error raised in the block to `errors` and continue after it."""
+    try:
+        yield
+    except InputError as error:
+        errors.append(error)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -81,9 +109,10 @@ def _check(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.port < 65536:
         faults.append(f"--port is {arguments.port}; 0 to 65535 is needed")
     for name in ("request_timeout", "drain"):
-        if not 0 < getattr(arguments, name) < 1e6:
+        value = getattr(arguments, name)
+        if not 0 < value <= 1e6:
             faults.append(
-                f"--{name.replace('_', '-')} is {getattr(arguments, name)}; a number of seconds is needed"
+                f"--{name.replace('_', '-')} is {value}; more than 0 and at most 1,000,000 are needed"
             )
     if faults:
         raise InputError("\n".join(faults))
@@ -101,7 +130,9 @@ def _key(arguments: argparse.Namespace) -> str:
     try:
         key = str(arguments.api_key_file.read_text(encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or error
+        problem = (
+            f"not UTF-8 at byte {error.start}" if isinstance(error, UnicodeDecodeError) else error.strerror
+        )
         raise InputError(f"--api-key-file {arguments.api_key_file}: {problem}", KEY_HINT) from None
     if len(key) < 8 or not key.isascii() or not key.isprintable():
         raise InputError(
@@ -117,27 +148,28 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _service(arguments: argparse.Namespace, decoder: Decoder, key: str) -> Service:
-    from trainer.chat_template import TEMPLATE
+def _template(arguments: argparse.Namespace, config: Mapping[str, object]) -> str:
+    """Return the template of conversations: the named one, else the tokenizer's, else ""."""
+    from trainer.chat_template import TEMPLATE, read_source
+
+    path = arguments.tokenizer or arguments.checkpoint
+    file = (path if path.is_dir() else path.parent) / TEMPLATE
+    if arguments.chat_template or file.is_file():
+        return read_source(arguments.chat_template or file, check=arguments.chat_template is not None)
+    template = config.get("chat_template", "")
+    return template if isinstance(template, str) else ""
+
+
+def _service(
+    arguments: argparse.Namespace, decoder: Decoder, template: str, config: dict[str, object], key: str
+) -> Service:
+    """Return the service of a loaded model."""
     from trainer.serve.runner import Runner
     from trainer.serve.service import Service
 
-    config = _tokenizer_config(arguments)
-    template = config.get("chat_template", "")
-    path = arguments.tokenizer or arguments.checkpoint
-    file = (path if path.is_dir() else path.parent) / TEMPLATE
-    named = arguments.chat_template or (file if file.is_file() else None)
-    if named is not None:
-        try:
-            template = named.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{named}: {error.strerror}", "give a Jinja file to --chat-template") from None
-        except UnicodeDecodeError as error:
-            raise InputError(f"{named}: not UTF-8 at byte {error.start}") from None
     runner = Runner(decoder, arguments.queue)
     name = arguments.name or arguments.checkpoint.resolve().name
-    text = template if isinstance(template, str) else ""
-    return Service(name, decoder, runner, _limits(arguments), text, config, key)
+    return Service(name, decoder, runner, _limits(arguments), template, config, key)
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -159,7 +191,7 @@ def _tokenizer_config(arguments: argparse.Namespace) -> dict[str, object]:
         if file.stat().st_size > MOST_TEMPLATE:
             return {}
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

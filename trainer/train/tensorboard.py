@@ -147,7 +147,7 @@ def _lines(path: Path) -> Iterator[JsonObject]:
     for text in path.read_bytes().split(b"\n")[:-1]:
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             # A node died within this line.
             continue
         if isinstance(line, dict):

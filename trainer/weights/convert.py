@@ -208,11 +208,15 @@ def detected(source: Path, formats: Mapping[str, Format] = FORMATS) -> str:
 
 def _as_named(name: str, source: Path, formats: Mapping[str, Format]) -> str:
     """Return the format that the user named; refuse it if the source is recognised as another one."""
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder", "check the path")
     recognises = formats[name].recognises
-    if source.exists() and recognises is not None and not recognises(source):
+    if recognises is not None and not recognises(source):
         found = _recognised(source, formats)
         if found:
             raise InputError(f"--from {name}: {source} has the format {found[0]}", "leave out --from")
+        if name == "hf" and not source.is_dir():
+            raise InputError(f"--from hf: {source} is not a folder", "name the folder with config.json")
     return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli.launch.node_choice import Choice
-from clusterctl.cli.options import NodeOptions, at_option, complete_jobs
+from clusterctl.cli.options import JOB_FILES, NodeOptions, at_option, complete_jobs
 from clusterctl.errors import Collected, UsageError
 
 if TYPE_CHECKING:
@@ -107,17 +108,11 @@ class JobRequest(NodeOptions):
             devices = None if self.devices is None else named_devices(self.devices)
         with errors:
             self._refuse_env_style()
+        with errors:
+            self._refuse_words(argv)
         if not argv:
-            raise UsageError(
-                "no job file and no command given",
-                "name a job file, as in job.yaml, or a command after `--`, as in -n node[1-2] -- python train.py",
-            )
-        if argv[0].endswith((".yaml", ".yml", ".json")):
-            if len(argv) > 1:
-                raise UsageError(
-                    f"{argv[0]} is a job file; {argv[1]!r} is one word too many",
-                    "change keys of a job with --set; give either a job file or a command",
-                )
+            errors.raise_all()
+        if argv[0].endswith(JOB_FILES):
             with errors:
                 self._refuse_command_options(argv[0])
             with errors:
@@ -125,14 +120,6 @@ class JobRequest(NodeOptions):
             errors.raise_all()
             job = self._changed(job)
             return job if devices is None else replace(job, devices=devices)
-        if not argv[0].strip():
-            raise UsageError(
-                "the command is empty", "name a program after `--`; is a variable of the shell unset?"
-            )
-        if self.overrides:
-            raise UsageError(
-                "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
-            )
         with errors:
             code = None if self.no_code else self._code_folder()
         pairs = []
@@ -143,6 +130,31 @@ class JobRequest(NodeOptions):
         given = {name: value for name, value in pairs if value is not None}
         job = jobs.from_command(argv, code, self.devices, given)
         return self._changed(replace(job, forward=tuple(name for name, value in pairs if value is None)))
+
+    def _refuse_words(self, argv: Sequence[str]) -> None:
+        """Raise a UsageError for words that are neither one job file nor a command, and for options that do not fit."""
+        if not argv:
+            raise UsageError(
+                "no job file and no command given",
+                "name a job file, as in job.yaml, or a command after `--`, as in -n node[1-2] -- python train.py",
+            )
+        if argv[0].endswith(JOB_FILES):
+            if len(argv) > 1:
+                raise UsageError(
+                    f"{argv[0]} is a job file; {argv[1]!r} is one word too many",
+                    "change keys of a job with --set; give either a job file or a command",
+                )
+            return
+        if not argv[0].strip():
+            raise UsageError(
+                "the command is empty", "name a program after `--`; is a variable of the shell unset?"
+            )
+        if self.overrides:
+            raise UsageError(
+                "--set needs a job file", "pass settings of a command as its own arguments, after `--`"
+            )
+        if self.code and self.no_code:
+            raise UsageError("--code and --no-code contradict each other", "leave out one of them")
 
     def _refuse_command_options(self, job_file: str) -> None:
         """Raise a UsageError for options that a job file has as keys."""

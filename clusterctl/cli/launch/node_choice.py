@@ -60,8 +60,11 @@ class Choice:
             if not written or repr(written) not in error.message or job.document is None:
                 raise
             place = tuple(key.split("."))
+            # A fault of the inventory has a place of its own.
             faults = [
-                job.document.fault(place, fault.what, fault.remedy) if repr(written) in fault.what else fault
+                job.document.fault(place, fault.what, fault.remedy)
+                if repr(written) in fault.what and not fault.where
+                else fault
                 for fault in faults_of(error)
             ]
             raise InputFaults(faults) from None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import Collected, UsageError
 from clusterctl.jobs.parts.notify import FORMS, problem_of, program_problem
 
 if TYPE_CHECKING:
@@ -79,21 +79,34 @@ class JobChanges:
     share: bool = False
     notify: str | None = None
 
+    def check(self) -> None:
+        """Raise all errors of the values."""
+        errors = Collected()
+        with errors:
+            _seconds(self.hang_after or "off")
+        with errors:
+            _check_notify(self.notify)
+        errors.raise_all()
+
     def made_in(self, job: Job) -> Job:
-        """Return the job with the changes."""
+        """Return the job with the changes; raise all errors of the values."""
         from clusterctl.jobs.restarts import Restart
 
+        self.check()
         if self.restarts is not None:
             job = replace(job, restart=replace(job.restart or Restart(), max=self.restarts))
         job = replace(job, share_devices=True) if self.share else job
-        if self.notify is not None and not self.notify.strip():
-            raise UsageError("--notify is empty", f"give {FORMS}")
-        if problem := problem_of(self.notify or ""):
-            raise UsageError(f"--notify: {problem}", FORMS)
-        if missing := program_problem(self.notify or ""):
-            raise UsageError(f"--notify: {missing[0]}", missing[1])
         job = replace(job, notify=self.notify) if self.notify else job
         return replace(job, hang_after=_seconds(self.hang_after)) if self.hang_after else job
+
+
+def _check_notify(target: str | None) -> None:
+    if target is not None and not target.strip():
+        raise UsageError("--notify is empty", f"give {FORMS}")
+    if problem := problem_of(target or ""):
+        raise UsageError(f"--notify: {problem}", FORMS)
+    if missing := program_problem(target or ""):
+        raise UsageError(f"--notify: {missing[0]}", missing[1])
 
 
 def _seconds(text: str) -> float:

@@ -41,7 +41,6 @@ def resume_run(
     A finished training is left as it is, unless `overrides` raise its steps.
     """
     from clusterctl.cli.launch.background import deliver_signals, start_in_background
-    from clusterctl.jobs import job_check
 
     found = options.run_named(run)
     record = found.read_record()
@@ -50,13 +49,11 @@ def resume_run(
         return
     elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
     in_slurm = elsewhere is None and is_submitted(found)
-    # A job of Slurm checks `notify` where it starts.
-    checked = replace(job, notify="") if in_slurm else job
-    if elsewhere is not None or overrides:
-        cluster = elsewhere or cluster
-        job_check.check(checked, cluster)
+    cluster = elsewhere or cluster
+    _check(found, job, cluster if elsewhere or overrides else None, in_slurm=in_slurm)
     if dry_run:
-        show_plan(cluster, checked, as_json=as_json, argv=True)
+        # _check has checked `notify`.
+        show_plan(cluster, replace(job, notify=""), as_json=as_json, argv=True)
         show_continuation(found)
         return
     if in_slurm:
@@ -87,6 +84,22 @@ def resume_run(
         )
 
 
+def _check(run: RunDir, job: Job, cluster: Cluster | None, *, in_slurm: bool) -> None:
+    """Raise all errors of the next attempt: of its job on `cluster`, unless that is None, and of its `notify`."""
+    from clusterctl.errors import Collected
+    from clusterctl.jobs import job_check
+
+    errors = Collected()
+    if cluster is not None:
+        with errors:
+            job_check.check(replace(job, notify=""), cluster)
+    # A job of Slurm checks `notify` where it starts. A run that seems to be active may only need a new controller.
+    if not in_slurm and run.phase().is_final:
+        with errors:
+            require_notify(run, job)
+    errors.raise_all()
+
+
 def _starter(run: RunDir, job: Job | None, elsewhere: Cluster | None) -> Callable[[Connections], bool]:
     """Return a function that starts the next attempt: of `job` if it was changed, on other nodes with `elsewhere`.
 
@@ -102,6 +115,7 @@ def _starter(run: RunDir, job: Job | None, elsewhere: Cluster | None) -> Callabl
             if is_running:
                 screen.log(f"{run.run_id} is running without a controller; starting a new one")
             else:
+                require_notify(run, run.read_record().job)
                 if job is not None:
                     run.write_record(replace(run.read_record(), job=job))
                 with phases() as log:
@@ -113,6 +127,15 @@ def _starter(run: RunDir, job: Job | None, elsewhere: Cluster | None) -> Callabl
         return not is_running
 
     return start_up
+
+
+def require_notify(run: RunDir, job: Job) -> None:
+    """Raise a UsageError if the command of `notify` cannot start on this machine, where the controller will run."""
+    from clusterctl.jobs.parts.notify import program_problem
+
+    if problem := program_problem(job.notify):
+        remedy = "put the program back, or resume in the folder and with the PATH of the launch"
+        raise UsageError(f"{run.run_id}: notify: {problem[0]}", f"a run keeps its `notify`: {remedy}")
 
 
 def changed(job: Job, overrides: Sequence[str]) -> Job:

@@ -57,7 +57,7 @@ def plan(
     Contacts no node. Exits with 1 if a training does not fit its devices."""
     from clusterctl.jobs import what_if as what_ifs
 
-    imagined = what_ifs.read(what_if) if what_if else None
+    imagined = what_ifs.read(what_if) if what_if is not None else None
     request = request.with_what_if(imagined) if imagined else request
     choice = request.choice(imagined)
     job = request.job(choice)

@@ -131,6 +131,7 @@ def _launch(run: RunDir, cluster: Cluster, connections: Connections, log: Any, *
 
 def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -> None:
     """Continue from the newest checkpoint, on the nodes that the job has now."""
+    from clusterctl.jobs.parts.notify import program_problem
     from clusterctl.jobs.phase import Phase
     from clusterctl.runs.prepare.elsewhere import resume_on
     from clusterctl.runs.query import query_nodes
@@ -138,6 +139,10 @@ def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -
     from clusterctl.runs.stop import stop_nodes
 
     record = run.read_record()
+    if problem := program_problem(record.job.notify):
+        # The program was there at the first start: the training is worth more than its messages.
+        screen.log(f"notify: {problem[0]}", "yellow")
+        run.add_event("note", text=f"notify: {problem[0]}")
     now = {node.name: node for node in cluster.nodes}
     # The disk of a node that the job no longer has may be shared: another node then reads its files.
     known = tuple(

@@ -20,7 +20,7 @@ from clusterctl.cli.launch.resume import resume_run
 from clusterctl.cli.launch.run import launch_job, show_plan
 from clusterctl.cli.launch.target import target_of
 from clusterctl.cli.views.waiting import shown_while
-from clusterctl.errors import UsageError
+from clusterctl.errors import Collected, UsageError
 
 
 def launch(
@@ -49,8 +49,13 @@ def launch(
         launch_sweep(request, sweep or [], each, changes, no_checks, dry_run=dry_run, as_json=as_json)
         return
     with shown_while("the check of the job"):
-        choice = request.choice()
-        job = changes.made_in(request.job(choice))
+        choice, errors = request.choice(), Collected()
+        with errors:
+            changes.check()
+        with errors:
+            job = request.job(choice)
+        errors.raise_all()
+        job = changes.made_in(job)
     target = target_of(request, choice, job, waits=not dry_run)
     if dry_run:
         show_plan(target.nodes, target.job, as_json=as_json, argv=True)

@@ -53,7 +53,7 @@ def launch_sweep(
     if not texts:
         raise UsageError("--each is for a sweep", EXAMPLE)
     words = request.words or []
-    if len(words) != 1 or not words[0].endswith((".yaml", ".yml", ".json")):
+    if len(words) != 1 or not words[0].endswith(options.JOB_FILES):
         raise UsageError("--sweep needs a job file", "clusterctl init --job NAME writes one")
     recorded = SweepRequest(
         str(Path(words[0]).absolute()), str(request.cluster.absolute()) if request.cluster else None,

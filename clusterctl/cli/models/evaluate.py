@@ -11,6 +11,7 @@ import typer
 from clusterctl.cli import options
 from clusterctl.cli.models.generate import Base, Device, Tokenizer, Where, arguments_of
 from clusterctl.cli.models.trainer import forward
+from clusterctl.cli.option_values import SPLITS, TYPES
 from clusterctl.contract import EVALUATIONS_DIR
 
 if TYPE_CHECKING:
@@ -39,15 +40,23 @@ class ScoringOptions:
         int, typer.Option(min=0, metavar="N", help="Use wording number N of a GLM's cloze question.")
     ] = 0
     split: Annotated[
-        str, typer.Option(metavar="PART", help="Part of a corpus: train, valid, test or all.")
+        str,
+        typer.Option(
+            metavar="PART",
+            callback=options.one_of(SPLITS),
+            help="Part of a corpus: train, valid, test or all.",
+        ),
     ] = "all"
     limit: Annotated[
         int, typer.Option(min=0, metavar="N", help="Evaluate only the first N documents or examples; 0: all.")
     ] = 0
     device: Device = None
-    weights: Annotated[str, typer.Option(metavar="TYPE", help="On GPUs and NPUs: fp32, bf16 or fp16.")] = (
-        "fp32"
-    )
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE", callback=options.one_of(TYPES), help="On GPUs and NPUs: fp32, bf16 or fp16."
+        ),
+    ] = "fp32"
 
 
 def evaluate(

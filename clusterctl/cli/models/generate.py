@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_click_type
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.models.trainer import forward
+from clusterctl.cli.option_values import KINDS, MATRICES
 
 # Shared with `eval` and `checkpoint export`.
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
@@ -26,6 +27,7 @@ Device = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
+        callback=options.one_of(KINDS),
         help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
     ),
 ]
@@ -42,6 +44,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             metavar="TYPE",
+            callback=options.one_of(MATRICES),
             help="Store matrices as fp32, bf16, fp16 or int8. Default: fp32 on CPUs, else bf16 if possible.",
         ),
     ] = None
@@ -50,7 +53,7 @@ class ModelOptions:
         typer.Option(metavar="SIZE", help="Memory for keys and values, as in 4GiB. Default: 16 texts."),
     ] = None
     threads: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Compute with N threads; 0: one per core.")
+        int, typer.Option(min=0, max=1024, metavar="N", help="Compute with N threads; 0: one per core.")
     ] = 0
     tensor: Annotated[
         int,
@@ -61,91 +64,91 @@ class ModelOptions:
     ] = 0
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The range of an option's value."""
-
-    least: float
-    most: float = math.inf
-    above: bool = False
-    """Whether `least` itself is too small."""
-
-    def hold(self, value: float) -> bool:
-        return (self.least < value if self.above else self.least <= value) and value <= self.most
-
-    @property
-    def text(self) -> str:
-        if math.isinf(self.most):
-            return f"{self.least:g} or more"
-        return (
-            f"above {self.least:g}, at most {self.most:g}"
-            if self.above
-            else f"{self.least:g} to {self.most:g}"
-        )
+def _above_zero(most: float) -> Any:
+    """Return the type of numbers that are greater than 0 and at most `most`."""
+    kind: Any = get_click_type(annotation=float, parameter_info=typer.Option(min=0, max=most))
+    kind.min_open = True
+    return kind
 
 
 # The trainer has the same limits (trainer/generate/sampling.py); here they are checked before anything starts.
-LIMITS = {
-    "max_tokens": Limits(1),
-    "temperature": Limits(0, 100),
-    "top_k": Limits(0),
-    "top_p": Limits(0, 1, above=True),
-    "min_p": Limits(0, 1),
-    "repetition_penalty": Limits(0, 100, above=True),
-    "presence_penalty": Limits(-2, 2),
-    "frequency_penalty": Limits(-2, 2),
-    "no_repeat_ngram": Limits(0),
-    "beams": Limits(1, 64),
-    "length_penalty": Limits(-10, 10),
-    "logprobs": Limits(0, 100),
-    "samples": Limits(1, 1000),
-}
-
-
 @dataclass(frozen=True)
 class DrawingOptions:
     """How tokens are chosen."""
 
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Generate at most N tokens; for a GLM, in each blank.")
+        int, typer.Option(min=1, metavar="N", help="Generate at most N tokens; for a GLM, in each blank.")
     ] = 64
     temperature: Annotated[
-        float, typer.Option(metavar="T", help="Higher: more varied text; 0: always the most likely token.")
+        float,
+        typer.Option(
+            min=0, max=100, metavar="T", help="Higher: more varied text; 0: always the most likely token."
+        ),
     ] = 0.8
     top_k: Annotated[
-        int, typer.Option(metavar="K", help="Choose among the K most likely tokens; 0: all.")
+        int, typer.Option(min=0, metavar="K", help="Choose among the K most likely tokens; 0: all.")
     ] = 40
     top_p: Annotated[
-        float, typer.Option(metavar="P", help="Choose among the tokens that make up this probability.")
+        float,
+        typer.Option(
+            click_type=_above_zero(1),
+            metavar="P",
+            help="Choose among the tokens that make up this probability.",
+        ),
     ] = 1.0
     min_p: Annotated[
         float,
-        typer.Option(metavar="P", help="Leave out tokens less likely than P times the most likely one."),
+        typer.Option(
+            min=0, max=1, metavar="P", help="Leave out tokens less likely than P times the most likely one."
+        ),
     ] = 0.0
     repetition_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Above 1: make tokens of the prompt and the text less likely.")
+        float,
+        typer.Option(
+            click_type=_above_zero(100),
+            metavar="X",
+            help="Above 1: make tokens of the prompt and the text less likely.",
+        ),
     ] = 1.0
     presence_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Subtract X from the logits of tokens that the text has.")
+        float,
+        typer.Option(
+            min=-2, max=2, metavar="X", help="Subtract X from the logits of tokens that the text has."
+        ),
     ] = 0.0
     frequency_penalty: Annotated[
-        float, typer.Option(metavar="X", help="Subtract X for each time that the text has the token.")
+        float,
+        typer.Option(
+            min=-2, max=2, metavar="X", help="Subtract X for each time that the text has the token."
+        ),
     ] = 0.0
-    no_repeat_ngram: Annotated[int, typer.Option(metavar="N", help="Never repeat N tokens in a row.")] = 0
+    no_repeat_ngram: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Never repeat N tokens in a row.")
+    ] = 0
     beams: Annotated[
-        int, typer.Option(metavar="N", help="Search with N beams instead of drawing tokens, if N is above 1.")
+        int,
+        typer.Option(
+            min=1, max=64, metavar="N", help="Search with N beams instead of drawing tokens, if N is above 1."
+        ),
     ] = 1
     length_penalty: Annotated[
-        float, typer.Option(metavar="X", help="With --beams: divide log probabilities by length^X.")
+        float,
+        typer.Option(
+            min=-10, max=10, metavar="X", help="With --beams: divide log probabilities by length^X."
+        ),
     ] = 1.0
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text. Can be repeated.")
     ] = None
     logprobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Report log probabilities and the N best tokens.")
+        int | None,
+        typer.Option(min=0, max=100, metavar="N", help="Report log probabilities and the N best tokens."),
     ] = None
     samples: Annotated[
-        int, typer.Option(metavar="N", help="Generate N texts for each prompt, each with the next seed.")
+        int,
+        typer.Option(
+            min=1, max=1000, metavar="N", help="Generate N texts for each prompt, each with the next seed."
+        ),
     ] = 1
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234
     ignore_end: Annotated[
@@ -154,18 +157,6 @@ class DrawingOptions:
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Shorten a prompt that is too long to its last tokens.")
     ] = False
-
-    def __post_init__(self) -> None:
-        """Raise InputFaults with every number that is out of range."""
-        from clusterctl.errors import Fault, InputFaults
-
-        faults = [
-            Fault("--" + name.replace("_", "-"), f"{value} is out of range", f"use {limits.text}")
-            for name, limits in LIMITS.items()
-            if (value := getattr(self, name)) is not None and not limits.hold(value)
-        ]
-        if faults:
-            raise InputFaults(faults)
 
 
 def generate(
@@ -278,11 +269,17 @@ class ServerOptions:
         int, typer.Option(min=1024, metavar="BYTES", help="Refuse requests with a larger body.")
     ] = 4 << 20
     request_timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="End an answer that takes longer.")
+        float,
+        typer.Option(min=0.1, max=1_000_000, metavar="SECONDS", help="End an answer that takes longer."),
     ] = 600.0
     drain: Annotated[
         float,
-        typer.Option(min=0.1, metavar="SECONDS", help="When stopped, wait this long for running answers."),
+        typer.Option(
+            min=0.1,
+            max=1_000_000,
+            metavar="SECONDS",
+            help="When stopped, wait this long for running answers.",
+        ),
     ] = 30.0
 
 

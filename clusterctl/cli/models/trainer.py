@@ -89,6 +89,9 @@ def _build_on(chosen: Cluster, arguments: list[str], *, leave: bool) -> None:
     output = value_of(arguments, "--output")
     if output is None:
         raise UsageError("--output PREFIX is missing", "see `clusterctl data build --help`")
+    if not output or output.endswith("/"):
+        problem = f"{output} is a folder" if output else "is empty"
+        raise UsageError(f"--output: {problem}", f"add the name of the pair, as in {output}corpus")
     with options.connected(chosen) as connections, bar("build") as drawn:
         made = spread(chosen, connections, arguments, Path(output), leave, _log_phase, drawn.of)
     if "--json" in arguments:
@@ -107,7 +110,9 @@ def scatter(
     shards: Annotated[
         list[str], typer.Argument(metavar="SHARD...", help="Prefixes of the shards, or their files.")
     ],
-    to: Annotated[str, typer.Option(metavar="NODE_PATH", help="The folder on each node.")],
+    to: Annotated[
+        str, typer.Option(metavar="NODE_PATH", callback=options.OfNodePath, help="The folder on each node.")
+    ],
     selection: options.NodeOptions,
     *,
     replace: Annotated[bool, typer.Option("--replace", help=options.REPLACE)] = False,

@@ -10,6 +10,7 @@ import typer
 from clusterctl.cli import options
 from clusterctl.cli.models.generate import Where
 from clusterctl.cli.models.trainer import forward
+from clusterctl.cli.option_values import READ_WEIGHTS, TYPES, WEIGHTS
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write; it must not exist.")
@@ -25,7 +26,12 @@ def import_(
     output: Output,
     form: Annotated[
         str | None,
-        typer.Option("--from", metavar="FORMAT", help="The format of SRC. Default: detected from its files."),
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            callback=options.one_of(READ_WEIGHTS),
+            help="The format of SRC. Default: detected from its files.",
+        ),
     ] = None,
     heads: Annotated[
         int, typer.Option(min=0, metavar="N", help="Attention heads, if SRC does not record them.")
@@ -51,12 +57,22 @@ def import_(
 
 def export(
     to: Annotated[
-        str, typer.Option(metavar="FORMAT", help="The format to write: hf, megatron, mindspore, ...")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            callback=options.one_of(WEIGHTS),
+            help="The format to write: hf, megatron, mindspore, ...",
+        ),
     ],
     output: Output,
     where: Where = "last",
     dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help="The type of the weights: fp32, bf16 or fp16.")
+        str,
+        typer.Option(
+            metavar="TYPE",
+            callback=options.one_of(TYPES),
+            help="The type of the weights: fp32, bf16 or fp16.",
+        ),
     ] = "fp32",
     tensor: Annotated[
         int, typer.Option(min=1, metavar="N", help="Megatron: divide each matrix into N files.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from clusterctl.checks.doctor import CheckedJob
-    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.inventory.cluster import Cluster, Node
 
 # From harmless to bad.
 LEVELS = {
@@ -81,7 +81,7 @@ def doctor(
         checked, chosen = _checked(job, selection) if job else (None, None)
         if chosen is None:
             chosen = selection.chosen() if named or options.has_inventory() else None
-    shown = Report(fix_hints=fix_hints, verbose=verbose, silent=as_json)
+    shown = Report(chosen.nodes if chosen else (), fix_hints=fix_hints, verbose=verbose, silent=as_json)
     # Loading torch takes seconds, and so does an unreachable node: do both at the same time.
     with shown.waiting, ThreadPoolExecutor(1) as background:
         here = background.submit(checks_doctor.here)
@@ -118,7 +118,7 @@ def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Clus
     from clusterctl.runs.prepare.stage import code_hash
 
     path = Path(job)
-    if path.suffix not in (".yaml", ".yml", ".json") and not path.exists():
+    if path.suffix not in options.JOB_FILES and not path.exists():
         raise UsageError(
             f"{job}: no such job file", f"to check nodes: clusterctl doctor -n {shlex.quote(job)}"
         )
@@ -133,7 +133,8 @@ def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Clus
 class Report:
     """Shows each problem when it is found, and at the end the checks that passed, folded."""
 
-    def __init__(self, *, fix_hints: bool, verbose: bool, silent: bool) -> None:
+    def __init__(self, nodes: Sequence[Node] = (), *, fix_hints: bool, verbose: bool, silent: bool) -> None:
+        self.nodes = nodes
         self.fix_hints, self.verbose, self.silent = fix_hints, verbose, silent
         self.findings: list[Finding] = []
         self.waiting = Waiting("the nodes", quiet=silent, at_once=True)
@@ -144,7 +145,7 @@ class Report:
 
         self.findings += findings
         order = list(LEVELS)
-        problems = [finding for finding in folded(findings) if not finding.is_sound]
+        problems = [finding for finding in folded(findings, self.nodes) if not finding.is_sound]
         wanted = [entry for entry in problems if self.verbose or not _is_detail(entry)]
         if wanted and not self.silent:
             worst_first = sorted(wanted, key=lambda finding: -order.index(finding.level))

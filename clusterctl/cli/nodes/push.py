@@ -112,8 +112,8 @@ def push(
 
 def _refuse_node_in(path: str | None, example: str) -> None:
     """Raise a UsageError for a path in the form of scp, NODE:/PATH: nodes are chosen by options."""
-    if path is not None and not path.strip():
-        raise UsageError("the path on the nodes is empty", "name a path; is a variable of the shell unset?")
+    if path is not None:
+        options.require_node_path(path)
     if path and (found := re.fullmatch(r"(?P<nodes>[^/:~]+):(?P<path>[/~].*)", path)):
         words = example.replace("{path}", shlex.quote(found["path"]))
         words = words.replace("{nodes}", shlex.quote(found["nodes"]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.options import DryRun, Force, Json, NodeOptions
+from clusterctl.cli.options import DryRun, Force, Json, NodeOptions, checked_by, default_kind, require_kind
 from clusterctl.hostfile.formats import MAX_SLOTS
 
 if TYPE_CHECKING:
@@ -24,6 +24,15 @@ AnyFile = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="A hostfile, Slurm node list, cluster.yaml or rank table."),
 ]
+
+
+def _require_format(target: str) -> None:
+    from clusterctl.hostfile.convert import require_format
+
+    require_format(target)
+
+
+OfFormat, OfKind = checked_by(_require_format), checked_by(require_kind)
 FORMATS = "Format: deepspeed, openmpi, mpich, slurm, torchrun or cluster."
 MASTER_PORT = 29500
 MasterPort = Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="Master port for torchrun.")]
@@ -110,7 +119,9 @@ class HostfileOutput:
 def build(
     selection: NodeOptions,
     target: HostfileOutput,
-    to: Annotated[str, typer.Option("--to", "--format", metavar="FORMAT", help=FORMATS)] = "deepspeed",
+    to: Annotated[
+        str, typer.Option("--to", "--format", metavar="FORMAT", callback=OfFormat, help=FORMATS)
+    ] = "deepspeed",
     slots: Annotated[
         int | None,
         typer.Option(
@@ -131,7 +142,10 @@ def check(
     file: AnyFile,
     slots: SlotOptions,
     target: Annotated[
-        str | None, typer.Option("--for", metavar="FORMAT", help="Also check that this launcher can use it.")
+        str | None,
+        typer.Option(
+            "--for", metavar="FORMAT", callback=OfFormat, help="Also check that this launcher can use it."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -170,17 +184,19 @@ def convert(
     file: AnyFile,
     to: Annotated[
         str,
-        typer.Option(metavar="FORMAT", help=FORMATS),
+        typer.Option(metavar="FORMAT", callback=OfFormat, help=FORMATS),
     ],
     chosen: SlotOptions,
     target: HostfileOutput,
     slots: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Slots per node where the file gives none."),
+        typer.Option(min=1, max=MAX_SLOTS, metavar="N", help="Slots per node where the file gives none."),
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Kind of the devices in a cluster.yaml: cpu, cuda or npu."),
+        typer.Option(
+            metavar="KIND", callback=OfKind, help="Kind of the devices in a cluster.yaml: cpu, cuda or npu."
+        ),
     ] = None,
 ) -> None:
     """Write the same nodes in another format. Refused if the format cannot hold everything, unless --lossy."""
@@ -191,7 +207,7 @@ def convert(
     source = detect.read(file)
     if source.faults:
         raise InputFaults(source.faults)
-    target.write(chosen.narrowed(hostfile_convert.with_slots(source, slots)), to, _kind(kind))
+    target.write(chosen.narrowed(hostfile_convert.with_slots(source, slots)), to, kind or default_kind())
 
 
 def _show_losses(source: Source, to: str, lost: Sequence[Loss]) -> None:
@@ -209,17 +225,6 @@ def _show_losses(source: Source, to: str, lost: Sequence[Loss]) -> None:
         first, more = losses[0], f" and {len(losses) - 1} more" if len(losses) > 1 else ""
         problem = first.what if len({loss.what for loss in losses}) == 1 else kind
         screen.log(f"lost: {first.where}{more}: {problem} ({first.remedy})", style="yellow")
-
-
-def _kind(given: str | None) -> str:
-    from clusterctl.errors import UsageError
-    from clusterctl.inventory.cluster import KINDS
-    from clusterctl.settings import load_settings
-
-    kind = given or load_settings().kind
-    if kind not in KINDS:
-        raise UsageError(f"unknown kind {kind!r}", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
-    return kind
 
 
 def _show_torchrun(source: Source, to: HostfileOutput) -> None:

@@ -23,7 +23,8 @@ def push(
     file: Table,
     selection: options.NodeOptions,
     to: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
+        str | None,
+        typer.Option(metavar="PATH", callback=options.OfNodePath, help="Path on the nodes. Default: ~/NAME."),
     ] = None,
     accept_new: options.AcceptNew = False,
     dry_run: options.DryRun = False,

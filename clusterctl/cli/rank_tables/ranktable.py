@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl.cli.option_values import HARDWARE, SORTS
 from clusterctl.cli.options import (
     AcceptNew,
     ClusterFile,
@@ -15,10 +16,11 @@ from clusterctl.cli.options import (
     Force,
     Json,
     NodeOptions,
-    at_option,
+    checked_by,
     cluster_of,
     connected,
     has_inventory,
+    one_of,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from clusterctl.ranktable.check import Report
     from clusterctl.ranktable.finding import Finding
     from clusterctl.transport.fanout import Connections
+
+
+def _require_devices(text: str) -> None:
+    from clusterctl.inventory.cluster import named_devices
+
+    named_devices(text)
 
 
 Output = Annotated[
@@ -45,6 +53,7 @@ For = Annotated[
     typer.Option(
         "--for",
         metavar="HARDWARE",
+        callback=one_of(HARDWARE),
         help="Hardware of the table: 910a, a2, a3 or a5. Default: guessed from its version.",
     ),
 ]
@@ -53,6 +62,7 @@ ForNew = Annotated[
     typer.Option(
         "--for",
         metavar="HARDWARE",
+        callback=one_of(HARDWARE),
         help="Hardware: 910a or a2 (version 1.0), a3 (version 1.2). Default: the nodes are asked.",
     ),
 ]
@@ -61,6 +71,7 @@ Devices = Annotated[
     typer.Option(
         "--devices",
         metavar="SET",
+        callback=checked_by(_require_devices),
         help="Devices of each node, in rank order: 8 (a number), '[0,8)' (8 is excluded) or 4,5,6,7.",
     ),
 ]
@@ -139,8 +150,7 @@ def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) ->
     from clusterctl.inventory.cluster import named_devices
     from clusterctl.ranktable import api, from_nodes
 
-    with at_option("--devices"):
-        devices = None if query.devices is None else named_devices(query.devices)
+    devices = None if query.devices is None else named_devices(query.devices)
     chosen = selection.chosen()
     api.buildable(query.hardware)
     with connected(chosen, accept_new) as connections:
@@ -178,7 +188,12 @@ def merge(
     files: Tables,
     to: TableOutput,
     sort: Annotated[
-        str, typer.Option(metavar="ORDER", help="Order of the servers: given, address, name or inventory.")
+        str,
+        typer.Option(
+            callback=one_of(SORTS),
+            metavar="ORDER",
+            help="Order of the servers: given, address, name or inventory.",
+        ),
     ] = "given",
     cluster: ClusterFile = None,
     hardware: For = None,

@@ -148,7 +148,7 @@ def _cut(
     arguments: Sequence[str], count: int, folder: Path, output: Path, leave: bool, tell: Tell
 ) -> list[Share]:
     argv = ["data-shares", *arguments, "--count", str(count), "--folder", str(folder)]
-    inputs = ask_trainer(partial(decode, InputShares), argv)
+    inputs = ask_trainer(partial(decode, InputShares), argv, called="clusterctl data build")
     total, shares = sum(share.bytes for share in inputs.shares), len(inputs.shares)
     if not shares:
         raise UsageError("the inputs are empty", "check --input")

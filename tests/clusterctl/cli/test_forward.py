@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.errors import InputFaults
 from clusterctl.jobs.ask_trainer import ask_trainer
 
 ROOT = Path(__file__).parents[3]
@@ -58,3 +59,16 @@ def test_a_command_that_is_ended_lets_the_trainer_end_in_its_own_time(number: si
         process.send_signal(number)
         assert process.stdout.read() == "ended in its own time\n"
         assert process.wait(30) == 7
+
+
+def test_all_errors_of_the_trainer_are_passed_on_for_the_command_of_the_user() -> None:
+    words = ["data-shares", "--input", "x", "--workers", "two", "--nope"]
+    with pytest.raises(InputFaults) as caught:
+        ask_trainer(dict, [*words, "--max-bad", "y"], called="clusterctl data build")
+    assert [str(fault) for fault in caught.value.faults[:2]] == [
+        "--workers: 'two' is not a whole number",
+        "--max-bad: 'y' is not a whole number",
+    ]
+    assert caught.value.hint == "clusterctl data build --help"
+    with pytest.raises(InputFaults, match="the trainer's data-shares: --workers: 'two'"):
+        ask_trainer(dict, words)

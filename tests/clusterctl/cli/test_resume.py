@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from clusterctl.cli.launch import resume
 from clusterctl.cli.launch.resume import changed
 from clusterctl.errors import UsageError
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.phase import Phase
 from clusterctl.text import epochs, short_time
+from clusterctl.transport.fanout import Connections
 from tests.clusterctl.conftest import Run
 from tests.support.run_folders import end_run, restarted_run
 
@@ -45,6 +48,33 @@ def test_other_changes_are_refused(tmp_path: Path, command_line: Run, text: str,
     restarted_run(tmp_path / "runs")
     code, _, err = command_line("resume", "tiny", "--set", text)
     assert code == 2 and f"--set {text}" in err and problem in err and "  try: " in err
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--detach",), ("--set", "train.steps=80")])
+def test_a_command_of_notify_that_does_not_exist_here_is_refused(
+    tmp_path: Path, command_line: Run, more: tuple[str, ...]
+) -> None:
+    run = restarted_run(tmp_path / "runs", job={"notify": "./nosuch.sh"})
+    end_run(run, Phase.STOPPED)
+    before = run.events.read_bytes()
+    code, _, err = command_line("resume", "tiny", *more)
+    assert code == 2, err
+    assert "tiny-1122-100000-abcd: notify: ./nosuch.sh: no such file in " in err
+    assert "put the program back, or resume in the folder and with the PATH of the launch" in err
+    assert run.events.read_bytes() == before
+
+
+def test_a_new_controller_for_an_active_run_needs_no_command_of_notify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = restarted_run(tmp_path / "runs", job={"notify": "./nosuch.sh"})
+    start_up = resume._starter(run, None, None)
+    monkeypatch.setattr(resume, "become_steady", lambda: None)
+    monkeypatch.setattr(resume, "lacks_controller", lambda run, connections: True)
+    assert start_up(cast(Connections, None)) is False
+    monkeypatch.setattr(resume, "lacks_controller", lambda run, connections: False)
+    with pytest.raises(UsageError, match=r"nosuch\.sh: no such file"):
+        start_up(cast(Connections, None))
 
 
 def test_the_training_of_a_job_is_changed_and_nothing_else() -> None:

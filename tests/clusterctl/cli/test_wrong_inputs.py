@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.models.generate import LIMITS, DrawingOptions
+from clusterctl.cli.commands import built
+from clusterctl.cli.main import _machine_error
+from clusterctl.cli.models.generate import DrawingOptions
+from clusterctl.cli.option_values import READ_WEIGHTS, WEIGHTS
+from clusterctl.cli.options import WRONG_WORDS
+from clusterctl.errors import ClusterctlError, UsageError
 from tests.clusterctl.conftest import Run
 from trainer.generate.sampling import Sampling
+from trainer.weights.convert import readable, writable
 
 CLUSTER = "nodes:\n  node[1-2]: {host: '10.0.0.{n}', devices: 2}\ngroups: {left: node1}\n"
 COMMAND = "command: [python, p.py]\n"
@@ -129,7 +139,7 @@ LINES = [
     (("plan", "job.yaml", "--set", "notify=./nosuch"), "--set notify: ./nosuch: no such file"),
     (("launch", "job.yaml", "--notify", ""), "--notify is empty"),
     (("exec", "all", "--", ""), "the command is empty"),
-    (("logs", "tail", "last", "-n", "-3"), "--lines / -n: -3 is out of range"),
+    (("logs", "tail", "last", "-n", "-3"), "-n: -3 is out of range"),
     (("init", "--job", "cluster"), "exists\n  try: --force overwrites it; or choose another name"),
     (("launch", "--no-code", "--", ""), "the command is empty"),
     (("push", "empty", ""), "the path on the nodes is empty"),
@@ -140,6 +150,41 @@ LINES = [
         ("help", "nodes", "list", "more"),
         "'more' is one argument too many: `clusterctl nodes list` has no commands",
     ),
+    (
+        ("plan", "job.yaml", "-c", ""),
+        "-c: is empty\n  try: name a file or folder; is a variable of the shell unset?",
+    ),
+    (("checkpoint", "export", "empty", "--to", "hf", "-o", ""), "-o: is empty"),
+    (("checkpoint", "import", "", "--output", "x"), "SRC: is empty"),
+    (("ranktable", "merge", "", "a.json"), "FILE...: is empty"),
+    (("hostfile", "convert", "cluster.yaml", "--to", "slurm", "--slots", "99999999"), "use 1 to 4096"),
+    (("hostfile", "check", "cluster.yaml", "--include", ""), "--include: is empty"),
+    (("plan", "job.yaml", "--include", ""), "--include: is empty"),
+    (
+        ("hostfile", "check", "cluster.yaml", "--exclude", "node1@node2"),
+        "--exclude: the filter leaves no slot",
+    ),
+    (("hostfile", "build", "-o", "job.yaml/x"), "job.yaml/x: job.yaml is a file, not a folder"),
+    (("hostfile", "build", "-o", "empty"), "empty: is a folder\n  try: name a file"),
+    (("plan", "job.yaml", "--what-if", ""), "--what-if is empty"),
+    (("launch", "--code", ".", "--no-code", "--", "true"), "--code and --no-code contradict each other"),
+    (("generate", "--threads", "99999999"), "--threads: 99999999 is out of range\n  try: use 0 to 1024"),
+    (("serve", "--drain", "1e300"), "use 0.1 to 1000000"),
+    (
+        ("ranktable", "check", "a.json", "--for", "a9"),
+        "--for: unknown value 'a9'\n  try: use one of 910a, a2, a3, a5",
+    ),
+    (
+        ("ranktable", "merge", "x.json", "--sort", "nope"),
+        "--sort: unknown value 'nope'\n  try: use one of given",
+    ),
+    (("data", "scatter", "x", "--to", ""), "--to: the path on the nodes is empty"),
+    (("ranktable", "push", "x.json", "--to", " "), "--to: the path on the nodes is empty"),
+    (
+        ("data", "build", "--on", "node1", "--output", "o/"),
+        "--output: o/ is a folder\n  try: add the name of the pair",
+    ),
+    (("data", "build", "--on", "node1", "--output", ""), "--output: is empty"),
     (("push", "empty", "node1:/tmp/x"), "node1:/tmp/x: give the path alone; options choose the nodes"),
     (("pull", "node[1-2]:~/x", "out"), "clusterctl pull '~/x' out -n 'node[1-2]'"),
 ]
@@ -228,19 +273,204 @@ def test_every_wrong_value_of_a_command_line_is_named(folder: Path, command_line
     code, _, err = command_line("checkpoint", "diff")
     assert code == 2 and err.count("error: ") == 1
     code, _, err = command_line("generate", "--temperature", "nan", "--top-p", "inf")
-    assert code == 2 and "--temperature: nan is not" in err and "--top-p: inf is not" in err
+    assert code == 2 and "--temperature: nan is not" in err and "--top-p: inf is out of range" in err
 
 
 def test_the_limits_of_samplings_are_the_trainers() -> None:
+    options = {param.name: param.type for param in built("generate").params}
     defaults = DrawingOptions()
-    checked = LIMITS.keys() - {"samples", "max_tokens"}
-    for name in checked:
+    limited = {name for name, kind in options.items() if hasattr(kind, "min")} - {"max_tokens"}
+    names = limited & {field.name for field in fields(Sampling)}
+    assert len(names) == 11
+    for name in names:
+        limits = options[name]
         assert not Sampling(**{name: getattr(defaults, name)}).faults()
         kind = type(getattr(defaults, name) or 0)
-        for value in {LIMITS[name].least, LIMITS[name].least - 0.5, LIMITS[name].most, LIMITS[name].most + 1}:
-            if abs(value) < 1e9:
-                asked = kind(value // 1) if kind is int else value
-                assert bool(Sampling(**{name: asked}).faults()) != LIMITS[name].hold(asked), (name, asked)
+        most = [] if limits.max is None else [limits.max, limits.max + 1]
+        for value in {limits.min, limits.min - 0.5, *most}:
+            asked = kind(value // 1) if kind is int else value
+            accepted = True
+            try:
+                limits.convert(str(asked), None, None)
+            except WRONG_WORDS:
+                accepted = False
+            assert bool(Sampling(**{name: asked}).faults()) != accepted, (name, asked)
+
+
+def test_every_unknown_option_of_a_command_line_is_named(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line(
+        "generate", "--temprature", "1", "--tpk=3", "-z", "--samples", "0", "--top-p", "nan"
+    )
+    assert code == 2 and err.splitlines() == [
+        "error: no such option: --temprature (Possible options: --temperature, --truncate)",
+        "  try: clusterctl generate -h",
+        "error: no such option: --tpk (Possible options: --stop, --top-k, --top-p)",
+        "  try: clusterctl generate -h",
+        "error: no such option: -z",
+        "  try: clusterctl generate -h",
+        "error: --top-p: nan is not a number that can be used",
+        "  try: use a finite number",
+        "error: --samples: 0 is out of range",
+        "  try: use 1 to 1000",
+    ]
+    # The argument that an option lacks may follow an unknown option.
+    code, _, err = command_line("checkpoint", "export", "--ot", "hf")
+    assert (
+        code == 2 and err.count("error: ") == 1 and "--ot (Possible options: --json, --output, --to)" in err
+    )
+    code, _, err = command_line("--nope", "-z", "nodes")
+    assert code == 2 and err.count("error: ") == 2
+    code, out, err = command_line("generate", "--help", "--nope")
+    assert code == 2 and out == "" and "no such option: --nope" in err
+
+
+def test_unknown_options_before_a_command_of_the_user_are_ours(folder: Path, command_line: Run) -> None:
+    for verb in ("exec", "launch", "plan", "ssh"):
+        code, _, err = command_line(verb, "--nope")
+        assert code == 2 and "error: no such option: --nope" in err, err
+    code, _, err = command_line("launch", "job.yaml", "--devics", "1", "--restart", "2")
+    assert (
+        code == 2
+        and err.count("error: no such option: --") == 2
+        and "--devices" in err
+        and "--restarts" in err
+    )
+    code, _, err = command_line("exec", "all", "--fanot", "1", "ls")
+    assert code == 2 and "no such option: --fanot (Possible options: --against, --fanout, --out)" in err
+
+
+def test_unknown_options_of_a_command_of_the_user_are_named_together(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line("exec", "all", "ls", "-la", "--color", "--si")
+    assert code == 2 and err.splitlines() == [
+        "error: -l, --color and --si are not options of `clusterctl exec`",
+        "  try: if they belong to your command, write -- before the command: "
+        "clusterctl exec all -- ls -la --color --si",
+    ]
+    code, _, err = command_line("exec", "all", "--fanout", "2", "ls", "-l")
+    assert code == 2 and "clusterctl exec all --fanout 2 -- ls -l" in err
+
+
+def test_every_wrong_number_of_a_model_is_named(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line(
+        "generate", "--temperature", "nan", "--top-k", "-1", "--top-p", "0", "--threads", "x"
+    )
+    assert code == 2 and err.splitlines() == [
+        "error: --threads: 'x' is not a whole number",
+        "  try: clusterctl generate -h",
+        "error: --temperature: nan is not a number that can be used",
+        "  try: use a finite number",
+        "error: --top-k: -1 is out of range",
+        "  try: use 0 or more",
+        "error: --top-p: 0.0 is out of range",
+        "  try: use above 0, at most 1",
+    ]
+    code, _, err = command_line(
+        "serve", "--drain", "nan", "--batch", "0", "--request-timeout", "inf", "--tensor", "-1"
+    )
+    assert code == 2 and err.count("error: ") == 4
+    code, _, err = command_line("eval", "--stride", "0", "--limit", "-1", "--pattern", "1.5")
+    assert code == 2 and err.count("error: ") == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "places"),
+    [
+        (
+            "generate --device tpu --weights fp64 --top-k -1",
+            ["--device: unknown value 'tpu'", "--weights", "--top-k"],
+        ),
+        (
+            "serve --device tpu --weights fp64 --port -1",
+            ["--device", "--weights: unknown value 'fp64'", "--port"],
+        ),
+        (
+            "eval --weights int8 --split most --stride 0",
+            ["--weights: unknown value 'int8'", "--split", "--stride"],
+        ),
+        (
+            "checkpoint export --to x --dtype fp8 --tensor 0 -o x",
+            ["--to: unknown value 'x'", "--dtype", "--tensor"],
+        ),
+        ("checkpoint import x --from x --heads -1 -o x", ["--from: unknown value 'x'", "--heads: -1"]),
+        (
+            "ranktable build --for a9 --devices x",
+            ["--for: unknown value 'a9'", "--devices: 'x' is not a choice"],
+        ),
+        (
+            "launch job.yaml --hang-after x --notify= --devices x",
+            ["--hang-after x", "--notify is empty", "--devices"],
+        ),
+        (
+            "launch --devices x --env-style y",
+            ["--devices", "--env-style y", "no job file and no command given"],
+        ),
+        ("launch job.yaml more --devices x", ["--devices", "'more' is one word too many"]),
+        ("plan --what-if devices=-1,kind=tpu,a=3", ["devices=-1", "kind 'tpu'", "'a=3'", "nodes is missing"]),
+    ],
+)
+def test_wrong_choices_are_named_together(
+    folder: Path, command_line: Run, line: str, places: list[str]
+) -> None:
+    code, _, err = command_line(*line.split())
+    assert code == 2 and err.count("error: ") == len(places), err
+    assert all(place in err for place in places), err
+
+
+def test_a_negative_number_after_an_unknown_option_is_its_value(folder: Path, command_line: Run) -> None:
+    code, _, err = command_line("checkpoint", "prune", "last", "--keep", "-1")
+    assert code == 2 and err.count("error: ") == 1 and "no such option: --keep " in err
+
+
+def test_formats_of_weights_are_the_trainers() -> None:
+    assert {*READ_WEIGHTS} == {*readable(), "peft"}
+    assert {*WEIGHTS} == {*writable(), "peft"}
+
+
+def test_a_fault_of_an_inventory_keeps_its_place_if_it_names_the_nodes_of_the_job(
+    folder: Path, command_line: Run
+) -> None:
+    device = {"device_id": "0", "device_ip": "10.1.0.1", "rank_id": "0"}
+    server = {"server_id": "node1", "device": [device]}
+    table = {"version": "1.0", "status": "completed", "server_count": "2", "server_list": [server, server]}
+    (folder / "table.json").write_text(json.dumps(table))
+    (folder / "job.yaml").write_text(COMMAND + "nodes: node1\n")
+    code, _, err = command_line("plan", "job.yaml", "-c", "table.json")
+    assert code == 2 and "table.json /server_list/1/server_id: the server 'node1' is also at" in err, err
+    assert "job.yaml" not in err
+
+
+def test_a_file_without_permission_is_a_wrong_input(
+    folder: Path, command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, kind in (
+        (errno.EACCES, UsageError),
+        (errno.EROFS, UsageError),
+        (errno.ENOSPC, ClusterctlError),
+    ):
+        assert type(_machine_error(OSError(number, os.strerror(number), "x"))) is kind
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, _, err = command_line("ranktable", "check", "job.yaml")
+    assert code == 2
+    assert err == "error: FILE...: job.yaml is not readable\n  try: check its owner and permissions\n"
+
+
+def test_the_option_that_was_typed_is_named(folder: Path, command_line: Run) -> None:
+    for words, name in (
+        (("build", "--format", "slrum"), "--format"),
+        (("build", "--to=slrum"), "--to"),
+        (("build", "--to", "mpich", "--format=slrum"), "--format"),
+        (("check", "cluster.yaml", "--for", "slrum"), "--for"),
+    ):
+        code, _, err = command_line("hostfile", *words)
+        assert code == 2 and err == f"error: {name}: unknown format 'slrum'\n  try: did you mean 'slurm'?\n"
+    code, _, err = command_line("hostfile", "convert", "cluster.yaml", "--to", "nope", "--kind", "tpu")
+    assert (
+        code == 2
+        and "error: --to: unknown format 'nope'" in err
+        and "error: --kind: unknown kind 'tpu'" in err
+    )
+    code, _, err = command_line("logs", "tail", "last", "--lines=-3")
+    assert code == 2 and "error: --lines: -3 is out of range" in err
 
 
 def test_a_folder_with_a_sandbox_and_no_inventory_names_the_sandbox(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from clusterctl.cli.launch import slurm_job
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.parts.slurm import SlurmOptions, minutes_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.platforms import slurm, submission
+from clusterctl.runs import query, stop
+from clusterctl.runs.prepare import elsewhere
 from clusterctl.runs.state import RunState, read_state, write_state
+from clusterctl.transport.fanout import Connections
 from tests.clusterctl.conftest import Run
 
 COMMAND = "command: [hostname]\n"
@@ -239,3 +245,18 @@ def test_a_machine_without_a_cluster_says_so(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UsageError, match="no Slurm cluster answers here") as refused:
         slurm.refuse_impossible("")
     assert "login node" in refused.value.hint
+
+
+def test_a_continued_job_of_slurm_reports_a_missing_command_of_notify_and_starts(
+    waiting: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = waiting.read_record()
+    waiting.write_record(replace(record, job=replace(record.job, notify="./nosuch.sh")))
+    started = []
+    monkeypatch.setattr(stop, "stop_nodes", lambda *_, **__: None)
+    monkeypatch.setattr(query, "query_nodes", lambda *_: RunState(Phase.FAILED, {}))
+    monkeypatch.setattr(elsewhere, "resume_on", lambda *_: started.append("started"))
+    slurm_job._resume(waiting, record.cluster, cast(Connections, None), lambda *_: None)
+    problem = "notify: ./nosuch.sh: no such file"
+    assert started == ["started"] and problem in capsys.readouterr().err
+    assert any(problem in str(event.facts.get("text")) for event in waiting.event_lines())

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.building import SAYINGS, built, pair_bytes, small_tokenizer, verb, write_lines
-from trainer.corpus.commands import token_count
 from trainer.corpus.indexed import Writer, open_corpus
-from trainer.corpus.info import Epochs, describe, histogram
+from trainer.corpus.info import Epochs, describe, histogram, token_count
 from trainer.corpus.manifest import manifest_path
 from trainer.corpus.shards import merge, shard_name, split
 from trainer.corpus.verify import repair, verify

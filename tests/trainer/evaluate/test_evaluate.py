@@ -448,6 +448,7 @@ def test_wrong_orders_are_refused(gpt: Path, glm: Path, tmp_path: Path) -> None:
         (["--task", "lambda", "--data", str(data)], "there is no task 'lambda'"),
         (["--task", "lambada"], "task lambada needs data"),
         (["--task", "lambada=nowhere.jsonl"], "nowhere.jsonl does not exist"),
+        (["--task", "lambada="], "the file name of a task is empty"),
         (["--task", f"lambada={data}", "--convention", "mine"], "has no convention 'mine'"),
         (["--task", f"lambada={data}", "--stride", "0", "--limit", "-1"], "--stride is 0"),
     ):

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from trainer.__main__ import main
 from trainer.checkpoint.manifest import encode_manifest
 from trainer.config.model import ModelConfig
 from trainer.corpus.build import Order, build
 from trainer.corpus.tokenizer import train_tokenizer
 from trainer.corpus.worker import Recipe
 from trainer.errors import CheckpointError, InputError
-from trainer.generate.command import Prompt, _texts
+from trainer.generate.command import Prompt, _cache_bytes, _prompts, _texts
 from trainer.generate.loading import open_decoder, plan_memory
 from trainer.generate.sampling import Sampling
 
@@ -228,6 +229,42 @@ def test_bytes_of_the_command_line_that_are_not_utf_8_are_refused(checkpoint: Pa
     assert done.returncode == 2 and "--prompt 2: byte 0xff is not UTF-8" in done.stderr
     done = verb("generate", "--checkpoint", str(checkpoint), "--prompt-line", os.fsdecode(b"\xff"))
     assert done.returncode == 2 and "line 1: not UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--prompts", ""), "--prompts: is empty"),
+        (("--prompts", "nosuch"), "nosuch: no such file"),
+        (("--cache", "0GBs"), "--cache is '0GBs'"),
+        (("--cache", "nan"), "--cache is 'nan'"),
+        (("--threads", "1025"), "--threads is 1025; at most 1024 are possible"),
+        (("--tokenizer", ""), "--tokenizer: is empty"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_checkpoint_is_read(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], problem: str
+) -> None:
+    try:
+        code = main(["generate", "--checkpoint", "none", *words])
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code == 2 and f"error: {problem}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2", 2 * 10**9), (".5", 5 * 10**8), ("1GiB", 2**30), ("3 MB", 3 * 10**6)]
+)
+def test_the_cache_is_a_size_or_a_number_of_gigabytes(text: str, size: int) -> None:
+    assert _cache_bytes(text) == size
+
+
+def test_prompts_of_a_pipe_are_read_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen(["sh", "-c", f"printf 'one\\ntwo\\n' > {tmp_path}/pipe"])
+    asked = argparse.Namespace(prompts=str(tmp_path / "pipe"), prompt=None, prompt_line=[])
+    assert [prompt.text for prompt in _prompts(asked)] == ["one", "two"]
+    assert writer.wait() == 0
 
 
 def test_a_kind_of_device_that_does_not_exist_is_refused_with_the_kinds(checkpoint: Path) -> None:

@@ -58,6 +58,8 @@ CASES: list[tuple[Callable[[Path], None], str, str, tuple[str, ...], str, str]] 
     (unchanged, IMPORT, "hf", ("--vocab", "-3"), "--vocab is -3; at least 1", "leave out --vocab"),
     (unchanged, IMPORT, "hf", ("--heads", "-1"), "--heads is -1; at least 1", "leave out --heads"),
     (unchanged, IMPORT, "megatron", ("--heads", "5"), "--heads is 5, and", "leave out --heads"),
+    (unchanged, IMPORT, "none", ("--from", "hf"), "none: no such file or folder", "check the path"),
+    (unchanged, IMPORT, "hf/config.json", ("--from", "hf"), "config.json is not a folder", "name the folder"),
     (unchanged, IMPORT, "hf", ("--state",), "contains no optimizer state", "leave out --state"),
     (unchanged, IMPORT, "hf", ("--from", "gguf"), "--from gguf: no such format", "use one of"),
     (with_nan, IMPORT, "hf", (), "hf: norm.bias holds numbers that are not finite", "copy it again"),
