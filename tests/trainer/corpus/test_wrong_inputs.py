@@ -31,8 +31,8 @@ LINES = [
     ("data-info @", ["prefix: is empty"]),
     ("data-repair @", ["prefix: is empty"]),
     ("data-merge @ --output out", ["prefix: is empty"]),
-    ("data-split pair/c --output out --split nan,1,1", ["--split nan,1,1: is not up to three shares"]),
-    ("data-split pair/c --output out --split 1e400,1", ["--split 1e400,1: is not up to three shares"]),
+    ("data-split pair/c --output out --split nan,1,1", ["--split nan,1,1: must be one to three shares"]),
+    ("data-split pair/c --output out --split 1e400,1", ["--split 1e400,1: must be one to three shares"]),
     ("data-merge pair/c --output in.txt/x", ["in.txt: is a file, not a folder"]),
     (
         "tokenizer-train --input in.txt --vocab-size 300 --output in.txt/t.json",
