@@ -6,9 +6,9 @@
 All backends take turns in one process, with the allocator settings that the launcher gives every rank; a row shows
 medians. If torch has no bf16 products for the processor, its time for them is left out, because it takes minutes. The
 last column is our time over the time that it takes to read and write the necessary bytes at this machine's rate of
-copying; products have no such value. Copying the inputs is not measured. With one thread, which a rank among many has,
-the time is processor time, which is reliable on a busy machine. With more threads it is wall time, which is not,
-because threads wait for each other.
+copying, measured before and after each case; products have no such value. Copying the inputs is not measured. With
+one thread, which a rank among many has, the time is processor time, which is reliable on a busy machine. With more
+threads it is wall time, which is not, because threads wait for each other.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def measure(request: Request) -> list[Row]:
     if request.threads:
         torch.set_num_threads(request.threads)
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    rate = copy_rate(clock)
     reference = native.choose("cpu", "reference")
     rows = []
     for status in native.survey("cpu"):
@@ -83,9 +82,14 @@ def measure(request: Request) -> list[Row]:
             plain, run = (partial(getattr(ops, case.op), **case.arguments) for ops in (reference, chosen))
             peers = [] if case.op in PRODUCTS and products.widens(case.inputs()[0]) else [plain]
             if request.compiled and peers:
+                # After eight versions of one function torch.compile runs the rest without compilation.
+                torch.compiler.reset()
                 peers.append(torch.compile(plain, dynamic=False))
+            # Other virtual machines share the memory, so the rate may double within minutes.
+            before = copy_rate(clock)
             own, *others = medians([run, *peers], case.inputs(), request.repeat, clock)
             eager, compiled = (*others, None, None)[:2]
+            rate = (before + copy_rate(clock)) / 2
             least = least_bytes(case.op, run, case.inputs()) / rate * 1e3
             rows.append(
                 Row(
@@ -100,7 +104,7 @@ def measure(request: Request) -> list[Row]:
                     own / least if least else None,
                 )
             )
-        rows += of_weights(status.op, status.backend, [reference, chosen], request.repeat, clock, rate)
+        rows += of_weights(status.op, status.backend, [reference, chosen], request.repeat, clock)
     return rows
 
 
@@ -167,9 +171,7 @@ def print_levels(repeat: int, threads: int) -> None:
         print(f"{case.name:<22}{str(case.dtype).removeprefix('torch.'):<10}{', '.join(named)} ms")
 
 
-def of_weights(
-    op: str, backend: str, both: list, repeat: int, clock: Callable[[], float], rate: float
-) -> list[Row]:
+def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[], float]) -> list[Row]:
     """Return rows for the ops that process all weights once per step and have no backward pass."""
     import torch
 
@@ -187,12 +189,14 @@ def of_weights(
             (gradients,) if op == "square_sum" else (held, gradients, averages, squares, lowered, *numbers)
         )
         times: list[list[float]] = [[], []]
+        before = copy_rate(clock)
         for _ in range(repeat + 2):
             for choice, own in zip(both, times, strict=True):
                 start = clock()
                 getattr(choice, op)(*given if op == "square_sum" else (AdamWStep(*given),))
                 own.append(clock() - start)
         eager, ours = (statistics.median(own[2:]) * 1e3 for own in times)
+        rate = (before + copy_rate(clock)) / 2
         name = str(dtype).removeprefix("torch.")
         # AdamW reads weight, gradient and two averages; it writes all but the gradient, and a bf16 copy.
         each = 12 + gradients[0].element_size() + 12 + (2 if dtype == torch.bfloat16 else 0)
