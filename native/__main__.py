@@ -8,6 +8,7 @@ import sys
 from importlib import metadata
 
 from native.compiled.build import BuildFailed, build
+from native.memory.torch_pool import serve_torch
 from native.registry import OPS, Status, survey
 
 
@@ -24,7 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "build":
         return _build(options.compiler)
+    # The survey imports torch.
     report = as_data(options.device, survey(options.device))
+    if options.device == "cpu":
+        report["pool"] = {"used": not serve_torch(), "reason": serve_torch()}
     if options.bounds:
         report["bounds"] = bounds()
     print(json.dumps(report, indent=2) if options.json else as_table(report))
@@ -70,6 +74,9 @@ def as_table(report: dict[str, object]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     head = f"device {report['device']}, torch {report['torch'] or 'not installed'}"
     lines = [head, *(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)]
+    if pool := report.get("pool"):
+        given = "the pool" if pool["used"] else f"glibc's heap, because {pool['reason']}"  # type: ignore[index]
+        lines.append(f"torch's large buffers come from {given}")
     for bound in report.get("bounds", ()):  # type: ignore[attr-defined]
         values = f"value within {bound['value']:.0e}, gradients within {bound['gradients']:.0e}"
         lines.append(f"{bound['op']:<{widths[0]}}  {bound['type']:<{widths[1]}}  {values} of the largest")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -25,6 +28,28 @@ def test_the_table_marks_what_auto_takes(capsys: pytest.CaptureFixture[str]) -> 
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum("* " in line for line in lines) == len(OPS)
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("yes", "torch's large buffers come from the pool"),
+        (
+            "never",
+            "torch's large buffers come from glibc's heap, because CLUSTERCTL_NATIVE_POOL is never",
+        ),
+    ],
+)
+def test_it_shows_where_large_buffers_come_from(compiled: object, value: str, line: str) -> None:
+    # A process has one pool, so each answer needs a process of its own.
+    done = subprocess.run(
+        [sys.executable, "-m", "native"],
+        env={**os.environ, "CLUSTERCTL_NATIVE_POOL": value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == line
 
 
 def test_without_torch_it_still_answers(
