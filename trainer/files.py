@@ -1,4 +1,4 @@
-"""Replace, extend, sync and hash files, and read a text from each line of a JSON-lines file.
+"""Replace, link, extend, sync and hash files, and read a text from each line of a JSON-lines file.
 
 Compiled code reads the lines that it understands completely. Python's json reads all others, so that the same lines
 are refused with the same messages without compiled code.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,14 @@ def replace_file(path: Path, content: bytes) -> None:
     finally:
         aside.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create a hard link to a file; copy the file where a link is not possible, as on another disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def first_of(names: Sequence[str], count: int = 3) -> str:

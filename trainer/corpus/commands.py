@@ -87,7 +87,9 @@ def _checking_verbs(verb: ADD) -> list[argparse.ArgumentParser]:
     )
     mend.add_argument("prefix", type=prefix_of, help=PREFIX)
     mend.add_argument(
-        "--output", type=Path, help="Leave the pair as it is and write another; its .bin is a hard link."
+        "--output",
+        type=Path,
+        help="Leave the pair as it is and write another; its .bin is a hard link or, on another disk, a copy.",
     )
     mend.add_argument("--dry-run", action="store_true", help="Show what would happen; change nothing.")
     return [info, check, mend]

@@ -3,7 +3,6 @@ needs for its part."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from trainer.corpus.inputs import Input
 from trainer.corpus.open import PACKED, STDIN
 from trainer.corpus.tokenizer import tokenizer_files
 from trainer.errors import DataError
+from trainer.files import link_or_copy
 
 COPIED_AT_ONCE = 1 << 24
 
@@ -175,7 +175,4 @@ def _link(source: Path, target: Path) -> None:
         for file in source.iterdir():
             _link(file, target / file.name)
         return
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+    link_or_copy(source, target)

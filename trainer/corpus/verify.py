@@ -24,7 +24,7 @@ from trainer.corpus.indexed import (
 from trainer.corpus.manifest import FileRecord, Manifest, load_manifest, manifest_path
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
-from trainer.files import sha256
+from trainer.files import link_or_copy, sha256
 
 TOKENS_AT_ONCE = 1 << 22
 
@@ -208,7 +208,7 @@ def _missing_ends(index: Index, binary: Path) -> tuple[NDArray[np.int64], int] |
 def repair(prefix: Path, output: Path | None = None, dry_run: bool = False) -> Repaired:
     """Write an index that counts the end-of-document tokens; the old one is kept as `.idx.before`.
 
-    With `output` the repaired pair is written there, and its `.bin` is a hard link.
+    With `output` the repaired pair is written there, and its `.bin` is a hard link, or a copy on another disk.
     """
     index, faults = look(prefix)
     if index is None:
@@ -257,8 +257,8 @@ def _write_repaired(index: Index, lengths: NDArray[np.int64], prefix: Path, outp
             write_index(out, index.dtype, sizes, marks)
         if output == prefix:
             before.unlink(missing_ok=True)
-            os.link(idx_path(prefix), before)
-        os.link(bin_path(prefix), asides["bin"])
+            link_or_copy(idx_path(prefix), before)
+        link_or_copy(bin_path(prefix), asides["bin"])
         switch(asides["bin"], asides["idx"], output)
     finally:
         for path in asides.values():

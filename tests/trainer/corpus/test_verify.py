@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -149,6 +150,22 @@ def test_a_repair_can_leave_the_pair_as_it_is(tmp_path: Path) -> None:
     repair(prefix, tmp_path / "new" / "d")
     assert pair_bytes(prefix) == before
     assert pair_bytes(tmp_path / "new" / "d") == pair_bytes(written(tmp_path / "right", ended(DOCUMENTS, 0)))
+
+
+def test_a_repair_copies_to_a_disk_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refuse)
+    prefix = with_defect(tmp_path / "c", DOCUMENTS)
+    before = pair_bytes(prefix)
+    repair(prefix, tmp_path / "new" / "d")
+    assert pair_bytes(prefix) == before
+    assert pair_bytes(tmp_path / "new" / "d") == pair_bytes(written(tmp_path / "right", ended(DOCUMENTS, 0)))
+    repair(prefix)
+    assert (tmp_path / "c.idx.before").read_bytes() == before[1]
 
 
 def test_what_cannot_be_proved_is_not_repaired(tmp_path: Path) -> None:
