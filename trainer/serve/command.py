@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import ipaddress
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -84,6 +86,8 @@ def _read_inputs(arguments: argparse.Namespace) -> tuple[str, str, dict[str, obj
         found["key"] = _key(arguments)
     with _collected(errors):
         found["template"] = _template(arguments, config)
+    with _collected(errors):
+        _require_address(arguments.host, arguments.port)
     if errors:
         hints = dict.fromkeys(error.hint for error in errors if error.hint)
         raise InputError("\n".join(error.message for error in errors), "\n  try: ".join(hints))
@@ -139,6 +143,36 @@ def _key(arguments: argparse.Namespace) -> str:
             f"{arguments.api_key_file}: the key needs 8 or more printable ASCII characters", KEY_HINT
         )
     return key
+
+
+def _require_address(host: str, port: int) -> None:
+    """Raise InputError if this process cannot listen at the address now."""
+    if not 0 <= port < 65536:
+        # _check reports it.
+        return
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not a name of a machine"
+        raise InputError(f"--host {host}: {reason}", "use an address of this machine") from None
+    missing: OSError | None = None
+    is_free = False
+    for family, kind, protocol, _, address in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                # As asyncio's servers do: addresses of connections that were just closed are free.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+                is_free = True
+        except OSError as error:
+            # A name may have an address of a family that this machine lacks.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise InputError(f"{host}:{port}: {error.strerror}", "use another --port") from None
+            missing = error
+    if missing and not is_free:
+        raise InputError(f"{host}:{port}: {missing.strerror}", "use another --host")
 
 
 def _is_loopback(host: str) -> bool:
