@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -118,9 +119,11 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, object]:
     planned = max(stages(rehearsed, layout), key=lambda stage: stage.memory.total)
     rank = layout.rank(planned.stage, 0, 0)
     _join(rank, world)
-    # Draw dropout as on other devices than a CPU, without the Philox words.
-    drawn = patch.object(
-        native.reference, "factors", lambda _, probabilities: torch.empty_like(probabilities)
+    # Draw dropout as on other devices than a CPU, without the Philox words of the reference.
+    drawn = patch.multiple(
+        native.reference,
+        factors=lambda _, probabilities: torch.empty_like(probabilities),
+        dropout_add=_torchs_dropout,
     )
     with drawn, FakeTensorMode(), Counting() as counting, counting.resizing():
         built = _step(rehearsed, layout, rank)
@@ -138,6 +141,13 @@ def rehearse(config: TrainConfig, world: int) -> dict[str, object]:
         "engine": config.engine,
         "seconds": time.monotonic() - began,
     }
+
+
+def _torchs_dropout(
+    x: Tensor, residual: Tensor, bias: Tensor | None, state: Tensor, probability: float
+) -> Tensor:
+    """Return residual + dropout(x + bias) with a stored mask, as on a device without a kernel for it."""
+    return residual + F.dropout(x if bias is None else x + bias, probability)
 
 
 def _samples(config: TrainConfig, layout: Layout) -> int:
