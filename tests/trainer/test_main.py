@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.building import small_tokenizer
 from trainer import __main__ as program
-from trainer.corpus.build import _in_words
+from trainer.corpus.build import _as_build_error
 from trainer.errors import machine_error
 
 
@@ -60,6 +60,6 @@ def test_a_file_without_permission_is_named(
 
 
 def test_a_build_without_the_right_to_write_does_not_resume(tmp_path: Path) -> None:
-    found = _in_words(PermissionError(errno.EACCES, "Permission denied", "ro/x"), tmp_path)
+    found = _as_build_error(PermissionError(errno.EACCES, "Permission denied", "ro/x"), tmp_path)
     assert found.exit_code == 2 and "permissions" in found.hint and "resumes" not in found.hint
-    assert "resumes" in _in_words(OSError(errno.ENOSPC, "full", "x"), tmp_path).hint
+    assert "resumes" in _as_build_error(OSError(errno.ENOSPC, "full", "x"), tmp_path).hint
