@@ -112,7 +112,7 @@ class Packets(Packetizer):
         return self._at < len(self._ahead)
 
     def let_go(self) -> None:
-        """Send the collected packets; from now on each write is sent at once."""
+        """Send the collected packets; from now on each write is sent immediately."""
         held, self._held = self._held, None
         if held:
             super().write_all(b"".join(held))
