@@ -1,6 +1,6 @@
 """Measure how much faster each backend on this machine is than plain torch: forward and backward.
 
-    python -m bench.train.ops [--repeat 15] [--threads 1] [--compile] [--only OP ...] [--json]
+    python -m bench.train.ops [--device cuda] [--repeat 15] [--threads 1] [--compile] [--only OP ...] [--json]
     python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention by each kernel, in turn
 
 All backends take turns in one process, with the allocator settings that the launcher gives every rank; a row shows
@@ -9,6 +9,10 @@ last column is our time over the time that it takes to read and write the necess
 copying, measured before and after each case; products have no such value. Copying the inputs is not measured. With
 one thread, which a rank among many has, the time is processor time, which is reliable on a busy machine. With more
 threads it is wall time, which is not, because threads wait for each other.
+
+Other projects take part if they are installed: Liger and apex on a GPU, DeepSpeed's AdamW on a CPU. Their values and
+gradients are compared with plain torch first; a function that is wrong is named and not measured. The tests do this for
+our own. `--device cuda` has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -19,15 +23,18 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 from clusterctl.contract import MALLOC_TUNING
 
 # The number of tensors, each of 1,048,576 numbers.
 WEIGHTS = 32
 PRODUCTS = ("attention", "linear_cross_entropy", "grouped_linear")
+# AdamW's learning rate.
+RATE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class Row:
     compiled_ms: float | None = None
     over_least: float | None = None
     """Our time over the time to read and write the necessary bytes; None for products."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """The milliseconds of other projects, by name."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Request:
     compiled: bool
     only: tuple[str, ...]
     """The ops that are measured; all of them if this is empty."""
+    device: str = "cpu"
 
 
 def measure(request: Request) -> list[Row]:
@@ -67,30 +77,38 @@ def measure(request: Request) -> list[Row]:
 
     if request.threads:
         torch.set_num_threads(request.threads)
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    reference = native.choose("cpu", "reference")
+    device = request.device
+    clock = clock_of(device)
+    reference = native.choose(device, "reference")
     rows = []
-    for status in native.survey("cpu"):
+    for status in native.survey(device):
         if (
             status.backend == "reference"
             or not status.available
             or (request.only and status.op not in request.only)
         ):
             continue
-        chosen = native.choose("cpu", {status.op: status.backend})
+        chosen = native.choose(device, {status.op: status.backend})
         for case in (case for case in cases.large_cases() if case.op == status.op):
             plain, run = (partial(getattr(ops, case.op), **case.arguments) for ops in (reference, chosen))
-            peers = [] if case.op in PRODUCTS and products.widens(case.inputs()[0]) else [plain]
+            # The state of dropout stays on the CPU: reading it from a GPU would wait for the GPU.
+            inputs = tuple(
+                x if case.op == "dropout_add" and not x.is_floating_point() else x.to(device)
+                for x in case.inputs()
+            )
+            peers = [] if case.op in PRODUCTS and products.widens(inputs[0]) else [plain]
+            theirs = correct_peers(case, inputs) if device != "cpu" else {}
             if request.compiled and peers:
                 # After eight versions of one function torch.compile runs the rest without compilation.
                 torch.compiler.reset()
                 peers.append(torch.compile(plain, dynamic=False))
             # Other virtual machines share the memory, so the rate may double within minutes.
-            before = copy_rate(clock)
-            own, *others = medians([run, *peers], case.inputs(), request.repeat, clock)
-            eager, compiled = (*others, None, None)[:2]
-            rate = (before + copy_rate(clock)) / 2
-            least = least_bytes(case.op, run, case.inputs()) / rate * 1e3
+            before = copy_rate(clock, device)
+            times = medians([run, *theirs.values(), *peers], inputs, request.repeat, clock)
+            own, others = times[0], dict(zip(theirs, times[1:], strict=False))
+            eager, compiled = (*times[1 + len(theirs) :], None, None)[:2]
+            rate = (before + copy_rate(clock, device)) / 2
+            least = least_bytes(case.op, run, inputs) / rate * 1e3
             rows.append(
                 Row(
                     case.op,
@@ -102,17 +120,52 @@ def measure(request: Request) -> list[Row]:
                     eager / own if eager else None,
                     compiled,
                     own / least if least else None,
+                    others,
                 )
             )
-        rows += of_weights(status.op, status.backend, [reference, chosen], request.repeat, clock)
+        rows += of_weights(status.op, status.backend, [reference, chosen], request, clock)
     return rows
 
 
-def copy_rate(clock: Callable[[], float]) -> float:
-    """Return the bytes per second that this machine reads and writes while it copies 256 MB."""
+def clock_of(device: str) -> Callable[[], float]:
+    """Return the clock for a device; that of a GPU waits until the GPU is idle."""
     import torch
 
-    source, target = torch.ones(2, 1 << 26)
+    if device == "cpu":
+        return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    def after_all() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return after_all
+
+
+def correct_peers(case: Any, inputs: tuple) -> dict[str, Callable]:
+    """Return the functions of other projects whose value and gradients are those of the case; name the others."""
+    import native.reference
+    from bench.train.op_peers import peers_of
+    from tests.support import op_cases as cases
+
+    expected = cases.meaning(case, getattr(native.reference, case.op), inputs)
+    allowed = 10 * max(case.allowed("reference"))
+    found = {}
+    for name, peer in peers_of(case.op, case.shape).items():
+        got = cases.run(case, peer, inputs)
+        pairs = zip((got.value, *got.gradients), (expected.value, *expected.gradients), strict=True)
+        worst = max(cases.error(actual, right) for actual, right in pairs)
+        if worst <= allowed:
+            found[name] = partial(peer, **case.arguments)
+        else:
+            print(f"{name} {case}: off by {worst:.1e} of the largest number, not measured", file=sys.stderr)
+    return found
+
+
+def copy_rate(clock: Callable[[], float], device: str = "cpu") -> float:
+    """Return the bytes per second that the device reads and writes while it copies 256 MB."""
+    import torch
+
+    source, target = torch.ones(2, 1 << 26, device=device)
     times = []
     for _ in range(7):
         start = clock()
@@ -171,7 +224,7 @@ def print_levels(repeat: int, threads: int) -> None:
         print(f"{case.name:<22}{str(case.dtype).removeprefix('torch.'):<10}{', '.join(named)} ms")
 
 
-def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[], float]) -> list[Row]:
+def of_weights(op: str, backend: str, both: list, request: Request, clock: Callable[[], float]) -> list[Row]:
     """Return rows for the ops that process all weights once per step and have no backward pass."""
     import torch
 
@@ -179,32 +232,64 @@ def of_weights(op: str, backend: str, both: list, repeat: int, clock: Callable[[
 
     if op not in ("adamw", "square_sum"):
         return []
-    rows = []
+    device, rows = request.device, []
     for dtype in (torch.float32, torch.bfloat16):
-        held, averages, squares = ([torch.rand(1 << 20) for _ in range(WEIGHTS)] for _ in range(3))
-        gradients = [torch.rand(1 << 20).to(dtype) for _ in held]
-        lowered = [None if dtype == torch.float32 else tensor.to(dtype) for tensor in held]
-        numbers = ([0.1] * WEIGHTS, 10, 1e-4, (0.9, 0.95), 1e-8)
-        given = (
-            (gradients,) if op == "square_sum" else (held, gradients, averages, squares, lowered, *numbers)
+        held, averages, squares = (
+            [torch.rand(1 << 20, device=device) for _ in range(WEIGHTS)] for _ in range(3)
         )
-        times: list[list[float]] = [[], []]
-        before = copy_rate(clock)
-        for _ in range(repeat + 2):
-            for choice, own in zip(both, times, strict=True):
+        gradients = [torch.rand(1 << 20, device=device).to(dtype) for _ in held]
+        lowered = [None if dtype == torch.float32 else tensor.to(dtype) for tensor in held]
+        numbers = ([0.1] * WEIGHTS, 10, RATE, (0.9, 0.95), 1e-8)
+        given: tuple[Any, ...] = (gradients,)
+        if op == "adamw":
+            given = (AdamWStep(held, gradients, averages, squares, lowered, *numbers),)
+        runs: dict[str, Callable] = {
+            name: partial(getattr(choice, op), *given)
+            for name, choice in zip(("eager", "ours"), both, strict=True)
+        }
+        if op == "adamw" and (other := other_adamw(held, device)):
+            runs[other[0]] = partial(
+                other[1].step, gradients, [None if x is None else x.clone() for x in lowered]
+            )
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        before = copy_rate(clock, device)
+        for _ in range(request.repeat + 2):
+            for name, run in runs.items():
                 start = clock()
-                getattr(choice, op)(*given if op == "square_sum" else (AdamWStep(*given),))
-                own.append(clock() - start)
-        eager, ours = (statistics.median(own[2:]) * 1e3 for own in times)
-        rate = (before + copy_rate(clock)) / 2
-        name = str(dtype).removeprefix("torch.")
+                run()
+                times[name].append(clock() - start)
+        ms = {name: statistics.median(own[2:]) * 1e3 for name, own in times.items()}
+        eager, ours = ms.pop("eager"), ms.pop("ours")
+        rate = (before + copy_rate(clock, device)) / 2
         # AdamW reads weight, gradient and two averages; it writes all but the gradient, and a bf16 copy.
         each = 12 + gradients[0].element_size() + 12 + (2 if dtype == torch.bfloat16 else 0)
         each = gradients[0].element_size() if op == "square_sum" else each
         least = each * WEIGHTS * (1 << 20) / rate * 1e3
-        case = f"{WEIGHTS} x 1,048,576"
-        rows.append(Row(op, backend, case, name, eager, ours, eager / ours, None, ours / least))
+        case, kind = f"{WEIGHTS} x 1,048,576", str(dtype).removeprefix("torch.")
+        rows.append(Row(op, backend, case, kind, eager, ours, eager / ours, None, ours / least, ms))
     return rows
+
+
+def other_adamw(held: list, device: str) -> tuple[str, Any] | None:
+    """Return another project's AdamW over copies of `held`, and its name, if a step of it equals one of torch's."""
+    import torch
+
+    from bench.train.op_peers import OtherAdamW, adamw_of
+
+    found = adamw_of(device)
+    if not found:
+        return None
+    name, make = found
+    start, gradient = torch.rand(1000, device=device), torch.rand(1000, device=device)
+    theirs = OtherAdamW(make, [start], RATE)
+    theirs.step([gradient], [None])
+    expected = torch.nn.Parameter(start.clone())
+    expected.grad = gradient.clone()
+    torch.optim.AdamW([expected], lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1).step()
+    if (theirs.masters[0] - expected).abs().max() > 1e-3 * RATE:
+        print(f"{name} adamw: differs from torch's, not measured", file=sys.stderr)
+        return None
+    return name, OtherAdamW(make, held, RATE)
 
 
 def medians(ops: list[Callable], inputs: tuple, repeat: int, clock: Callable[[], float]) -> list[float]:
@@ -236,6 +321,7 @@ def run_once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's default")
     parser.add_argument("--json", action="store_true")
@@ -251,7 +337,10 @@ def main() -> None:
     if options.levels:
         print_levels(options.repeat, options.threads)
         return
-    rows = measure(Request(options.repeat, options.threads, options.compile, tuple(options.only)))
+    request = Request(options.repeat, options.threads, options.compile, tuple(options.only), options.device)
+    if why := missing(options.device):
+        sys.exit(f"--device {options.device}: {why}")
+    rows = measure(request)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
@@ -260,7 +349,15 @@ def main() -> None:
     for row in rows:
         values = (row.eager_ms, row.compiled_ms, row.native_ms, row.ratio, row.over_least)
         columns = "".join(f"{'-' if value is None else f'{value:.2f}':>11}" for value in values)
-        print(f"{row.op:<21}{row.backend:<9}{row.case:<22}{row.dtype:<10}{columns}")
+        others = "".join(f"  {name} {ms:.2f} ms" for name, ms in row.others.items())
+        print(f"{row.op:<21}{row.backend:<9}{row.case:<22}{row.dtype:<10}{columns}{others}")
+
+
+def missing(device: str) -> str:
+    """Return why ops cannot be measured on a device, or an empty string."""
+    import torch
+
+    return "torch sees no GPU" if device == "cuda" and not torch.cuda.is_available() else ""
 
 
 if __name__ == "__main__":
