@@ -102,7 +102,7 @@ class Supervisor:
         return f"{SUPERVISED}={self.supervised[SUPERVISED]}"
 
     def spawn_all(self) -> None:
-        """Start the ranks; then the secrets are then removed from the specification on the disk."""
+        """Start the ranks, and then remove the secrets from the specification on the disk."""
         self._write_state("running")
         for rank in self.ranks:
             if self.first_failure is None and not self.stop_requested:
