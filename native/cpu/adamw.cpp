@@ -52,7 +52,7 @@ template <typename G, Form FORM>
 NATIVE_INLINE void update(const Arguments& a, const Tensor& t, int64_t start, int64_t end) {
     const G* gradient = static_cast<const G*>(t.gradient);
     const float kept = 1.0f - a.rate * t.decay, step = a.rate / a.correction1;
-    const float root = std::sqrt(a.correction2), rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
+    const float unroot = 1.0f / std::sqrt(a.correction2), rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
     const float factor = a.factor, beta2 = a.beta2, eps = a.eps;  // copies avoid a read from the struct per number
     float *held = t.held, *average = t.average, *square = t.square;
     uint16_t* lowered = t.lowered;
@@ -65,7 +65,7 @@ NATIVE_INLINE void update(const Arguments& a, const Tensor& t, int64_t start, in
         if constexpr (FORM == Form::REMAINDER) w = master_of(lowered[i], remainder[i], &v);
         else w = held[i];
         v = beta2 * v + rest2 * g * g;
-        w = w * kept - step * m / (std::sqrt(v) / root + eps);
+        w = w * kept - step * m / (std::sqrt(v) * unroot + eps);
         average[i] = m;
         if constexpr (FORM == Form::REMAINDER) v = divide(w, v, &lowered[i], &remainder[i]);
         else held[i] = w;
