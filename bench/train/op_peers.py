@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# `uv pip install liger-kernel`; apex is built from NVIDIA's sources.
+# Liger is the package liger-kernel; apex is built from NVIDIA's sources.
 LIGER, APEX = "liger_kernel.transformers.functional", "apex.normalization.fused_layer_norm"
 
 
