@@ -21,7 +21,7 @@ def peers_of(op: str, shape: Sequence[int]) -> dict[str, Callable[..., Any]]:
     """
     found = {}
     for name, module, make in (("liger", LIGER, _liger), ("apex", APEX, _apex)):
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ModuleNotFoundError):
             functions = make(importlib.import_module(module), shape)
             if op in functions:
                 found[name] = functions[op]
@@ -90,7 +90,7 @@ def adamw_of(device: str) -> tuple[str, Callable[..., Any]] | None:
 
     DeepSpeed compiles its kernel at the first use, which takes a minute.
     """
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ModuleNotFoundError):
         if device == "cpu":
             return "deepspeed", importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
         return "apex", importlib.import_module("apex.optimizers").FusedAdam
