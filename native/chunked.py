@@ -94,7 +94,7 @@ def loss_in_pieces(
         elif start == 0:
             products.mm(logits.t(), x[piece], sum_dw)
         else:
-            sum_dw.addmm_(logits.t(), x[piece])
+            products.addmm_(sum_dw, logits.t(), x[piece])
         del logits
     if several and dw is not None and sum_dw is not None:
         _narrow_in_place(sum_dw, dw)

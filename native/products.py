@@ -1,7 +1,8 @@
-"""Products of matrices by torch, except bf16 products on a CPU without bf16 instructions.
+"""Products of matrices by torch, except those that torch computes slowly on a CPU.
 
-On such a CPU torch uses a plain loop, at a tenth to a hundredth of the rate of fp32 products. Here blocks of both
-matrices are converted to fp32 and multiplied in fp32, and the sums are rounded to bf16 once.
+Where `native.cpu.product` is faster, it computes the product. On a CPU without bf16 instructions torch multiplies bf16
+in a plain loop, at a tenth to a hundredth of the rate of fp32 products: there, blocks of both matrices are converted to
+fp32 and multiplied in fp32, and the sums are rounded to bf16 once.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from native.compiled.op import register
+from native.cpu.product import LEAST_ROWS, faster_types, product_, serves
+
+# The least rows x columns x inner numbers for which `linear` uses our products: below, the gradient in Python takes
+# longer than they save.
+LEAST = {torch.float32: 1 << 23, torch.bfloat16: 1 << 26}
 # The rows and columns of a block. Multiplying blocks takes far longer than converting them; a block has 16 MB.
 SIDE = 2048
 
@@ -34,23 +40,57 @@ def widens(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16()
 
 
+_own = [True]
+
+
+def use_own(own: bool) -> None:
+    """Set whether this process uses the products of `native.cpu.product`; it does so by default."""
+    _own[0] = own
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias, with gradients."""
-    if x.device.type != "cpu" or multiplies_bf16():
+    if x.device.type != "cpu" or not _is_ours(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    if x.dtype != torch.bfloat16 or weight.dtype != x.dtype:
+    if weight.dtype != x.dtype:
         return F.linear(x, weight, bias)
     with torch.autocast("cpu", enabled=False):
-        result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        result: Tensor = _LINEAR(x, weight, bias)
     return result
+
+
+def _is_ours(x: Tensor, weight: Tensor) -> bool:
+    """Return whether `linear` computes this product without torch's `F.linear`."""
+    found = _least_sizes(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype)
+    rows = x.numel() // max(1, x.shape[-1])
+    return found is not None and min(rows, len(weight)) >= found[0] and rows * weight.numel() >= found[1]
+
+
+def _least_sizes(dtype: torch.dtype) -> tuple[int, int] | None:
+    """Return the least rows or columns and the least multiplications of a product that is not `F.linear`'s.
+
+    None: all products are.
+    """
+    if dtype == torch.bfloat16 and not multiplies_bf16():
+        return 0, 0
+    return (LEAST_ROWS, LEAST[dtype]) if _own[0] and dtype in faster_types() else None
+
+
+# torch.compile calls this instead of compiling it; `torch.compiler.assume_constant_result` sets this too, but also
+# imports the compiler.
+_least_sizes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the product of two matrices, in `out` if it is given; without gradient."""
+    if _own[0] and serves(a, b, out):
+        out = a.new_empty(a.shape[0], b.shape[1]) if out is None else out
+        product_(out, a, b)
+        return out
     if not widens(a):
         return torch.mm(a, b, out=out)
     out = a.new_empty(a.shape[0], b.shape[1]) if out is None else out
@@ -59,6 +99,9 @@ def mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 def addmm_(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """Add `alpha` times the product of two matrices to `out`; return it. Without gradient."""
+    if _own[0] and serves(a, b, out):
+        product_(out, a, b, None, True, alpha)
+        return out
     return out.add_(mm(a, b), alpha=alpha) if widens(a) else out.addmm_(a, b, alpha=alpha)
 
 
@@ -67,6 +110,9 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, add_: Callable[[Tensor, Te
 
     `add_` adds a tensor of the matrices' type to an fp32 tensor.
     """
+    if _own[0] and serves(a, b, total):
+        product_(total, a, b, None, True)
+        return
     if widens(a):
         for rows in _parts(len(a)):
             for part in _parts(len(b)):
@@ -105,22 +151,68 @@ def _wide(x: Tensor) -> Tensor:
     return x.t().float().t() if x.stride(0) == 1 else x.float()
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        rows = x.flatten(0, -2)
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.flatten(0, -2)
+    if _own[0] and serves(rows, weight.t()):
         out = x.new_empty(len(rows), len(weight))
-        return _fill(out, rows, weight.t(), bias).view(*x.shape[:-1], -1)
+        product_(out, rows, weight.t(), bias)
+    elif widens(x):
+        out = _fill(x.new_empty(len(rows), len(weight)), rows, weight.t(), bias)
+    else:
+        out = F.linear(rows, weight, bias)
+    return out.view(*x.shape[:-1], len(weight))
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = upstream.flatten(0, -2)
-        return (
-            mm(rows, weight).view(x.shape) if of_x else None,
-            mm(rows.t(), x.flatten(0, -2)) if of_weight else None,
-            rows.sum(0) if of_bias else None,
-        )
+
+def _backward(
+    upstream: Tensor, x: Tensor | None, weight: Tensor | None, of_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, of the weight and of the bias; a gradient is empty if it is not needed."""
+    rows = upstream.flatten(0, -2)
+    return (
+        _none(rows) if weight is None else mm(rows, weight).view(*upstream.shape[:-1], weight.shape[1]),
+        _none(rows) if x is None else mm(rows.t(), x.flatten(0, -2)),
+        rows.sum(0) if of_bias else _none(rows),
+    )
+
+
+def _none(like: Tensor) -> Tensor:
+    """Return an empty tensor: an op's results are always tensors, and never the same one."""
+    return like.new_empty(0)
+
+
+def _shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _gradient_shapes(
+    upstream: Tensor, x: Tensor | None, weight: Tensor | None, of_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    width = upstream.shape[-1]
+    return (
+        _none(upstream) if weight is None else upstream.new_empty(*upstream.shape[:-1], weight.shape[1]),
+        _none(upstream) if x is None else upstream.new_empty(width, x.shape[-1]),
+        upstream.new_empty(width) if of_bias else _none(upstream),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
+    x, weight, _bias = inputs
+    # The first input is torch's set of dispatch keys. The gradient of each factor needs the other one.
+    of_x, of_weight = ctx.needs_input_grad[1:3]
+    ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+
+
+def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    wanted = ctx.needs_input_grad[1:]
+    found = _LINEAR_BACKWARD(upstream, *ctx.saved_tensors, wanted[2])
+    return tuple(each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True))
+
+
+_LINEAR_BACKWARD = register(
+    "linear_backward(Tensor upstream, Tensor? x, Tensor? weight, bool of_bias) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _gradient_shapes,
+)
+_LINEAR = register(
+    "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _forward, _shape, _keep, _gradient
+)

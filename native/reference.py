@@ -213,6 +213,11 @@ def route(logits: Tensor, top_k: int, renormalize: bool = False) -> tuple[Tensor
     return chances, weights / weights.sum(-1, keepdim=True) if renormalize else weights, chosen
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x weight^T + bias."""
+    return F.linear(x, weight, bias)
+
+
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Return the rows of each group times the transpose of its matrix."""
     groups = zip(x.split(counts.tolist()), weight.unbind(), strict=True)

@@ -202,6 +202,11 @@ class Choice:
         raise NotImplementedError
 
     @_op
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return x weight^T + bias. This choice also holds for the products inside other ops (`products.use_own`)."""
+        raise NotImplementedError
+
+    @_op
     def grouped_linear(self, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         """Return rows x (rows, inputs) of each group times the transpose of its matrix.
 
@@ -260,9 +265,9 @@ _CPU_FILES = {
 _MISSING = {
     # Pages in CPU memory have another layout; see native/decode.
     "cpu": ("paged_attention",),
-    "cuda": ("embedding", "route"),
+    "cuda": ("embedding", "route", "linear"),
     # CANN has no kernel for a sum of squares, and none for a dropout whose mask depends on a seed and an index.
-    "npu": ("embedding", "route", "dropout_add", "square_sum", "vocabulary_cross_entropy"),
+    "npu": ("embedding", "route", "linear", "dropout_add", "square_sum", "vocabulary_cross_entropy"),
 }
 
 

@@ -32,7 +32,7 @@ from clusterctl.contract import MALLOC_TUNING
 
 # The number of tensors, each of 1,048,576 numbers.
 WEIGHTS = 32
-PRODUCTS = ("attention", "linear_cross_entropy", "grouped_linear")
+PRODUCTS = ("attention", "linear", "linear_cross_entropy", "grouped_linear")
 # AdamW's learning rate.
 RATE = 1e-4
 

@@ -44,6 +44,8 @@ TIMEOUT = 15.0
 OWN_LIMIT = 5.0
 # Instruction sets of x86-64 that change how numbers are computed; the kernel's names.
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
+# What the kernel calls the makers of x86 processors.
+MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
 # A part of an agent's command line that no other program has.
 AGENT_WORDS = b"exec(sys.stdin.buffer.read("
 
@@ -117,10 +119,14 @@ def _memory() -> Dict[str, int]:
 
 
 def _processor(cpuinfo: str) -> Dict[str, Any]:
-    """Return the processor's kind, and which of INSTRUCTIONS it has."""
-    line = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
-    flags = set(line.split())
-    return {"machine": os.uname().machine, "instructions": [name for name in INSTRUCTIONS if name in flags]}
+    """Return the processor's kind and maker, and which of INSTRUCTIONS it has."""
+    rows = [line.partition(":")[::2] for line in cpuinfo.splitlines()]
+    of = {key.strip(): value.split() for key, value in reversed(rows)}
+    return {
+        "machine": os.uname().machine,
+        "maker": MAKERS.get(" ".join(of.get("vendor_id", [])), ""),
+        "instructions": [name for name in INSTRUCTIONS if name in of.get("flags", [])],
+    }
 
 
 def _group_number(name: str) -> Optional[int]:

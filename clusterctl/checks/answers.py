@@ -50,10 +50,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Processor:
-    """The processor of a node: `x86_64`, and its instruction sets by the kernel's names."""
+    """The processor of a node: `x86_64`, its instruction sets by the kernel's names, and `AMD` or `Intel`."""
 
     machine: str = ""
     instructions: tuple[str, ...] = ()
+    maker: str = ""
 
 
 @dataclass(frozen=True)

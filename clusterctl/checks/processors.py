@@ -40,7 +40,11 @@ def level(processor: Processor) -> str:
         return processor.machine
     if not own >= AVX512:
         return "AVX2" if own >= AVX2 else "baseline"
-    return "AVX-512" + "".join(f" with {name.removeprefix('avx512_')}" for name in NARROW if name in own)
+    # The ops choose some products by the maker, because their speed differs.
+    maker = f"{processor.maker}'s " if processor.maker else ""
+    return f"{maker}AVX-512" + "".join(
+        f" with {name.removeprefix('avx512_')}" for name in NARROW if name in own
+    )
 
 
 def _remedy(answers: Sequence[NodeAnswers]) -> str:

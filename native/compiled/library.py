@@ -28,6 +28,7 @@ CODE = (
     "cpu/embedding.cpp",
     "cpu/gelu.cpp",
     "cpu/norm.cpp",
+    "cpu/product.cpp",
     "cpu/rotary.cpp",
     "cpu/route.cpp",
     "cpu/swiglu.cpp",

@@ -1,8 +1,7 @@
-"""Products of groups of rows, each with its own matrix, on a CPU: torch's products write into one result.
+"""Products of groups of rows, each with its own matrix, on a CPU: the products of `linear` write into one result.
 
-torch's products use the processor's best instructions (AMX for bf16 if available), and groups are so large that one
-call per group costs nothing. This code saves time in the gradient of the matrices: for each group, autograd's gradient
-of a slice would be a tensor of zeros as large as all matrices.
+Groups are so large that one call per group costs nothing. This code saves time in the gradient of the matrices: for
+each group, autograd's gradient of a slice would be a tensor of zeros as large as all matrices.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["describe", "grouped_linear", "why_not"]
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    return "torch's products, with the gradient of all matrices in one tensor"
+    return "the products of linear, with the gradient of all matrices in one tensor"
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 
+from native import products
 from native.compiled import build, library
+from native.cpu import product
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +18,17 @@ def compiled() -> library.Library:
             pytest.skip("no C++ compiler on this machine")
         build.build()
     return library.load()
+
+
+@pytest.fixture
+def our_products(compiled: library.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernel computes small products too, and on every processor that can run it."""
+    monkeypatch.setattr(product, "faster_types", product.types)
+    monkeypatch.setattr(products, "faster_types", product.types)
+    for module in (product, products):
+        monkeypatch.setattr(module, "LEAST_ROWS", 1)
+    monkeypatch.setattr(product, "LEAST", 1)
+    monkeypatch.setattr(products, "LEAST", dict.fromkeys(products.LEAST, 1))
 
 
 @pytest.fixture

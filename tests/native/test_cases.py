@@ -29,7 +29,7 @@ def function(op: str, backend: str) -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize(("case", "backend"), ALL, ids=[f"{case}-{name}" for case, name in ALL])
 def test_every_backend_gives_the_meaning_of_every_case(
-    case: cases.Case, backend: str, compiled: object
+    case: cases.Case, backend: str, our_products: None
 ) -> None:
     inputs = case.inputs()
     expected = cases.meaning(case, getattr(reference, case.op), inputs)

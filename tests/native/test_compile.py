@@ -15,7 +15,7 @@ from native.compiled.library import NAMESPACE
 from native.registry import BACKENDS
 from tests.support import op_cases as cases
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("our_products")
 # One case of each op.
 NAMES = {
     "gelu": "tanh",

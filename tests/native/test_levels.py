@@ -39,7 +39,7 @@ def level(request: pytest.FixtureRequest, compiled: object) -> Iterator[int]:
 
 @pytest.mark.parametrize("level", [*LOWER, WITHOUT_BF16], indirect=True, ids=[*NAMES, "AVX-512 without BF16"])
 @pytest.mark.parametrize("op", OPS)
-def test_every_level_gives_the_meaning_of_every_case(level: int, op: str) -> None:
+def test_every_level_gives_the_meaning_of_every_case(level: int, op: str, our_products: None) -> None:
     function = getattr(importlib.import_module(CPU.modules[op]), op)
     for case in cases.cases(op):
         inputs = case.inputs()

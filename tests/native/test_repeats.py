@@ -29,7 +29,7 @@ LARGEST = [case for op in OPS if op in CPU.modules for case in largest(op)]
 
 
 @pytest.fixture(autouse=True)
-def threads(compiled: object) -> Iterator[None]:
+def threads(our_products: None) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     yield

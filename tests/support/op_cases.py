@@ -234,6 +234,16 @@ def _route(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     return (logits.to(case.dtype),)
 
 
+def _linear(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    rows, inputs, outputs, *with_bias = case.shape
+    x = torch.randn(rows, inputs, generator=generator)
+    weight = max(1, inputs) ** -0.5 * torch.randn(outputs, inputs, generator=generator)
+    if case.name in WRONG and rows:
+        x[1, 1] = WRONG[case.name]
+    bias = [torch.randn(outputs, generator=generator)] if with_bias else []
+    return tuple(each.to(case.dtype) for each in (x, weight, *bias))
+
+
 def _grouped_linear(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
     inputs, outputs, *sizes = case.shape
     x = torch.randn(sum(sizes), inputs, generator=generator)
@@ -302,6 +312,7 @@ _MAKERS: Mapping[str, Callable[[Case, torch.Generator], tuple[Tensor, ...]]] = {
     "vocabulary_cross_entropy": _vocabulary_cross_entropy,
     "embedding": _embedding,
     "route": _route,
+    "linear": _linear,
     "grouped_linear": _grouped_linear,
     "attention": _attention,
 }

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 
 import native
+from native import products
 from native.compiled import build
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.checkpointer import Checkpointer
@@ -286,9 +287,11 @@ def _share(config: TrainConfig, groups: Groups) -> Share:
 
 def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
     try:
-        return native.choose(device.kind, config.native)
+        ops = native.choose(device.kind, config.native)
     except native.NativeError as error:
         raise InputError(f"train.native: {error}", "use native: auto") from None
+    products.use_own(any(one.op == "linear" and one.backend == "cpu" for one in ops.report()))
+    return ops
 
 
 def build_model(config: TrainConfig, ops: native.Choice, groups: Groups, drawn: bool = True) -> Model:

@@ -251,6 +251,7 @@ def test_an_ill_a_busy_and_a_missing_device_are_told_apart() -> None:
     [
         ({"instructions": examined.WIDE}, "AVX-512 on b", "CLUSTERCTL_NATIVE_LEVEL: AVX2"),
         ({"instructions": [*examined.WIDE, "avx512_bf16"]}, "AVX-512 with bf16 on b", "LEVEL: AVX2"),
+        ({"instructions": examined.WIDE, "maker": "AMD"}, "AMD's AVX-512 on b", "LEVEL: AVX2"),
         ({"instructions": []}, "baseline on b", "CLUSTERCTL_NATIVE_LEVEL: baseline"),
         ({"machine": "aarch64", "instructions": []}, "aarch64 on b", "equal processors"),
     ],
@@ -271,13 +272,21 @@ def test_the_instructions_of_this_machine_are_read_as_the_kernel_names_them() ->
     from clusterctl.agent import examine
 
     flags = "flags\t\t: fpu avx2 fma avx512f avx512_bf16 xsavec\n"
-    assert examine._processor(f"model name\t: x\n{flags}{flags}")["instructions"] == [
-        "avx2",
-        "fma",
-        "avx512f",
-        "avx512_bf16",
-    ]
-    assert examine._processor("")["instructions"] == []
+    cpu = f"vendor_id\t: AuthenticAMD\nmodel name\t: x: y\n{flags}\n"
+    found = examine._processor(cpu + cpu)
+    assert found["instructions"] == ["avx2", "fma", "avx512f", "avx512_bf16"]
+    assert found["maker"] == "AMD"
+    empty = examine._processor("")
+    assert (empty["instructions"], empty["maker"]) == ([], "")
+
+
+def test_two_makers_of_the_same_instructions_are_told_apart() -> None:
+    makers = {
+        name: examined.node(processor={"instructions": examined.WIDE, "maker": maker})
+        for name, maker in (("a", "Intel"), ("b", "AMD"))
+    }
+    found = odd(asked(examined.script(**makers), "a", "b"), "instructions")
+    assert "Intel's AVX-512 on a, AMD's AVX-512 on b" in found.what
 
 
 def test_the_two_chips_of_an_a3_card_are_two_devices() -> None:

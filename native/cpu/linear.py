@@ -1,0 +1,17 @@
+"""A matrix and its bias on a CPU: by a kernel of ours where torch's products are slower."""
+
+from __future__ import annotations
+
+from native.compiled.library import load, why_not
+from native.cpu.product import faster_types
+from native.products import linear
+
+__all__ = ["describe", "linear", "why_not"]
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    kinds = " and ".join(("fp32", "bf16")[: len(faster_types())])
+    if not kinds:
+        return "torch's products; ours are faster only on AMD's processors with AVX-512"
+    return f"our kernel for large products in {kinds}, torch's for the others ({load().describe()})"
