@@ -1,26 +1,21 @@
 """Products of matrices by torch, except those that torch computes slowly on a CPU.
 
-Where `native.cpu.product` is faster, it computes the product. On a CPU without bf16 instructions torch multiplies bf16
-in a plain loop, at a tenth to a hundredth of the rate of fp32 products: there, blocks of both matrices are converted to
-fp32 and multiplied in fp32, and the sums are rounded to bf16 once.
+Where the kernel of `native.cpu.product` is faster, it computes the product; `native.cpu.linear` offers it. On a CPU
+without bf16 instructions torch multiplies bf16 in a plain loop, at a tenth to a hundredth of the rate of fp32 products:
+there, blocks of both matrices are converted to fp32 and multiplied in fp32, and the sums are rounded to bf16 once.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from native.compiled.op import register
-from native.cpu.product import LEAST_ROWS, faster_types, product_, serves
-
-# The least rows x columns x inner numbers for which `linear` uses our products: below, the gradient in Python takes
-# longer than they save.
-LEAST = {torch.float32: 1 << 23, torch.bfloat16: 1 << 26}
 # The rows and columns of a block. Multiplying blocks takes far longer than converting them; a block has 16 MB.
 SIDE = 2048
 
@@ -40,17 +35,43 @@ def widens(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16()
 
 
-_own = [True]
+@dataclass(frozen=True)
+class Kernel:
+    """Products on a CPU by a kernel of ours."""
+
+    serves: Callable[[Tensor, Tensor, Tensor | None], bool]
+    """Takes two matrices and a result; returns whether the kernel should compute it."""
+    write: Callable[..., None]
+    """Takes a result, two matrices, and optionally a bias, whether to add to the result, and a factor."""
+    least_sizes: Callable[[torch.dtype], tuple[int, int] | None]
+    """Returns the least rows or columns and the least multiplications for which `linear` is worth a call; or None."""
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """`linear_op`, which has a gradient."""
 
 
-def use_own(own: bool) -> None:
-    """Set whether this process uses the products of `native.cpu.product`; it does so by default."""
-    _own[0] = own
+_offered: list[Kernel] = []
+_wanted = [True]
+
+
+def offer(kernel: Kernel) -> None:
+    """Use the kernel in this process, unless `use_kernel` has switched it off."""
+    _offered[:] = [kernel]
+
+
+def use_kernel(wanted: bool) -> None:
+    """Set whether this process uses the kernel; it does so by default."""
+    _wanted[0] = wanted
+
+
+def _kernel_for(a: Tensor, b: Tensor, out: Tensor | None) -> Kernel | None:
+    """Return the kernel if it should compute this product."""
+    kernel = _offered[0] if _offered and _wanted[0] else None
+    return kernel if kernel and kernel.serves(a, b, out) else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias, with gradients."""
-    if x.device.type != "cpu" or not _is_ours(x, weight):
+    if x.device.type != "cpu" or not _offered or not _is_ours(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -59,7 +80,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.dtype != x.dtype:
         return F.linear(x, weight, bias)
     with torch.autocast("cpu", enabled=False):
-        result: Tensor = _LINEAR(x, weight, bias)
+        result = _offered[0].linear(x, weight, bias)
     return result
 
 
@@ -77,7 +98,7 @@ def _least_sizes(dtype: torch.dtype) -> tuple[int, int] | None:
     """
     if dtype == torch.bfloat16 and not multiplies_bf16():
         return 0, 0
-    return (LEAST_ROWS, LEAST[dtype]) if _own[0] and dtype in faster_types() else None
+    return _offered[0].least_sizes(dtype) if _wanted[0] else None
 
 
 # torch.compile calls this instead of compiling it; `torch.compiler.assume_constant_result` sets this too, but also
@@ -87,9 +108,9 @@ _least_sizes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the product of two matrices, in `out` if it is given; without gradient."""
-    if _own[0] and serves(a, b, out):
+    if kernel := _kernel_for(a, b, out):
         out = a.new_empty(a.shape[0], b.shape[1]) if out is None else out
-        product_(out, a, b)
+        kernel.write(out, a, b)
         return out
     if not widens(a):
         return torch.mm(a, b, out=out)
@@ -99,8 +120,8 @@ def mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 def addmm_(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """Add `alpha` times the product of two matrices to `out`; return it. Without gradient."""
-    if _own[0] and serves(a, b, out):
-        product_(out, a, b, None, True, alpha)
+    if kernel := _kernel_for(a, b, out):
+        kernel.write(out, a, b, None, True, alpha)
         return out
     return out.add_(mm(a, b), alpha=alpha) if widens(a) else out.addmm_(a, b, alpha=alpha)
 
@@ -110,8 +131,8 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, add_: Callable[[Tensor, Te
 
     `add_` adds a tensor of the matrices' type to an fp32 tensor.
     """
-    if _own[0] and serves(a, b, total):
-        product_(total, a, b, None, True)
+    if kernel := _kernel_for(a, b, total):
+        kernel.write(total, a, b, None, True)
         return
     if widens(a):
         for rows in _parts(len(a)):
@@ -153,9 +174,9 @@ def _wide(x: Tensor) -> Tensor:
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.flatten(0, -2)
-    if _own[0] and serves(rows, weight.t()):
+    if kernel := _kernel_for(rows, weight.t(), None):
         out = x.new_empty(len(rows), len(weight))
-        product_(out, rows, weight.t(), bias)
+        kernel.write(out, rows, weight.t(), bias)
     elif widens(x):
         out = _fill(x.new_empty(len(rows), len(weight)), rows, weight.t(), bias)
     else:
@@ -202,17 +223,19 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
     ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
 
 
-def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    wanted = ctx.needs_input_grad[1:]
-    found = _LINEAR_BACKWARD(upstream, *ctx.saved_tensors, wanted[2])
-    return tuple(each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True))
+def linear_op(register: Callable[..., Any]) -> Callable[..., Any]:
+    """Register the product of rows with a matrix and its bias; the gradients of all three are computed together."""
 
+    def gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[1:]
+        found = back(upstream, *ctx.saved_tensors, wanted[2])
+        return tuple(each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True))
 
-_LINEAR_BACKWARD = register(
-    "linear_backward(Tensor upstream, Tensor? x, Tensor? weight, bool of_bias) -> (Tensor, Tensor, Tensor)",
-    _backward,
-    _gradient_shapes,
-)
-_LINEAR = register(
-    "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _forward, _shape, _keep, _gradient
-)
+    back = register(
+        "linear_backward(Tensor upstream, Tensor? x, Tensor? weight, bool of_bias) -> (Tensor, Tensor, Tensor)",
+        _backward,
+        _gradient_shapes,
+    )
+    schema = "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
+    op: Callable[..., Any] = register(schema, _forward, _shape, _keep, gradient)
+    return op

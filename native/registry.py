@@ -203,7 +203,7 @@ class Choice:
 
     @_op
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return x weight^T + bias. This choice also holds for the products inside other ops (`products.use_own`)."""
+        """Return x weight^T + bias. The choice also holds for the products in other ops (`products.use_kernel`)."""
         raise NotImplementedError
 
     @_op

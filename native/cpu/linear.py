@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from native.compiled.library import load, why_not
-from native.cpu.product import faster_types
-from native.products import linear
+from native.compiled.op import register
+from native.cpu.product import faster_types, least_sizes, product_, serves
+from native.products import Kernel, linear, linear_op, offer
 
 __all__ = ["describe", "linear", "why_not"]
 
@@ -15,3 +16,6 @@ def describe() -> str:
     if not kinds:
         return "torch's products; ours are faster only on AMD's processors with AVX-512"
     return f"our kernel for large products in {kinds}, torch's for the others ({load().describe()})"
+
+
+offer(Kernel(serves, product_, least_sizes, linear_op(register)))

@@ -17,6 +17,8 @@ AVX512, WITHOUT_BF16 = 2, 4
 LEAST = 1 << 21
 # The least rows and columns: with fewer, copying the second matrix takes longer than the kernel saves.
 LEAST_ROWS = 32
+# The least of them for `linear`: of smaller products, the gradient in Python takes longer than the kernel saves.
+LEAST_LINEAR = {torch.float32: 1 << 23, torch.bfloat16: 1 << 26}
 
 
 class _Product(ctypes.Structure):
@@ -60,6 +62,11 @@ def faster_types() -> tuple[torch.dtype, ...]:
 def is_faster(dtype: torch.dtype, m: int, n: int, k: int) -> bool:
     """Return whether the kernel computes a product of this type and these sizes faster than torch."""
     return m >= LEAST_ROWS and n >= LEAST_ROWS and m * n * k >= LEAST and dtype in faster_types()
+
+
+def least_sizes(dtype: torch.dtype) -> tuple[int, int] | None:
+    """Return the least rows or columns and the least multiplications of `linear`; None if the kernel is not faster."""
+    return (LEAST_ROWS, LEAST_LINEAR[dtype]) if dtype in faster_types() else None
 
 
 def serves(a: Tensor, b: Tensor, out: Tensor | None = None) -> bool:

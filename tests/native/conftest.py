@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 
 import pytest
 
-from native import products
 from native.compiled import build, library
 from native.cpu import product
 
@@ -23,12 +23,14 @@ def compiled() -> library.Library:
 @pytest.fixture
 def our_products(compiled: library.Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernel computes small products too, and on every processor that can run it."""
+    importlib.import_module("native.cpu.linear")
     monkeypatch.setattr(product, "faster_types", product.types)
-    monkeypatch.setattr(products, "faster_types", product.types)
-    for module in (product, products):
-        monkeypatch.setattr(module, "LEAST_ROWS", 1)
-    monkeypatch.setattr(product, "LEAST", 1)
-    monkeypatch.setattr(products, "LEAST", dict.fromkeys(products.LEAST, 1))
+    for name, value in (
+        ("LEAST", 1),
+        ("LEAST_ROWS", 1),
+        ("LEAST_LINEAR", dict.fromkeys(product.LEAST_LINEAR, 1)),
+    ):
+        monkeypatch.setattr(product, name, value)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def own_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-    products.use_own(True)
+    products.use_kernel(True)
 
 
 @pytest.fixture(params=[FP32, BF16], ids=["fp32", "bf16"])
@@ -147,10 +147,10 @@ def test_what_the_kernel_does_not_serve_is_torchs(
     assert not product.serves(a, b, torch.empty(8, 8, dtype=dtype).t())
     empty = torch.empty(8, 0, dtype=dtype)
     assert torch.equal(products.mm(empty, empty.t()), torch.zeros(8, 8, dtype=dtype))
-    products.use_own(False)
+    products.use_kernel(False)
     assert torch.equal(products.mm(a, b), a @ b)
     assert torch.equal(products.linear(a, b), torch.nn.functional.linear(a, b))
-    products.use_own(True)
+    products.use_kernel(True)
     # Another make of processor.
     monkeypatch.setattr(product, "faster_types", lambda: ())
     assert not product.serves(a, b) and torch.equal(products.mm(a, b), a @ b)

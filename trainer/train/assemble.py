@@ -290,7 +290,7 @@ def _choose_ops(config: TrainConfig, device: Device) -> native.Choice:
         ops = native.choose(device.kind, config.native)
     except native.NativeError as error:
         raise InputError(f"train.native: {error}", "use native: auto") from None
-    products.use_own(any(one.op == "linear" and one.backend == "cpu" for one in ops.report()))
+    products.use_kernel(any(chosen.op == "linear" and chosen.backend == "cpu" for chosen in ops.report()))
     return ops
 
 

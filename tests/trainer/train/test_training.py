@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from native import products
 from native.registry import OPS
 from trainer.corpus.indexed import Writer
 from trainer.errors import CheckpointError, DataError, InputError, TrainingFailed
@@ -150,6 +153,23 @@ def test_ids_that_the_model_lacks_are_refused_before_training(tmp_path: Path, tr
 def test_a_backend_that_is_not_there_is_refused(tmp_path: Path, train_here: TrainHere) -> None:
     with pytest.raises(InputError, match=r"train\.native: "):
         train_here(tmp_path, native="nonsense")
+
+
+def test_a_job_can_choose_torchs_products(
+    tmp_path: Path, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importlib.import_module("native.cpu.linear")
+    asked = []
+
+    def serves(*matrices: object) -> bool:
+        asked.append(matrices)
+        return False
+
+    monkeypatch.setattr(products, "_offered", [replace(products._offered[0], serves=serves)])
+    train_here(tmp_path / "torch", native={"linear": "reference"}, steps=4)
+    assert not asked
+    train_here(tmp_path / "ours", steps=4)
+    assert asked
 
 
 def test_the_checkpoint_holds_the_logical_model_only(tmp_path: Path, train_here: TrainHere) -> None:
