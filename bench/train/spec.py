@@ -67,8 +67,10 @@ class StepFigures:
     peak: int = 0
     loss: float | None = None
     square: float = 0.0
-    """Of the subject `products`: operations per second in large squares; `step`: in those of a step."""
+    """Of the subject `products`: operations per second in large squares, by torch."""
     step: float = 0.0
+    """Of the subject `products`: operations per second in the products of a step, by torch; `own`: by the trainer's."""
+    own: float = 0.0
     missing: str = ""
 
     @classmethod

@@ -66,10 +66,12 @@ class Gate:
 
         return int(torch.cuda.max_memory_allocated(self.device))
 
-    def step_done(self, loss: float | None = None, square: float = 0.0, step: float = 0.0) -> None:
+    def step_done(
+        self, loss: float | None = None, square: float = 0.0, step: float = 0.0, own: float = 0.0
+    ) -> None:
         """Report the step that started with the last `go`; return when the next one must start."""
         seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.cpu
-        self.report(StepFigures(seconds, cpu, self.base, self.peak(), loss, square, step))
+        self.report(StepFigures(seconds, cpu, self.base, self.peak(), loss, square, step, own))
         for line in sys.stdin:
             word = line.strip()
             if word == "go":
@@ -211,9 +213,15 @@ def take_steps(subject: Any, spec: Spec, gate: Gate) -> None:
 
 
 def products(spec: Spec, gate: Gate) -> None:
-    """Measure the machine's rate in matrix products: large squares, and those in a step of the model."""
+    """Measure the machine's rate in matrix products: large squares, and those in a step of the model.
+
+    The products of a step are measured by torch and by the trainer's own functions.
+    """
     import torch
     import torch.nn.functional as F
+
+    import native
+    from native.products import linear, mm
 
     torch.set_num_threads(spec.threads)
     model: Any = spec.work.model
@@ -229,19 +237,24 @@ def products(spec: Spec, gate: Gate) -> None:
         if device != "cpu":
             torch.cuda.synchronize()
 
-    def triple(inputs: int, outputs: int, repeat: int) -> float:
-        """Return the seconds of a product together with the products of its input's gradient and weight's gradient."""
+    def triple(inputs: int, outputs: int, repeat: int) -> tuple[float, float]:
+        """Return the seconds of a product and those of both gradients together, by torch and by our functions."""
         x, weight = (torch.randn(n, inputs, device=device, dtype=kind) for n in (tokens, outputs))
         gradient = torch.randn(tokens, outputs, device=device, dtype=kind)
-        wait()
-        began = clock()
-        for _ in range(repeat):
-            F.linear(x, weight)
-            gradient @ weight
-            gradient.t() @ x
-        wait()
-        return (clock() - began) / repeat
+        seconds = []
+        for forward, product in ((F.linear, torch.mm), (linear, mm)):
+            wait()
+            began = clock()
+            for _ in range(repeat):
+                forward(x, weight)
+                product(gradient, weight)
+                product(gradient.t(), x)
+            wait()
+            seconds.append((clock() - began) / repeat)
+        return seconds[0], seconds[1]
 
+    # This also offers the trainer's kernel.
+    native.choose(device.partition(":")[0])
     size = spec.square
     left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
     F.linear(left, right)
@@ -252,11 +265,12 @@ def products(spec: Spec, gate: Gate) -> None:
             F.linear(left, right)
         wait()
         square = 5 * 2 * size**3 / (clock() - began)
-        seconds = model["layers"] * sum(triple(*shape, 2) for shape in layer) + triple(
-            hidden, model["vocab"], 1
-        )
+        each = [triple(*shape, 2) for shape in layer]
+        last = triple(hidden, model["vocab"], 1)
+        step, own = (model["layers"] * sum(pair[i] for pair in each) + last[i] for i in range(2))
         weights = model["layers"] * sum(a * b for a, b in layer) + hidden * model["vocab"]
-        gate.step_done(square=square, step=6 * tokens * weights / seconds)
+        flops = 6 * tokens * weights
+        gate.step_done(square=square, step=flops / step, own=flops / own)
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def test_a_row_tells_rates_shares_and_what_is_missing(tmp_path: Path) -> None:
     subjects[0].steps = [replace(took, seconds=each) for each in (0.5, 0.4, 0.9)]
     subjects[1].steps = [took]
     subjects[2].gone = "no module"
-    rates = Subject("products", "products", True, steps=[replace(took, square=4e9, step=2e9)])
+    rates = Subject("products", "products", True, steps=[replace(took, square=4e9, step=2e9, own=3e9)])
     found = answer("tiny", field, [*subjects, rates], "seconds")
     ours, eager, missing = found["subjects"]
     assert ours["tokens_per_second"] == 64 / 0.5 and ours["memory"] == 20 and ours["spread"] == [0.4, 0.9]
@@ -127,12 +127,15 @@ def test_a_subject_has_the_backends_of_its_ops(tmp_path: Path) -> None:
 
 
 def test_a_row_is_held_to_its_target() -> None:
-    subjects = [{"subject": "clusterctl", "tokens_per_second": 110.0}, {"subject": "eager", "missing": "why"}]
+    subjects = [{"subject": "clusterctl", "tokens_per_second": 120.0}, {"subject": "eager", "missing": "why"}]
     subjects.append({"subject": "torch.compile", "tokens_per_second": 100.0})
     found = {"subjects": subjects, "rates": {}, "flops_a_token": 1.0}
     (missed,) = verdicts({**found, "row": "124m-bf16"})
     (reached,) = verdicts({**found, "row": "124m-fp32"})
-    assert "1.10, at least 1.20 wanted: MISSED" in missed and reached.endswith("at least 1.05 wanted")
+    assert "1.20, at least 1.40 wanted: MISSED" in missed and reached.endswith("at least 1.15 wanted")
+    rates = {"square": 150.0, "step": 100.0, "own": 130.0}
+    _, share = verdicts({**found, "row": "6x384-bf16", "rates": rates})
+    assert "products by our functions: 0.92, at least 0.96 wanted: MISSED" in share
 
 
 @pytest.mark.parametrize(("beside", "verdict"), [(0.001, "lies in"), (0.01, "LEAVES")])
