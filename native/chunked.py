@@ -79,7 +79,7 @@ def loss_in_pieces(
     rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), x.device.type == "cpu")
     # Several bf16 gradients are added in fp32.
     several = dw is not None and rows < len(x) and dw.dtype != torch.float32
-    sum_dw = _wide_zeros(dw) if several and dw is not None else dw
+    sum_dw = _wide(dw) if several and dw is not None else dw
     losses = []
     for start in range(0, len(x), rows):
         piece, logits = slice(start, start + rows), products.mm(x[start : start + rows], weight.t())
@@ -90,7 +90,7 @@ def loss_in_pieces(
         if sum_dw is None:
             continue
         if several:
-            products.add_product_(sum_dw, logits.t(), x[piece], own.add_)
+            products.add_product_(sum_dw, logits.t(), x[piece], own.add_, start == 0)
         elif start == 0:
             products.mm(logits.t(), x[piece], sum_dw)
         else:
@@ -103,9 +103,9 @@ def loss_in_pieces(
     return own.mean(torch.cat(losses) if losses else x.new_empty(0, dtype=torch.float32))
 
 
-def _wide_zeros(dw: Tensor) -> Tensor:
-    """Return fp32 zeros whose first half becomes the memory of `dw`."""
-    total = torch.zeros(dw.shape, dtype=torch.float32, device=dw.device)
+def _wide(dw: Tensor) -> Tensor:
+    """Return an fp32 tensor without values, whose first half becomes the memory of `dw`."""
+    total = torch.empty(dw.shape, dtype=torch.float32, device=dw.device)
     dw.set_(total.untyped_storage(), 0, dw.shape, total.stride())
     return total
 

@@ -126,25 +126,31 @@ def addmm_(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     return out.add_(mm(a, b), alpha=alpha) if widens(a) else out.addmm_(a, b, alpha=alpha)
 
 
-def add_product_(total: Tensor, a: Tensor, b: Tensor, add_: Callable[[Tensor, Tensor], object]) -> None:
+def add_product_(
+    total: Tensor, a: Tensor, b: Tensor, add_: Callable[[Tensor, Tensor], object], first: bool
+) -> None:
     """Add the product of two bf16 or fp16 matrices to an fp32 tensor, for some rows at a time. Without gradient.
 
-    `add_` adds a tensor of the matrices' type to an fp32 tensor.
+    add_: adds a tensor of the matrices' type to an fp32 tensor. first: `total` has no values yet.
     """
     if kernel := _kernel_for(a, b, total):
-        kernel.write(total, a, b, None, True)
+        kernel.write(total, a, b, None, not first)
         return
     if widens(a):
         for rows in _parts(len(a)):
             for part in _parts(len(b)):
-                total[rows].addmm_(_wide(a[rows, part]), _wide(b[part]))
+                beta = 0 if first and part.start == 0 else 1
+                total[rows].addmm_(_wide(a[rows, part]), _wide(b[part]), beta=beta)
         return
     # All parts share a buffer: new ones for each part would be spread over more memory.
     product = a.new_empty(min(SIDE, len(a)), b.shape[1])
     for rows in _parts(len(a)):
         piece = product[: rows.stop - rows.start]
         torch.mm(a[rows], b, out=piece)
-        add_(total[rows], piece)
+        if first:
+            total[rows] = piece
+        else:
+            add_(total[rows], piece)
 
 
 def _fill(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:

@@ -206,10 +206,10 @@ TARGETS = {
     "ranks-bf16": RANKS,
     "ranks-fp32": RANKS,
 }
-# The targets as shares of a rate of products: large squares by torch, or the step's own by our functions.
+# The targets as shares of torch's rate: in large squares, or in the products of the step.
 SHARES = {
     "124m-bf16": ("square", 0.9, "the rate of large squares"),
-    "6x384-bf16": ("own", 0.96, "the rate of the step's products by our functions"),
+    "6x384-bf16": ("step", 0.96, "the rate of the step's products"),
 }
 # The target as a share of torch.compile's peak memory.
 MEMORY = 0.8

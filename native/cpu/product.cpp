@@ -42,6 +42,7 @@ struct Plan {
     int64_t shared;  // bytes for all threads
     int64_t sums;    // bytes of a thread's sums, if they are not in `out`
     int64_t each;    // bytes for each thread
+    bool past;       // the result is larger than caches, and each of its rows begins at a whole line
 
     explicit Plan(const Product& p) {
         const int64_t wide = p.is_bf16 ? 2 : 4;
@@ -74,6 +75,7 @@ struct Plan {
         }
         sums = sums_apart ? rows * group * LINE : 0;
         each += sums + ROWS * LINE;
+        past = write_past(p.out, p.m, p.out_row * (p.out_is_bf16 ? 2 : 4));
     }
     int64_t space(int threads) const { return shared + threads * each; }
 };
@@ -135,6 +137,7 @@ struct Target {
     uint16_t* out;   // or null; in bf16: the sums, with those that are there if `adds`, and the bias
     int64_t out_row;
     const float* bias;
+    bool past;  // write past the caches
 };
 
 // Compute a tile. `row`, `step`: the bytes between rows and steps of `a`.
@@ -145,6 +148,12 @@ NATIVE_INLINE void tile(int64_t steps, const char* a, int64_t row, int64_t step,
     for (int i = 0; i < COUNT; ++i)
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) sum[i][j] = _mm512_setzero_ps();
+    // Sums that are added to are often in memory only.
+    if (to.adds)
+#pragma GCC unroll 6
+        for (int i = 0; i < COUNT; ++i)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) __builtin_prefetch(to.sums + i * to.sums_row + 16 * j, 1);
     const char* high = a + 3 * row;
     for (int64_t s = 0; s < steps; ++s, a += step, high += step, b += LINE) {
         __m512i y[4];
@@ -169,7 +178,10 @@ NATIVE_INLINE void tile(int64_t steps, const char* a, int64_t row, int64_t step,
 #pragma GCC unroll 6
         for (int i = 0; i < COUNT; ++i)
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; ++j) _mm512_storeu_ps(to.sums + i * to.sums_row + 16 * j, sum[i][j]);
+            for (int j = 0; j < 4; ++j) {
+                float* at = to.sums + i * to.sums_row + 16 * j;
+                to.past ? _mm512_stream_ps(at, sum[i][j]) : _mm512_storeu_ps(at, sum[i][j]);
+            }
         return;
     }
 #pragma GCC unroll 4
@@ -178,7 +190,9 @@ NATIVE_INLINE void tile(int64_t steps, const char* a, int64_t row, int64_t step,
 #pragma GCC unroll 6
         for (int i = 0; i < COUNT; ++i) {
             const __m512 one = _mm512_add_ps(sum[i][j], low), two = _mm512_add_ps(sum[i][j + 1], high);
-            _mm512_storeu_si512(to.out + i * to.out_row + 16 * j, (__m512i)_mm512_cvtne2ps_pbh(two, one));
+            const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(two, one);
+            auto* at = reinterpret_cast<__m512i*>(to.out + i * to.out_row + 16 * j);
+            to.past ? _mm512_stream_si512(at, both) : _mm512_storeu_si512(at, both);
         }
     }
 }
@@ -307,14 +321,21 @@ struct Multiply {
                                          : static_cast<const float*>(p.bias)[column + c];
         for (int64_t i = 0; i < rows; i += ROWS, a += ROWS * a_row) {
             const int64_t count = std::min(ROWS, rows - i), at = (row + i) * p.out_row + column;
-            Target to{few, PANEL, false, nullptr, p.out_row, bias};
-            if (plan.sums) to = {sums + i * sums_row, sums_row, !first, nullptr, p.out_row, bias};
-            if (plain && bf16 && last) to.out = static_cast<uint16_t*>(p.out) + at;
-            if (plain && !bf16) to = {static_cast<float*>(p.out) + at, p.out_row, adds, nullptr, 0, nullptr};
+            Target to{few, PANEL, false, nullptr, p.out_row, bias, false};
+            if (plan.sums) to = {sums + i * sums_row, sums_row, !first, nullptr, p.out_row, bias, false};
+            if (plain && bf16 && last) {
+                to.out = static_cast<uint16_t*>(p.out) + at;
+                to.past = plan.past;
+            } else if (plain && !bf16) {
+                const bool past = plan.past && last && !adds;
+                to = {static_cast<float*>(p.out) + at, p.out_row, adds, nullptr, 0, nullptr, past};
+            }
             tile_of<N>(count, steps, a, a_row, a_step, b, to);
             if (!plain && (last || !plan.sums))
                 finish(p, to.sums, to.sums_row, row + i, count, column, columns, adds, last);
         }
+        // Other threads see what was written past the caches.
+        if (plan.past) _mm_sfence();
     }
 
     int64_t chunk_at(int64_t step) const { return std::min(plan.chunk, plan.steps - step); }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from native import products
 from native.compiled import library
-from native.cpu import linear  # noqa: F401  (offers the products with a gradient)
+from native.cpu import linear, product  # noqa: F401  (`linear` offers the products with a gradient)
 from native.cpu.add_wide import add_wide_
 
 SHAPES = [(5, 7, 3), (130, 201, 75), (64, 1, 33), (1, 129, 1), (0, 8, 4), (6, 0, 5), (3, 9, 0)]
@@ -48,6 +48,23 @@ def test_a_product_is_added() -> None:
     exact = out.double() + 0.5 * (a.double() @ b.double())
     products.addmm_(out, a, b, 0.5)
     assert (out.double() - exact).abs().max() < 2.0**-7 * exact.abs().max()
+
+
+@pytest.mark.parametrize("way", ["torch", "widened", "kernel"])
+def test_a_product_is_added_to_an_fp32_tensor_or_is_its_first(
+    way: str, monkeypatch: pytest.MonkeyPatch, our_products: None
+) -> None:
+    if way == "kernel" and torch.bfloat16 not in product.types():
+        pytest.skip("the kernel has no products of bf16 on this processor")
+    monkeypatch.setattr(products, "_wanted", [way == "kernel"])
+    monkeypatch.setattr(products, "multiplies_bf16", lambda: way != "widened")
+    a, b = drawn(130, 200), drawn(200, 66)
+    exact = a.double() @ b.double()
+    total = torch.full((130, 66), float("nan"))
+    products.add_product_(total, a, b, add_wide_, True)
+    assert (total.double() - exact).abs().max() < 4e-3 * exact.abs().max()
+    products.add_product_(total, a, b, add_wide_, False)
+    assert (total.double() - 2 * exact).abs().max() < 8e-3 * exact.abs().max()
 
 
 @pytest.mark.parametrize("level", range(len(library.LEVELS)), ids=library.LEVELS)

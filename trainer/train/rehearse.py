@@ -241,8 +241,10 @@ class _AtOnce(torch.autograd.Function):
             of_x = torch.empty_like(x)
             rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), True)
             if rows < len(x) and x.dtype != torch.float32:
-                sums = torch.zeros_like(weight, dtype=torch.float32)
-                products.add_product_(sums, products.mm(x[:rows], weight.t()).t(), x[:rows], Tensor.add_)
+                sums = torch.empty_like(weight, dtype=torch.float32)
+                products.add_product_(
+                    sums, products.mm(x[:rows], weight.t()).t(), x[:rows], Tensor.add_, True
+                )
                 of_weight = torch.empty_like(weight)
             else:
                 of_weight = torch.empty_like(weight)
