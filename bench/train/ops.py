@@ -3,12 +3,13 @@
     python -m bench.train.ops [--device cuda] [--repeat 15] [--threads 1] [--compile] [--only OP ...] [--json]
     python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention by each kernel, in turn
 
-All backends take turns in one process, with the allocator settings that the launcher gives every rank; a row shows
-medians. If torch has no bf16 products for the processor, its time for them is left out, because it takes minutes. The
-last column is our time over the time that it takes to read and write the necessary bytes at this machine's rate of
-copying, measured before and after each case; products have no such value. Copying the inputs is not measured. With
-one thread, which a rank among many has, the time is processor time, which is reliable on a busy machine. With more
-threads it is wall time, which is not, because threads wait for each other.
+All backends take turns in one process, with the buffers that every rank of a launch has: the allocator settings of the
+launcher and the pool of `native.memory`. A row shows medians. If torch has no bf16 products for the processor, its time
+for them is left out, because it takes minutes. The last column is our time over the time that it takes to read and
+write the necessary bytes at this machine's rate of copying, measured before and after each case; products have no such
+value. Copying the inputs is not measured. With one thread, which a rank among many has, the time is processor time,
+which is reliable on a busy machine. With more threads it is wall time, which is not, because threads wait for each
+other.
 
 Other projects take part if they are installed: Liger and apex on a GPU, DeepSpeed's AdamW on a CPU. Their values and
 gradients are compared with plain torch first; a function that is wrong is named and not measured. The tests do this for
@@ -73,10 +74,13 @@ def measure(request: Request) -> list[Row]:
 
     import native
     from native import products
+    from native.memory.torch_pool import serve_torch
     from tests.support import op_cases as cases
 
     if request.threads:
         torch.set_num_threads(request.threads)
+    if request.device == "cpu" and (why := serve_torch()):
+        print(f"buffers from glibc's heap: {why}", file=sys.stderr)
     device = request.device
     clock = clock_of(device)
     reference = native.choose(device, "reference")

@@ -226,7 +226,7 @@ struct Rows {
             const int64_t at = r * n;
             const float one = static_cast<float>(slope[r]) / count, two = static_cast<float>(product[r]) / count;
             const T* added = of_sum ? of_sum + at : nullptr;
-            for_row(Slope{x + at, above + at, added, weight, out + at, mean[r], inverse[r], one, two, past}, n);
+            for_row(Slope{x + at, above + at, added, weight, out + at, n, mean[r], inverse[r], one, two, past}, n);
         }
     }
 
@@ -234,9 +234,15 @@ struct Rows {
         const T *x, *above, *of_sum;
         const float* weight;
         T* out;
+        int64_t n;
         float mean, inverse, one, two;
         bool past;
         LANES_MEMBER void operator()(int64_t i, int64_t count) const {
+            if (i % (64 / sizeof(T)) == 0) {
+                // The next rows, while these are written. A processor's own prefetcher stops at the end of a page.
+                __builtin_prefetch(x + ROWS * n + i, 0, 2);
+                __builtin_prefetch(above + ROWS * n + i, 0, 2);
+            }
             const Lanes own = load(x + i, count), slope = load(above + i, count) * load(weight + i, count);
             Lanes v;
             if (sizeof(T) == 4) {
