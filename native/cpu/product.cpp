@@ -97,7 +97,10 @@ NATIVE_EXPORT int native_product_level() {
 
 // Return whether it is faster than torch here. On AMD's processors torch's products of fp32 use registers of 256 bits.
 // Intel's have AMX for bf16.
-NATIVE_EXPORT int native_product_is_faster() { return __builtin_cpu_is("amd") != 0; }
+NATIVE_EXPORT int native_product_is_faster() {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd") != 0;
+}
 
 // Valid to the end of the file, so that it also applies to templates that are instantiated later.
 #ifdef __clang__
