@@ -74,13 +74,12 @@ def measure(request: Request) -> list[Row]:
 
     import native
     from native import products
-    from native.memory.torch_pool import serve_torch
     from tests.support import op_cases as cases
 
     if request.threads:
         torch.set_num_threads(request.threads)
-    if request.device == "cpu" and (why := serve_torch()):
-        print(f"buffers from glibc's heap: {why}", file=sys.stderr)
+    if request.device == "cpu":
+        use_pool()
     device = request.device
     clock = clock_of(device)
     reference = native.choose(device, "reference")
@@ -163,6 +162,14 @@ def correct_peers(case: Any, inputs: tuple) -> dict[str, Callable]:
         else:
             print(f"{name} {case}: off by {worst:.1e} of the largest number, not measured", file=sys.stderr)
     return found
+
+
+def use_pool() -> None:
+    """Take torch's buffers from the pool, as a rank of a launch does."""
+    from native.memory.torch_pool import serve_torch
+
+    if why := serve_torch():
+        print(f"buffers from glibc's heap: {why}", file=sys.stderr)
 
 
 def copy_rate(clock: Callable[[], float], device: str = "cpu") -> float:
