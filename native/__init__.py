@@ -17,6 +17,7 @@ from native.registry import (
     Chosen,
     NativeError,
     Status,
+    check,
     choose,
     survey,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "NativeError",
     "Status",
     "VocabularyPart",
+    "check",
     "choose",
     "survey",
 ]

@@ -303,6 +303,11 @@ def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choic
     return Choice(chosen, functions)
 
 
+def check(requested: str | Mapping[str, str]) -> None:
+    """Raise BadRequest for ops and backends that `choose` does not know on any device; loads no torch."""
+    _wanted(requested)
+
+
 def survey(device_type: str) -> list[Status]:
     """Return every backend of every op for `device_type`, best first; works without torch."""
     torch_fault = _torch_fault()

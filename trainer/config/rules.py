@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import native
 from trainer.config.amounts import in_samples
 from trainer.config.chips import NAMED
 from trainer.config.curriculum import curriculum_faults
@@ -62,6 +63,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_profile_faults(config, layout), "steps profile"),
         (_chip_faults(config), "precision hardware.chip hardware.kind"),
         (_precision_faults(config), "precision loss_scale"),
+        (_native_faults(config), "native"),
         (_save_faults(config), "save"),
         (_init_faults(config), "init resume"),
         (_task_faults(config), "eval engine parallel zero data.tokenizer"),
@@ -71,6 +73,13 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         if not any(fault.is_of(key) for fault in (*before, *found) for key in keys.split()):
             found += rule
     return found
+
+
+def _native_faults(config: TrainConfig) -> Iterator[Fault]:
+    try:
+        native.check(config.native)
+    except native.BadRequest as error:
+        yield Fault("train.native", str(error), "`python -m native` lists the ops and their backends")
 
 
 def _save_faults(config: TrainConfig) -> Iterator[Fault]:

@@ -91,6 +91,14 @@ def test_an_unknown_model_names_a_near_one(raw_config: Make) -> None:
     assert "gpt2-124M" in faults_of(raw_config(model="gpt2-124m"))["train.model"]
 
 
+def test_unknown_ops_and_backends_are_refused_before_a_start(raw_config: Make) -> None:
+    found = faults_of(raw_config(native={"liner": "cpu", "gelu": "fast"}))["train.native"]
+    assert "no op 'liner'; did you mean 'linear'?" in found and "no backend 'fast'" in found
+    assert "no backend 'nonsense'" in faults_of(raw_config(native="nonsense"))["train.native"]
+    # Whether a device has a backend is known on its node.
+    assert not faults_of(raw_config(native={"linear": "cuda", "attention": "torch"}))
+
+
 def test_nothing_is_told_of_a_default_that_stands_for_what_could_not_be_read(raw_config: Make) -> None:
     raw = raw_config(
         model="gpt2-13b", precision="bf61", loss_scale=4096, parallel={"tensor": 3}, global_batch=7
