@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from native.compiled.library import LibraryMissing, load
-from native.compiled.op import SUFFIX, register
+from native.compiled.op import POINTER, SIZE, SUFFIX, address, kernel, register, structure
 
 # Levels of the library; the second is AVX-512 without its instructions for bf16, in tests.
 AVX512, WITHOUT_BF16 = 2, 4
@@ -24,12 +24,9 @@ LEAST_LINEAR = {torch.float32: 1 << 23, torch.bfloat16: 1 << 26}
 class _Product(ctypes.Structure):
     """The layout of `struct Product` in product.cpp."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("a", "b", "bias", "out", "space")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("m", "n", "k", "a_row", "a_column", "b_row", "b_column", "out_row")
-        ),
+    _fields_ = structure(
+        ("a", "b", "bias", "out", "space"),
+        *((name, SIZE) for name in ("m", "n", "k", "a_row", "a_column", "b_row", "b_column", "out_row")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("is_bf16", "out_is_bf16", "bias_is_bf16", "adds", "threads")),
     )
@@ -92,16 +89,9 @@ def product_(
 def _product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None, adds: bool, scale: float) -> None:
     (m, k), n = a.shape, b.shape[1]
     assert b.shape[0] == k > 0 and out.shape == (m, n) and out.stride(1) == 1, (a.shape, b.shape, out.shape)
-    functions = load().functions
-    functions.native_product_space.restype = ctypes.c_int64
-    if bias is not None:
-        bias = bias.contiguous()
+    bias = None if bias is None else bias.contiguous()
     own = _Product(
-        a.data_ptr(),
-        b.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        None,
+        *map(address, (a, b, bias, out, None)),
         m,
         n,
         k,
@@ -115,9 +105,11 @@ def _product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None, adds: bool,
         adds,
         max(1, torch.get_num_threads()),
     )
-    space = torch.empty(functions.native_product_space(ctypes.byref(own)), dtype=torch.uint8)
-    own.space = space.data_ptr()
-    functions.native_product(ctypes.byref(own))
+    room = load().functions.native_product_space
+    room.restype = SIZE
+    space = torch.empty(room(ctypes.byref(own)), dtype=torch.uint8)
+    own.space = address(space)
+    kernel("native_product", None, POINTER)(ctypes.byref(own))
 
 
 def _strides(x: Tensor) -> tuple[int, int]:
