@@ -275,4 +275,6 @@ def test_a_training_computes_the_same_with_and_without_it(compiled: object, tmp_
     assert len(losses["pool"]) == 3
     # Products depend a little on where their matrices lie.
     assert losses["pool"] == pytest.approx(losses["heap"], rel=1e-6)
-    assert notes == {"pool": False, "heap": True}
+    assert notes["heap"]
+    # ThreadSanitizer leaves a process 1.5 TiB of addresses, and often less than 1 TiB of them in one piece.
+    assert not notes["pool"] or "libtsan" in PRELOADED
