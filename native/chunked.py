@@ -106,7 +106,7 @@ def loss_in_pieces(
 def _wide(dw: Tensor) -> Tensor:
     """Return an fp32 tensor without values, whose first half becomes the memory of `dw`."""
     total = torch.empty(dw.shape, dtype=torch.float32, device=dw.device)
-    dw.set_(total.untyped_storage(), 0, dw.shape, total.stride())
+    dw.set_(total.view(dw.dtype), 0, dw.shape, total.stride())  # type: ignore[call-overload]
     return total
 
 
@@ -120,4 +120,5 @@ def _narrow_in_place(total: Tensor, dw: Tensor) -> None:
         end = min(2 * done, len(wide))
         narrow[done:end] = wide[done:end]
         done = end
-    dw.untyped_storage().resize_(dw.nbytes)
+    # `dw.untyped_storage()` would make a second owner of this memory, so autograd could not add to `dw` in place.
+    torch.ops.inductor.resize_storage_bytes_(dw, dw.nbytes)

@@ -202,6 +202,11 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     return F.embedding(ids, weight)
 
 
+def tied_embedding(ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `embedding`, and `weight` for its other use."""
+    return embedding(ids, weight), weight
+
+
 def route(logits: Tensor, top_k: int, renormalize: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return the softmax of the logits, and the weights and indices of the largest."""
     wide = _wide(logits)

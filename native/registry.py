@@ -86,7 +86,8 @@ class Choice:
 
     def __init__(self, chosen: Sequence[Chosen], functions: Mapping[str, Callable[..., Any]]) -> None:
         self._chosen = tuple(chosen)
-        for op in OPS:
+        # The backend of `embedding` also has `tied_embedding`.
+        for op in (*OPS, "tied_embedding"):
             # This hides the method of the same name, which only declares types: a call goes directly to the backend.
             setattr(self, op, functions[op])
 
@@ -190,6 +191,14 @@ class Choice:
     @_op
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         """Return the row of `weight` for each id. Its gradient is summed in fp32 over the tokens of a row."""
+        raise NotImplementedError
+
+    def tied_embedding(self, ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `embedding`, and `weight` for its other use in the same model.
+
+        If the other use takes this result instead of `weight` itself, a CPU adds the gradient of the rows to that of
+        the other use, so that the table's gradient exists only once.
+        """
         raise NotImplementedError
 
     @_op
@@ -300,6 +309,8 @@ def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choic
     if isinstance(requested, str) and requested not in (AUTO, TORCH):
         chosen = [_explain_missing(choice, requested) for choice in chosen]
     functions = {choice.op: getattr(_module(choice.backend, choice.op), choice.op) for choice in chosen}
+    backend = next(choice.backend for choice in chosen if choice.op == "embedding")
+    functions["tied_embedding"] = _module(backend, "embedding").tied_embedding
     return Choice(chosen, functions)
 
 

@@ -1,6 +1,6 @@
 // The gradient of an embedding: each row of the table gets the sum of the gradients of its tokens, in fp32 and in the
 // order of the tokens, so that the result is the same for any number of threads. Every row is written once, also those
-// without tokens.
+// without tokens; or the sums are added to rows that have values.
 #include "../compiled/native.h"
 
 #ifdef NATIVE_X86
@@ -16,10 +16,10 @@ constexpr int64_t BLOCK = 256;  // numbers that are summed at a time
 struct Arguments {
     const int64_t* ids;    // (tokens), each within the table
     const void* upstream;  // (tokens, width)
-    void* out;             // (rows, width)
+    void* out;             // (rows, width), which has values if `adds`
     int64_t *ends, *order; // scratch, (rows) and (tokens): where the tokens of each row end, and the tokens sorted by row
     int64_t tokens, rows, width;
-    int threads, level;
+    int threads, level, adds;
 };
 
 constexpr int64_t LARGE = 4 << 20;  // bytes of a table that does not stay in a core's caches
@@ -52,7 +52,7 @@ struct Table {
             if (begin == end) {
                 int64_t next = r + 1;
                 while (next < last && a.ends[next] == end) ++next;
-                zero(reinterpret_cast<char*>(out), (next - r) * row, a.rows * row > LARGE);
+                if (!a.adds) zero(reinterpret_cast<char*>(out), (next - r) * row, a.rows * row > LARGE);
                 r = next - 1;
                 continue;
             }
@@ -63,6 +63,10 @@ struct Table {
                     const T* from = static_cast<const T*>(a.upstream) + a.order[i] * a.width + start;
 #pragma omp simd
                     for (int64_t j = 0; j < n; ++j) sum[j] += to_float(from[j]);
+                }
+                if (a.adds) {
+#pragma omp simd
+                    for (int64_t j = 0; j < n; ++j) sum[j] += to_float(out[start + j]);
                 }
 #pragma omp simd
                 for (int64_t j = 0; j < n; ++j) store(&out[start + j], sum[j]);
@@ -94,7 +98,7 @@ void embedding(const Arguments& a) {
     const auto table = for_level<Table<T>, const Arguments&, int64_t, int64_t>(a.level);
     constexpr int64_t EACH = 64;  // rows at a time; frequent tokens are spread unevenly over the table
     const int64_t pieces = (a.rows + EACH - 1) / EACH;
-#pragma omp parallel for schedule(dynamic, 4) num_threads(a.threads) if ((a.rows + a.tokens) * a.width > 65536)
+#pragma omp parallel for schedule(dynamic, 4) num_threads(a.threads) if (((a.adds ? 0 : a.rows) + a.tokens) * a.width > 65536)
     for (int64_t p = 0; p < pieces; ++p) table(a, p * EACH, (p + 1) * EACH < a.rows ? (p + 1) * EACH : a.rows);
 }
 

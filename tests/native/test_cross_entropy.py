@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
+from torch.profiler import profile
 
-from native import products, reference, vocabulary
+from native import chunked, products, reference, vocabulary
 from native.compiled.library import LEVELS, Library
 from native.cpu import cross_entropy as cpu
 from native.cpu.linear_cross_entropy import linear_cross_entropy
@@ -172,3 +175,19 @@ def test_the_gradient_of_a_matrix_is_added_over_pieces_of_tokens(
         assert own.grad.dtype == dtype and own.grad.untyped_storage().nbytes() == own.nbytes
         error = (own.grad.double() - exact.grad).abs().max() / exact.grad.abs().max()
         assert error < (4e-6 if dtype == torch.float32 else 2e-2)
+
+
+def test_a_gradient_summed_over_pieces_is_added_to_in_place() -> None:
+    """Autograd adds in place to a tensor that owns its memory alone; this one was once a wider tensor."""
+    x = torch.randn(64, 128).bfloat16().requires_grad_()
+    weight = torch.randn(4096, 128).bfloat16().requires_grad_()
+    targets = torch.randint(0, 4096, (64,))
+    with patch.object(chunked, "tokens_at_a_time", lambda *_: 16):
+        # The other use of the weight is computed first, so its gradient comes last.
+        other = (weight[:2] * 2).sum()
+        loss = linear_cross_entropy(x, weight, targets, 4096) + other * 0
+        with profile() as profiled:
+            loss.backward()
+    calls = {event.key: event.count for event in profiled.key_averages()}
+    assert calls.get("aten::add_", 0) == 1 and "aten::add" not in calls
+    assert weight.grad.untyped_storage().nbytes() == weight.numel() * 2

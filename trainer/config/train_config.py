@@ -118,6 +118,14 @@ class TrainConfig:
         wanted = self.optimizer.masters
         return suits and (wanted == "remainder" or (wanted == "auto" and kind == "cpu"))
 
+    def recomputes_norms(self, kind: str) -> bool:
+        """Return whether a device of this kind computes the results of norms again instead of storing them.
+
+        On a CPU this takes 0.3 to 0.4 % of a step. DeepSpeed's ZeRO 3 has no weights of a norm while the gradient of
+        the next matrix is computed, and adapters store their input.
+        """
+        return kind == "cpu" and self.engine == "torch" and not self.tune.lora.rank
+
     @cached_property
     def batches(self) -> BatchSizes:
         """Return the samples of each step."""

@@ -23,7 +23,7 @@ from trainer.config.model import ModelConfig
 from trainer.model.cuts import Cut, cuts_of
 from trainer.model.experts import ExpertLinear
 from trainer.model.layers import generator_of
-from trainer.model.linear import Activate, ColumnLinear, RowLinear
+from trainer.model.linear import Activate, ColumnLinear, RowLinear, Source
 from trainer.parallel.tensor import Parallel, column_linear
 
 # Part of the names of an adapter's matrices.
@@ -84,7 +84,7 @@ class AdaptedColumns(ColumnLinear):
 
     adapter: Adapters
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, source: Source | None = None) -> Tensor:
         dtype = self.adapter.one_type(x, self.weight)
         if dtype is not None:
             return _at_once(x.to(dtype), self.weight, self.bias, self.adapter)

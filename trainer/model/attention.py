@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import native
 from native.masks import EVERY_KEY
 from trainer.config.model import ModelConfig
-from trainer.model.linear import ColumnLinear, RowLinear
+from trainer.model.linear import ColumnLinear, RowLinear, Source
 from trainer.model.norm import Norm
 from trainer.model.recompute import Recompute
 from trainer.model.rotary import Turns
@@ -59,9 +59,14 @@ class Attention(nn.Module):
         )
         self.ops, self.recompute = ops, recompute
 
-    def forward(self, x: Tensor, sight: Sight, wanted: Tensor | None = None) -> Tensor:
-        """Return what is added to the residual stream; `wanted`: compute it only for these rows of all samples."""
-        q, k, v = self.project(x)
+    def forward(
+        self, x: Tensor, sight: Sight, wanted: Tensor | None = None, source: Source | None = None
+    ) -> Tensor:
+        """Return what is added to the residual stream; `wanted`: compute it only for these rows of all samples.
+
+        `source`: how the backward pass computes `x` again.
+        """
+        q, k, v = self.project(x, source)
         if sight.turns is not None:
             q, k = self.rotate(q, k, sight.turns)
         if sight.context.size > 1:
@@ -70,9 +75,9 @@ class Attention(nn.Module):
             k, v = (sight.context.whole(part, 2)[:, :, :seen] for part in (k, v))
         return self.output(self.attend(q, k, v, sight.mask), wanted)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, source: Source | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's queries, keys and values, (batch, heads or groups, sequence, head size)."""
-        mixed = self.qkv(x)
+        mixed = self.qkv(x) if source is None else self.qkv(x, source)
         widths = [heads * self.size for heads in (self.heads, self.groups, self.groups)]
         q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in mixed.split(widths, -1))
         if self.q_norm is not None and self.k_norm is not None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import native
 from trainer.config.model import ModelConfig
-from trainer.model.linear import ColumnLinear, RowLinear
+from trainer.model.linear import ColumnLinear, RowLinear, Source
 from trainer.parallel.tensor import Parallel
 
 
@@ -36,9 +36,12 @@ class FeedForward(nn.Module):
         self.down = RowLinear(inner, config.hidden, parallel, bias)
         self.activation = Activation(config, ops)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what is added to the residual stream, before dropout."""
-        inner = self.up(x)
+    def forward(self, x: Tensor, source: Source | None = None) -> Tensor:
+        """Return what is added to the residual stream, before dropout.
+
+        `source`: how the backward pass computes `x` again.
+        """
+        inner = self.up(x) if source is None else self.up(x, source)
         graph = torch.is_grad_enabled()
         widened: Tensor = self.down(inner, self.activation) if graph else self.down(self.activation(inner))
         return widened

@@ -23,6 +23,7 @@ from trainer.model.cuts import Cut, cuts_of
 from trainer.model.dropout import dropout_add
 from trainer.model.experts import Experts
 from trainer.model.feed_forward import FeedForward
+from trainer.model.linear import Source
 from trainer.model.masks import UNCOUNTED
 from trainer.model.norm import Norm
 from trainer.model.recompute import NOTHING, Recompute
@@ -38,7 +39,10 @@ class TokenTable(nn.Module):
     gradient and stays zero: the padded model computes exactly the same as the unpadded one.
     """
 
-    def __init__(self, config: ModelConfig, ops: native.Choice, parallel: Parallel) -> None:
+    def __init__(
+        self, config: ModelConfig, ops: native.Choice, parallel: Parallel, both: bool = False
+    ) -> None:
+        """`both`: this rank uses the table as embedding and as output matrix."""
         super().__init__()
         rows = config.padded(parallel.size) // parallel.size
         self.weight = nn.Parameter(torch.zeros(rows, config.hidden))
@@ -46,16 +50,30 @@ class TokenTable(nn.Module):
         self.first = rows * parallel.rank
         # The rows of this rank without padding.
         self.real = min(rows, max(0, config.vocab - self.first))
-        self.vocab, self.ops, self.parallel = config.vocab, ops, parallel
+        self.vocab, self.ops, self.parallel, self.both = config.vocab, ops, parallel, both
+        # The table as the last embedding returned it for the loss.
+        self.other: Tensor | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return embeddings (batch, sequence, hidden); with sequence parallel, of this rank's part of the sequence."""
         if self.parallel.size == 1:
-            return self.ops.embedding(tokens, self.weight)
+            return self._rows(tokens)
         own = tokens - self.first
         elsewhere = (own < 0) | (own >= len(self.weight))
-        found = self.ops.embedding(own.masked_fill(elsewhere, 0), self.weight)
+        found = self._rows(own.masked_fill(elsewhere, 0))
         return self.parallel.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        self.other = None
+        if not self.both or not torch.is_grad_enabled():
+            return self.ops.embedding(ids, self.weight)
+        rows, self.other = self.ops.tied_embedding(ids, self.weight)
+        return rows
+
+    def output_matrix(self) -> Tensor:
+        """Return the table for a loss of the last embeddings; its first use costs no second gradient of the table."""
+        other, self.other = self.other, None
+        return self.weight if other is None else other
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary on every rank; without gradient."""
@@ -73,9 +91,9 @@ class TokenTable(nn.Module):
         """
         x, targets = x.flatten(0, 1) if self.parallel.size == 1 else x, targets.flatten()
         if self.parallel.size == 1:
-            loss = self.ops.linear_cross_entropy(x, self.weight, targets, self.vocab)
+            loss = self.ops.linear_cross_entropy(x, self.output_matrix(), targets, self.vocab)
             return loss + smoothing * self.above_mean(x, targets) if smoothing else loss
-        own = column_linear(x, self.weight, None, self.parallel)
+        own = column_linear(x, self.output_matrix(), None, self.parallel)
         part = native.VocabularyPart(self.vocab, self.first, self.real, self.parallel.stacked)
         return self.ops.vocabulary_cross_entropy(own.flatten(0, 1), targets, part, smoothing)
 
@@ -129,7 +147,7 @@ class Block(nn.Module):
             Norm(config, ops) if config.sandwich_norms else None for _ in range(2)
         )
         self.parallel_residual = config.parallel_residual
-        self.dropout, self.ops = config.dropout, ops
+        self.dropout, self.ops, self.recompute = config.dropout, ops, recompute
 
     def forward(self, x: Tensor, sight: Sight = PLAIN, wanted: Tensor | None = None) -> Tensor:
         """Return the block's result; `wanted`: only for these rows, as one sample (indices over all samples).
@@ -138,9 +156,10 @@ class Block(nn.Module):
         """
         if wanted is not None and isinstance(self.feed_forward, Experts):
             return picked(self(x, sight), wanted)
+        given = self._source(self.norm_1, x)
         if wanted is None:
-            return self.rest(x, self.attention(self.norm_1(x), sight), sight.aux_weight)
-        mixed = self.attention(self.norm_1(x), sight, wanted)
+            return self.rest(x, self.attention(self.norm_1(x), sight, **given), sight.aux_weight)
+        mixed = self.attention(self.norm_1(x), sight, wanted, **given)
         return self.rest(picked(x, wanted), mixed, sight.aux_weight)
 
     def rest(self, x: Tensor, mixed: Tensor, aux_weight: float = 0.0) -> Tensor:
@@ -151,8 +170,15 @@ class Block(nn.Module):
             normal = self.norm_2(x if self.parallel_residual else added)
         else:
             added, normal = self.norm_2(mixed, x)
-        more = (aux_weight,) if isinstance(self.feed_forward, Experts) else ()
-        return self._added(added, self.feed_forward(normal, *more), self.post_norm_2)
+        if isinstance(self.feed_forward, Experts):
+            return self._added(added, self.feed_forward(normal, aux_weight), self.post_norm_2)
+        given = self._source(self.norm_2, x if self.parallel_residual else added)
+        return self._added(added, self.feed_forward(normal, **given), self.post_norm_2)
+
+    def _source(self, norm: Norm, x: Tensor) -> dict[str, Source]:
+        """Return the argument that tells a matrix how to compute its input, the norm of `x`, again; or nothing."""
+        again = self.recompute.norms and torch.is_grad_enabled()
+        return {"source": Source(x, norm)} if again else {}
 
     def _added(self, x: Tensor, part: Tensor, post_norm: Norm | None) -> Tensor:
         """Return the residual stream plus the result `part` of attention or of the feed-forward part."""
@@ -221,7 +247,7 @@ class Transformer(nn.Module):
         self.pieces = tuple(pieces) or pieces_of(config.layers)
         begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
         if begins or (closes and config.tied):
-            self.tokens = TokenTable(config, ops, parallel)
+            self.tokens = TokenTable(config, ops, parallel, begins and closes and config.tied)
         self.add_positions(begins)
         self.blocks = nn.ModuleDict(
             {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}

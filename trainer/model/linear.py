@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,16 @@ from trainer.parallel.tensor import Parallel, column_linear
 Activate = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Source:
+    """How the backward pass computes a matrix's input again, which is then not stored."""
+
+    stored: Tensor
+    """A tensor that the graph stores anyway, such as the input of a norm."""
+    compute: Callable[[Tensor], Tensor]
+    """Takes the stored tensor and returns exactly the matrix's input."""
+
+
 class ColumnLinear(nn.Module):
     """A matrix divided by outputs (columns): each rank has its part of each section of the result."""
 
@@ -28,8 +39,13 @@ class ColumnLinear(nn.Module):
         self.cuts = {"weight": Cut(0, sections), "bias": Cut(0, sections)}
         self.parallel = parallel
 
-    def forward(self, x: Tensor) -> Tensor:
-        return column_linear(x, self.weight, self.bias, self.parallel)
+    def forward(self, x: Tensor, source: Source | None = None) -> Tensor:
+        # With sequence parallel, only this rank's part of `x` is stored.
+        if source is None or self.parallel.divides_sequence or not self.weight.requires_grad:
+            return column_linear(x, self.weight, self.bias, self.parallel)
+        given = self.parallel.enter(x), source.stored, self.weight, self.bias
+        result: Tensor = _SourcedLinear.apply(*given, source.compute)  # type: ignore[no-untyped-call]
+        return result
 
 
 class RowLinear(nn.Module):
@@ -57,6 +73,32 @@ class RowLinear(nn.Module):
             return own
         whole = self.parallel.leave(own)
         return whole if self.bias is None else whole + self.bias
+
+
+class _SourcedLinear(torch.autograd.Function):
+    """A linear layer that stores another tensor instead of its input, and computes the input again from it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        stored: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        compute: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        ctx.save_for_backward(stored, weight)
+        ctx.compute = compute
+        return products.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        stored, weight = ctx.saved_tensors
+        rows = upstream.flatten(0, -2)
+        of_weight = products.mm(rows.t(), ctx.compute(stored).flatten(0, -2))
+        of_input = products.mm(rows, weight).view(*upstream.shape[:-1], -1)
+        return of_input, None, of_weight, rows.sum(0) if ctx.needs_input_grad[3] else None, None
 
 
 class _ActivatedLinear(torch.autograd.Function):

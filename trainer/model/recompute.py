@@ -26,6 +26,8 @@ class Recompute:
     split: bool = False
     """Whether each tensor parallel rank stores only its part of an input; the backward pass gathers the parts."""
     parallel: Parallel = ALONE
+    norms: bool = False
+    """Whether the input of a matrix that follows a norm is computed again from the norm's input."""
 
     def through(self, blocks: Sequence[Callable[..., Tensor]], x: Tensor, *shared: object) -> Tensor:
         """Run the blocks in order and return the result; `shared` is passed to each of them."""

@@ -42,6 +42,8 @@ class MicroBatch:
     """Context parallel ranks: `model.sequence` is this rank's part of the samples, but keys are of the whole."""
     adapted: bool = False
     """Whether the matrices have adapters."""
+    norms_again: bool = False
+    """Whether the results of norms that enter a matrix are computed again."""
 
     @property
     def tokens(self) -> int:
@@ -78,7 +80,8 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
     model = micro.model
     norms = block_norms(micro)
     # Of a gathered input only the rank's own part is kept.
-    into_matrices = 2 * micro.width * micro.own_tokens * model.hidden
+    stored = 2 if not micro.norms_again or micro.sequence else 1 if model.experts else 0
+    into_matrices = stored * micro.width * micro.own_tokens * model.hidden
     feed_forward = experts(micro) if model.experts else feed_forward_inner(micro, model.inner)
     saved = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
     # The kernel that adds to a residual stream of its own type keeps no mask; Ascend has no such kernel.

@@ -166,7 +166,7 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
     first, last = stage == 0, stage == layout.pipeline - 1
     ends = (kept.embedding(micro) if first else 0) + (kept.head(micro) if last else 0)
     through = int(_activations(config, micro, sizes.layers) * under_way(config, layout, stage)) + ends
-    moments = _moments(config, micro, sizes, state, last, through)
+    moments = _moments(config, micro, sizes, state, (first, last), through)
     highest = max(moments, key=lambda moment: moment.total)
     more = SHARDING if config.zero >= 2 and config.engine == "torch" and layout.data > 1 else 0
     always = (LIBRARIES + more if micro.kind == "cpu" else 0) + (
@@ -193,8 +193,9 @@ def micro_batch_of(config: TrainConfig, layout: Layout) -> MicroBatch:
     core = attention_core(chip_of(config), config.precision)
     model = replace(config.model, sequence=config.model.sequence // layout.context)
     own = (layout.tensor, parallel.sequence, cast, layout.context, bool(config.tune.lora.rank))
+    again = config.recomputes_norms(kind)
     rows = config.micro_batch * config.tune.rows
-    return MicroBatch(model, rows, width, kind, core, *own)
+    return MicroBatch(model, rows, width, kind, core, *own, again)
 
 
 def attention_core(chip: Chip, precision: str) -> AttentionCore:
@@ -217,9 +218,18 @@ def _activations(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
 
 
 def _moments(
-    config: TrainConfig, micro: MicroBatch, sizes: Sizes, state: Held, last: bool, through: int
+    config: TrainConfig,
+    micro: MicroBatch,
+    sizes: Sizes,
+    state: Held,
+    ends: tuple[bool, bool],
+    through: int,
 ) -> Iterator[Moment]:
-    """Yield each moment that may be the peak; `through`: the bytes of all kept activations."""
+    """Yield each moment that may be the peak.
+
+    `ends`: whether the stage is the first and the last; `through`: the bytes of all kept activations.
+    """
+    first, last = ends
     casts, width = sizes.layers * kept.cast_layer(micro), kept_width(config)
     # A frozen table has no gradient.
     sizes = replace(sizes, table=0) if config.tune.lora.rank else sizes
@@ -255,7 +265,9 @@ def _moments(
     begun = state.coming * (sizes.layer + sizes.table * last) // sizes.all
     yield Moment("layer", begun, through, 0, working + waiting)
     yield Moment("layer", state.coming, through // max(1, sizes.layers), 0, working + waiting)
-    yield Moment("embedding", state.coming, 0, 0, casts + waiting + table + state.gathered)
+    # A CPU adds the embedding's gradient to that of the output matrix, if both are on this stage.
+    second = 0 if micro.kind == "cpu" and config.model.tied and first and last else table
+    yield Moment("embedding", state.coming, 0, 0, casts + waiting + second + state.gathered)
     yield Moment("update", state.coming, 0, 0, state.update)
     yield Moment("save", 0, 0, 0, state.joined)
 

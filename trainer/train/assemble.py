@@ -301,7 +301,8 @@ def build_model(config: TrainConfig, ops: native.Choice, groups: Groups, drawn: 
     """
     seed = config.seed if drawn else None
     wanted = config.recompute
-    recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor)
+    norms = config.recomputes_norms(groups.data.device.kind)
+    recompute = Recompute(wanted.mode, wanted.every, wanted.split, groups.tensor, norms)
     pieces = config.stages[groups.pipeline.stage] if groups.pipeline.stages > 1 else ()
     if config.tune.task:
         return tuned_model(config, ops, groups.tensor, recompute, pieces, groups.context, drawn)

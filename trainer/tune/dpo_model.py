@@ -55,7 +55,7 @@ class PreferenceModel(ExamplesModel):
         `rows`: the input of the output layer for each target in `wanted`; `numbers`: the example of each row.
         """
         if self.parallel.size == 1:
-            logits = products.linear(rows, self.head.weight)[:, : self.config.vocab].float()
+            logits = products.linear(rows, self.head.output_matrix())[:, : self.config.vocab].float()
             lost = F.cross_entropy(logits, wanted, reduction="none")
             return lost.new_zeros(examples).index_add(0, numbers, -lost)
         sums = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import native
 from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
 from trainer.model.gpt import GPT
+from trainer.model.layers import TokenTable
 from trainer.model.recompute import Recompute
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -19,6 +21,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"rotary": True, "norm": "rms", "swiglu": True, "bias": "none", "query_groups": 2},
     "neox": {"rotary": True, "parallel_residual": True, "rope": RopeConfig(part=0.5, interleaved=True)},
     "sandwich": {"norm": "rms", "sandwich_norms": True, "dropout": 0.1},
+    "experts": {"norm": "rms", "swiglu": True, "experts": 4, "top_k": 2, "tied": False},
 }
 
 
@@ -44,10 +47,58 @@ def test_losses_and_gradients_are_those_of_plain_torch(shape: dict[str, Any]) ->
         assert torch.allclose(gradient, wanted[name], rtol=1e-4, atol=2e-6), name
 
 
+@pytest.mark.parametrize("norms", [False, True], ids=["", "norms"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_recomputation_gives_identical_bits(shape: dict[str, Any]) -> None:
+def test_recomputation_gives_identical_bits(shape: dict[str, Any], norms: bool) -> None:
     (loss, gradients), (expected, wanted) = (
-        loss_and_gradients(shape, "auto", Recompute(mode)) for mode in ("full", "none")
+        loss_and_gradients(shape, "auto", Recompute(mode, norms=norms)) for mode in ("full", "none")
     )
     assert torch.equal(loss, expected)
     assert all(torch.equal(gradient, wanted[name]) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_results_of_norms_that_are_computed_again_are_those_of_the_forward_pass(
+    shape: dict[str, Any],
+) -> None:
+    (loss, gradients), (expected, wanted) = (
+        loss_and_gradients(shape, "auto", Recompute(norms=norms)) for norms in (True, False)
+    )
+    assert torch.equal(loss, expected)
+    # Only the order of some sums differs.
+    for name, gradient in gradients.items():
+        assert torch.allclose(gradient, wanted[name], rtol=1e-5, atol=1e-6), name
+
+
+def tied_model() -> tuple[GPT, torch.Tensor]:
+    model = GPT(ModelConfig(layers=1, hidden=64, heads=4, sequence=48, vocab=97), native.choose("cpu"))
+    return model, torch.randint(97, (3, 49), generator=torch.Generator().manual_seed(1))
+
+
+def test_the_gradient_of_a_tied_table_exists_once() -> None:
+    """The parameter gets the loss's gradient, to which that of the embedding was added."""
+    model, tokens = tied_model()
+    seen, take = [], TokenTable.output_matrix
+
+    def taken(table: TokenTable) -> torch.Tensor:
+        matrix = take(table)
+        matrix.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+        return matrix
+
+    with patch.object(TokenTable, "output_matrix", taken):
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert seen == [model.tokens.weight.grad.data_ptr()]
+
+
+def test_several_losses_of_one_pass_have_all_their_gradients() -> None:
+    model, tokens = tied_model()
+    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    # This pass has no loss, and leaves nothing to the next.
+    model.hidden(tokens[:1, :7])
+    hidden = model.hidden(tokens[:, :-1])
+    losses = [model.head.loss(hidden[i : i + 1], tokens[i : i + 1, 1:]) for i in range(3)]
+    torch.stack(losses).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, expected[name], rtol=1e-4, atol=1e-6), name

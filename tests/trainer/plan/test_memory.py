@@ -28,6 +28,7 @@ from trainer.model.recompute import Recompute
 from trainer.model.rotary import turns
 from trainer.parallel.tensor import Parallel
 from trainer.plan import activations as kept
+from trainer.plan import memory
 from trainer.plan.activations import AttentionCore
 from trainer.plan.hardware import CPU_LEVELS
 from trainer.plan.memory import attention_core, parameters_of, stages
@@ -85,7 +86,17 @@ def test_a_blocks_activations_are_counted_as_torch_keeps_them(
     """By a CPU's kernels, those that this processor has, and by plain torch, which is what a device without has."""
     chip = NAMED["910A"] if kind == "npu" else NAMED[CPU_LEVELS[library.attention_level()]]
     core = attention_core(chip, precision.removesuffix(", cast"))
-    check_a_block(shape, samples, sequence, precision, mode, kind, core)
+    check_a_block(shape, samples, sequence, precision, Recompute(mode), kind, core)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape) or "plain")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_results_of_norms_that_are_computed_again_are_not_kept(
+    shape: dict[str, Any], precision: str
+) -> None:
+    core = attention_core(NAMED[CPU_LEVELS[library.attention_level()]], precision)
+    for mode in ("none", "selective"):
+        check_a_block(shape, 3, 300, precision, Recompute(mode, norms=True), "cpu", core)
 
 
 @pytest.fixture
@@ -142,14 +153,14 @@ def check_a_block(
     samples: int,
     sequence: int,
     precision: str,
-    mode: str,
+    recompute: Recompute,
     kind: str,
     core: AttentionCore,
 ) -> None:
     """Compare the count for one block with the bytes that torch keeps for it."""
     model = ModelConfig(layers=1, hidden=64, heads=4, sequence=sequence, **shape)
     ops = native.choose("cpu", "auto" if kind == "cpu" else "reference")
-    block = Block(model, ops, recompute=Recompute(mode))
+    block = Block(model, ops, recompute=recompute)
     x = torch.randn(samples, sequence, 64, requires_grad=True)
     if precision == "bf16":
         x = x.detach().bfloat16().requires_grad_()
@@ -163,10 +174,11 @@ def check_a_block(
     with autocast, patch.object(layers, "dropout_add", dropout):
         found = kept_by(lambda: block(x * 1.0, Sight(mask, turning)), list(block.parameters()))
     cast = precision == "bf16, cast"
-    one = kept.MicroBatch(model, samples, 4 if precision == "fp32" else 2, kind, core, cast=cast)
+    width, norms = 4 if precision == "fp32" else 2, recompute.norms
+    one = kept.MicroBatch(model, samples, width, kind, core, cast=cast, norms_again=norms)
     # Too little to be counted; in bf16 each use has its copy.
     angles = 0 if turning is None else 8 * sequence * (model.rotary_size // 2)
-    counted = kept.layer(one, mode == "selective") + kept.cast_layer(one)
+    counted = kept.layer(one, recompute.mode == "selective") + kept.cast_layer(one)
     assert counted == pytest.approx(found - angles, rel=0.01)
 
 
@@ -216,3 +228,10 @@ def test_the_first_stage_keeps_the_most_micro_batches() -> None:
     needs = [stage.activations for stage in found]
     assert needs == sorted(needs, reverse=True) and needs[0] > 3 * needs[3]
     assert [stage.layers for stage in found] == [((0, 6),), ((6, 12),), ((12, 18),), ((18, 24),)]
+
+
+def test_a_cpu_stores_no_results_of_norms_where_they_can_be_computed_again() -> None:
+    raw = {"model": "gpt2-345M", "micro_batch": 1}
+    cases: list[dict[str, Any]] = [{}, {"engine": "deepspeed"}, {"hardware": {"kind": "cuda"}}]
+    configs = [config_of({**raw, **case}) for case in cases]
+    assert [memory.micro_batch_of(config, Layout()).norms_again for config in configs] == [True, False, False]
