@@ -86,8 +86,7 @@ class Choice:
 
     def __init__(self, chosen: Sequence[Chosen], functions: Mapping[str, Callable[..., Any]]) -> None:
         self._chosen = tuple(chosen)
-        # The backend of `embedding` also has `tied_embedding`.
-        for op in (*OPS, "tied_embedding"):
+        for op in (*OPS, *_BESIDE):
             # This hides the method of the same name, which only declares types: a call goes directly to the backend.
             setattr(self, op, functions[op])
 
@@ -151,6 +150,12 @@ class Choice:
         sequence, pairs). The pairs are (i, i + pairs), or with `interleaved` adjacent numbers. Other numbers do not
         change.
         """
+        raise NotImplementedError
+
+    def rotary_(
+        self, q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return `rotary` of queries and keys that nothing else reads; a CPU overwrites them."""
         raise NotImplementedError
 
     @_op
@@ -265,6 +270,8 @@ class Choice:
 
 
 OPS = tuple(name for name, member in vars(Choice).items() if hasattr(member, "is_op"))
+# Functions beside the ops, each with the op whose module may have it; if not, the op itself is used.
+_BESIDE = {"tied_embedding": "embedding", "rotary_": "rotary"}
 # Ops of the CPU that share a file.
 _CPU_FILES = {
     **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "norm"),
@@ -309,8 +316,9 @@ def choose(device_type: str, requested: str | Mapping[str, str] = AUTO) -> Choic
     if isinstance(requested, str) and requested not in (AUTO, TORCH):
         chosen = [_explain_missing(choice, requested) for choice in chosen]
     functions = {choice.op: getattr(_module(choice.backend, choice.op), choice.op) for choice in chosen}
-    backend = next(choice.backend for choice in chosen if choice.op == "embedding")
-    functions["tied_embedding"] = _module(backend, "embedding").tied_embedding
+    backends = {choice.op: choice.backend for choice in chosen}
+    for name, op in _BESIDE.items():
+        functions[name] = getattr(_module(backends[op], op), name, functions[op])
     return Choice(chosen, functions)
 
 

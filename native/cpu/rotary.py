@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from native import reference
 from native.compiled.library import load, why_not
@@ -13,7 +15,7 @@ from native.compiled.op import POINTER, SUFFIX, kernel, register, structure
 from native.fallback import report_fallback
 from native.gradients import rotary_op, rotated_shapes
 
-__all__ = ["describe", "rotary", "why_not"]
+__all__ = ["describe", "rotary", "rotary_", "why_not"]
 
 
 class _Span(ctypes.Structure):
@@ -55,14 +57,69 @@ def rotary(
     return turned
 
 
+def rotary_(
+    q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return rotated queries and keys in the memory of `q` and `k`, where the kernel can write there."""
+    dense = q.stride(-1) == k.stride(-1) == 1
+    if not dense or q.dtype not in SUFFIX or q.dtype != k.dtype or torch.compiler.is_compiling():
+        return rotary(q, k, cosines, sines, interleaved)
+    given = q, k, cosines.float(), sines.float(), interleaved
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        turned: tuple[Tensor, Tensor] = _InPlace.apply(*given)  # type: ignore[no-untyped-call]
+        return turned
+    _OVERWRITE(*given)
+    return q, k
+
+
+class _InPlace(torch.autograd.Function):
+    """The rotation for autograd. It returns views, because autograd changes nothing in place in parts of a tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool
+    ) -> tuple[Tensor, Tensor]:
+        _OVERWRITE(q, k, cosines, sines, interleaved)
+        ctx.save_for_backward(cosines, sines)
+        ctx.interleaved = interleaved
+        return q.view_as(q), k.view_as(k)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Tensor | None, ...]:
+        return *_OP(of_q, of_k, *ctx.saved_tensors, ctx.interleaved, True), None, None, None
+
+
+def _overwrite(q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -> None:
+    _write((q, k), q, k, cosines, sines, interleaved, False)
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
 def _compute(
     q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool, back: bool
 ) -> tuple[Tensor, Tensor]:
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     out = rotated_shapes(q, k)
+    _write(out, q, k, cosines, sines, interleaved, back)
+    return out
+
+
+def _write(
+    out: tuple[Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    interleaved: bool,
+    back: bool,
+) -> None:
+    """Write the rotated `q` and `k` into `out`, which may be themselves."""
     batch, heads, rows, dim = q.shape
     if not q.numel():
-        return out
+        return
     cosines, sines = cosines.contiguous(), sines.contiguous()
     half = cosines.shape[-1]
     arguments = _Arguments(
@@ -82,7 +139,11 @@ def _compute(
         load().level,
     )
     kernel("native_rotary", q.dtype, POINTER)(ctypes.byref(arguments))
-    return out
 
 
 _OP = rotary_op(register, _compute)
+_OVERWRITE = register(
+    "rotary_(Tensor(a!) q, Tensor(b!) k, Tensor cosines, Tensor sines, bool interleaved) -> ()",
+    _overwrite,
+    _nothing,
+)

@@ -85,8 +85,11 @@ class Attention(nn.Module):
         return q, k, v
 
     def rotate(self, q: Tensor, k: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
-        """Return queries and keys rotated by their positions; `turns` is the result of `rotary.turns`."""
-        return self.ops.rotary(q, k, *turns, self.interleaved)
+        """Return the queries and keys of `project` rotated by their positions, in their memory where possible.
+
+        `turns` is the result of `rotary.turns`.
+        """
+        return self.ops.rotary_(q, k, *turns, self.interleaved)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: native.Mask = EVERY_KEY) -> Tensor:
         """Return the weighted sum of values for each query, (batch, heads, queries, head size).

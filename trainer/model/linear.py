@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 
 from native import products
 from trainer.model.cuts import Cut
@@ -119,5 +120,8 @@ class _ActivatedLinear(torch.autograd.Function):
             leaf = x.detach().requires_grad_()
             active = ctx.activation(leaf)
         of_weight = products.mm(rows.t(), active.detach().flatten(0, -2)) if ctx.needs_input_grad[1] else None
-        (of_input,) = torch.autograd.grad(active, leaf, products.mm(rows, weight).view(active.shape))
+        # Free the activation before its gradient is computed.
+        shape, edge = active.shape, get_gradient_edge(active)
+        del active
+        (of_input,) = torch.autograd.grad(edge, leaf, products.mm(rows, weight).view(shape))
         return of_input, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None

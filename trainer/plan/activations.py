@@ -197,9 +197,13 @@ def dropped_scores(micro: MicroBatch) -> int:
 
 
 def _handed(micro: MicroBatch, qkv: int, keys: int, queries: bool = True) -> int:
-    """Return the bytes of attention's inputs: views of the projection, or copies after rotary positions or norms."""
+    """Return the bytes of attention's inputs: views of the projection, or copies after rotary positions or norms.
+
+    A CPU rotates in place.
+    """
     own = micro.heads_share if queries else 0
-    return qkv + keys + own if micro.model.rotary or micro.model.qk_norm else qkv
+    copied = micro.model.qk_norm or (micro.model.rotary and micro.kind != "cpu")
+    return qkv + keys + own if copied else qkv
 
 
 def scores(micro: MicroBatch) -> int:
