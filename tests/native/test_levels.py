@@ -51,6 +51,27 @@ def test_every_level_gives_the_meaning_of_every_case(level: int, op: str, our_pr
 
 
 @pytest.mark.parametrize("level", LOWER, indirect=True, ids=NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_level_writes_in_place(level: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rotary, embedding = (importlib.import_module(CPU.modules[op]) for op in ("rotary", "embedding"))
+    q, k = (torch.randn(2, heads, 5, 32, generator=generator).to(dtype) for heads in (4, 2))
+    angles = torch.rand(1, 1, 5, 10, generator=generator)
+    expected = rotary.rotary(q, k, angles.cos(), angles.sin())
+    actual = rotary.rotary_(q, k, angles.cos(), angles.sin())
+    assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
+    assert actual[0] is q and actual[1] is k
+
+    weight, ids = torch.randn(40, 300, generator=generator).to(dtype).requires_grad_(), torch.arange(9) % 4
+    upstream = torch.randn(9, 300, generator=generator).to(dtype)
+    rows, other = embedding.tied_embedding(ids, weight)
+    ((rows * upstream).sum() + (other * other.detach()).sum()).backward()
+    wanted = weight.detach().double().index_add(0, ids, upstream.double())
+    allowed = 1e-6 if dtype == torch.float32 else 2**-8
+    assert torch.allclose(weight.grad.double(), wanted, rtol=allowed, atol=allowed)
+
+
+@pytest.mark.parametrize("level", LOWER, indirect=True, ids=NAMES)
 def test_the_update_of_a_lower_level_is_nearly_the_same(level: int) -> None:
     # Sums have the same order at every level; only fused multiplications round differently.
     x = torch.randn(1003, generator=torch.Generator().manual_seed(0))
