@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 # Bytes that a CPU's libraries use once they compute: code and packed matrices.
-LIBRARIES = 90_000_000
-# Bytes that fully_shard loads in addition.
-SHARDING = 76_000_000
+LIBRARIES = 66_000_000
+# Bytes of the modules that fully_shard and torch's checkpointing load in addition. The latter imports torch's compiler.
+SHARDING, CHECKPOINTING = 100_000_000, 134_000_000
 # How many results a stage may send before one of them is received, as in trainer.engine.pipeline.
 UNTAKEN = 2
 
@@ -169,6 +169,7 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
     moments = _moments(config, micro, sizes, state, (first, last), through)
     highest = max(moments, key=lambda moment: moment.total)
     more = SHARDING if config.zero >= 2 and config.engine == "torch" and layout.data > 1 else 0
+    more = more if config.recompute.mode == "none" else max(more, CHECKPOINTING)
     always = (LIBRARIES + more if micro.kind == "cpu" else 0) + (
         _messages(micro) if layout.pipeline > 1 else 0
     )

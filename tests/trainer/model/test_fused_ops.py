@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 from unittest.mock import patch
 
@@ -102,3 +104,23 @@ def test_several_losses_of_one_pass_have_all_their_gradients() -> None:
     torch.stack(losses).mean().backward()
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, expected[name], rtol=1e-4, atol=1e-6), name
+
+
+def test_a_pass_does_not_import_torchs_compiler() -> None:
+    """Its modules and sympy would take memory and half a second in each rank."""
+    code = """
+import sys
+import torch
+import native
+from trainer.config.model import ModelConfig
+from trainer.model.gpt import GPT
+from trainer.model.recompute import Recompute
+for shape in ({}, {"rotary": True, "norm": "rms", "swiglu": True, "bias": "none"}):
+    config = ModelConfig(layers=1, hidden=64, heads=4, sequence=48, vocab=97, **shape)
+    model = GPT(config, native.choose("cpu"), recompute=Recompute(norms=True))
+    tokens = torch.randint(97, (3, 49))
+    model(tokens[:, :-1], tokens[:, 1:]).backward()
+print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "[]\n", done.stderr
