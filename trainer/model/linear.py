@@ -84,7 +84,7 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, upstream: Tensor) -> Tensor:
         ctx.upstream = upstream
-        return x.new_empty(())
+        return x.new_zeros(())
 
     @staticmethod
     @once_differentiable
