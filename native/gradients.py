@@ -87,9 +87,6 @@ def column_kernels(
 ) -> ColumnKernels:
     """Register both kernels of a cross-entropy with divided columns; they have no gradient."""
 
-    def nothing(*_: object) -> None:
-        return None
-
     return ColumnKernels(
         register(
             "column_sums(Tensor logits, Tensor columns, int own, float of_target, float of_all) -> Tensor",
@@ -100,10 +97,14 @@ def column_kernels(
             "column_slopes_(Tensor(a!) logits, Tensor columns, Tensor factors, int own, float of_target, "
             "float of_all) -> ()",
             slopes,
-            nothing,
+            no_result,
         ),
         scale,
     )
+
+
+def no_result(*_: object) -> None:
+    """Return the result of an op that only overwrites its inputs."""
 
 
 def three_of_each_token(logits: Tensor, *_: object) -> Tensor:

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, SUFFIX, address, kernel, register, structure
 from native.fallback import report_fallback
+from native.gradients import no_result
 
 __all__ = ["describe", "embedding", "tied_embedding", "why_not"]
 
@@ -108,10 +109,6 @@ def _table(upstream: Tensor, ids: Tensor, rows: int) -> Tensor:
     return upstream.new_empty(rows, upstream.shape[-1])
 
 
-def _nothing(*_: Tensor) -> None:
-    return None
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ids, weight = inputs
     ctx.save_for_backward(ids)
@@ -125,9 +122,5 @@ def _gradient(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
 _BACKWARD = register(
     "embedding_backward(Tensor upstream, Tensor ids, SymInt rows) -> Tensor", _backward, _table
 )
-_ADD = register(
-    "embedding_add_(Tensor(a!) out, Tensor upstream, Tensor ids) -> ()",
-    _add,
-    _nothing,
-)
+_ADD = register("embedding_add_(Tensor(a!) out, Tensor upstream, Tensor ids) -> ()", _add, no_result)
 _FORWARD = register("embedding(Tensor ids, Tensor weight) -> Tensor", _forward, _rows, _keep, _gradient)

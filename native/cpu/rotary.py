@@ -13,7 +13,7 @@ from native import reference
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, SUFFIX, kernel, register, structure
 from native.fallback import report_fallback
-from native.gradients import rotary_op, rotated_shapes
+from native.gradients import no_result, rotary_op, rotated_shapes
 
 __all__ = ["describe", "rotary", "rotary_", "why_not"]
 
@@ -94,10 +94,6 @@ def _overwrite(q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved
     _write((q, k), q, k, cosines, sines, interleaved, False)
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
 def _compute(
     q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool, back: bool
 ) -> tuple[Tensor, Tensor]:
@@ -145,5 +141,5 @@ _OP = rotary_op(register, _compute)
 _OVERWRITE = register(
     "rotary_(Tensor(a!) q, Tensor(b!) k, Tensor cosines, Tensor sines, bool interleaved) -> ()",
     _overwrite,
-    _nothing,
+    no_result,
 )
