@@ -93,6 +93,34 @@ def is_alive(record: Mapping[str, object]) -> bool:
     return start_time(pid) == started
 
 
+def signal_recorded(record: Mapping[str, object], *numbers: int) -> bool:
+    """Send signals to a recorded process; return False if it has ended.
+
+    They go to its pidfd, so that another process which gets its pid meanwhile receives none.
+    """
+    pid = int(str(record.get("pid")))
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        # Python 3.8 and kernels before 5.3 have no pidfds; or the process has ended.
+        descriptor = -1
+    try:
+        # After the descriptor was opened: whoever has the pid now also had it then.
+        if not is_alive(record):
+            return False
+        for number in numbers:
+            if descriptor < 0:
+                os.kill(pid, number)
+            else:
+                signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return True
+
+
 # Bytes read of one process's environment; the kernel allows far less than this.
 LARGEST_ENVIRON = 8 << 20
 

@@ -5,7 +5,6 @@ end.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import SILENCE
-from clusterctl.agent.processes import identity, is_alive
+from clusterctl.agent.processes import identity, is_alive, signal_recorded
 from clusterctl.checkpoints.copies import copier_for
 from clusterctl.checkpoints.find import shared_folder
 from clusterctl.checkpoints.pod_uploads import uploader_for
@@ -483,8 +482,7 @@ def end(run: RunDir) -> None:
         return
     owner = identity(pid)
     for number, seconds in ((signal.SIGTERM, LEAVE), (signal.SIGKILL, LEAVE)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        signal_recorded(owner, number)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if not is_alive(owner):

@@ -19,6 +19,7 @@ from clusterctl.agent.processes import (
     environments,
     is_alive,
     marked,
+    signal_recorded,
     state_letter,
 )
 from clusterctl.agent.ranks.conflicts import conflicts, one_start_at_a_time
@@ -335,10 +336,8 @@ def _end_supervisor(
     """
     before = responsiveness(files, supervisor)
     stuck = before if before["process"] in ("T", "t") or (before["silent"] or 0.0) > UNRESPONSIVE else None
-    pid = int(supervisor["pid"])
-    os.kill(pid, signal.SIGTERM)
     # A process that was stopped takes SIGTERM only after it is continued.
-    os.kill(pid, signal.SIGCONT)
+    signal_recorded(supervisor, signal.SIGTERM, signal.SIGCONT)
     began = time.monotonic()
     while is_alive(supervisor) and not request.cancelled.is_set():
         now = time.monotonic()
@@ -347,7 +346,7 @@ def _end_supervisor(
             break
         if silent > UNRESPONSIVE:
             stuck = stuck or responsiveness(files, supervisor)
-            os.kill(pid, signal.SIGKILL)
+            signal_recorded(supervisor, signal.SIGKILL)
             # A supervisor that hangs in a system call ends only when the call returns; its ranks need not wait for it.
             time.sleep(0.2)
             break

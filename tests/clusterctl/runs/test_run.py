@@ -165,6 +165,32 @@ time.sleep(600)
     assert left_of(second) == 0
 
 
+@pytest.mark.timeout(300)
+def test_a_stop_on_64_nodes_ends_every_rank_whenever_supervisors_exit(
+    tmp_path: Path, connections: Connections
+) -> None:
+    """Supervisors see the request to stop while their agents still look for them: many end in between."""
+    node = lab(tmp_path).nodes[0]
+    names = [f"node{number:03}" for number in range(64)]
+    nodes = tuple(
+        replace(
+            node,
+            name=name,
+            address=f"127.0.1.{number + 1}",
+            devices=(0,),
+            workdir=str(tmp_path / name),
+            server_id=name,
+        )
+        for number, name in enumerate(names)
+    )
+    job = program("import time; time.sleep(600)", grace=5.0)
+    cluster = Cluster("lab", nodes, source="cluster.yaml")
+    run = runs.launch(cluster, job, connections, tmp_path / "runs", lambda phase, text: None)
+    assert stop_run(run, connections) == dict.fromkeys(names, 0)
+    assert left_of(run) == 0
+    assert current_state(run, connections).phase == "stopped"
+
+
 def wait_for(condition, seconds: float = 15.0) -> None:  # type: ignore[no-untyped-def]
     deadline = time.monotonic() + seconds
     while not condition():
