@@ -68,6 +68,8 @@ class Failure:
     """The end of the failed rank's log."""
     stopped: bool = False
     """A stop of the run was requested."""
+    passes: str = ""
+    """Why the same start may succeed later; empty for other failures."""
     awaited: bool = False
     """A node that does not answer must come back, because no other node may replace it."""
 
@@ -94,7 +96,7 @@ def decide(policy: Restart, history: History, failure: Failure) -> Decision:
         return Decision(False, "", history=now)
     if policy.max <= 0:
         return Decision(False, "", history=now)
-    if not history.restarts and is_mistake(failure):
+    if not history.restarts and not failure.passes and is_mistake(failure):
         return Decision(False, "not restarted: it would fail again in the same way", history=now)
     if now.stalled >= STALLED:
         why = f"do not requeue: {STALLED} restarts brought no new step; the last failure: {failure.what}"
@@ -103,9 +105,12 @@ def decide(policy: Restart, history: History, failure: Failure) -> Decision:
         spent = "the only restart is" if policy.max == 1 else f"all {policy.max} restarts are"
         return Decision(False, f"not restarted: {spent} used", history=now)
     doubled = now.stalled if failure.awaited else now.stalled - 1
+    if failure.passes and not got_on:
+        doubled = max(doubled, 0)
     wait = min(policy.backoff * 2**doubled, LONGEST) if doubled >= 0 else 0.0
     when = f"in {wait:g} s" if wait else "now"
-    why = f"restart {now.restarts + 1} of {policy.max} {when}: {failure.what}"
+    reason = f", because {failure.passes}" if failure.passes else ""
+    why = f"restart {now.restarts + 1} of {policy.max} {when}{reason}: {failure.what}"
     return Decision(True, why, wait, replace(now, restarts=now.restarts + 1))
 
 

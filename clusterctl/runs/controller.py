@@ -207,6 +207,7 @@ class Control:
             trains=self.job.train is not None,
             exit_code=first.exit_code if first and not gone else None,
             log=log,
+            passes=cause.passes if cause else "",
             stopped=state.phase is Phase.STOPPED or self.run.stop_asked.exists(),
             awaited=not self._replaceable() and any(name in state.unreachable for name in gone),
         )

@@ -103,6 +103,7 @@ def combine(record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: Me
     unreachable: dict[str, str] = {}
     unresponsive: dict[str, str] = {}
     orphaned: list[str] = []
+    rebooted: list[str] = []
     left: dict[str, tuple[str, ...]] = {}
     adopted: dict[str, int] = {}
     for outcome in outcomes:
@@ -115,6 +116,8 @@ def combine(record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: Me
         nodes[name] = answer.node.state if answer.node else Phase.UNKNOWN
         if nodes[name] is Phase.LOST or (answer.node and answer.node.supervisor_lost):
             orphaned.append(name)
+        if answer.supervisor and answer.supervisor.rebooted:
+            rebooted.append(name)
         if stuck := _stuck_supervisor(answer):
             unresponsive[name] = stuck.describe()
         if answer.node and answer.node.left:
@@ -135,6 +138,7 @@ def combine(record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: Me
         step,
         unreachable,
         orphaned=tuple(orphaned),
+        rebooted=tuple(rebooted),
         unresponsive=unresponsive,
         left=left,
         adopted=adopted,

@@ -115,6 +115,8 @@ class SupervisorState:
     """Seconds since its last heartbeat; it sends one every second."""
     process: str = ""
     """The state of its process, a letter of proc(5)."""
+    rebooted: bool = False
+    """The node was restarted since the supervisor was started."""
 
     def describe(self) -> str:
         """Return in words why it does not respond."""
@@ -198,6 +200,8 @@ class RunState:
     """The decision after the last failure, and its reason."""
     orphaned: tuple[str, ...] = ()
     """Nodes that answer, but whose supervisor died or did not respond."""
+    rebooted: tuple[str, ...] = ()
+    """Nodes that were restarted since the attempt began."""
     unresponsive: dict[str, str] = field(default_factory=dict, hash=False)
     """By node, why its supervisor does not respond, or did not before it was ended."""
     left: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
@@ -220,6 +224,7 @@ class RunState:
             "controller": self.controller,
             "verdict": self.verdict,
             "orphaned": list(self.orphaned),
+            "rebooted": list(self.rebooted),
             "unresponsive": self.unresponsive,
             "left": encode(self.left),
             "adopted": self.adopted,

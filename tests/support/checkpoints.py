@@ -123,7 +123,8 @@ def save_with(
     )
 
     def work(rank: int) -> int:
-        board = Board(Group(rank, len(folders), Device("cpu"), store=store), "saves")
+        group = Group(rank, len(folders), Device("cpu"), store=store, node=f"node{rank + 1}")
+        board = Board(group, "saves")
         manifest = replace(MANIFEST, step=step, tensors=table, **facts)
         order = SaveOrder(manifest, f"token-{step}", tokenizer, keep, read_back=read_back)
         return save_parts(order, parts_by_rows(state, rank, len(folders)), seen_by(folders, rank), board)

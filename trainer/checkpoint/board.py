@@ -19,6 +19,7 @@ class Board:
 
     def __init__(self, group: Group, name: str) -> None:
         self.rank, self.world = group.rank, group.world
+        self.writer = f"rank {group.rank}" + (f" on {group.node}" if group.node else "")
         self._store, self._name = group.store, name
         self.stale: list[str] = []
         """Entries of the last save, which rank 0 removes once every rank has begun the next one."""

@@ -69,12 +69,13 @@ def save_parts(order: SaveOrder, parts: Sequence[Part], folder: Folder, board: B
     target = folder_of(folder.path, order.manifest.step)
     aside = folder.path / f"{UNFINISHED}{target.name}-{order.token}"
     try:
-        board.post(f"{key}/part/{rank}", _attempt(lambda: _write(order, parts, aside, target, rank, nice)))
+        written = _attempt(board, lambda: _write(order, parts, aside, target, rank, nice))
+        board.post(f"{key}/part/{rank}", written)
         if rank == 0:
             board.post(f"{key}/manifest", collect_manifest(order, board, key, began))
         if folder.is_leader:
             (manifest,) = board.take([f"{key}/manifest"])
-            done = _attempt(lambda: publish_manifest(manifest, order, aside, target))
+            done = _attempt(board, lambda: publish_manifest(manifest, order, aside, target))
             board.post(f"{key}/published/{rank}", done)
         if rank == 0:
             board.post(f"{key}/done", _confirmed(board, key, folder))
@@ -100,15 +101,16 @@ def _confirmed(board: Board, key: str, folder: Folder) -> dict[str, object]:
     return next((dict(entry) for entry in published if "error" in entry), dict(published[0]))
 
 
-def _attempt(work: Any) -> dict[str, object]:
-    """Return the result of `work`, or a description of its failure for the other ranks."""
+def _attempt(board: Board, work: Any) -> dict[str, object]:
+    """Return the result of `work`, or a description of its failure, and of this rank, for the other ranks."""
     try:
         result: dict[str, object] = work()
-    except CheckpointError as error:
-        # The bytes on the disk differ from those written.
-        return {"error": f"not saved: {error.message}", "hint": DISK_FAULT}
     except TrainerError as error:
-        return {"error": error.message, "hint": error.hint}
+        message, hint = error.message, error.hint
+        if isinstance(error, CheckpointError):
+            # The bytes on the disk differ from those written.
+            message, hint = f"not saved: {message}", DISK_FAULT
+        return {"error": f"{board.writer}: {message}", "hint": hint}
     return result
 
 
@@ -141,12 +143,12 @@ def collect_manifest(order: SaveOrder, board: Board, key: str, began: float) -> 
             return dict(entry)
         files |= entry
     if order.tokenizer is not None:
-        found = _attempt(lambda: _describe(order.tokenizer))
+        found = _attempt(board, lambda: _describe(order.tokenizer))
         if "error" in found:
             return found
         files[TOKENIZER] = found
     for name, file in order.more.items():
-        described = _attempt(partial(_describe, file))
+        described = _attempt(board, partial(_describe, file))
         if "error" in described:
             return described
         files[name] = described

@@ -40,6 +40,7 @@ class Group:
         members: Sequence[int] = (),
         handle: Any = None,
         store: Any = None,
+        node: str = "",
     ) -> None:
         """`rank` and `world` count within the group; `members`: the numbers of its ranks within the run.
 
@@ -52,6 +53,8 @@ class Group:
         # Torch's process group; None means the group of all ranks.
         self.handle = handle
         self.store = store
+        # The launcher's name of this node; empty without a launcher.
+        self.node = node
 
     @classmethod
     def join(cls, environment: Env, device: Device, always: bool = False) -> Group:
@@ -64,7 +67,7 @@ class Group:
             )
         elif always:
             dist.init_process_group(device.collectives, store=HashStore(), rank=0, world_size=1)
-        return cls(rank, world, device, store=store)
+        return cls(rank, world, device, store=store, node=environment.node)
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank."""

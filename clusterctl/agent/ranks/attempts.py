@@ -14,6 +14,7 @@ import time
 from clusterctl.agent import lean
 from clusterctl.agent.processes import (
     GRACE,
+    boot_id,
     carries,
     end_all,
     environments,
@@ -233,7 +234,9 @@ def read_node(run_dir: str, attempt: int) -> Tuple[Optional[Dict[str, Any]], Opt
         node = {**node, "state": "lost"}
     if supervisor is None:
         return None, node
-    return {**supervisor, "alive": alive, **(responsiveness(files, supervisor) if alive else {})}, node
+    more = responsiveness(files, supervisor) if alive else {}
+    rebooted = supervisor.get("boot_id") != boot_id()
+    return {**supervisor, "alive": alive, "rebooted": rebooted, **more}, node
 
 
 def responsiveness(files: AttemptFiles, supervisor: Dict[str, Any]) -> Dict[str, Any]:

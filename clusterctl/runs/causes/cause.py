@@ -53,6 +53,8 @@ class Cause:
     attempt: int = 1
     quoted: str = ""
     """The part of `title` that the program wrote, which may be secret."""
+    passes: str = ""
+    """Why the same start may succeed later; empty for other failures."""
 
     def as_json(self) -> dict[str, object]:
         result = encode(self)
@@ -97,7 +99,9 @@ def find_cause(run: RunDir, state: RunState, attempt: int = 1) -> Cause:
         return Cause(title, log=str(run.logs(attempt)), hint=hint, folder=folder, attempt=attempt)
     if ends.kinds[_key(first)].follows and (left := ends.left_early(first)):
         first = left
-    kind, (log, tail) = ends.kinds[_key(first)], ends.log_of(first)
+    kind = ends.kinds[_key(first)]
+    first = next((entry for entry in ends.all if entry.rank == kind.source), first)
+    log, tail = ends.log_of(first)
     return Cause(
         title=f"rank {first.rank} on {first.node} (device {first.device}) {kind.words}",
         tail=tuple(tail[-TAIL:]),
@@ -111,6 +115,7 @@ def find_cause(run: RunDir, state: RunState, attempt: int = 1) -> Cause:
         device=first.device,
         attempt=attempt,
         quoted=kind.quoted,
+        passes=kind.passes,
     )
 
 
@@ -122,6 +127,12 @@ def _lost(state: RunState, gone: list[str]) -> tuple[str, str]:
         why = "; ".join(dict.fromkeys(state.unresponsive[name] for name in stuck))
         title = f"the supervisor on {names} did not respond: {why}; it was ended, and its ranks with it"
         return title, "see who sends SIGSTOP on that node, or which of its disks hangs: `clusterctl doctor`"
+    if all(name in state.rebooted for name in gone):
+        was = "was" if len(gone) == 1 else "were"
+        return (
+            f"{names} {was} restarted (another boot id)",
+            "see `last -x` and `journalctl -b -1` on that node",
+        )
     if all(name in state.orphaned for name in gone):
         title = f"the supervisor on {names} was killed; its ranks were ended"
         return title, "if no user did, the kernel's out-of-memory killer did: see dmesg on that node"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,11 +57,36 @@ CONSEQUENCES = (
         "connection lost",
     ),
 )
+# Why a later start may succeed: the link between two devices, or two nodes, is set up anew.
+LINK_PASSES = "the link may be up then"
+PORT_PASSES = "the port may be free then"
+# Failures that may not happen again, and why. Of the others, a training that fails before its first step is not started
+# again. The codes of HCCL are in MEANINGS.
+PASSES = (
+    (r"EADDRINUSE|[Aa]ddress already in use", PORT_PASSES),
+    (
+        r"Rendezvous(?:Timeout|Connection|Closed)Error|DistStoreError|DistNetworkError"
+        r"|[Tt]imed out .{0,60}waiting for clients|wait timeout after \d+ ?ms|connectFullMesh failed"
+        r"|client socket has (?:failed|timed out)",
+        "all ranks may be there in time then",
+    ),
+    (
+        r"ncclSystemError|ncclRemoteError|NCCL [Ee]rror [26]\b|unhandled system error",
+        "NCCL's system error may pass",
+    ),
+    (
+        r"Input/output error|Stale file handle|Remote I/O error|Transport endpoint is not connected"
+        r"|Text file busy|\[Errno (?:5|26|107|110|116|121)\]|" + NO_ROOM,
+        "the disk may work then",
+    ),
+)
 # The prefix that torch and torchrun add to each line of a traceback.
 PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")
 UNSTARTED = re.compile(
     r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)"
 )
+# What every rank of the trainer reports if one of them could not save.
+OF_ONE_RANK = re.compile(r"error: rank (?P<rank>\d+)(?: on \S+)?: (?P<why>.*)")
 # A syntax error: Python prints no traceback header before it.
 UNPARSED = re.compile(r'  File ".*", line \d+')
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
@@ -86,6 +111,10 @@ class Kind:
     """The rank's own log explains its end, so that a lost node elsewhere is not the cause."""
     quoted: str = ""
     """The part of `words` that the program wrote: the message of its exception."""
+    passes: str = ""
+    """Why the same start may succeed later; empty for other failures."""
+    source: int | None = None
+    """The rank whose failure the log of every rank reports."""
 
 
 def how_it_ended(rank: RankState) -> str:
@@ -112,6 +141,15 @@ def signal_name(number: int) -> str:
 
 def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     """Return how a rank ended, from its exit status, the kernel's reports and the last lines of its log."""
+    kind = _kind_of(rank, tail)
+    if kind.passes or rank.oom or rank.hang or not rank.exit_code:
+        return kind
+    text = raised_in(tail) or "\n".join(tail)
+    passes = next((reason for pattern, reason in PASSES if re.search(pattern, text)), "")
+    return replace(kind, passes=passes or (LINK_PASSES if kind.follows else ""))
+
+
+def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     ended, output = how_it_ended(rank), "\n".join(tail)
     if rank.oom:
         limit = any("cgroup out of memory" in line for line in rank.kernel)
@@ -142,11 +180,14 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     if rank.exit_code in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
         return _unstarted(unstarted["what"], unstarted["why"].strip())
     raised = raised_in(tail)
+    if raised is None and (reported := _of_one_rank(tail)):
+        return reported
     code = code_in(output)
     if code and _of_hccl(raised):
         meaning = MEANINGS[code]
         phrase = f"{ended}: {code}, {meaning.words}"
-        return Kind(phrase, f"{code} {meaning.words}", meaning.hint, meaning.follows, not meaning.follows)
+        short, passes = f"{code} {meaning.words}", meaning.passes
+        return Kind(phrase, short, meaning.hint, meaning.follows, not meaning.follows, passes=passes)
     consequence = _consequence(raised or output)
     if consequence and rank.signal in (None, 0, signal.SIGABRT):
         hint = "no other rank failed before it: look for a hung rank, or a broken link (`clusterctl doctor`)"
@@ -163,6 +204,17 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     if rank.signal == signal.SIGTERM:
         return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)
     return Kind(ended, ended.partition(";")[0], hint, sure=rank.signal in (signal.SIGSEGV, signal.SIGBUS))
+
+
+def _of_one_rank(tail: Sequence[str]) -> Kind | None:
+    """Return the failure of one rank that all ranks of the trainer report, with the trainer's own remedy, or None."""
+    for line, after in reversed(list(zip(tail, [*tail, ""][1:], strict=True))):
+        if found := OF_ONE_RANK.match(line):
+            hint = after.removeprefix("  try: ") if after.startswith("  try: ") else ""
+            return Kind(
+                f"failed: {found['why']}", "ended with it", hint, sure=True, source=int(found["rank"])
+            )
+    return None
 
 
 def _unstarted(subject: str, why: str) -> Kind:
@@ -233,6 +285,8 @@ class Meaning:
     hint: str
     follows: bool = False
     """The code mostly means that another rank, or a link, failed first."""
+    passes: str = ""
+    """Why the same start may succeed later; empty for other codes."""
 
 
 MEANINGS = {
@@ -252,6 +306,7 @@ MEANINGS = {
         "waited for another rank's socket until HCCL_CONNECT_TIMEOUT",
         f"{FIRST}; ranks that start far apart need a larger HCCL_CONNECT_TIMEOUT (120 s by default)",
         True,
+        LINK_PASSES,
     ),
     "EI0007": Meaning(
         "no memory, stream or notify is left on the device", "fewer groups or streams, less memory"
@@ -259,29 +314,33 @@ MEANINGS = {
     "EI0008": Meaning(
         "CANN is not the same version everywhere", "`clusterctl doctor` lists the versions a node"
     ),
-    "EI0009": Meaning("the connection between two devices could not be set up", LINKS),
+    "EI0009": Meaning("the connection between two devices could not be set up", LINKS, passes=LINK_PASSES),
     "EI0010": Meaning("devices of one node can't reach each other directly", "try HCCL_INTRA_ROCE_ENABLE=1"),
     "EI0011": Meaning(
         "out of memory on the device",
         "a smaller micro_batch, or a layout that splits the model: `clusterctl plan`",
     ),
-    "EI0012": Meaning("a copy between two devices broke off", FIRST, True),
-    "EI0013": Meaning("a packet to another device was not answered", FIRST, True),
+    "EI0012": Meaning("a copy between two devices broke off", FIRST, True, LINK_PASSES),
+    "EI0013": Meaning("a packet to another device was not answered", FIRST, True, LINK_PASSES),
     "EI0014": Meaning("the rank table names what is not so on this node", TABLE),
-    "EI0015": Meaning("not all ranks came together at the start", FIRST, True),
+    "EI0015": Meaning("not all ranks came together at the start", FIRST, True, LINK_PASSES),
     "EI0016": Meaning("a setting of HCCL has a wrong value", "the log names it"),
     "EI0017": Meaning("the rank table lacks a field", TABLE),
-    "EI0018": Meaning("a packet to another device was not answered", FIRST, True),
+    "EI0018": Meaning("a packet to another device was not answered", FIRST, True, LINK_PASSES),
     "EI0019": Meaning(
         "HCCL's port on the node is taken",
         "another run holds it (`clusterctl runs`); HCCL_IF_BASE_PORT names another",
+        passes=PORT_PASSES,
     ),
     "EI0020": Meaning(
-        "HCCL's port on the device is taken", "two processes on one device need HCCL_NPU_SOCKET_PORT_RANGE"
+        "HCCL's port on the device is taken",
+        "two processes on one device need HCCL_NPU_SOCKET_PORT_RANGE",
+        passes=PORT_PASSES,
     ),
     "EJ0003": Meaning(
         "a port that the driver needs is taken",
         "another run holds the device (`clusterctl runs`, `npu-smi info`)",
+        passes=PORT_PASSES,
     ),
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -347,6 +348,22 @@ def test_a_run_whose_supervisor_was_killed_is_lost_and_still_stopped_whole(
         "state": "stopped",
     }
     assert left_of(run_id) == []
+
+
+def test_an_attempt_of_an_earlier_boot_is_lost_by_a_restart_of_the_node(
+    link: Connection, tmp_path: Path
+) -> None:
+    run_dir, run_id = str(tmp_path / "run"), unique(tmp_path)
+    link.call("start", {"run_dir": run_dir, "spec": spec(1, "sleep 618", run_id=run_id)})
+    where = {"run_dir": run_dir, "attempt": 1}
+    assert link.call("state", where)["supervisor"]["rebooted"] is False
+    path = tmp_path / "run/attempts/1/supervisor.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "boot_id": "0123-of-an-earlier-boot"}))
+    state = link.call("state", where)
+    assert state["node"]["state"] == "lost" and state["supervisor"]["rebooted"] is True
+    path.write_text(json.dumps(record))
+    assert link.call("stop", {**where, "grace": 1})["left"] == 0
 
 
 def test_stopping_one_run_leaves_another_and_a_stranger_with_a_reused_pid_alone(

@@ -18,7 +18,7 @@ from clusterctl.runs.causes import cause as causes
 from clusterctl.runs.causes.aftermath import exception_in, with_aftermath, with_clock, with_error_files
 from clusterctl.runs.causes.cause import Cause, how_it_ended
 from clusterctl.runs.query import combine
-from clusterctl.runs.state import NodeAnswer, RankState, RunState
+from clusterctl.runs.state import NodeAnswer, RankState, RunState, read_state, write_state
 from clusterctl.typed_json import decode
 from tests.support.records import outcome, rank_of, record_of
 from tests.support.records import state_of as make_state
@@ -234,6 +234,70 @@ def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_
     assert cause.tail[-1] == "ZeroDivisionError: division by zero"
     assert cause.others == "3 other ranks ended as a consequence: 2 stopped, 1 connection lost"
     assert cause.folder == str(tmp_path)
+
+
+FILLED = """step 8/40 | loss 4.0
+error: rank 2 on b: /data/step-00000008: cannot be saved: No space left on device
+  try: the disk has no room for more files (inodes): remove some, or choose another folder
+"""
+
+
+def test_the_rank_that_could_not_save_is_the_cause_though_all_ranks_report_it(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for node, rank in (("a", 0), ("a", 1), ("b", 2), ("b", 3)):
+        wrote(run, node, rank, FILLED)
+    # The writer was ended by its supervisor before it could exit.
+    ranks = [at("a", 0, 10.0, code=1), at("a", 1, 10.0, code=1), at("b", 2, 10.1, signal=15)]
+    cause = find_cause(run, ranks[0], ranks, {"a": "failed", "b": "stopped"})
+    assert cause.title == (
+        "rank 2 on b (device 2) failed: /data/step-00000008: cannot be saved: No space left on device"
+    )
+    assert cause.hint.endswith("(inodes): remove some, or choose another folder")
+    assert cause.log == str(run.log("b", 2, "err"))
+
+
+def test_a_node_that_was_restarted_is_the_cause(tmp_path: Path) -> None:
+    supervisor = {"pid": 7, "boot_id": "x", "alive": False, "rebooted": True}
+    state = state_of({"supervisor": supervisor, "node": {"state": "lost"}, "ranks": []}, answer("stopped"))
+    assert (state.rebooted, state.orphaned) == (("a",), ("a",))
+    run = RunDir(tmp_path)
+    assert causes.find_cause(run, state).title == "a was restarted (another boot id)"
+    # The state is written and read in between.
+    write_state(run, state)
+    assert getattr(read_state(run), "rebooted", ()) == ("a",)
+
+
+def error(last: str) -> str:
+    return f'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    step()\n{last}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("EI0006: Getting socket times out\n" + error("RuntimeError: HCCL function error: 4"), "link"),
+        ("[ERROR] EI0019 port is bound\n", "port"),
+        (error("RuntimeError: The server socket has failed to listen: code: -98, name: EADDRINUSE"), "port"),
+        (error("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms"), "ranks"),
+        (error("torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients."), "ranks"),
+        (error("RuntimeError: Gloo connectFullMesh failed with timed out connecting"), "ranks"),
+        (error("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"), "ranks"),
+        (error("torch.distributed.DistBackendError: ncclSystemError: System call failed"), "NCCL"),
+        (error("OSError: [Errno 5] Input/output error: '/data/x.bin'"), "disk"),
+        (error("OSError: [Errno 116] Stale file handle"), "disk"),
+        (FILLED, "disk"),
+        (LOST, "link"),
+        (TRACEBACK, ""),
+        ("OSError: [Errno 5] Input/output error\n" + TRACEBACK, ""),
+        (error("torch.OutOfMemoryError: CUDA out of memory"), ""),
+        ("EI0014: Value x for ranktable variable\n", ""),
+        ("error: train.model.vocab: smaller than the tokenizer's\n", ""),
+    ],
+)
+def test_a_failure_that_may_pass_is_known_by_its_code_or_text(tmp_path: Path, text: str, passes: str) -> None:
+    run, rank = RunDir(tmp_path), at("a", 0, 5.0, code=1)
+    wrote(run, "a", 0, text)
+    found = find_cause(run, rank, [rank], {"a": "failed"}).passes
+    assert (passes in found) if passes else not found
 
 
 def test_a_dead_supervisor_is_told_from_a_dead_node(tmp_path: Path) -> None:

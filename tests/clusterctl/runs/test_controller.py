@@ -120,11 +120,20 @@ def test_a_users_mistake_is_not_restarted(failure: Failure) -> None:
         Failure("lost node2", trains=True),
         Failure("killed", exit_code=None),
         Failure("x", exit_code=1, log="RuntimeError: NCCL error"),
+        Failure("x", trains=True, exit_code=1, passes="the link may be up then"),
         Failure("x", trains=True, exit_code=1, step=3),
     ],
 )
 def test_what_may_go_well_the_next_time_is_restarted(failure: Failure) -> None:
     assert after(POLICY, failure)[0].again
+
+
+def test_what_may_pass_is_started_again_after_a_pause_and_said() -> None:
+    first = Failure("rank 3 failed: EI0006", trains=True, exit_code=1, passes="the link may be up then")
+    made = after(POLICY, first, first, replace(first, step=4))
+    assert [one.wait for one in made] == [10.0, 10.0, 0.0]
+    why = "restart 1 of 5 in 10 s, because the link may be up then: rank 3 failed: EI0006"
+    assert made[0].why == why
 
 
 def test_a_stop_and_a_job_without_the_word_are_not_restarted() -> None:

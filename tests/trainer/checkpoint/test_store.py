@@ -371,7 +371,7 @@ def test_a_rank_that_cannot_write_fails_the_save_on_all_and_the_older_one_stays(
     results = save_with(folders, 2)
     assert all(isinstance(error, TrainingFailed) for error in results)
     assert {str(error) for error in results} == {
-        f"{tmp_path}/b/step-00000002: cannot be saved: Not a directory"
+        f"rank 2 on node3: {tmp_path}/b/step-00000002: cannot be saved: Not a directory"
     }
     assert [path.name for path in found(tmp_path / "a")] == ["step-00000001"]
     assert (tmp_path / "a" / "latest").read_text() == "step-00000001\n"
