@@ -162,11 +162,24 @@ class _Formatter(argparse.HelpFormatter):
         return f"{action.help}  [required]" if required else action.help
 
 
+class _Once(argparse.Action):
+    """Stores a value; a second, different one is an error and not the last one that counts."""
+
+    _given: object = None
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+        if option and self._given not in (None, values):
+            parser._wrong.append(f"{option}: is given twice: {self._given}, {values}")
+        self._given = values
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose help and errors have the form of the launcher's."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more, formatter_class=_Formatter, add_help=False)
+        self.register("action", None, _Once)
         self._positionals.title, self._optionals.title = "Arguments", "Options"
         self.add_argument("-h", "--help", action="help", help="Show this message and exit.")
         self._wrong: list[str] = []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from clusterctl.cli import options
+from clusterctl.cli.given_once import refuse_contradictions, united
 from clusterctl.cli.kind_option import WithKind
 from clusterctl.cli.options import JOB_FILES, WRONG_WORDS
 from clusterctl.cli.pager import WithPager
@@ -193,7 +196,7 @@ class Commands(MutableMapping[str, Any]):
 COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
 AFTER_NODES = ("exec", "ssh")
 # An option that names the nodes of `exec` as pdsh and clush do.
-NODE_OPTIONS = ("-n", "-w", "--nodes")
+NODE_OPTION = re.compile(r"(?:--nodes|-[nw])(?:(?:(?<=nodes)=|(?<=-[nw]))(?P<set>.+))?", re.DOTALL)
 # Command names of other programs, and our names for them.
 OF_OTHERS = {
     "ps": "runs",
@@ -216,12 +219,17 @@ class WithExamples:
 
     key = ""
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        refuse_contradictions(self.params)  # type: ignore[attr-defined]
+
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse the words of a command line; report a `--` that seems to be missing."""
+        args = self._with_one_set(args) if self.key == "exec" else args
         own = self._options_before(args)
-        if self.key == "exec" and args[own + 1 :] and args[own] in NODE_OPTIONS:
-            args = [*args[:own], *args[own + 1 :]]
         typed = list(args)
+        if self.key in ("launch", "plan") and self._starts_command(typed, own):
+            self._refuse_job_without_ending(typed[own])
         try:
             rest = super().parse_args(ctx, args)  # type: ignore[misc]
         except WRONG_WORDS as error:
@@ -241,12 +249,32 @@ class WithExamples:
             require_usable(self, ctx, typed)
         return rest
 
+    def _with_one_set(self, args: list[str]) -> list[str]:
+        """Return the words of `exec` with the node sets of -n and -w as one argument."""
+        index, sets, rest = self._options_before(args), list[str](), list(args)
+        while (found := NODE_OPTION.fullmatch(rest[index] if rest[index:] else "")) and rest[index + 1 :]:
+            sets.append(rest.pop(index + 1) if found["set"] is None else found["set"])
+            del rest[index]
+            index += self._options_before(rest[index:])
+        with options.at_option("-n"):
+            return [*rest[:index], united(sets), *rest[index:]] if sets else args
+
     def _starts_command(self, typed: list[str], start: int) -> bool:
         """Return whether the word at `start` seems to be the first one of the user's own command, without `--`."""
         if self.key not in COMMANDS_OF_USERS or "--" in typed or not typed[start : start + 1]:
             return False
         is_job = self.key not in AFTER_NODES and typed[start].endswith(JOB_FILES)
         return not is_job and not typed[start].startswith("-")
+
+    def _refuse_job_without_ending(self, word: str) -> None:
+        """Raise a UsageError for the first word of a command if a job file has this name, with an ending."""
+        from clusterctl.errors import UsageError
+
+        for file in (Path(word + ending) for ending in JOB_FILES):
+            if file.is_file():
+                start = f"clusterctl {self.key}"
+                remedy = f"{start} {file} for the job; {start} -- {word} ... for a program of this name"
+                raise UsageError(f"{word}: {file} is a job file; which of them is meant?", remedy)
 
     def _options_before(self, args: list[str]) -> int:
         """Return how many words are options of this command, and their values, before the first other word."""

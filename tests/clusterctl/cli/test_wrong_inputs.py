@@ -7,16 +7,19 @@ import json
 import os
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusterctl.cli.commands import built
+from clusterctl.cli.commands import TABLE, built
 from clusterctl.cli.main import _machine_error
 from clusterctl.cli.models.generate import DrawingOptions
 from clusterctl.cli.option_values import READ_WEIGHTS, WEIGHTS
 from clusterctl.cli.options import WRONG_WORDS
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.inventory import nodeset
 from tests.clusterctl.conftest import Run
+from trainer.__main__ import _parser as trainer_parser
 from trainer.generate.sampling import Sampling
 from trainer.weights.convert import readable, writable
 
@@ -87,7 +90,7 @@ LINES = [
     (("plan", "nosuch.yaml"), "clusterctl init --job nosuch"),
     (("launch", "job.yaml", "--sweep", "env.A"), "--sweep env.A"),
     (("launch", "job.yaml", "--sweep", "env.A=1,1"), "--sweep env.A"),
-    (("launch", "job.yaml", "--sweep", "env.A=1", "--sweep", "env.A=2"), "--sweep env.A"),
+    (("launch", "job.yaml", "--sweep", "env.A=1", "--sweep", "env.A=2"), "--sweep: env.A"),
     (("launch", "job.yaml", "--sweep", "env.A=1,2", "--each", "ranks=1"), "--each ranks=1"),
     (("launch", "job.yaml", "--sweep", "env.A=1,2", "--each", "nodes=3"), "--each nodes=3"),
     (("launch", "job.yaml", "--each", "nodes=1"), "--each"),
@@ -187,6 +190,20 @@ LINES = [
     (("data", "build", "--on", "node1", "--output", ""), "--output: is empty"),
     (("push", "empty", "node1:/tmp/x"), "node1:/tmp/x: give the path alone; options choose the nodes"),
     (("pull", "node[1-2]:~/x", "out"), "clusterctl pull '~/x' out -n 'node[1-2]'"),
+    (("launch", "-n", "", "--no-code", "--", "true"), "-n: is empty"),
+    (("launch", "job.yaml", "-x", " "), "-x: is empty"),
+    (("launch", "-n", "", "-n", "node1", "--no-code", "--", "true"), "-n: is empty"),
+    (
+        ("launch", "job"),
+        "job: job.yaml is a job file; which of them is meant?\n  try: clusterctl launch job.yaml",
+    ),
+    (("plan", "job", "--lr", "1"), "job: job.yaml is a job file"),
+    (("plan", "-n", "node1", "-n", "all!node2", "job.yaml"), "-n: is given 2 times, and all!node2 has an"),
+    (("exec", "-w", "node1", "-n", "all!node2", "--", "true"), "-n: is given 2 times, and all!node2 has an"),
+    (("exec", "-w", "", "--", "true"), "-n: is empty"),
+    (("plan", "job.yaml", "--set", "env.A=1", "--set", "env.A=2"), "--set: env.A is given twice"),
+    (("plan", "--env", "A=1", "--env", "A", "--no-code", "--", "true"), "--env: A is given twice: A=1, A\n"),
+    (("data", "build", "--output", "a", "--output", "b"), "--output: is given twice: a, b"),
 ]
 
 
@@ -247,6 +264,71 @@ def test_a_wrong_node_names_its_line_and_a_remedy(
 def test_other_gateways_stay_valid(folder: Path, command_line: Run, gateway: str) -> None:
     (folder / "cluster.yaml").write_text(f"nodes:\n  a: {{host: 10.0.0.1, gateway: {gateway}}}\n")
     assert command_line("nodes", "list")[0] == 0
+
+
+@pytest.mark.parametrize("key", [key for key in TABLE if not TABLE[key].forwards])
+def test_no_value_of_an_option_that_is_given_twice_is_lost(key: str) -> None:
+    command: Any = built(key)
+    ctx = command.context_class(command, info_name=key)
+    for param in command.params:
+        if param.param_type_name != "option" or param.is_flag:
+            continue
+        name = param.opts[0]
+        has_keys = (param.metavar or "").startswith(("KEY=", "NAME="))
+        values = ["A=1", "A=2"] if has_keys else ["1", "2"]
+        given, _, _ = command.make_parser(ctx).parse_args([name, values[0], name, values[1]])
+        try:
+            found, _ = param.handle_parse_result(ctx, given, [])
+        except WRONG_WORDS as error:
+            assert "given 2 times: 1, 2" in str(error) or "A is given twice: A=1, A=2" in str(error), name
+        else:
+            assert found == "1,2" or list(map(str, found)) == values, name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data-build", "--output", "a", "b"),
+        ("data-build", "--workers", "1", "2"),
+        ("data-split", "--output", "a", "b"),
+        ("tokenizer-train", "--vocab-size", "300", "400"),
+        ("checkpoint-export", "--dtype", "fp32", "bf16"),
+    ],
+)
+def test_the_trainer_loses_no_value_of_an_option(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, option, first, second = words
+    with pytest.raises(SystemExit):
+        trainer_parser("").parse_args([verb, option, first, option, second])
+    assert f"{option}: is given twice: {first}, {second}\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        trainer_parser("").parse_args([verb, option, first, option, first])
+    assert "is given twice" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        (("-n", "node1", "-n", "node2"), "node[1-2]"),
+        (("--nodes=node2", "-nnode1"), "node[1-2]"),
+        (("-n", "all!node1", "--nodes", "node1"), "node[1-2]"),
+        (("-x", "node1", "-x", "node1"), "node2"),
+    ],
+)
+def test_node_sets_that_are_given_twice_are_united(
+    folder: Path, command_line: Run, words: tuple[str, ...], nodes: str
+) -> None:
+    code, out, err = command_line("plan", "job.yaml", "--json", *words)
+    assert code == 0, err
+    assert nodeset.fold(node["node"] for node in json.loads(out)["nodes"]) == nodes
+    if words[0] != "-x":
+        code, out, err = command_line("exec", *words, "--dry-run", "--", "true")
+        assert (code, out) == (0, f"{nodes}: true\n"), err
+
+
+def test_a_command_after_two_dashes_may_have_the_name_of_a_job(folder: Path, command_line: Run) -> None:
+    assert command_line("plan", "--no-code", "--", "job")[0] == 0
 
 
 def test_every_wrong_number_of_a_sampling_is_named(folder: Path, command_line: Run) -> None:
@@ -458,7 +540,6 @@ def test_the_option_that_was_typed_is_named(folder: Path, command_line: Run) -> 
     for words, name in (
         (("build", "--format", "slrum"), "--format"),
         (("build", "--to=slrum"), "--to"),
-        (("build", "--to", "mpich", "--format=slrum"), "--format"),
         (("check", "cluster.yaml", "--for", "slrum"), "--for"),
     ):
         code, _, err = command_line("hostfile", *words)
