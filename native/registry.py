@@ -259,6 +259,11 @@ class Choice:
         """Run one step of AdamW in place."""
         raise NotImplementedError
 
+    @property
+    def reads_factor(self) -> bool:
+        """Return whether `adamw` reads its factor on the device, so that the host need not wait for the norm."""
+        return any(each.op == "adamw" and each.backend == "cuda" for each in self._chosen)
+
     @_op
     def square_sum(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the sum of the squares of all numbers, in fp32 for any input types."""
@@ -272,11 +277,10 @@ class Choice:
 OPS = tuple(name for name, member in vars(Choice).items() if hasattr(member, "is_op"))
 # Functions beside the ops, each with the op whose module may have it; if not, the op itself is used.
 _BESIDE = {"tied_embedding": "embedding", "rotary_": "rotary"}
-# Ops of the CPU that share a file.
-_CPU_FILES = {
-    **dict.fromkeys(("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"), "norm"),
-    "bias_gelu": "gelu",
-}
+# Ops that share a file.
+_NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+_CPU_FILES = {**dict.fromkeys(_NORMS, "norm"), "bias_gelu": "gelu"}
+_CUDA_FILES = dict.fromkeys(_NORMS, "norms")
 # The ops that a backend does not have.
 _MISSING = {
     # Pages in CPU memory have another layout; see native/decode.
@@ -295,7 +299,7 @@ def _modules(backend: str, files: Mapping[str, str] | None = None) -> dict[str, 
 # In the order in which `auto` tries them; the reference is last and supports every device that torch supports.
 BACKENDS = (
     Backend("cpu", "cpu", _modules("cpu", _CPU_FILES)),
-    Backend("cuda", "cuda", _modules("cuda")),
+    Backend("cuda", "cuda", _modules("cuda", _CUDA_FILES)),
     Backend("npu", "npu", _modules("npu")),
     Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
     # Only chosen by name: torch's own attention. For every other op the reference is plain torch.

@@ -30,7 +30,8 @@ class AdamWStep:
     rate: float
     betas: tuple[float, float]
     eps: float
-    factor: float = 1.0
+    factor: float | Tensor = 1.0
+    """A number. Backends with `Choice.reads_factor` also take a tensor in fp32; with NaN nothing changes."""
     remainders: Sequence[Tensor | None] = ()
     """For each tensor None, or an int16 tensor: then `held` has the bf16 weight, and both together are the master, as
     `native.masters` says."""

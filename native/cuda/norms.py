@@ -1,4 +1,4 @@
-"""The kernels of layer norm and RMS norm, with or without the addition of a residual before.
+"""Layer norm and RMS norm on CUDA, with or without the addition of a residual before; sums are in fp32.
 
 A program has whole rows in registers, so that each pass reads a row once. The gradients of weight and bias are summed
 in a fixed order: a program sums its rows, then the programs' sums are added. If rows are too wide to keep these sums in
@@ -14,8 +14,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from native import reference
+from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, rows_of, tl, width_of
+from native.cuda.language import why_not as why_not
+
+
+def describe() -> str:
+    """Return what this backend does, in one line for the report."""
+    return language.describe("each pass reads a row once, sums in fp32")
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """Return the layer norm of `x`."""
+    if not language.computes("layer_norm", x, x.shape[-1]):
+        return reference.layer_norm(x, weight, bias, eps)
+    result: Tensor = LAYER(x, None, weight, bias, eps)[0]
+    return result
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """Return the RMS norm of `x`."""
+    if not language.computes("rms_norm", x, x.shape[-1]):
+        return reference.rms_norm(x, weight, eps)
+    result: Tensor = RMS(x, None, weight, None, eps)[0]
+    return result
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """Return x + residual, rounded to their type, and its layer norm."""
+    if x.dtype != residual.dtype or not language.computes("add_layer_norm", x, x.shape[-1]):
+        return reference.add_layer_norm(x, residual, weight, bias, eps)
+    out, total, *_ = LAYER(x, residual, weight, bias, eps)
+    return total, out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    """Return x + residual, rounded to their type, and its RMS norm."""
+    if x.dtype != residual.dtype or not language.computes("add_rms_norm", x, x.shape[-1]):
+        return reference.add_rms_norm(x, residual, weight, eps)
+    out, total, *_ = RMS(x, residual, weight, None, eps)
+    return total, out
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from native.cuda.adamw import adamw
-from native.cuda.add_layer_norm import add_layer_norm
-from native.cuda.add_rms_norm import add_rms_norm
 from native.cuda.bias_gelu import bias_gelu
 from native.cuda.cross_entropy import cross_entropy
 from native.cuda.dropout_add import dropout_add
 from native.cuda.gelu import gelu
 from native.cuda.grouped_linear import grouped_linear
-from native.cuda.layer_norm import layer_norm
+from native.cuda.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from native.cuda.paged_attention import paged_attention
-from native.cuda.rms_norm import rms_norm
 from native.cuda.rotary import rotary
 from native.cuda.square_sum import square_sum
 from native.cuda.swiglu import swiglu

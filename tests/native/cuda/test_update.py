@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +51,62 @@ def test_a_step_is_what_the_formula_says_and_the_copy_is_rounded(gradient_type: 
             assert torch.allclose(mine.double(), other, rtol=2e-6, atol=1e-6)
     for mine, low in zip(held, lowered, strict=True):
         assert low is None or torch.equal(low, mine.bfloat16())
+
+
+def many(count: int) -> AdamWStep:
+    """Return an update of `count` tensors of different lengths, every third with weight decay."""
+    generator = torch.Generator().manual_seed(7)
+    parts = [[torch.randn(5 + 40 * i, generator=generator) for i in range(count)] for _ in range(3)]
+    squares = [x.square() for x in parts[2]]
+    decays = [0.1 * (i % 3 == 0) for i in range(count)]
+    return AdamWStep(*parts, squares, [None] * count, decays, 3, 0.01, (0.9, 0.95), 1e-8, 0.25)
+
+
+def copied(update: AdamWStep, factor: float | Tensor) -> AdamWStep:
+    """Return the update on copies of its tensors, with another factor."""
+    parts = ("held", "gradients", "averages", "squares")
+    return replace(
+        update, factor=factor, **{part: [x.clone() for x in getattr(update, part)] for part in parts}
+    )
+
+
+def test_many_tensors_take_one_launch_for_each_decay_and_one_for_their_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launches = []
+    for module in ("adamw", "square_sum"):
+        owner = importlib.import_module(f"native.cuda.{module}")
+        kernel = getattr(owner, f"_{module}")
+
+        class Counted:
+            def __getitem__(self, grid: tuple[int, ...], kernel: Any = kernel) -> Any:
+                launches.append(grid)
+                return kernel[grid]
+
+        monkeypatch.setattr(owner, f"_{module}", Counted())
+    update = many(40)
+    right = sum(float(x.double().square().sum()) for x in update.gradients)
+    assert float(square_sum(update.gradients)) == pytest.approx(right, rel=1e-6)
+    adamw(update)
+    assert launches == [(40,), (14,), (26,)]
+
+
+def test_a_factor_on_the_device_is_read_there_and_nan_changes_nothing() -> None:
+    start = many(6)
+    by_number, on_device, skipped = copied(start, 0.25), copied(start, torch.tensor(0.25)), copied(start, 1.0)
+    for update in (by_number, on_device, replace(skipped, factor=torch.tensor(float("nan")))):
+        adamw(update)
+    # Gradients that are not contiguous are copied; weights that are not are left to the reference.
+    columns = [torch.randn(6, 7).t() for _ in range(4)]
+    kept = [x.clone() for x in columns]
+    adamw(replace(start, held=columns[:1], gradients=columns[1:2], averages=columns[2:3],
+                  squares=columns[3:], lowered=[None], decays=[0.0], factor=torch.tensor(float("nan"))))  # fmt: skip
+    assert all(torch.equal(x, y) for x, y in zip(columns, kept, strict=True))
+    for part in ("held", "averages", "squares"):
+        rows = zip(*(getattr(each, part) for each in (by_number, on_device, skipped, start)), strict=True)
+        for number, tensor, unchanged, before in rows:
+            assert torch.equal(number, tensor) and not torch.equal(number, before)
+            assert torch.equal(unchanged, before)
 
 
 def test_squares_are_summed_in_any_type_and_what_is_not_finite_shows() -> None:
