@@ -55,6 +55,8 @@ POD_DEVICES = "CLUSTERCTL_DEVICES"
 # The name of a run's folder on a shared disk or in an object store, if it is not the run id: each pod of a job starts
 # its own run, and a new run when its platform restarts it.
 SAVED_AS = "CLUSTERCTL_SAVED_AS"
+# On the launching machine: the command that installs an extra of the package; {extra} is its name.
+INSTALL = "CLUSTERCTL_INSTALL"
 # A folder of this node that all runs may share.
 CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
 

@@ -20,6 +20,7 @@ from trainer.env import Env
 from trainer.errors import ConfigFaults, InputError, TrainerError, machine_error
 from trainer.evaluate import command as evaluation
 from trainer.generate import command as generation
+from trainer.packages import missing_package
 from trainer.serve import command as serving
 from trainer.weights.commands import add_verbs as add_weights_verbs
 
@@ -275,6 +276,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"error: {fault.message}\n  try: {fault.hint}\n")
         return fault.exit_code
+    except ModuleNotFoundError as error:
+        # In a rank's log, the traceback tells more.
+        lacks = None if arguments.verb == "train" else missing_package(error)
+        if lacks is None:
+            raise
+        sys.stderr.write(f"error: {lacks.message}\n  try: {lacks.hint}\n")
+        return lacks.exit_code
     except KeyboardInterrupt:
         return 130
 

@@ -23,6 +23,7 @@ NODE = "CLUSTERCTL_NODE"
 DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"
 SAVED_AS = "CLUSTERCTL_SAVED_AS"
 CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
+INSTALL = "CLUSTERCTL_INSTALL"
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_DIR = "checkpoints"
@@ -115,6 +116,14 @@ class Env:
             )
         if self.device_kind not in ("", "cpu", "cuda", "npu"):
             raise InputError(f"{DEVICE_KIND} is {self.device_kind!r}", "use cpu, cuda or npu")
+
+
+def install_command(extra: str) -> str:
+    """Return how an extra of the package is installed: by the launcher's command, or on a node."""
+    command = os.environ.get(INSTALL, "")
+    if command:
+        return command.replace("{extra}", extra)
+    return f"install clusterctl's extra `{extra}` there: see `clusterctl nodes setup`"
 
 
 def preset(name: str, value: str) -> None:

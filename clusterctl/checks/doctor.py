@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl import extras
 from clusterctl.checks import (
     chips,
     devices,
@@ -60,13 +61,11 @@ def here() -> list[Finding]:
 
 def _libraries() -> Iterable[Finding]:
     yield Finding("ok", "here", f"Python {sys.version.split()[0]}", check="libraries")
-    missing = [
-        name
-        for name in ("torch", "numpy", "tokenizers", "safetensors")
-        if importlib.util.find_spec(name) is None
-    ]
+    missing = extras.missing(extras.OF_TRAINER)
     if missing:
-        remedy = "pip install torch==2.13.0, then pip install 'clusterctl[train]'; programs of your own need neither"
+        remedy = (
+            f"{extras.command('train')}; trainings on nodes and programs of your own do not need them here"
+        )
         yield Finding(
             "warning", "here", f"the embedded trainer can't run: {', '.join(missing)} not installed", remedy
         )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clusterctl import extras
+from clusterctl.contract import INSTALL
 from clusterctl.errors import ClusterctlError, Fault, InputFaults
 from clusterctl.settings import environment
 from clusterctl.typed_json import BadValue
@@ -24,7 +26,7 @@ def trainer_start(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
     From Python 3.11 on it imports nothing from the current folder: a user's random.py would replace Python's own.
     """
-    variables = dict(environment())
+    variables = {**environment(), INSTALL: extras.command("{extra}")}
     if not hasattr(sys.flags, "safe_path"):
         return [sys.executable, "-m", "trainer", *arguments], variables
     root = Path(__file__).resolve().parents[2]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl import extras
 from clusterctl.environment import environment
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, RunFailed, UsageError
 from clusterctl.json_types import JsonObject
@@ -63,7 +64,7 @@ def connect() -> Any:
     try:
         import kubernetes
     except ImportError:
-        hint = "pip install 'clusterctl[kubernetes]', or hand the output of --print to kubectl apply -f -"
+        hint = f"{extras.command('kubernetes')}\nor hand the output of --print to kubectl apply -f -"
         raise UsageError("the Kubernetes client is not installed here", hint) from None
     config: Any = kubernetes.config
     # The client reads this variable once, when it is imported.

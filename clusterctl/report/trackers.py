@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl import extras
 from clusterctl.errors import UsageError
 from clusterctl.report.config import flat_config
 from clusterctl.report.history import History
@@ -74,7 +75,7 @@ def _package(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(f"--{extra}: {error}", f"pip install 'clusterctl[{extra}]'") from None
+        raise UsageError(f"--{extra}: {error}", extras.command(extra)) from None
 
 
 def write_wandb(run: RunDir, folder: Path) -> tuple[Path, str]:

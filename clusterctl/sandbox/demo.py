@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clusterctl import extras
 from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
 from clusterctl.jobs.ask_trainer import ask_trainer
@@ -42,15 +42,9 @@ train:
 
 def ready() -> None:
     """Raise UsageError if the libraries of the trainer are missing."""
-    missing = [
-        name
-        for name in ("trainer", "torch", "tokenizers", "safetensors", "numpy")
-        if importlib.util.find_spec(name) is None
-    ]
+    missing = extras.missing(("trainer", *extras.OF_TRAINER))
     if missing:
-        hint = (
-            "pip install torch==2.13.0, then pip install 'clusterctl[train]'; or `make demo`, which does both"
-        )
+        hint = f"{extras.command('train')}\nor, in a checkout: make demo"
         raise UsageError(f"the demo trains a model, and {', '.join(missing)} is not installed here", hint)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.env import install_command
 from trainer.errors import DataError
 
 # The first characters of a document, from which its language is detected: about 1024 tokens.
@@ -74,7 +75,7 @@ def _load(path: str) -> Any:
         import fasttext
     except ImportError:
         raise DataError(
-            "--language needs the package fasttext-predict", "pip install 'clusterctl[data]', or leave it out"
+            "--language needs the package fasttext-predict", f"{install_command('data')}; or leave it out"
         ) from None
     try:
         return fasttext.load_model(path)

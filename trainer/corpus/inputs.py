@@ -29,6 +29,7 @@ from trainer.corpus.open import (
     read_some,
     stamp,
 )
+from trainer.env import install_command
 from trainer.errors import DataError
 
 KINDS = ("jsonl", "text", "wikiextractor", "mediawiki", "parquet", "lazy")
@@ -346,7 +347,7 @@ def parquet_file(name: str) -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(f"{name}: needs the package pyarrow", "pip install 'clusterctl[data]'") from None
+        raise DataError(f"{name}: needs the package pyarrow", install_command("data")) from None
     try:
         return pyarrow.parquet.ParquetFile(name)
     except (OSError, pyarrow.ArrowInvalid) as error:

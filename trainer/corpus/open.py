@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainer.corpus.manifest import InputRecord
+from trainer.env import install_command
 from trainer.errors import DataError
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -83,7 +84,7 @@ def _zst(raw: BinaryIO) -> BinaryIO:
     except ImportError:
         raise DataError(
             "a .zst file needs the package zstandard",
-            "pip install 'clusterctl[data]', or unpack it with `zstd -d`",
+            f"{install_command('data')}; or unpack it with `zstd -d`",
         ) from None
     return io.BufferedReader(_Zst(raw, zstandard), 1 << 20)
 

@@ -272,7 +272,7 @@ def import_deepspeed(device: Device) -> Any:
     except ImportError as error:
         raise InputError(
             f"train.engine is deepspeed, but it cannot be imported: {error}",
-            "pip install deepspeed, or use engine: torch",
+            "install deepspeed into the Python of this rank, or use engine: torch",
         ) from error
     logger.setLevel(logging.ERROR)
     # DeepSpeed calls collectives by names that torch 2.13 deprecated, which would warn at many calls.

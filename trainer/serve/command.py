@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.env import install_command
 from trainer.errors import InputError
 from trainer.generate.command import add_model_arguments, closing, load_decoder
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         import aiohttp
         import jinja2
     except ImportError as error:
-        raise InputError(f"{error.name} is not installed", "pip install 'clusterctl[serve]'") from None
+        raise InputError(f"{error.name} is not installed", install_command("serve")) from None
     del aiohttp, jinja2
     key, template, config = _read_inputs(arguments)
     prepare_threads()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl import extras
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
 from clusterctl.text import plural, size
@@ -39,8 +40,12 @@ def here(where: str) -> Path:
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):
-        return folder_of(where)
+        folder = folder_of(where)
+        extras.require_trainer()
+        return folder
     run = options.run_with_results(where)
+    # Before anything is fetched.
+    extras.require_trainer()
     local = newest(run.checkpoints)
     if local is not None:
         return local

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl import extras
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Cluster
@@ -44,7 +45,7 @@ def trainer_code() -> tuple[Path, Manifest]:
 
     spec = importlib.util.find_spec("trainer")
     if spec is None or spec.origin is None:
-        raise UsageError("the embedded trainer is not installed here", "pip install 'clusterctl[train]'")
+        raise UsageError("the embedded trainer is not installed here", extras.command("train"))
     root = Path(spec.origin).parent.parent
     # Include the compiled library, which git ignores.
     return root, push.make_manifest(root, only=("trainer", "native"), everything=True)
