@@ -50,7 +50,7 @@ MAY = {
         "provision": "agent inventory transport ssh transfer",
         "storage": "inventory transport",
         "downloads": "",
-        "jobs": "agent inventory hostfile ranktable storage",
+        "jobs": "agent inventory hostfile ranktable storage migrate",
         "logs": "inventory transport jobs",
         "sandbox": "jobs",
         "platforms": "inventory transport transfer hostfile ranktable storage jobs checkpoints runs",

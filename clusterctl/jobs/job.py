@@ -18,7 +18,7 @@ from clusterctl.inventory.cluster import (
 )
 from clusterctl.inventory.container import ContainerOptions, read_container
 from clusterctl.inventory.setup import Setup, require_files, take_setup
-from clusterctl.jobs import launchers
+from clusterctl.jobs.launchers import fill, reader
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.parts.data_source import take_data_store, take_data_there, take_storage
 from clusterctl.jobs.parts.engine_file import with_engine_file
@@ -40,7 +40,7 @@ from clusterctl.storage.address import StoreOptions, is_address
 
 COLLECT_CHOICES = ("checkpoints", "profile")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
-PROCESS_CHOICES = ("auto", "device", "node")
+PROCESS_CHOICES = ("auto", "device", "node", "launcher")
 DEVICE_ID_CHOICES = ("visible", "physical")
 # Keys that people write next to `train:` by mistake.
 TRAIN_KEYS = [
@@ -95,7 +95,8 @@ class Job:
     storage: StoreOptions = field(default_factory=StoreOptions)
     """How object stores are reached: endpoint, region, and a file with keys."""
     processes: str = "auto"
-    """Whether each device or each node gets a process; auto: a node if the command is a launcher such as torchrun."""
+    """What gets a process: each device; each node; or each node because the command, or a program that it starts, is a
+    launcher that starts a rank for each device. auto: launcher if one such as torchrun is found, else device."""
     env: dict[str, str] = field(default_factory=dict, hash=False)
     """More environment variables; placeholders such as `{node.address}` are filled for each rank."""
     setup: Setup | None = None
@@ -138,7 +139,7 @@ class Job:
     @property
     def per_node(self) -> bool:
         """Whether each node gets one process, which uses all of its devices."""
-        return self.processes == "node" or self.fills_launcher
+        return self.processes in ("node", "launcher") or self.fills_launcher
 
     @property
     def only_reads_model(self) -> bool:
@@ -148,7 +149,7 @@ class Job:
     @property
     def fills_launcher(self) -> bool:
         """Whether the command is a launcher whose open options are filled in."""
-        return self.processes != "device" and launchers.recognise(self.command) is not None
+        return self.processes != "device" and fill.direct(self.command) is not None
 
 
 def load(
@@ -174,7 +175,7 @@ def load(
             "command: [python, train.py], or train: {model: gpt-tiny, ...}",
         )
     train, document = with_engine_file(job.train, document, path)
-    job = replace(job, train=train, document=document)
+    job = with_launcher(replace(job, train=train, document=document))
     if top.faults:
         raise InputFaults([*top.faults, *further(job)])
     return job
@@ -232,10 +233,10 @@ def from_command(
     raw = (
         stems[-1] if stems and re.match(r"python|(ba|z)?sh$", stems[0]) else stems[0] if stems else "command"
     )
-    raw = Path(launchers.program_of(argv)).stem or raw
+    raw = Path(fill.program_of(argv)).stem or raw
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30] or "command"
     chosen = None if devices is None else named_devices(devices)
-    return Job(
+    job = Job(
         name=name,
         command=tuple(argv),
         code=code,
@@ -243,6 +244,16 @@ def from_command(
         env=dict(env or {}),
         source="the command line",
     )
+    return with_launcher(job)
+
+
+def with_launcher(job: Job) -> Job:
+    """Return a job with `processes: launcher` if its command, or a script of the pushed folder, starts a launcher.
+
+    This is decided once: the scripts may change while the run restarts.
+    """
+    found = job.processes == "auto" and reader.uses(job.command, job.code)
+    return replace(job, processes="launcher") if found else job
 
 
 def refuse_secrets(variables: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 from clusterctl.document import Key
@@ -17,9 +18,11 @@ from clusterctl.inventory.cluster import (
     Cluster,
     bytes_of,
 )
-from clusterctl.jobs import launchers, placeholders
+from clusterctl.jobs import placeholders
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.jobs.job import Job, devices_on, rank_table_wanted
+from clusterctl.jobs.launchers import fill
+from clusterctl.jobs.launchers.options import Shape
 from clusterctl.jobs.parts.interconnect import network_faults
 from clusterctl.jobs.parts.notify import program_problem
 from clusterctl.jobs.parts.own_table import file_of
@@ -169,18 +172,38 @@ def _device_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
             yield ("devices",), problem, remedy
 
 
-def launcher_shapes(
-    job: Job, cluster: Cluster, master_port: int, hostfile: str = "hostfile"
-) -> list[launchers.Shape]:
+def launcher_shapes(job: Job, cluster: Cluster, master_port: int, hostfile: str = "hostfile") -> list[Shape]:
     """Return, for each node, the facts that a launcher in the job's command needs."""
-    devices = [devices_on(job, node) for node in cluster.nodes]
-    return launchers.shapes(cluster.nodes, devices, master_port, hostfile)
+    nodes, devices = cluster.nodes, [devices_on(job, node) for node in cluster.nodes]
+    counts, names = tuple(map(len, devices)), tuple(node.name for node in nodes)
+    return [
+        Shape(
+            node_rank=number,
+            devices=counts,
+            names=(nodes[0].name, nodes[0].host),
+            master=nodes[0].address,
+            master_port=master_port,
+            hostfile=hostfile,
+            first_rank=first,
+            kind=node.kind,
+            first_device=devices[number][0] if devices[number] else 0,
+            node_names=names,
+        )
+        for number, (node, first) in enumerate(zip(nodes, accumulate(counts, initial=0), strict=False))
+    ]
 
 
 def _command_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
     """Yield the problems of a command with the nodes or the pushed folder, each once."""
-    shapes = launcher_shapes(job, cluster, job.master_port or 29500) if job.fills_launcher else []
-    found = dict.fromkeys(problem for shape in shapes for problem in launchers.problems(job.command, shape))
+    every = launcher_shapes(job, cluster, job.master_port or 29500)
+    # Nodes that differ only in their number have the same problems, apart from the first one.
+    different = {(shape.node_rank == 0, shape.here, shape.kind, shape.first_device): shape for shape in every}
+    found = dict.fromkeys(
+        problem
+        for shape in different.values()
+        if job.processes != "device"
+        for problem in fill.problems(job.command, job.code, shape)
+    )
     # Without a folder to push, an image may have the script.
     images = job.container or job.kubernetes or job.modelarts or any(node.container for node in cluster.nodes)
     missing = missing_script(job.command, job.code) if job.code or not images else None

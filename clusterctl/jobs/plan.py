@@ -9,10 +9,10 @@ from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.inventory.container import ContainerOptions
 from clusterctl.inventory.setup import rank_python, request_for
-from clusterctl.jobs import launchers
 from clusterctl.jobs.facts import Facts as Facts
 from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.job_check import launcher_shapes, train_part
+from clusterctl.jobs.launchers.fill import completed
 from clusterctl.jobs.parts.container import RankContainer, container_name
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.placeholders import fill, fill_all
@@ -102,7 +102,8 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
     plans, first = [], 0
     # All ranks derive the same values from the configuration.
     same = replace(job, train=train_part(job, cluster))
-    for number, node in enumerate(cluster.nodes):
+    for node, shape in zip(cluster.nodes, launcher_shapes(job, cluster, facts.master_port), strict=True):
+        number, run_dir = shape.node_rank, run_dir_on(node, facts)
         place = NodePlace(
             node=node,
             node_rank=number,
@@ -110,14 +111,15 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
             world_size=sum(sizes),
             first_rank=first,
             devices=devices_on(job, node),
+            shape=replace(shape, hostfile=NodeFiles(run_dir).hostfile),
             processes=sizes[number],
             master=master,
             master_port=facts.master_port,
-            run_dir=run_dir_on(node, facts),
+            run_dir=run_dir,
             code=_code_on(node, job, facts),
             data=data_on(node, job, facts),
         )
-        plans.append(_node_plan(place, same, facts, cluster))
+        plans.append(_node_plan(place, same, facts))
         first += place.processes
     slots = {node.name: len(devices_on(job, node)) for node in cluster.nodes}
     return Plan(job, cluster, facts, master, hostfile.deepspeed(cluster, slots), tuple(plans))
@@ -141,7 +143,7 @@ def _code_on(node: Node, job: Job, facts: Facts) -> str:
     return facts.code_paths.get(node.name, default)
 
 
-def _node_plan(place: NodePlace, job: Job, facts: Facts, cluster: Cluster) -> NodePlan:
+def _node_plan(place: NodePlace, job: Job, facts: Facts) -> NodePlan:
     node = place.node
     if facts.rank_table and ".json" in place.run_dir:
         problem = f"{node.name}: the run's folder {place.run_dir} contains '.json'"
@@ -155,7 +157,7 @@ def _node_plan(place: NodePlace, job: Job, facts: Facts, cluster: Cluster) -> No
     processes = []
     for local_rank, device in enumerate(place.devices[: place.processes]):
         env = rank_environment(place, local_rank, job, facts)
-        argv = _argv(job, python, place, local_rank, cluster)
+        argv = _argv(job, python, place, local_rank)
         rank = place.first_rank + local_rank
         cwd = place.code or place.run_dir
         process = ProcessSpec(rank, local_rank, device, argv, env, cwd, posixpath.dirname(python))
@@ -191,16 +193,14 @@ def _in_container(process: ProcessSpec, place: NodePlace, job: Job, facts: Facts
     return replace(process, argv=argv, programs="", remove=own.removal())
 
 
-def _argv(job: Job, python: str, place: NodePlace, local_rank: int, cluster: Cluster) -> tuple[str, ...]:
+def _argv(job: Job, python: str, place: NodePlace, local_rank: int) -> tuple[str, ...]:
     """Return the command of one rank; `python` as its first word is the Python of the node."""
     if job.train is not None:
         config = NodeFiles(place.run_dir).train_config
         return (python, "-u", "-m", "trainer", "train", config)
     command = list(job.command)
     if job.fills_launcher:
-        files = NodeFiles(place.run_dir)
-        shapes = launcher_shapes(job, cluster, place.master_port, files.hostfile)
-        command = launchers.completed(command, shapes[place.node_rank])
+        command = completed(command, place.shape)
     first, *others = command
     argv = (python if first in ("python", "python3") else first, *others)
     values = place.placeholders_of(local_rank)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.errors import did_you_mean
-from clusterctl.jobs import launchers
-from clusterctl.jobs.launchers import Problem
+from clusterctl.jobs.launchers.fill import Problem, program_of
 
 SCRIPT = re.compile(r".+\.(py|sh)")
 FOLDER_REMEDY = "name a job file, or write the command after --"
@@ -25,7 +24,7 @@ def missing_script(command: Sequence[str], code: Path | None) -> Problem | None:
         return Problem(f"{word} is a folder, not a program", FOLDER_REMEDY)
     if code is not None and (problem := _no_program(command, code)):
         return problem
-    script = launchers.program_of(command) or _script_of(command)
+    script = program_of(command) or _script_of(command)
     if not script or not SCRIPT.fullmatch(script) or script.startswith(("/", "~")) or "{" in script:
         return None
     if code is None:
@@ -65,8 +64,10 @@ def _script_of(command: Sequence[str]) -> str:
     """Return the script that an interpreter gets; "" for other commands."""
     if not command or not re.fullmatch(r"python[0-9.]*|(ba|z)?sh", Path(command[0]).name):
         return ""
+    # Options may be written together, as in `bash -lc`.
+    ends = "cm" if Path(command[0]).name.startswith("python") else "c"
     for word in command[1:]:
-        if word in ("-c", "-m"):
+        if re.fullmatch(rf"-\w*[{ends}]\w*", word):
             return ""
         if not word.startswith("-"):
             return word

@@ -15,7 +15,8 @@ from clusterctl import contract
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
-from clusterctl.jobs.launchers import recognise
+from clusterctl.jobs.launchers.fill import variables
+from clusterctl.jobs.launchers.options import Shape
 from clusterctl.jobs.placeholders import fill
 from clusterctl.jobs.run_folder import NodeFiles
 
@@ -30,6 +31,7 @@ class NodePlace:
     world_size: int
     first_rank: int
     devices: tuple[int, ...]
+    shape: Shape
     processes: int
     """Number of processes: one per device, or one that uses all devices."""
     master: str
@@ -89,11 +91,12 @@ def rank_environment(place: NodePlace, local_rank: int, job: Job, facts: Facts) 
 
 
 def _of_launcher(place: NodePlace, job: Job) -> dict[str, str]:
-    """Return the variables that a launcher in the job's command needs in addition to its options."""
-    launcher = recognise(job.command) if job.fills_launcher else None
+    """Return the variables for a launcher that one process per node starts, wherever it stands in the command."""
+    if not job.per_node:
+        return {}
     # Without it accelerate's processes do not join each other on CPUs.
-    on_cpus = launcher is not None and launcher.name == "accelerate" and place.node.kind == "cpu"
-    return {"ACCELERATE_USE_CPU": "true"} if on_cpus else {}
+    on_cpus = {"ACCELERATE_USE_CPU": "true"} if place.node.kind == "cpu" else {}
+    return {**variables(place.shape), **on_cpus}
 
 
 def _torch(place: NodePlace, rank: int, local_rank: int) -> dict[str, str]:
@@ -106,6 +109,9 @@ def _torch(place: NodePlace, rank: int, local_rank: int) -> dict[str, str]:
         contract.GROUP_RANK: str(place.node_rank),
         contract.MASTER_ADDR: place.master,
         contract.MASTER_PORT: str(place.master_port),
+        # Names of these in scripts.
+        "NNODES": str(place.nodes),
+        "NODE_RANK": str(place.node_rank),
     }
 
 

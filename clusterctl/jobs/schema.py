@@ -64,7 +64,8 @@ def _own() -> Schema:
         ),
         "processes": (
             {"enum": list(PROCESS_CHOICES)},
-            "Whether each device or node gets a process. auto: each device, or node for launchers such as torchrun.",
+            "What gets a process: each device; each node; each node, where a launcher starts the ranks. auto: launcher"
+            " if one such as torchrun is found in the command or its scripts, else device.",
         ),
         "env": (
             {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},

@@ -58,6 +58,27 @@ def test_torchrun_trains_on_all_nodes_together(shell: Shell) -> None:
     assert ranks(shell, PROGRAM, "torchrun") == ALL
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bash", "start.sh"),
+        (
+            "env",
+            "A=1",
+            "bash",
+            "-c",
+            "exec python -u -m torch.distributed.run --nproc_per_node=auto train.py",
+            "x",
+        ),
+    ],
+)
+def test_torchrun_in_a_shell_trains_on_all_nodes_together(shell: Shell, command: tuple[str, ...]) -> None:
+    """Nothing can be filled in inside a shell: torchrun takes what it lacks from its environment."""
+    (shell.folder / "start.sh").write_text('run() { torchrun --master_port $MASTER_PORT "$@"; }\nrun "$1"\n')
+    assert ranks(shell, PROGRAM, *command) == ALL
+
+
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="no deepspeed here")
 def test_deepspeed_trains_on_all_nodes_together(shell: Shell) -> None:
     assert ranks(shell, PROGRAM, "deepspeed") == ALL

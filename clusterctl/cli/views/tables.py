@@ -146,7 +146,7 @@ def _plan_facts(plan: Plan, summary: TrainSummary | None) -> Iterator[tuple[str,
 def _filled(plan: Plan) -> str:
     """Return which options of a launcher are filled in on the first node."""
     from clusterctl.jobs.job_check import launcher_shapes
-    from clusterctl.jobs.launchers import additions
+    from clusterctl.jobs.launchers.fill import additions
 
     if not plan.job.fills_launcher:
         return ""

@@ -10,7 +10,8 @@ import pytest
 from clusterctl.errors import InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs import job_check, launchers
+from clusterctl.jobs import job_check
+from clusterctl.jobs.launchers.known import TORCH_MODULES
 from clusterctl.jobs.plan import make_plan
 from tests.clusterctl.conftest import Run
 
@@ -42,7 +43,7 @@ def test_torchrun_runs_once_per_node_with_the_rendezvous_filled_in() -> None:
     assert "--node_rank=1 " in second and not faults("torchrun train.py --lr 1")
 
 
-@pytest.mark.parametrize("module", launchers.TORCH_MODULES)
+@pytest.mark.parametrize("module", TORCH_MODULES)
 def test_torchs_module_is_known_and_runs_with_the_nodes_python(module: str) -> None:
     (first, _) = commands(f"python -m {module} --nproc-per-node 2 -m package.train --nnodes 7")
     assert first.startswith(f"python3 -m {module} --nnodes=2 --node_rank=0 ")

@@ -1,0 +1,1 @@
+"""Commands that start the ranks of a node themselves: how they are found in a command line, and what is filled in."""

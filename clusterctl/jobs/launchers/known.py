@@ -1,0 +1,125 @@
+"""The launchers that are known: their names, options, and how each learns of the other nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from clusterctl.jobs.launchers import options
+from clusterctl.jobs.launchers.options import Options
+
+TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts ranks, as named in a command."""
+
+    name: str
+    options: Options = options.nothing
+    flags: tuple[str, ...] = ()
+    """Its options without a value."""
+    verbs: tuple[str, ...] = ()
+    """The words after its name that start ranks: `accelerate launch`; empty if it has no such words."""
+    by_variables: bool = False
+    """Whether variables of its environment fill it in, so that it may stand inside a script."""
+    instead: str = ""
+    """The form that works on several nodes, for a launcher that would reach them by a way of its own."""
+    words: int = 1
+    """How many words of the command name it: 3 for `python -m torch.distributed.run`."""
+
+
+def _torch(name: str) -> Launcher:
+    return Launcher(name, options.torchrun, options.TORCH_FLAGS, by_variables=True)
+
+
+DEEPSPEED = Launcher("deepspeed", options.deepspeed, options.DEEPSPEED_FLAGS)
+ACCELERATE = Launcher("accelerate", options.accelerate, options.ACCELERATE_FLAGS)
+MSRUN = Launcher("msrun", options.msrun)
+COMPOSER = Launcher("composer", options.composer, ("-v", "--verbose", "-c", "--command_mode"))
+PADDLE = Launcher("paddle", options.paddle, by_variables=True)
+LLAMAFACTORY = Launcher("llamafactory-cli", verbs=("train",), by_variables=True)
+COLOSSALAI = Launcher("colossalai", options.colossalai, verbs=("run",), instead="torchrun")
+HOROVOD = Launcher("horovodrun", options.mpi, instead="mpirun")
+PROGRAMS = {
+    "torchrun": _torch("torchrun"),
+    "deepspeed": DEEPSPEED,
+    "accelerate": replace(ACCELERATE, verbs=("launch",)),
+    "accelerate-launch": ACCELERATE,
+    "msrun": MSRUN,
+    "composer": COMPOSER,
+    "fleetrun": replace(PADDLE, name="fleetrun"),
+    "llamafactory-cli": LLAMAFACTORY,
+    "lmf": replace(LLAMAFACTORY, name="lmf"),
+    "swift": Launcher("swift", verbs=("pt", "sft", "rlhf"), by_variables=True),
+    "colossalai": COLOSSALAI,
+    "horovodrun": HOROVOD,
+    "torchx": Launcher("torchx", verbs=("run",), instead="torchrun"),
+    "srun": Launcher("srun", instead=""),
+    "ray": Launcher("ray", options.ray_start, ("--head", "--block", "--disable-usage-stats"), verbs=("start",)),
+    **{name: Launcher(name, options.mpi, by_variables=True) for name in MPI},
+}  # fmt: skip
+MODULES = {
+    **{name: _torch(name) for name in TORCH_MODULES},
+    "deepspeed": DEEPSPEED,
+    "deepspeed.launcher.runner": DEEPSPEED,
+    "accelerate.commands.launch": ACCELERATE,
+    "accelerate.commands.accelerate_cli": PROGRAMS["accelerate"],
+    "composer": COMPOSER,
+    "composer.cli.launcher": COMPOSER,
+    "colossalai.cli": COLOSSALAI,
+    "horovod.runner.launch": HOROVOD,
+    "horovod.run": HOROVOD,
+    "llamafactory.cli": LLAMAFACTORY,
+    "mindspore.parallel.cluster.run": MSRUN,
+    "paddle.distributed.launch": PADDLE,
+    "paddle.distributed.fleet.launch": PADDLE,
+    "paddle.distributed.run": PADDLE,
+    "ray.scripts.scripts": PROGRAMS["ray"],
+}
+PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+# Python's options that take a value in the next word.
+VALUED = "WX"
+
+
+def module_of(words: Sequence[str]) -> tuple[str, int]:
+    """Return the module or script that a command of Python runs, and how many words name it; ("", 0) for code."""
+    index = 1
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if word == "--check-hash-based-pycs":
+            index += 1
+        elif word.startswith("--") and len(word) > 2:
+            continue
+        elif word in ("-", "-c"):
+            return "", 0
+        elif not word.startswith("-"):
+            return word, index
+        elif found := re.fullmatch(r"-([^mcWX]*)([mcWX])(.*)", word):
+            if found[2] == "c":
+                return "", 0
+            if found[2] == "m":
+                module = found[3] or (words[index] if index < len(words) else "")
+                return module, index + (not found[3])
+            index += not found[3]
+    return "", 0
+
+
+def launcher_at(words: Sequence[str]) -> Launcher | None:
+    """Return the launcher that a command begins with; None for any other program."""
+    first = PurePath(words[0]).name if words else ""
+    known, count = PROGRAMS.get(first), 1
+    if PYTHON.fullmatch(first):
+        module, count = module_of(words)
+        known = MODULES.get(module) or (PROGRAMS.get(PurePath(module).name) if "/" in module else None)
+    if known is None:
+        return None
+    if known.verbs:
+        if tuple(words[count : count + 1]) not in [(verb,) for verb in known.verbs]:
+            return None
+        count += 1
+    return replace(known, words=count)
