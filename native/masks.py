@@ -19,8 +19,8 @@ class Mask:
     """Numbers (batch, keys): a query sees only keys with the same number as the key at its own position."""
     source: Tensor | None = None
     """Lengths (batch,): every query sees this many first keys. Not possible together with a window."""
-    made: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
-    """Masks already made for backends that need them as tensors; all layers of a pass share them."""
+    made: dict[object, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    """Masks already made for backends that need tensors, by sizes and device; all layers of a pass share them."""
 
     @property
     def is_empty(self) -> bool:
@@ -32,8 +32,8 @@ class Dropout:
     """Which probabilities are dropped: it depends on the state and on a probability's indices; see native.philox."""
 
     chance: float
-    state: Tensor
-    """One int64 number in CPU memory."""
+    state: Tensor | None = None
+    """One int64 number in CPU memory. None, on devices other than a CPU: the device's own generator decides."""
     first_head: int = 0
     """The number of this call's first head among `heads`: ranks that divide the heads must drop differently."""
     heads: int = 0

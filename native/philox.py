@@ -1,11 +1,15 @@
-"""Random words from a key and a counter by Philox 4x32-10: the same on every device and at any time.
+"""Random words from a key and a counter by Philox 4x32-10: the same at any time.
 
-For attention, number i of a tensor has word i % 4 of counter i // 4. For `dropout_add` it has half i % 8 of the words
-of counter i // 8, with the lower half of each word first. The order of computation, the threads and the device have no
-effect, so a backward pass or a recomputation makes the same numbers again.
+For attention on a CPU, number i of a tensor has word i % 4 of counter i // 4. For `dropout_add` it has half i % 8 of
+the words of counter i // 8, with the lower half of each word first. The order of computation and the threads have no
+effect, so a backward pass or a recomputation makes the same numbers again. `dropout_add` drops the same numbers on
+every device; attention on other devices than a CPU uses the device's own generator, so its mask is another one there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,6 +22,7 @@ HALVES = 8
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
+_SEED = (1 << 63) - 1
 
 
 def words(seed: int | Tensor, counters: Tensor) -> Tensor:
@@ -39,16 +44,33 @@ def draws_itself(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+@contextmanager
+def drawing(dropout: Dropout, device: torch.device) -> Iterator[None]:
+    """Let the device's generator draw what the state of `dropout` decides; without a state, what comes next.
+
+    Tensor parallel ranks need a state: they draw the same numbers, but must drop differently in their heads.
+    """
+    if dropout.state is None:
+        yield
+        return
+    devices = [] if device.type == "cpu" else [device]
+    # torch.manual_seed takes 64 bits.
+    seed = (int(dropout.state) + dropout.first_head) & _SEED
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        torch.manual_seed(seed)
+        yield
+
+
 def factors(dropout: Dropout, probabilities: Tensor) -> Tensor:
     """Return the factor of each of `probabilities` (batch, heads, queries, keys): 0, or 1 / (1 - chance).
 
     The length of a row of keys is rounded up to a multiple of four.
     """
     if draws_itself(probabilities.device):
-        generator = torch.Generator(probabilities.device)
-        generator.manual_seed(int(dropout.state) + dropout.first_head)
-        drawn = torch.empty_like(probabilities).bernoulli_(1.0 - dropout.chance, generator=generator)
+        with drawing(dropout, probabilities.device):
+            drawn = torch.empty_like(probabilities).bernoulli_(1.0 - dropout.chance)
         return drawn.div_(1.0 - dropout.chance)
+    assert dropout.state is not None
     batch, heads, queries, keys = probabilities.shape
     device = probabilities.device
     every, row = dropout.heads or heads, -(-keys // 4)

@@ -143,8 +143,10 @@ def add_product_(
                 total[rows].addmm_(_wide(a[rows, part]), _wide(b[part]), beta=beta)
         return
     # All parts share a buffer: new ones for each part would be spread over more memory.
-    product = a.new_empty(min(SIDE, len(a)), b.shape[1])
-    for rows in _parts(len(a)):
+    # Other devices compute a large product faster than many small ones.
+    side = SIDE if a.device.type == "cpu" else max(1, len(a))
+    product = a.new_empty(min(side, len(a)), b.shape[1])
+    for rows in _parts(len(a), side):
         piece = product[: rows.stop - rows.start]
         torch.mm(a[rows], b, out=piece)
         if first:
@@ -166,9 +168,9 @@ def _fill(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _parts(size: int) -> Iterator[slice]:
+def _parts(size: int, side: int = SIDE) -> Iterator[slice]:
     """Return a dimension's blocks, which have similar sizes."""
-    count = -(-size // SIDE)
+    count = -(-size // side)
     for number in range(count):
         yield slice(size * number // count, size * (number + 1) // count)
 

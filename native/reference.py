@@ -255,7 +255,7 @@ def repeated(x: Tensor, heads: int) -> Tensor:
 
 def hidden(mask: Mask, queries: int, keys: int, device: torch.device) -> Tensor:
     """Return True where causal attention hides a key from a query, (queries, keys) or (batch, 1, queries, keys)."""
-    wanted = (queries, keys)
+    wanted = (queries, keys, device)
     if wanted not in mask.made:
         at = torch.arange(keys, device=device)
         behind = at[keys - queries :].unsqueeze(-1) - at if queries <= keys else None

@@ -135,8 +135,7 @@ class Choice:
     ) -> Tensor:
         """Return residual + dropout(x + bias).
 
-        state: (2,) of int64 on the CPU, the seed and the first counter, both from 0 to 2^62; they decide what is
-        dropped.
+        state: (2,) of int64, the seed and the first counter, both from 0 to 2^62; they decide what is dropped.
         """
         raise NotImplementedError
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # How many bytes of logits exist at a time. Each further piece reads and writes the gradient of the matrix once more; on
-# a CPU this is a small part of the product's time.
-PIECE, CPU_PIECE = 256 << 20, 48 << 20
+# a CPU this is a small part of the product's time. 1 GB has the logits of 8 x 1,024 tokens of GPT-2 in one piece.
+PIECE, CPU_PIECE = 1 << 30, 48 << 20
 
 
 def tokens_at_a_time(tokens: int, columns: int, hidden: int, width: int, is_cpu: bool) -> int:

@@ -32,6 +32,8 @@ def dropout_add(
     is_same = x.dtype == residual.dtype and x.shape == residual.shape
     if not is_same or not language.computes("dropout_add", x):
         return plain(x, residual, bias, state, probability)
+    # The kernel reads the state on the device: so a captured pass draws other masks each time it is replayed.
+    state = state.to(x.device, non_blocking=True)
     result: Tensor = _FORWARD(x, residual, bias, state, probability)
     return result
 
@@ -68,10 +70,12 @@ def _halves(
 
 @jit
 def _apply(
-    x_at: tl.tensor, residual_at: tl.tensor, bias_at: tl.tensor, out_at: tl.tensor, seed: tl.tensor,
-    offset: tl.tensor, threshold: tl.tensor, scale: tl.tensor, count: tl.tensor, width: tl.tensor,
+    x_at: tl.tensor, residual_at: tl.tensor, bias_at: tl.tensor, out_at: tl.tensor, state_at: tl.tensor,
+    threshold: tl.tensor, scale: tl.tensor, count: tl.tensor, width: tl.tensor,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
+    seed = tl.load(state_at)
+    offset = tl.load(state_at + 1)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     counter = first + tl.arange(0, BLOCK)
     kept = _halves(seed, offset + counter) >= threshold
@@ -88,10 +92,12 @@ def _apply(
 
 @jit
 def _apply_and_sum(
-    upstream_at: tl.tensor, out_at: tl.tensor, sums_at: tl.tensor, seed: tl.tensor, offset: tl.tensor,
+    upstream_at: tl.tensor, out_at: tl.tensor, sums_at: tl.tensor, state_at: tl.tensor,
     threshold: tl.tensor, scale: tl.tensor, rows: tl.tensor, width: tl.tensor, piece: tl.tensor,
     WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
+    seed = tl.load(state_at)
+    offset = tl.load(state_at + 1)
     program = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * 8 * BLOCK
     column = first + tl.arange(0, BLOCK)[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -123,7 +129,7 @@ def _elements(
     x = x.contiguous()
     other, added = (x if each is None else each.contiguous() for each in (residual, bias))
     out, count, block = torch.empty_like(x), x.numel(), blocks_for(x).flat // 8
-    numbers = (*state.tolist(), threshold_of(probability, 16), 1.0 / (1.0 - probability), count, x.shape[-1])
+    numbers = (state, threshold_of(probability, 16), 1.0 / (1.0 - probability), count, x.shape[-1])
     if count:
         with on_device(x):
             _apply[(-(-count // (8 * block)),)](
@@ -149,7 +155,7 @@ def _backward(upstream: Tensor, state: Tensor, probability: float, biased: bool)
     pieces = -(-rows // piece)
     out, sums = torch.empty_like(upstream), upstream.new_zeros(pieces, width, dtype=torch.float32)
     block = min(blocks.flat, max(8, language.width_of(width))) // 8
-    numbers = (*state.tolist(), threshold_of(probability, 16), 1.0 / (1.0 - probability), rows, width, piece)
+    numbers = (state, threshold_of(probability, 16), 1.0 / (1.0 - probability), rows, width, piece)
     if upstream.numel():
         with on_device(upstream):
             grid = (pieces, -(-width // (8 * block)))

@@ -12,6 +12,7 @@ import native
 from native import philox, reference
 from native.compiled import library
 from native.cpu import attention as cpu
+from native.cuda import attention as cuda_attention
 from tests.support import op_cases as cases
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -142,3 +143,33 @@ def test_empty_inputs_and_shapes_without_data() -> None:
     q, k, v = (torch.zeros(1, 2, 5, 4, device="meta", requires_grad=True) for _ in range(3))
     cpu.attention(q, k, v).sum().backward()
     assert q.grad is not None and q.grad.shape == (1, 2, 5, 4)
+
+
+def test_dropout_of_the_fused_kernel_repeats_with_the_generator_and_differs_between_ranks() -> None:
+    """torch's kernel for CUDA runs on a CPU too; what decides its mask is the same."""
+    q, k, v = torch.randn(3, 2, 4, 48, 16)
+
+    def run(state: int | None, first_head: int = 0) -> Tensor:
+        torch.manual_seed(3)
+        own = None if state is None else torch.tensor(state)
+        result = cuda_attention.attention(q, k, v, dropout=native.Dropout(0.25, own, first_head, 8))
+        # A state of its own leaves the generator as it was.
+        assert torch.equal(torch.rand(3), after) is (state is not None)
+        return result
+
+    torch.manual_seed(3)
+    after = torch.rand(3)
+    for state in (None, 5, -(2**62)):
+        assert torch.equal(run(state), run(state))
+    assert not torch.equal(run(5), run(6)) and not torch.equal(run(5), run(5, first_head=4))
+    many = [x[:1].expand(3000, -1, -1, -1) for x in (q, k, v)]
+    draws = cuda_attention.attention(*many, dropout=native.Dropout(0.25))
+    whole = cuda_attention.attention(q[:1], k[:1], v[:1])[0]
+    assert ((draws.mean(0) - whole).abs() <= 6 * draws.std(0) / 3000**0.5 + 1e-5).all()
+
+
+def test_a_mask_that_was_made_is_kept_for_its_device() -> None:
+    mask = native.Mask(window=3)
+    first = reference.hidden(mask, 5, 5, torch.device("cpu"))
+    assert reference.hidden(mask, 5, 5, torch.device("cpu")) is first
+    assert reference.hidden(mask, 5, 5, torch.device("meta")).device.type == "meta"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import native
 from native.masks import EVERY_KEY
+from native.philox import draws_itself
 from trainer.config.model import ModelConfig
 from trainer.model.linear import ColumnLinear, RowLinear, Source
 from trainer.model.norm import Norm
@@ -105,16 +106,19 @@ class Attention(nn.Module):
         return result
 
     def _mix(self, mask: native.Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.ops.attention(q, k, v, causal=True, mask=mask, dropout=self._dropout())
+        return self.ops.attention(q, k, v, causal=True, mask=mask, dropout=self._dropout(q.device))
 
-    def _dropout(self) -> native.Dropout | None:
+    def _dropout(self, device: torch.device) -> native.Dropout | None:
         """Draw the dropout state of this pass; the dropped probabilities differ between the ranks' heads.
 
         Tensor parallel ranks without sequence parallel draw the same seed, because they must drop the same activations
-        between the matrices; for attention each rank numbers its heads among those of all ranks.
+        between the matrices; for attention each rank numbers its heads among those of all ranks. Without them, a
+        device with a generator of its own needs no state.
         """
         if not (self.attention_dropout and self.training):
             return None
+        if draws_itself(device) and self.parallel.size == 1:
+            return native.Dropout(self.attention_dropout)
         state = torch.randint(2**63 - 1, ())
         first = self.heads * self.parallel.rank
         return native.Dropout(self.attention_dropout, state, first, self.heads * self.parallel.size)

@@ -1,4 +1,4 @@
-"""Dropout before a result is added to the residual stream."""
+"""Dropout before a result is added to the residual stream, and the seeds of its masks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,39 @@ from native import reference
 LARGEST = 1 << 62
 
 
-def dropout_add(ops: native.Choice, x: Tensor, residual: Tensor, probability: float) -> Tensor:
+class Seeds:
+    """The seeds of a model's masks; torch's generator draws them, and recomputation resets it.
+
+    A captured pass takes them from `rows` on the device instead, which are drawn before each replay.
+    """
+
+    def __init__(self) -> None:
+        self.rows: Tensor | None = None
+        # How many seeds were taken since the last `restart`.
+        self.taken = 0
+
+    def restart(self, rows: Tensor | None = None) -> None:
+        """Count from 0, and take the seeds from `rows`, or draw them."""
+        self.rows, self.taken = rows, 0
+
+    def next(self) -> Tensor:
+        """Return the next seed and counter, (2,)."""
+        self.taken += 1
+        return drawn(1)[0] if self.rows is None else self.rows[self.taken - 1]
+
+
+def drawn(count: int) -> Tensor:
+    """Return the next `count` seeds and counters of torch's generator, (count, 2); one by one they are the same."""
+    return torch.randint(LARGEST, (count, 2))
+
+
+def dropout_add(ops: native.Choice, x: Tensor, residual: Tensor, probability: float, seeds: Seeds) -> Tensor:
     """Return residual + dropout(x).
 
-    The seed comes from torch's generator, which recomputation resets; the mask is not stored. If a device has no
-    kernel for it, torch draws and stores the mask; on a CPU the reference drops the same numbers as the kernel.
+    The mask is not stored. If a device has no kernel for it, torch draws and stores the mask; on a CPU the reference
+    drops the same numbers as the kernel.
     """
     is_slow = x.device.type != "cpu" and ops.dropout_add is reference.dropout_add
     if is_slow or x.dtype != residual.dtype:
         return residual + F.dropout(x, probability)
-    return ops.dropout_add(x, residual, None, torch.randint(LARGEST, (2,)), probability)
+    return ops.dropout_add(x, residual, None, seeds.next(), probability)

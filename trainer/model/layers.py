@@ -20,7 +20,7 @@ from trainer.config.layout import Piece, pieces_of
 from trainer.config.model import ModelConfig
 from trainer.model.attention import PLAIN, Attention, Sight, picked
 from trainer.model.cuts import Cut, cuts_of
-from trainer.model.dropout import dropout_add
+from trainer.model.dropout import Seeds, dropout_add
 from trainer.model.experts import Experts
 from trainer.model.feed_forward import FeedForward
 from trainer.model.linear import Source
@@ -135,8 +135,11 @@ class Block(nn.Module):
         ops: native.Choice,
         parallel: Parallel = ALONE,
         recompute: Recompute = NOTHING,
+        seeds: Seeds | None = None,
     ) -> None:
+        """`seeds`: those of the whole model."""
         super().__init__()
+        self.seeds = seeds or Seeds()
         self.norm_1 = Norm(config, ops)
         self.attention = Attention(config, ops, parallel, recompute)
         self.norm_2 = Norm(config, ops)
@@ -186,7 +189,7 @@ class Block(nn.Module):
             normal: Tensor = post_norm(F.dropout(part, self.dropout, self.training))
             return x + normal
         drops = self.training and self.dropout > 0
-        return dropout_add(self.ops, part, x, self.dropout) if drops else x + part
+        return dropout_add(self.ops, part, x, self.dropout, self.seeds) if drops else x + part
 
 
 def residual_deviation(config: ModelConfig) -> float:
@@ -243,6 +246,9 @@ class Transformer(nn.Module):
         super().__init__()
         # Set before each pass with gradients.
         self.aux_weight = 0.0
+        self.seeds = Seeds()
+        # Whether hooks of modules look at each pass, so that it must run op by op.
+        self.observed = False
         self.config, self.parallel, self.recompute = config, parallel, recompute
         self.pieces = tuple(pieces) or pieces_of(config.layers)
         begins, closes = (any(getattr(piece, end) for piece in self.pieces) for end in ("first", "last"))
@@ -250,7 +256,11 @@ class Transformer(nn.Module):
             self.tokens = TokenTable(config, ops, parallel, begins and closes and config.tied)
         self.add_positions(begins)
         self.blocks = nn.ModuleDict(
-            {str(i): Block(config, ops, parallel, recompute) for piece in self.pieces for i in piece.layers}
+            {
+                str(i): Block(config, ops, parallel, recompute, self.seeds)
+                for piece in self.pieces
+                for i in piece.layers
+            }
         )
         if closes:
             self.norm = Norm(config, ops)

@@ -165,7 +165,8 @@ def _core(micro: MicroBatch, selective: bool) -> int:
     if selective:
         return _handed(micro, qkv, keys)
     own_kernel = micro.core is AttentionCore.KERNEL and micro.kind == "cpu"
-    if model.attention_dropout and not own_kernel:
+    # The kernels of a CPU and of CUDA make the mask of dropout again in the backward pass.
+    if model.attention_dropout and not (micro.core is AttentionCore.KERNEL and micro.kind in ("cpu", "cuda")):
         return (
             micro.heads_share + _handed_to_products(micro, qkv, keys) + dropped_scores(micro) + _masks(micro)
         )

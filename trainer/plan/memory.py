@@ -237,8 +237,10 @@ def _moments(
     # Bytes per number of a gradient before it is added to the buffer.
     added = width if state.gradients else 0
     table = width * sizes.table
-    # This loss also computes the gradients of the output matrix.
-    fused = micro.kind == "cpu" and micro.tensor == 1
+    # This loss also computes the gradients of the output matrix. The kernels of CUDA have none for fp16.
+    fused = micro.tensor == 1 and (
+        micro.kind == "cpu" or (micro.kind == "cuda" and config.precision != "fp16")
+    )
     if last:
         everything = casts + kept.cast_table(micro) + state.gathered
         if fused:
@@ -274,9 +276,9 @@ def _moments(
 
 
 def _at_once(micro: MicroBatch, sizes: Sizes) -> tuple[int, int]:
-    """Return the bytes of a CPU's loss (native.cpu.linear_cross_entropy): logits of a few tokens; both gradients."""
+    """Return the bytes of the loss in linear_cross_entropy: the logits of some tokens; both gradients."""
     columns, hidden = micro.model.padded_vocab, micro.model.hidden
-    rows = tokens_at_a_time(micro.tokens, columns, hidden, micro.width, True)
+    rows = tokens_at_a_time(micro.tokens, columns, hidden, micro.width, micro.kind == "cpu")
     several = micro.width < WIDE and rows < micro.tokens
     gradients = sizes.table * (WIDE if several else micro.width)
     return (

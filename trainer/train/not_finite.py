@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.layout import Layout
+from trainer.engine.passes import Model
 from trainer.engine.torch_engine import StepResult
 from trainer.parallel.group import Group
 
@@ -22,13 +23,14 @@ _BLOCK = re.compile(r"\bblocks\.(\d+)\b")
 class NonFiniteHooks:
     """Hooks on every layer of a model, as a context manager; `first` describes the first non-finite tensor."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         self.first: tuple[int, int, str] | None = None
         self._checked = 0
         self._hooks: list[Any] = []
 
     def __enter__(self) -> NonFiniteHooks:
+        self.model.observed = True
         for name, parameter in self.model.named_parameters():
             if not _finite(parameter.detach()):
                 self._note(0, f"the weight {name} is not finite")
@@ -38,6 +40,7 @@ class NonFiniteHooks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.model.observed = False
         for hook in self._hooks:
             hook.remove()
 
@@ -87,7 +90,7 @@ def _depth(text: str) -> int:
 class NonFiniteSearch:
     """Repeats a step on all ranks and finds the first non-finite tensor and its rank."""
 
-    def __init__(self, model: nn.Module, group: Group, layout: Layout) -> None:
+    def __init__(self, model: Model, group: Group, layout: Layout) -> None:
         self.model, self.group, self.layout = model, group, layout
 
     def __call__(self, again: Callable[[], StepResult]) -> tuple[StepResult, str]:

@@ -13,6 +13,7 @@ import torch
 import native
 from trainer.config.model import ModelConfig
 from trainer.model.attention import Attention
+from trainer.model.dropout import Seeds, drawn
 from trainer.model.layers import Block
 from trainer.model.recompute import NOTHING
 from trainer.parallel.tensor import ALONE, Parallel
@@ -92,3 +93,14 @@ def test_a_training_with_it_ends_in_every_layout_and_gives_the_same_twice(
         assert [rank.returncode for rank in done] == [0] * ranks, done[0].stderr
         losses.append([line["loss"] for line in metrics(tmp_path / name, "step")])
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
+
+
+def test_seeds_drawn_together_are_those_drawn_one_by_one() -> None:
+    torch.manual_seed(9)
+    one_by_one = [Seeds().next() for _ in range(5)]
+    torch.manual_seed(9)
+    rows = drawn(5)
+    assert torch.equal(rows, torch.stack(one_by_one))
+    seeds = Seeds()
+    seeds.restart(rows)
+    assert [seeds.next().tolist() for _ in range(5)] == rows.tolist() and seeds.taken == 5

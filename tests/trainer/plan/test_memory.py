@@ -23,6 +23,7 @@ from trainer.config.rope import RopeConfig
 from trainer.config.train_config import TrainConfig
 from trainer.model import layers
 from trainer.model.attention import Sight
+from trainer.model.dropout import Seeds
 from trainer.model.layers import Block
 from trainer.model.recompute import Recompute
 from trainer.model.rotary import turns
@@ -144,7 +145,9 @@ def test_sequence_parallel_keeps_a_fourth_of_what_tensor_parallel_leaves_whole(
     assert whole - divided == pytest.approx(inputs * 3 / 4, rel=0.02)
 
 
-def torch_dropout_add(ops: native.Choice, x: Tensor, residual: Tensor, probability: float) -> Tensor:
+def torch_dropout_add(
+    ops: native.Choice, x: Tensor, residual: Tensor, probability: float, _: Seeds
+) -> Tensor:
     return residual + F.dropout(x, probability)
 
 
