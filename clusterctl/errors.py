@@ -11,6 +11,7 @@ ClusterctlError                  1
 |  |- HostKeyChanged             3   the host key differs from the recorded one
 |  |- LinkLost                   3   the connection was lost
 |  '- NodesFailed                3   several nodes, each with its reason
+|- StopIncomplete              3   a stop did not reach every node: ranks may still run
 |- WorkFailed                    4   the work ran on every node and failed on some
 |  '- RequestFailed              4   a node could not carry out a request (transport/link.py)
 '- RunFailed                     5   a run started and failed; the message is the root cause
@@ -181,6 +182,17 @@ class NodesFailed(NodeError):
         )
         self.node = names
         self.reason = self.message
+
+
+class StopIncomplete(ClusterctlError):
+    """A stop of a run did not reach every node, or could not be recorded: ranks may still run, or start again."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, hint: str, nodes: Sequence[str] = ()) -> None:
+        """`nodes` are the names of those that did not answer."""
+        super().__init__(message, hint)
+        self.nodes = tuple(nodes)
 
 
 class WorkFailed(ClusterctlError):

@@ -15,15 +15,16 @@ def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
     raw = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
-    descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException:
+    except BaseException as problem:
         aside.unlink(missing_ok=True)
+        if isinstance(problem, OSError):
+            problem.filename = str(path)
         raise
 
 

@@ -58,6 +58,15 @@ def short_time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"
 
 
+def rank_text(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 4 to 7` or `ranks 1, 5`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
 def device_text(devices: Sequence[int]) -> str:
     """Return device ids in short form: `[0,8)`, or `0,2,5`."""
     ids = list(devices)

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from clusterctl import contract
 from clusterctl.agent.processes import identity, is_alive, read_limited
 from clusterctl.errors import UsageError, did_you_mean
-from clusterctl.files import add_lines, make_private_folder, open_private, replace_file
+from clusterctl.files import add_lines, make_private_folder, replace_file
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Event, Events, Metric, read_event, read_metric
 from clusterctl.typed_json import BadValue, parse
@@ -202,17 +202,18 @@ class RunDir:
         Another process may hold the lock for a moment to examine the run: wait for it up to `patience` seconds.
         """
         self.make()
-        with open_private(self.lock, "a+") as lock:
+        with open(
+            os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0
+        ) as lock:
             if not _locked(lock, time.monotonic() + patience, self.controller):
                 yield False
                 return
-            lock.truncate(0)
-            lock.write(json.dumps(identity(os.getpid())))
-            lock.flush()
+            # Written over, never emptied: on a full disk another file would take the block.
+            _write_over(lock, json.dumps(identity(os.getpid())))
             try:
                 yield True
             finally:
-                lock.truncate(0)
+                _write_over(lock, "{}")
 
     def controller(self) -> int | None:
         """Return the pid of the living process that the lock file names, without taking the lock."""
@@ -395,7 +396,14 @@ def _value_of(line: bytes) -> object:
     return value
 
 
-def _locked(lock: IO[str], deadline: float, owner: Callable[[], int | None]) -> bool:
+def _write_over(file: IO[bytes], text: str) -> None:
+    """Replace the content of an open file; a disk that is full refuses only the first content."""
+    file.seek(0)
+    file.write(text.encode())
+    file.truncate()
+
+
+def _locked(lock: IO[bytes], deadline: float, owner: Callable[[], int | None]) -> bool:
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

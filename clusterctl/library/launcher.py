@@ -101,7 +101,7 @@ def main() -> int:
 
 
 def _start_and_serve(order: Start, starter: Starter) -> None:
-    from clusterctl.runs import controller
+    from clusterctl.runs import in_charge
 
     with order.reach.connect(order.cluster) as connections:
         _start(order, connections, starter.report)
@@ -109,13 +109,13 @@ def _start_and_serve(order: Start, starter: Starter) -> None:
         def started() -> None:
             starter.started(None, order.run.controller_log)
 
-        if not controller.serve(order.run, connections, started):
+        if not in_charge.serve(order.run, connections, started):
             started()
 
 
 def _start(order: Start, connections: Connections, report: Callable[[str, str], Any]) -> None:
     from clusterctl.checks import doctor
-    from clusterctl.runs import controller
+    from clusterctl.runs import in_charge
     from clusterctl.runs import start as run_start
     from clusterctl.runs.stop import stop_run
 
@@ -125,11 +125,11 @@ def _start(order: Start, connections: Connections, report: Callable[[str, str], 
         run_start.launch(
             order.cluster, order.job, connections, order.run.root.parent, report, order.run, order.spares
         )
-        controller.ignore_terminal()
+        in_charge.ignore_terminal()
     except BaseException:
         if order.run.record.exists():
             stop_run(order.run, connections, grace=0.0)
-            controller.finish_alone(order.run, connections)
+            in_charge.finish_alone(order.run, connections)
         raise
 
 

@@ -88,14 +88,10 @@ class Run:
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the run's processes on every node. A training saves a checkpoint within `grace` seconds."""
-        from clusterctl.runs import controller
-        from clusterctl.runs.stop import stop_run
+        from clusterctl.runs import in_charge
 
         with self.connected() as connections:
-            was_active = not self.is_ended
-            stop_run(self._folder, connections, grace)
-            if was_active:
-                controller.finish_alone(self._folder, connections)
+            in_charge.stop(self._folder, connections, grace, self._reach.ssh_choice())
 
     def stop_if_active(self) -> None:
         """Stop the run unless it has ended."""
@@ -135,11 +131,11 @@ class Run:
 
     def _replace_controller(self) -> None:
         """Start a new controller, unless the old one has just recorded the end of the run."""
-        from clusterctl.runs import controller
+        from clusterctl.runs import in_charge
 
         time.sleep(POLL)
         if not self.is_ended and self._folder.controller() is None:
-            controller.start(self._folder, self._reach.ssh_choice())
+            in_charge.start(self._folder, self._reach.ssh_choice())
 
 
 def runs_folder(runs: str | Path | None = None) -> Path:

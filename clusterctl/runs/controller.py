@@ -5,23 +5,17 @@ end.
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.frames import SILENCE
-from clusterctl.agent.processes import identity, is_alive, signal_recorded
 from clusterctl.checkpoints.copies import copier_for
 from clusterctl.checkpoints.find import shared_folder
 from clusterctl.checkpoints.pod_uploads import uploader_for
-from clusterctl.errors import ClusterctlError, InputFaults, WorkFailed
-from clusterctl.files import open_private
+from clusterctl.errors import ClusterctlError, InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job_check
 from clusterctl.jobs.phase import Phase
@@ -29,7 +23,6 @@ from clusterctl.jobs.record import Abandoned, RunRecord
 from clusterctl.jobs.restarts import Decision, Failure, History, Restart, decide, membership
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
-from clusterctl.memory import trim
 from clusterctl.runs import abandoned
 from clusterctl.runs import start as runs
 from clusterctl.runs.carry import Carrier
@@ -37,10 +30,8 @@ from clusterctl.runs.causes.cause import read_cause, record_end
 from clusterctl.runs.finish import conclude, ended
 from clusterctl.runs.notify import Notifier
 from clusterctl.runs.prepare.stage import Stored, Tell
-from clusterctl.runs.query import log_in
 from clusterctl.runs.state import RunState, end_half_line, write_state
-from clusterctl.runs.stop import stop_half_started, stop_nodes
-from clusterctl.runs.watching.kept_watch import KeptWatch
+from clusterctl.runs.stop import StopRequest, stop_half_started, stop_nodes
 from clusterctl.runs.watching.stall import Stragglers
 from clusterctl.runs.watching.updates import Update
 from clusterctl.runs.watching.watch import PATIENCE, RunWatcher
@@ -51,13 +42,8 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_lines import Event
     from clusterctl.transport.fanout import Connections
 
-READY = b"in charge\n"
-# Seconds for a new controller to log in to every node.
-READY_LIMIT = 60.0
 # Seconds between two attempts to end leftover processes on abandoned nodes.
 CHASE = 5.0
-# Seconds that a controller which is replaced has to exit.
-LEAVE = 5.0
 
 
 class Control:
@@ -343,7 +329,7 @@ class Control:
                 self._note(
                     f"{plural(more, 'node')} can be used again: this attempt ends after its checkpoint"
                 )
-                stop_nodes(self.connections, nodes, self.run, self.job.grace)
+                stop_nodes(self.connections, nodes, self.run, StopRequest(self.job.grace))
 
     def _move(self, before: Sequence[Node], after: Sequence[Node], spares: Sequence[Node]) -> None:
         """Record which nodes left the run and which joined it, so that a later controller knows it too."""
@@ -394,101 +380,3 @@ def history_of(event: Event) -> History:
         return decode(History, dict(event.facts))
     except BadValue:
         return History(restarts=1)
-
-
-# -- the process
-
-
-@contextlib.contextmanager
-def following(watch: KeptWatch, connections: Connections) -> Iterator[Iterable[Update]]:
-    """Yield the updates of a run: those of `watch`, or of a controller in this process if the run has none.
-
-    Both begin where `watch` does.
-    """
-    run = watch.run
-    with run.hold() as ours:
-        if ours and not run.phase().is_final:
-            # A controller reports only lines that it copies itself; an earlier one may have copied lines before it
-            # died.
-            yield chain(watch.present(), Control(run, connections))
-        else:
-            yield watch
-
-
-def wait_for_end(run: RunDir, connections: Connections) -> None:
-    """Return once the end of a stopped run is recorded; copy the last output here if no other process does."""
-    with run.hold() as ours:
-        ours = ours and not run.phase().is_final
-        for _ in Control(run, connections, lines=False) if ours else KeptWatch(run):
-            pass
-
-
-def ignore_terminal() -> None:
-    """Ignore Ctrl-C and the end of the terminal: a controller outlives both."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def serve(run: RunDir, connections: Connections, tell: Any, *, started: bool = False) -> bool:
-    """Control the run until its end and call `tell` at the beginning; return False if another process controls it.
-
-    `started`: this process has just started the attempt, on every node.
-    """
-    with run.hold(patience=10.0) as ours:
-        if not ours:
-            return False
-        ignore_terminal()
-        log_in(run.read_record().cluster.nodes, connections)
-        tell()
-        trim()
-        for _ in Control(run, connections, lines=False, started=started):
-            pass
-    return True
-
-
-def finish_alone(run: RunDir, connections: Connections) -> None:
-    """After a stop without a controller: copy the last output here and record the end."""
-    if run.controller() is None and not run.phase().is_final:
-        wait_for_end(run, connections)
-
-
-def start(run: RunDir, ssh: str) -> bool:
-    """Start a controller that outlives this terminal; return False if it cannot take charge.
-
-    Returns once that process has logged in to the nodes. It cannot ask for a passphrase; controller.log says why it
-    failed.
-    """
-    argv = [sys.executable, "-m", "clusterctl", "control", "--ssh", ssh, str(run.root)]
-    with open_private(run.controller_log, "ab") as log:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
-        )
-    assert process.stdout is not None
-    timer = threading.Timer(READY_LIMIT, process.kill)
-    # An interrupt must not wait for the timer.
-    timer.daemon = True
-    timer.start()
-    try:
-        with process.stdout as output:
-            ready = output.readline(len(READY)) == READY
-    finally:
-        timer.cancel()
-    return ready or run.is_watched()
-
-
-def end(run: RunDir) -> None:
-    """End the controller of a run; the run continues."""
-    pid = run.controller()
-    if pid is None:
-        return
-    owner = identity(pid)
-    for number, seconds in ((signal.SIGTERM, LEAVE), (signal.SIGKILL, LEAVE)):
-        signal_recorded(owner, number)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if not is_alive(owner):
-                return
-            time.sleep(0.05)
-    raise WorkFailed(
-        f"process {pid}, the controller of {run.run_id}, does not exit", "end it yourself, then try again"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,9 @@ def current_state(run: RunDir, connections: Connections) -> RunState:
         # The record contains the cause of the end. A node only reports that its ranks were stopped.
         state = replace(state, phase=last.phase, nodes={**state.nodes, **last.nodes})
     if not state.unreachable and (last.is_final or not state.is_final):
-        write_state(run, state)
+        # A full disk here hides no answer of the nodes.
+        with suppress(OSError):
+            write_state(run, state)
     return state
 
 

@@ -32,7 +32,7 @@ from clusterctl.runs.prepare.stage import (
 )
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import RunState, end_half_line, write_state
-from clusterctl.runs.stop import stop_nodes
+from clusterctl.runs.stop import StopRequest, stop_nodes
 from clusterctl.storage.address import parse_address
 from clusterctl.storage.client import check_access
 from clusterctl.storage.credentials import access_to
@@ -212,7 +212,7 @@ def start_all(
         tell("start", subject + (f", attempt {made.facts.attempt}" if made.facts.attempt > 1 else ""))
     except BaseException as problem:
         run.add_event("start_failed", reason=str(problem))
-        stop_nodes(connections, nodes, run, grace=0.0)
+        stop_nodes(connections, nodes, run, StopRequest(0.0))
         raise
 
 

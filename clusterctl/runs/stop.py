@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.errors import ClusterctlError, StopIncomplete, UsageError
+from clusterctl.inventory.nodeset import fold
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import abandoned
 from clusterctl.runs.query import query_nodes
+from clusterctl.text import rank_text
 from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.record import RunRecord
     from clusterctl.runs.state import RunState
     from clusterctl.runs.watching.stall import Hang
     from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections
+    from clusterctl.transport.fanout import Connections, Outcome
 
 
 # Seconds for the nodes to report the state of an attempt before it is watched without the reports.
@@ -28,24 +33,99 @@ QUERY_LIMIT = 2.0
 SETTLE = 15.0
 
 
+@dataclass(frozen=True)
+class StopRequest:
+    """How the ranks of a run are ended."""
+
+    grace: float
+    stacks: bool = False
+    """Let the ranks write their stacks first."""
+    hang: Hang | None = None
+    """Recorded as the failure of its node."""
+
+
 def stop_run(run: RunDir, connections: Connections, grace: float | None = None) -> dict[str, int]:
     """Stop a run on every node; return how many processes are left on each, which should be 0.
 
-    Only the record of the run is needed: all other files of its folder may be damaged.
+    Only the record of the run is needed: all other files of its folder may be damaged, and its disk full. Raise
+    StopIncomplete if a node does not answer; the run's controller stops that node when it answers again.
     """
-    if not run.phase().is_final:
-        # Do this first, so that no attempt follows.
-        run.write_json(run.stop_asked, {"asked": time.time()})
-    run.add_event("stop_asked")
+    unrecorded = "" if run.phase().is_final else _record_request(run, grace)
+    with suppress(OSError):
+        run.add_event("stop_asked")
     while True:
         record = run.read_record()
-        limit = record.job.grace if grace is None else grace
-        left = stop_nodes(connections, record.cluster.nodes, run, limit, strict=True)
-        _wait_for_controller(run)
+        outcomes = send_stop(connections, record.cluster.nodes, run, StopRequest(_grace(record, grace)))
+        missed = [outcome.node.name for outcome in outcomes if not outcome.ok]
+        if not missed:
+            _wait_for_controller(run)
         # Another attempt may have begun just before the stop was requested.
         if run.read_record().attempt == record.attempt:
-            abandoned.clear(run, connections)
-            return left
+            break
+    with suppress(OSError):
+        abandoned.clear(run, connections)
+    if missed:
+        raise _incomplete(run, record, outcomes, unrecorded)
+    if unrecorded and run.is_watched() and not run.phase().is_final:
+        raise StopIncomplete(
+            f"the ranks are stopped, but {unrecorded}, and the controller may start them again",
+            f"free some space, then: clusterctl stop {run.run_id}",
+        )
+    return {outcome.node.name: outcome.get() for outcome in outcomes}
+
+
+def read_request(run: RunDir, record: RunRecord) -> StopRequest:
+    """Return the request that the run's folder records; a damaged one asks for the grace of the job."""
+    try:
+        value = run.read_json(run.stop_asked)
+    except UsageError:
+        value = None
+    grace = value.get("grace") if isinstance(value, dict) else None
+    return StopRequest(_grace(record, grace if isinstance(grace, (int, float)) else None))
+
+
+def _grace(record: RunRecord, grace: float | None) -> float:
+    return record.job.grace if grace is None else grace
+
+
+def _record_request(run: RunDir, grace: float | None) -> str:
+    """Record that the run must stop, so that no attempt follows; return why that failed, or ""."""
+    try:
+        run.write_json(run.stop_asked, {"asked": time.time(), "grace": grace})
+    except OSError as problem:
+        try:
+            # A further name of a file needs neither a block of the disk nor an inode.
+            os.link(run.record, run.stop_asked)
+        except FileExistsError:
+            return ""
+        except OSError:
+            return f"{run.stop_asked}: cannot be written: {problem.strerror}"
+    return ""
+
+
+def _incomplete(
+    run: RunDir, record: RunRecord, outcomes: Sequence[Outcome[int]], unrecorded: str
+) -> StopIncomplete:
+    """Return the error that names the ranks which may still run, and who ends them."""
+    lines = []
+    try:
+        raise_failures(outcomes)
+    except ClusterctlError as error:
+        lines.append(error.message)
+    missed = [outcome.node.name for outcome in outcomes if not outcome.ok]
+    for name in missed:
+        ranks = record.ranks.get(name, ())
+        lines.append(f"{rank_text(ranks)} on {name} may still run")
+    lines += [unrecorded] if unrecorded else []
+    return StopIncomplete("\n".join(lines), will_stop(run, missed), missed)
+
+
+def will_stop(run: RunDir, missed: Sequence[str]) -> str:
+    """Return in words who stops the ranks on nodes that a stop did not reach."""
+    back = f"when {fold(missed)} answer{'s' * (len(missed) == 1)} again"
+    if pid := run.controller():
+        return f"the run's controller (process {pid} here) stops them {back}"
+    return f"no controller is left to stop them {back}: then repeat `clusterctl stop {run.run_id}`"
 
 
 def _wait_for_controller(run: RunDir) -> None:
@@ -66,7 +146,7 @@ def stop_half_started(run: RunDir, connections: Connections) -> RunState | None:
     answered = (name for name in state.nodes if name not in state.unreachable)
     if not any(state.nodes[name] is Phase.UNKNOWN for name in answered):
         return None
-    stop_nodes(connections, run.read_record().cluster.nodes, run, grace=0.0)
+    stop_nodes(connections, run.read_record().cluster.nodes, run, StopRequest(0.0))
     return replace(state, phase=Phase.FAILED)
 
 
@@ -78,31 +158,24 @@ class Stopped:
 
 
 def stop_nodes(
-    connections: Connections,
-    nodes: Sequence[Node],
-    run: RunDir,
-    grace: float,
-    strict: bool = False,
-    stacks: bool = False,
-    hang: Hang | None = None,
+    connections: Connections, nodes: Sequence[Node], run: RunDir, request: StopRequest
 ) -> dict[str, int]:
-    """Stop an attempt on some nodes; return how many processes are left on each that answered.
+    """Stop an attempt on some nodes; return how many processes are left on each that answered."""
+    outcomes = send_stop(connections, nodes, run, request)
+    return {outcome.node.name: outcome.get() for outcome in outcomes if outcome.ok}
 
-    `stacks` lets the ranks write their stacks first. `hang` is recorded as the failure of its node. `strict` raises an
-    error if a node does not answer.
-    """
+
+def send_stop(
+    connections: Connections, nodes: Sequence[Node], run: RunDir, request: StopRequest
+) -> list[Outcome[int]]:
+    """Stop an attempt on some nodes; return for each how many processes are left, or why it could not be told."""
     record = run.read_record()
 
     def ask(node: Node, link: Connection) -> int:
         where = {"run_dir": record.run_dirs[node.name], "attempt": record.attempt}
+        hang = request.hang
         why = {"hang": hang.as_failure()} if hang and hang.node == node.name else {}
-        return link.ask(Stopped, "stop", {**where, "grace": grace, "stacks": stacks, **why}).left
+        how = {"grace": request.grace, "stacks": request.stacks}
+        return link.ask(Stopped, "stop", {**where, **how, **why}).left
 
-    outcomes = connections.on_each(nodes, ask)
-    if strict:
-        raise_failures(outcomes)
-    return {
-        outcome.node.name: outcome.value
-        for outcome in outcomes
-        if outcome.error is None and outcome.value is not None
-    }
+    return connections.on_each(nodes, ask)

@@ -28,14 +28,14 @@ def attach(
     as_json: options.Json = False,
 ) -> None:
     """Follow an active run; Ctrl-C leaves it running. If its controller died, a new one is started."""
-    from clusterctl.runs import controller
+    from clusterctl.runs import in_charge
     from clusterctl.runs.overview import read_progress
     from clusterctl.runs.state import read_state
 
     found = options.run_named(run)
     trains = found.read_record().job.train is not None
     if take_over:
-        controller.end(found)
+        in_charge.end(found)
     state = read_state(found) if found.controller() is None and found.phase().is_final else None
     if state is not None:
         # The end is recorded here: no node is contacted.
@@ -62,9 +62,9 @@ def attach(
 def control(run: options.RunName) -> None:
     """Control a run until its end. `launch`, `resume` and `attach` start this command."""
     from clusterctl.memory import use_one_arena
-    from clusterctl.runs import controller
+    from clusterctl.runs import in_charge
 
     use_one_arena()
     found = options.run_named(run)
     with options.connected_to(found) as connections:
-        controller.serve(found, connections, lambda: screen.write(controller.READY.decode()))
+        in_charge.serve(found, connections, lambda: screen.write(in_charge.READY.decode()))

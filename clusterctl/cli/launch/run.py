@@ -204,9 +204,9 @@ def become_steady() -> None:
     If this process ended in between, no process would stop the ranks. The terminal's process, which passes its signals
     on, acts on the same one. Blocking the signal is not enough: another thread of this process would receive it.
     """
-    from clusterctl.runs import controller
+    from clusterctl.runs import in_charge
 
-    controller.ignore_terminal()
+    in_charge.ignore_terminal()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -218,7 +218,7 @@ def becoming_controller(
     `start_up` returns whether it started an attempt; if not, an attempt of another process continues. The work reports
     the number of the first attempt that is to be shown.
     """
-    from clusterctl.runs import controller
+    from clusterctl.runs import in_charge
 
     def work(starter: Starter) -> None:
         leave_on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -230,7 +230,7 @@ def becoming_controller(
                 starter.started(first, run.controller_log)
                 signal.signal(signal.SIGTERM, leave_on_sigterm)
 
-            if not controller.serve(run, connections, started, started=has_started):
+            if not in_charge.serve(run, connections, started, started=has_started):
                 started()
 
     return work
@@ -239,9 +239,9 @@ def becoming_controller(
 def put_in_charge(run: RunDir) -> bool:
     """Start a controller process that outlives this terminal; return False if it could not be started."""
     from clusterctl.logs.store import last_lines
-    from clusterctl.runs import controller
+    from clusterctl.runs import in_charge
 
-    if controller.start(run, ssh_option.chosen()):
+    if in_charge.start(run, ssh_option.chosen()):
         return True
     reason = (last_lines(run.controller_log, 3) or ["its log is empty"])[0].removeprefix("error: ")
     screen.log(f"no controller could be started ({reason}); this command controls the run instead", "yellow")
@@ -270,7 +270,7 @@ class NewController:
         """Start it and return whether it is in charge; not again within a minute, because it would probably fail for
         the same reason.
         """
-        from clusterctl.runs import controller
+        from clusterctl.runs import in_charge
 
         now = time.monotonic()
         if now - self._last < AGAIN:
@@ -278,7 +278,7 @@ class NewController:
         self._last = now
         screen.log(f"the controller of {self.run.run_id} is gone; starting a new one", "yellow")
         warn_about_missing_variables(self.run)
-        return controller.start(self.run, ssh_option.chosen())
+        return in_charge.start(self.run, ssh_option.chosen())
 
 
 @contextmanager
@@ -347,7 +347,7 @@ def follow_to_the_end(
     try:
         from clusterctl.cli.launch.background import deliver_signals
         from clusterctl.cli.launch.follow import Follower
-        from clusterctl.runs.controller import following
+        from clusterctl.runs.in_charge import following
         from clusterctl.runs.watching.kept_watch import KeptWatch
 
         deliver_signals()
@@ -408,7 +408,7 @@ def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) ->
     """Stop an interrupted run: end every rank and fetch its last output."""
     # Do this first: the next Ctrl-C may follow immediately.
     with InterruptGuard() as guard:
-        from clusterctl.runs.controller import wait_for_end
+        from clusterctl.runs.in_charge import wait_for_end
         from clusterctl.runs.stop import stop_run
 
         grace = run.read_record().job.grace

@@ -136,7 +136,7 @@ def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -
     from clusterctl.runs.prepare.elsewhere import resume_on
     from clusterctl.runs.query import query_nodes
     from clusterctl.runs.state import RunState, write_state
-    from clusterctl.runs.stop import stop_nodes
+    from clusterctl.runs.stop import StopRequest, stop_nodes
 
     record = run.read_record()
     if problem := program_problem(record.job.notify):
@@ -152,7 +152,7 @@ def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -
     )
     run.write_record(replace(record, cluster=replace(record.cluster, nodes=known)))
     # End leftover processes of an earlier start on the nodes.
-    stop_nodes(connections, [node for node in known if node.name in now], run, grace=0.0)
+    stop_nodes(connections, [node for node in known if node.name in now], run, StopRequest(0.0))
     if not query_nodes(run, connections).is_final:
         # A node that cannot be reached, and whose disk is not shared, runs no process of this job any more.
         write_state(run, RunState(Phase.LOST, dict.fromkeys(record.cluster.names, Phase.LOST)))

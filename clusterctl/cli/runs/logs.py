@@ -232,8 +232,11 @@ def pull(
 
 
 def bring_home(run: RunDir) -> None:
-    """Fetch the log bytes that are still only on the nodes; do nothing for an ended run."""
-    from clusterctl.runs.watching.watch import RunWatcher, open_watch
+    """Fetch the log bytes that are still only on the nodes; do nothing for an ended run.
+
+    If they cannot be written here, say so: what was copied before is shown.
+    """
+    from clusterctl.runs.watching.watch import NotCopied
 
     if run.phase().is_final or run.phase() is Phase.PENDING:
         return
@@ -241,10 +244,21 @@ def bring_home(run: RunDir) -> None:
         from clusterctl.platforms import pod_runs
 
         return pod_runs.fetch_logs(run)
-    with (
-        options.connected_to(run) as connections,
-        open_watch(run, connections, now=True) as watch,
-    ):
+    try:
+        with options.connected_to(run) as connections:
+            _copy_now(run, connections)
+    except NotCopied as problem:
+        screen.log(problem.message, "yellow")
+    except OSError as problem:
+        screen.log(
+            f"{problem.filename or run.root}: the newest lines are missing: {problem.strerror}", "yellow"
+        )
+
+
+def _copy_now(run: RunDir, connections: Connections) -> None:
+    from clusterctl.runs.watching.watch import RunWatcher, open_watch
+
+    with open_watch(run, connections, now=True) as watch:
         if isinstance(watch, RunWatcher):
             for update in watch:
                 if update.note:

@@ -339,9 +339,7 @@ def stop(
     as_json: options.Json = False,
 ) -> None:
     """Stop the processes of a run, and no others. A training saves a last checkpoint first."""
-    from clusterctl.runs import controller
     from clusterctl.runs.query import current_state
-    from clusterctl.runs.stop import stop_run
 
     found = options.run_named(run)
     if _cancel_pending(found, dry_run=dry_run, as_json=as_json):
@@ -352,10 +350,7 @@ def stop(
             screen.write(f"would stop ranks {', '.join(map(str, numbers))} of {found.run_id} on {node}\n")
         return
     with options.connected_to(found) as connections:
-        was_active = not found.phase().is_final
-        left = stop_run(found, connections, grace)
-        if was_active:
-            controller.finish_alone(found, connections)
+        left = _stop(found, connections, grace)
         state = current_state(found, connections)
     if as_json:
         screen.show_json({"run": found.run_id, "left": left, "phase": state.phase})
@@ -367,3 +362,22 @@ def stop(
             f"processes that cannot be killed are left on {names}",
             "they wait inside the kernel, for a disk or a device: see `ps -eo pid,stat,wchan,args` there",
         )
+
+
+def _stop(run: RunDir, connections: Connections, grace: float | None) -> dict[str, int]:
+    """Stop a run, and record its end as far as the disk here allows it; return the processes left by node."""
+    from clusterctl.cli import ssh_option
+    from clusterctl.runs import in_charge
+    from clusterctl.runs.stop import stop_run
+    from clusterctl.runs.watching.watch import NotCopied
+
+    try:
+        return in_charge.stop(run, connections, grace, ssh_option.chosen())
+    except (NotCopied, OSError) as problem:
+        reason = (
+            problem.message
+            if isinstance(problem, NotCopied)
+            else f"{problem.filename or run.root}: {problem.strerror}"
+        )
+    screen.log(f"the end of the run is not recorded: {reason}", "yellow")
+    return stop_run(run, connections, grace)

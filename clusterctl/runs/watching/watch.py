@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,11 @@ from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
 from clusterctl.runs.state import SUPERVISOR_SILENCE, FollowEnd, NodeAnswer
-from clusterctl.runs.stop import stop_nodes
+from clusterctl.runs.stop import StopRequest
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.log_steps import LogSteps
 from clusterctl.runs.watching.stall import Hang, Outage, Silence
+from clusterctl.runs.watching.stopper import Stopper
 from clusterctl.runs.watching.updates import Source, Stream, Update, from_lines, from_report
 from clusterctl.transport.connection import read_answer
 from clusterctl.transport.fanout import on_each
@@ -55,6 +56,10 @@ LOOK = 0.2
 RETRY = 1.0
 # Limit of pieces of one node's output that are stored before the turn of the next node.
 AT_ONCE = 16
+
+
+class NotCopied(ClusterctlError):
+    """What the nodes sent cannot be written on this machine."""
 
 
 @dataclass(eq=False)
@@ -100,7 +105,6 @@ class RunWatcher:
         self.follows: dict[str, Follow] = {}
         self.ends: dict[str, Phase] = {}
         self.closed = threading.Event()
-        self.stopping = False
         self.cutters: dict[Path, LineCutter] = {}
         self.times = LogTimes()
         # Nodes with a connection on which a request was sent.
@@ -111,7 +115,7 @@ class RunWatcher:
         self.outage, self.alone = Outage(connections, self.record.spares), False
         # Nodes that reported that their supervisor is dead.
         self.orphaned: set[str] = set()
-        self.stopper: threading.Thread | None = None
+        self.stopper = Stopper(run, self.record, connections)
         self.silence = Silence(self.record)
         self.log_steps = LogSteps(run, self.record)
         # Nodes whose broken connection was reported.
@@ -129,9 +133,8 @@ class RunWatcher:
         try:
             while len(self.ends) < len(self.cluster.nodes):
                 yield from self._seen()
-            if self.stopper:
-                # Wait until the ranks of a node whose supervisor died are ended too.
-                self.stopper.join()
+            # Wait until the ranks of a node whose supervisor died are ended too.
+            self.stopper.join()
             yield from self._rest()
         finally:
             self._close()
@@ -168,7 +171,10 @@ class RunWatcher:
     def _seen(self) -> Iterator[Update]:
         """Yield the nodes that have been away for too long, and the next update."""
         yield from self._overdue()
-        hung = None if self.now or self.stopping or self.gone else self.silence.hang(self.ends)
+        if not self.now and self.stopper.must_obey():
+            away = {*self.ends, *self.gone}
+            self.stopper.obey([node for node in self.cluster.nodes if node.name not in away])
+        hung = None if self.now or self.stopper.request or self.gone else self.silence.hang(self.ends)
         if hung:
             yield self._call_hung(hung)
         try:
@@ -278,14 +284,8 @@ class RunWatcher:
             if (node.name not in self.ends and node.name != failed)
             or (node.name == failed and self.ends.get(failed) is Phase.LOST and failed not in self.gone)
         ]
-        if others and not self.stopping:
-            self.stopping = True
-            self.stopper = threading.Thread(target=self._stop, args=(others, stacks, hang), daemon=True)
-            self.stopper.start()
-
-    def _stop(self, nodes: Sequence[Node], stacks: bool, hang: Hang | None) -> None:
         grace = min(self.record.job.grace, FAILED_GRACE)
-        stop_nodes(self.connections, nodes, self.run, grace, stacks=stacks, hang=hang)
+        self.stopper.stop(others, failed, StopRequest(grace, stacks, hang))
 
     # -- connections
 
@@ -299,6 +299,8 @@ class RunWatcher:
             follow.request.on_arrival = partial(self._note_arrival, follow)
             # What arrived before was not reported.
             self._note_arrival(follow)
+            if not self.now:
+                self.stopper.stop_again(node)
 
     def _note_arrival(self, follow: Follow) -> None:
         if not follow.is_queued:
@@ -348,9 +350,10 @@ class RunWatcher:
             self._put(Update(node=node.name, note=error.message))
             self._put(Update(node=node.name, ended=Phase.LOST))
         except OSError as error:
-            subject = f"{self.run.root}: cannot write what {node.name} sends: {error.strerror or error}"
+            where = error.filename or self.run.root
+            subject = f"{where}: cannot write what {node.name} sends: {error.strerror or error}"
             hint = f"the run itself continues; then: clusterctl attach {self.run.run_id}"
-            self._put(Update(node=node.name, problem=ClusterctlError(subject, hint)))
+            self._put(Update(node=node.name, problem=NotCopied(subject, hint)))
         except BaseException as bug:
             # Raised in the thread that reads the watch.
             self._put(Update(node=node.name, problem=bug))

@@ -32,7 +32,8 @@ from clusterctl.jobs.restarts import (
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs import start as runs
 from clusterctl.runs.causes.cause import read_cause
-from clusterctl.runs.controller import Control, following
+from clusterctl.runs.controller import Control
+from clusterctl.runs.in_charge import following
 from clusterctl.runs.overview import summarise
 from clusterctl.runs.query import current_state, log_in, query_nodes
 from clusterctl.runs.state import RunState, read_state

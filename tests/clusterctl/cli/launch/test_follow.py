@@ -10,7 +10,7 @@ import pytest
 from clusterctl.cli import screen
 from clusterctl.cli.launch.follow import Follower
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs import controller
+from clusterctl.runs import in_charge
 from clusterctl.runs.overview import read_progress
 from clusterctl.runs.start import _processors
 from clusterctl.runs.watching.kept_watch import KeptWatch
@@ -48,7 +48,7 @@ def test_a_resume_shows_no_step_of_the_earlier_attempts(
     monkeypatch.setattr(screen, "log", lambda text, style="": lines.append(text))
     with (
         Connections(LocalTransport(home=tmp_path)) as connections,
-        controller.following(KeptWatch(run, known=known), connections) as watch,
+        in_charge.following(KeptWatch(run, known=known), connections) as watch,
         Follower(run, trains=True) as follower,
     ):
         for update in watch:

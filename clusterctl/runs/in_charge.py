@@ -1,0 +1,145 @@
+"""The process that controls a run: start it, become it, wait for its end, or end it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.processes import identity, is_alive, signal_recorded
+from clusterctl.errors import StopIncomplete, WorkFailed
+from clusterctl.files import open_private
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.memory import trim
+from clusterctl.runs.controller import Control
+from clusterctl.runs.query import log_in
+from clusterctl.runs.stop import stop_run, will_stop
+from clusterctl.runs.watching.kept_watch import KeptWatch
+from clusterctl.runs.watching.updates import Update
+
+if TYPE_CHECKING:
+    from clusterctl.transport.fanout import Connections
+
+READY = b"in charge\n"
+# Seconds for a new controller to log in to every node.
+READY_LIMIT = 60.0
+# Seconds that a controller which is replaced has to exit.
+LEAVE = 5.0
+
+
+@contextlib.contextmanager
+def following(watch: KeptWatch, connections: Connections) -> Iterator[Iterable[Update]]:
+    """Yield the updates of a run: those of `watch`, or of a controller in this process if the run has none.
+
+    Both begin where `watch` does.
+    """
+    run = watch.run
+    with run.hold() as ours:
+        if ours and not run.phase().is_final:
+            # A controller reports only lines that it copies itself; an earlier one may have copied lines before it
+            # died.
+            yield chain(watch.present(), Control(run, connections))
+        else:
+            yield watch
+
+
+def wait_for_end(run: RunDir, connections: Connections) -> None:
+    """Return once the end of a stopped run is recorded; copy the last output here if no other process does."""
+    with run.hold() as ours:
+        ours = ours and not run.phase().is_final
+        for _ in Control(run, connections, lines=False) if ours else KeptWatch(run):
+            pass
+
+
+def ignore_terminal() -> None:
+    """Ignore Ctrl-C and the end of the terminal: a controller outlives both."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def serve(run: RunDir, connections: Connections, tell: Any, *, started: bool = False) -> bool:
+    """Control the run until its end and call `tell` at the beginning; return False if another process controls it.
+
+    `started`: this process has just started the attempt, on every node.
+    """
+    with run.hold(patience=10.0) as ours:
+        if not ours:
+            return False
+        ignore_terminal()
+        log_in(run.read_record().cluster.nodes, connections)
+        tell()
+        trim()
+        for _ in Control(run, connections, lines=False, started=started):
+            pass
+    return True
+
+
+def stop(run: RunDir, connections: Connections, grace: float | None, ssh: str) -> dict[str, int]:
+    """Stop a run and return once its end is recorded, with the number of processes left on each node.
+
+    If nodes do not answer, a controller stays that stops them when they do; the error says so.
+    """
+    if run.phase().is_final:
+        return stop_run(run, connections, grace)
+    try:
+        left = stop_run(run, connections, grace)
+    except StopIncomplete as missed:
+        if missed.nodes and run.controller() is None and start(run, ssh):
+            missed.hint = will_stop(run, missed.nodes)
+        raise
+    finish_alone(run, connections)
+    return left
+
+
+def finish_alone(run: RunDir, connections: Connections) -> None:
+    """After a stop without a controller: copy the last output here and record the end."""
+    if run.controller() is None and not run.phase().is_final:
+        wait_for_end(run, connections)
+
+
+def start(run: RunDir, ssh: str) -> bool:
+    """Start a controller that outlives this terminal; return False if it cannot take charge.
+
+    Returns once that process has logged in to the nodes. It cannot ask for a passphrase; controller.log says why it
+    failed.
+    """
+    argv = [sys.executable, "-m", "clusterctl", "control", "--ssh", ssh, str(run.root)]
+    with open_private(run.controller_log, "ab") as log:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+        )
+    assert process.stdout is not None
+    timer = threading.Timer(READY_LIMIT, process.kill)
+    # An interrupt must not wait for the timer.
+    timer.daemon = True
+    timer.start()
+    try:
+        with process.stdout as output:
+            ready = output.readline(len(READY)) == READY
+    finally:
+        timer.cancel()
+    return ready or run.is_watched()
+
+
+def end(run: RunDir) -> None:
+    """End the controller of a run; the run continues."""
+    pid = run.controller()
+    if pid is None:
+        return
+    owner = identity(pid)
+    for number, seconds in ((signal.SIGTERM, LEAVE), (signal.SIGKILL, LEAVE)):
+        signal_recorded(owner, number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not is_alive(owner):
+                return
+            time.sleep(0.05)
+    raise WorkFailed(
+        f"process {pid}, the controller of {run.run_id}, does not exit", "end it yourself, then try again"
+    )
