@@ -23,9 +23,6 @@ from jinja2.utils import Namespace
 
 from trainer.errors import InputError
 
-TEMPLATE = "chat_template.jinja"
-CONFIG = "tokenizer_config.json"
-TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MOST_TEXT = 1 << 22
 """Limit of characters of a rendered text."""
 # A message's reasoning has one of these names; templates read the first.
@@ -99,15 +96,14 @@ class ChatTemplate:
             raise TemplateError(f"the chat template turns the messages into more than {MOST_TEXT} characters")
         return text, spans
 
-
-def read_template(tokenizer: Path, named: Path | None = None) -> ChatTemplate | None:
-    """Return the chat template in the file `named`, else the one next to a tokenizer (its file or folder), or None."""
-    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
-    config = _config(folder / CONFIG)
-    neighbour = folder / TEMPLATE
-    file = named or (neighbour if neighbour.is_file() else None)
-    source = read_source(file, check=named is not None) if file else _of_config(config.get("chat_template"))
-    return ChatTemplate(source, spelled_tokens(config)) if source else None
+    def after_answer(self) -> str:
+        """Return the text after the last answer of a conversation; "" if the template refuses a plain conversation."""
+        answer = "Zyxwvut"
+        try:
+            text = self.render([{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}])
+        except TemplateError:
+            return ""
+        return text.rpartition(answer)[2] if answer in text else ""
 
 
 def read_source(file: Path, *, check: bool) -> str:
@@ -133,35 +129,6 @@ def _check_syntax(source: str, file: Path) -> None:
 def _reason(error: BaseException) -> str:
     """Return why a template failed: its own message, or Python's error for an expression in it."""
     return f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
-
-
-def spelled_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the special tokens that a tokenizer_config.json names."""
-    found = {}
-    for name in TOKEN_NAMES:
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[name] = value
-    return found
-
-
-def _config(file: Path) -> Mapping[str, object]:
-    try:
-        config = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: {error}", "repair it, or name another tokenizer") from None
-    return config if isinstance(config, dict) else {}
-
-
-def _of_config(value: object) -> str:
-    """Return the template, or of several templates the one named `default`."""
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else ""
 
 
 def _with_reasoning(message: dict[str, object]) -> dict[str, object]:

@@ -22,12 +22,13 @@ from trainer.checkpoint.part import MOMENTS, HasParts, Part
 from trainer.checkpoint.resume import Loader
 from trainer.checkpoint.save import SaveOrder, save_parts
 from trainer.checkpoint.saved import Saved, SaveSkipped
-from trainer.checkpoint.store import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, Checkpoint, folder_of
+from trainer.checkpoint.store import Checkpoint, folder_of
 from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.files import sha256
 from trainer.parallel.group import Group
+from trainer.side_files import CHAT_TEMPLATE, GENERATION, TOKENIZER, SideFiles
 
 # Bytes of one rank from which saving in the background, with a copy in memory, is worthwhile.
 SMALL = 64 << 20
@@ -77,11 +78,13 @@ class Checkpointer:
         folder: Path,
         data: DataIdentity,
         tokenizer: Path | None = None,
+        generation: Path | None = None,
     ) -> None:
-        """`data` identifies these corpora and the order of their samples; `tokenizer` is a tokenizer.json."""
+        """`data` identifies these corpora and the order of their samples; `tokenizer` is a tokenizer.json;
+        `generation` is the generation_config.json of the initial weights."""
         self.config, self.engine, self.group = config, engine, group
         self.data = data
-        self.tokenizer = tokenizer
+        self.tokenizer, self.generation = tokenizer, generation
         # Notes for the user about the resume, on every rank.
         self.notes: list[str] = []
         self.resumed_from = ""
@@ -174,15 +177,16 @@ class Checkpointer:
         )
 
     def _more_files(self) -> dict[str, Path]:
-        """Return the files next to the tokenizer that `serve` needs to render messages."""
+        """Return the files next to the tokenizer that say how messages are rendered and which tokens end a text."""
         if self.tokenizer is None:
             return {}
-        given = Path(self.config.data.tokenizer)
-        folder = given if given.is_dir() else given.parent
-        found = {name: folder / name for name in (TOKENIZER_CONFIG, CHAT_TEMPLATE)}
+        found = SideFiles.beside(Path(self.config.data.tokenizer)).files
+        more = {name: file for name, file in found.items() if name != TOKENIZER and isinstance(file, Path)}
+        if self.generation is not None:
+            more.setdefault(GENERATION, self.generation)
         if self.config.tune.template:
-            found[CHAT_TEMPLATE] = Path(self.config.tune.template)
-        return {name: file for name, file in found.items() if file.is_file()}
+            more[CHAT_TEMPLATE] = Path(self.config.tune.template)
+        return more
 
     def _manifest(self, progress: Progress) -> Manifest:
         config, world = self.config, self.group.world

@@ -24,7 +24,6 @@ from trainer.checkpoint.part import Part
 from trainer.checkpoint.read import VerifiedFile
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.checkpoint.store import (
-    TOKENIZER,
     UNFINISHED,
     check_size,
     folder_of,
@@ -37,6 +36,7 @@ from trainer.checkpoint.write import PIECE, write_parts
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError, TrainerError, TrainingFailed
 from trainer.files import sha256, sync
+from trainer.side_files import TOKENIZER
 
 DISK_FAULT = (
     "the disk does not return what was written to it: look at `dmesg` on this node, and use another disk"

@@ -38,9 +38,6 @@ from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.files import replace_file, sha256, sync
 
-TOKENIZER = "tokenizer.json"
-# Further files of the tokenizer, if the training's tokenizer has them.
-TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 LATEST = "latest"
 # Files of version 0.1.
 OLD_FILES = ("model.safetensors", "optimizer.safetensors")

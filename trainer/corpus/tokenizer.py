@@ -17,6 +17,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from trainer.errors import DataError, InputError
 from trainer.files import replace_file, sha256
 from trainer.json_types import JsonObject
+from trainer.side_files import TOKENIZER as FILE
+from trainer.side_files import TOKENIZER_CONFIG, SideFiles
 
 END_OF_DOCUMENT = "<|endoftext|>"
 # The 256 bytes, and the end-of-document token.
@@ -24,8 +26,6 @@ SMALLEST_VOCAB = 256 + 1
 # Ids are signed 32-bit integers.
 LARGEST_VOCAB = 2**31 - 1
 WRITTEN_BY = "name a tokenizer.json of Hugging Face, or train one with `clusterctl data tokenizer train`"
-FILE = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
 PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
 GLM_TOKENS = {
     "sop": "<|startofpiece|>",
@@ -42,11 +42,12 @@ GLM_TOKENS = {
 
 
 class Tokenizer:
-    """Converts text to token ids and back. `eod` is the id of the end-of-document token."""
+    """Converts text to token ids and back."""
 
     def __init__(self, inner: tokenizers.Tokenizer, eod: int, sha256: str = "", source: str = "") -> None:
         self._inner = inner
         self.eod = eod
+        """The id of the token that ends a document of a corpus."""
         self.sha256 = sha256
         """SHA-256 of the file it was loaded from; for two files, of the vocabulary's bytes and then the merges'."""
         self.source = source
@@ -98,6 +99,23 @@ class Tokenizer:
         token: str | None = self._inner.id_to_token(number)
         return token
 
+    def added_at_start(self, text: str) -> int | None:
+        """Return the id of the added token with which a text begins, or None."""
+        ids, added = self.encode(text), self._inner.get_added_tokens_decoder()
+        return ids[0] if ids and ids[0] in added else None
+
+    @cached_property
+    def side_files(self) -> SideFiles:
+        """The files next to the tokenizer's own."""
+        return SideFiles.beside(Path(self.source)) if self.source else SideFiles({})
+
+    @cached_property
+    def eos(self) -> int:
+        """The id of the token that ends an answer: the tokenizer's `eos_token`, else the end of a document."""
+        named = self.side_files.tokens.get("eos_token")
+        number = self.id_of(named) if named else None
+        return self.eod if number is None else number
+
     def glm_ids(self) -> dict[str, int] | None:
         """Return GLM's special ids by name if the tokenizer has all of them, else None."""
         found = {name: self.id_of(token) for name, token in GLM_TOKENS.items()}
@@ -128,8 +146,8 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
     """Return the files to copy to another folder for the same tokenizer, by the names that they need there."""
     files = _files(path)
     names = (FILE,) if len(files) == 1 else PAIRS[0]
-    config = files[0].with_name(CONFIG)
-    more = {CONFIG: config} if config.is_file() else {}
+    config = files[0].with_name(TOKENIZER_CONFIG)
+    more = {TOKENIZER_CONFIG: config} if config.is_file() else {}
     return {**dict(zip(names, files, strict=True)), **more}
 
 
@@ -240,13 +258,7 @@ def _own_end(inner: tokenizers.Tokenizer, file: Path) -> str:
     """Return GPT-2's name for the end of a document, or the one in tokenizer_config.json next to the file."""
     if inner.token_to_id(END_OF_DOCUMENT) is not None:
         return END_OF_DOCUMENT
-    try:
-        config = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return ""
-    named = config.get("eos_token") if isinstance(config, dict) else None
-    named = named.get("content") if isinstance(named, dict) else named
-    return named if isinstance(named, str) else ""
+    return SideFiles.beside(file).tokens.get("eos_token", "")
 
 
 # -- make ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer.checkpoint.manifest import MANIFEST
-from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint
+from trainer.checkpoint.store import Checkpoint, open_checkpoint
 from trainer.corpus.indexed import idx_path
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.device import Device
@@ -31,6 +31,7 @@ from trainer.generate.loading import load_model
 from trainer.generate.precision import weight_type
 from trainer.model.glm import GLM
 from trainer.parallel.group import Group
+from trainer.side_files import TOKENIZER
 
 
 @dataclass(frozen=True)

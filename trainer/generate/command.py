@@ -123,6 +123,7 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
         ranks,
         division,
         arguments.base,
+        getattr(arguments, "chat_template", None),
     )
     if not ranks.leads:
         if not follow(decoder.network, ranks):

@@ -70,8 +70,11 @@ class Decoder:
         glm: GlmTokens | None = None,
         found: Checkpoint | None = None,
         most_running: int = 64,
+        ends: Sequence[int] = (),
     ) -> None:
+        """`ends`: the ids that end a text, besides the end of a document."""
         self.network, self.tokenizer, self.glm, self.found = net, tokenizer, glm, found
+        self.end_ids = tuple(dict.fromkeys([*ends, tokenizer.eod]))
         self.batcher = Batcher(net, pages, most_running)
 
     @property
@@ -125,7 +128,7 @@ class Decoder:
 
     def ends(self, sampling: Sampling) -> list[int]:
         """Return the ids that end a text."""
-        return [*sampling.stop_ids, *([] if sampling.ignore_end else [self.tokenizer.eod])]
+        return [*sampling.stop_ids, *([] if sampling.ignore_end else self.end_ids)]
 
     def continuation(
         self, ids: Sequence[int], sampling: Sampling, sink: Text, score_prompt: bool = False

@@ -13,7 +13,7 @@ import native
 from native.decode.matrix import TYPES
 from native.decode.packed import KINDS
 from native.decode.paged import PAGE
-from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify
+from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify
 from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ from trainer.generate.ranks import Division, Ranks, alone, on_ranks
 from trainer.model.cuts import shapes_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
+from trainer.side_files import TOKENIZER, SideFiles
 from trainer.weights.adapters.merge import whole
 
 BYTES = {kind: torch.empty(0, dtype=dtype).element_size() for kind, dtype in KINDS.items()}
@@ -191,10 +192,12 @@ def open_decoder(
     ranks: Ranks | None = None,
     division: Division = Division(),
     base: Path | None = None,
+    template: Path | None = None,
 ) -> Decoder:
     """Return the decoder of a checkpoint; refuse a tokenizer that does not fit, or a model too large for the memory.
 
     ranks: those that divide the model; all of them call this. base: the base weights of adapters, if they were moved.
+    template: a chat template instead of the tokenizer's.
     """
     ranks = ranks or alone()
     # Check the type before any file is read.
@@ -210,8 +213,10 @@ def open_decoder(
             f"the tokenizer has ids up to {loaded.vocab - 1}, the model only {config.vocab}",
             "use the tokenizer that made the training data",
         )
-    glm = special_tokens(config, loaded, found.manifest.config.data) if net.is_glm else None
-    return Decoder(net, loaded, pages, glm, found, most_running)
+    data, side = found.manifest.config.data, SideFiles.beside(named, folder)
+    glm = special_tokens(config, loaded, data) if net.is_glm else None
+    ends = [*side.ends(loaded, side.template(template)), *([] if data.eod is None else [data.eod])]
+    return Decoder(net, loaded, pages, glm, found, most_running, ends)
 
 
 def load_model(

@@ -188,8 +188,8 @@ async def _detokenize(service: Service, request: web.Request) -> web.Response:
 
 async def _tokenizer_info(service: Service, _: web.Request) -> web.Response:
     tokenizer = service.decoder.tokenizer
-    end = tokenizer.token_of(tokenizer.eod) or END_OF_DOCUMENT
-    known = {name: service.tokenizer_config.get(name) for name in ("bos_token", "pad_token", "unk_token")}
+    end = tokenizer.token_of(tokenizer.eos) or END_OF_DOCUMENT
+    known = {name: service.tokens.get(name) for name in ("bos_token", "pad_token", "unk_token")}
     info = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end,
@@ -198,7 +198,7 @@ async def _tokenizer_info(service: Service, _: web.Request) -> web.Response:
         "vocab_size": tokenizer.vocab,
     }
     if service.template:
-        info["chat_template"] = service.template
+        info["chat_template"] = service.template.source
     return web.json_response(info)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from trainer.chat_template import ChatTemplate, TemplateError, spelled_tokens
+from trainer.chat_template import ChatTemplate, TemplateError
 from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
@@ -21,9 +21,10 @@ from trainer.serve.runner import Stream
 from trainer.serve.sampling_fields import IGNORED, check_model, count_of, sampling_of, stream_of
 from trainer.serve.service import Service, new_id
 
-PLAIN = (
+PLAIN = ChatTemplate(
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}",
+    {},
 )
 """For models whose tokenizer has no template."""
 MOST_TEXT = 1 << 20
@@ -47,7 +48,7 @@ async def chat(service: Service, request: web.Request) -> web.StreamResponse:
     """Answer a list of messages."""
     body = await service.body(request)
     order = _read(Fields.read(body, IGNORED), service)
-    prompt = render(service.template or PLAIN, order.messages, service.tokenizer_config)
+    prompt = render(service.template or PLAIN, order.messages)
     started, length = await service.encode(len(prompt), lambda: _started(service.decoder, prompt, order))
     service.reserve(request, [own for own, _ in started], in_pieces=order.stream)
     async with service.running(started, in_pieces=order.stream) as streams:
@@ -116,10 +117,10 @@ def _content(value: Any) -> str | None:
     return "".join(found)
 
 
-def render(template: str, messages: Sequence[dict[str, object]], config: dict[str, object]) -> str:
+def render(template: ChatTemplate, messages: Sequence[dict[str, object]]) -> str:
     """Return the prompt that a template makes; it runs in a sandbox and cannot reach Python's objects."""
     try:
-        text = ChatTemplate(template, spelled_tokens(config)).render(messages, prompt=True)
+        text = template.render(messages, prompt=True)
     except TemplateError as error:
         raise ApiError(400, error.message, "messages") from None
     if len(text) > MOST_TEXT:

@@ -6,13 +6,12 @@ import argparse
 import asyncio
 import errno
 import ipaddress
-import json
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from trainer.env import install_command
 from trainer.errors import InputError
 from trainer.generate.command import add_model_arguments, closing, load_decoder
+from trainer.side_files import SideFiles
 
 if TYPE_CHECKING:
+    from trainer.chat_template import ChatTemplate
     from trainer.generate.decoder import Decoder
     from trainer.serve.service import Limits, Service
 
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
-MOST_TEMPLATE = 1 << 20
 KEY_HINT = "write a key into a file: openssl rand -hex 16 > key.txt"
 
 
@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise InputError(f"{error.name} is not installed", install_command("serve")) from None
     del aiohttp, jinja2
-    key, template, config = _read_inputs(arguments)
+    key, side, template = _read_inputs(arguments)
     prepare_threads()
     started = time.monotonic()
     decoder = load_decoder(arguments, arguments.batch)
     with closing(decoder):
-        service = _service(arguments, decoder, template, config, key)
+        service = _service(arguments, decoder, side, template, key)
         network = decoder.network
         sys.stdout.write(
             f"loaded {service.name} on {network.cache.device} with weights in {network.kind}, "
@@ -74,25 +74,26 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _read_inputs(arguments: argparse.Namespace) -> tuple[str, str, dict[str, object]]:
-    """Return the API key, the template of conversations and tokenizer_config.json; raise one error with all faults.
+def _read_inputs(arguments: argparse.Namespace) -> tuple[str, SideFiles, ChatTemplate | None]:
+    """Return the API key, the files next to the tokenizer and the chat template; raise one error with all faults.
 
     This is done before the model is loaded, which can take minutes.
     """
     errors: list[InputError] = []
-    config, found = _tokenizer_config(arguments), dict[str, str]()
+    key, template = "", None
+    side = SideFiles.beside(arguments.tokenizer or arguments.checkpoint)
     with _collected(errors):
         _check(arguments)
     with _collected(errors):
-        found["key"] = _key(arguments)
+        key = _key(arguments)
     with _collected(errors):
-        found["template"] = _template(arguments, config)
+        template = side.template(arguments.chat_template)
     with _collected(errors):
         _require_address(arguments.host, arguments.port)
     if errors:
         hints = dict.fromkeys(error.hint for error in errors if error.hint)
         raise InputError("\n".join(error.message for error in errors), "\n  try: ".join(hints))
-    return found["key"], found["template"], config
+    return key, side, template
 
 
 @contextmanager
@@ -183,20 +184,12 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _template(arguments: argparse.Namespace, config: Mapping[str, object]) -> str:
-    """Return the template of conversations: the named one, else the tokenizer's, else ""."""
-    from trainer.chat_template import TEMPLATE, read_source
-
-    path = arguments.tokenizer or arguments.checkpoint
-    file = (path if path.is_dir() else path.parent) / TEMPLATE
-    if arguments.chat_template or file.is_file():
-        return read_source(arguments.chat_template or file, check=arguments.chat_template is not None)
-    template = config.get("chat_template", "")
-    return template if isinstance(template, str) else ""
-
-
 def _service(
-    arguments: argparse.Namespace, decoder: Decoder, template: str, config: dict[str, object], key: str
+    arguments: argparse.Namespace,
+    decoder: Decoder,
+    side: SideFiles,
+    template: ChatTemplate | None,
+    key: str,
 ) -> Service:
     """Return the service of a loaded model."""
     from trainer.serve.runner import Runner
@@ -204,7 +197,7 @@ def _service(
 
     runner = Runner(decoder, arguments.queue)
     name = arguments.name or arguments.checkpoint.resolve().name
-    return Service(name, decoder, runner, _limits(arguments), template, config, key)
+    return Service(name, decoder, runner, _limits(arguments), template, side.tokens, key)
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -216,19 +209,6 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         queue=arguments.queue,
         connections=arguments.connections,
     )
-
-
-def _tokenizer_config(arguments: argparse.Namespace) -> dict[str, object]:
-    """Return tokenizer_config.json next to the tokenizer, or {}."""
-    path = arguments.tokenizer or arguments.checkpoint
-    file = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
-    try:
-        if file.stat().st_size > MOST_TEMPLATE:
-            return {}
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 async def _serve(service: Service, arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from trainer.chat_template import ChatTemplate
 from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
@@ -54,8 +55,10 @@ class Service:
     decoder: Decoder
     runner: Runner
     limits: Limits
-    template: str = ""
-    tokenizer_config: dict[str, object] = field(default_factory=dict)
+    template: ChatTemplate | None = None
+    """The chat template; None: the model has none."""
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """The tokenizer's special tokens, such as `eos_token`."""
     api_key: str = ""
     metrics: Metrics = field(default_factory=Metrics)
     created: int = field(default_factory=lambda: int(time.time()))

@@ -93,8 +93,8 @@ def run_training(
     model = model_on_device(config, ops, groups, device)
     engine = _engine(model, config, groups, device, ops, environment.run_id or run_dir.name)
     startup.done("model")
-    folder = _checkpoint_folder(config, environment, run_dir)
-    checkpointer = Checkpointer(config, engine, group, folder, data.identity(), _tokenizer(config, run_dir))
+    side, folder = _side_files(config, group, run_dir), _checkpoint_folder(config, environment, run_dir)
+    checkpointer = Checkpointer(config, engine, group, folder, data.identity(), *side)
     checkpointer.require_shared(config.save.dir)
     share = _share(config, groups)
     prefer = partial(fill_references, config, engine, model, orders, share, group, run_dir)
@@ -138,10 +138,17 @@ def _tasks(
     return TaskEvaluations(config, model, groups, device)
 
 
-def _tokenizer(config: TrainConfig, run_dir: Path) -> Path | None:
-    """Return the tokenizer.json for checkpoints; a vocabulary with merges is converted to one in `run_dir`."""
-    named = config.data.tokenizer
-    return single_file(Path(named), run_dir) if named else None
+def _side_files(config: TrainConfig, group: Group, run_dir: Path) -> tuple[Path | None, Path | None]:
+    """Return tokenizer.json and the initial weights' generation_config.json for checkpoints. A collective of all ranks.
+
+    A vocabulary with merges is converted to a tokenizer.json in `run_dir`.
+    """
+    tokenizer = single_file(Path(config.data.tokenizer), run_dir) if config.data.tokenizer else None
+    if not config.init.source:
+        return tokenizer, None
+    from trainer.train.initial import generation_file
+
+    return tokenizer, generation_file(config, group, run_dir)
 
 
 def _begin(

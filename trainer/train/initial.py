@@ -16,10 +16,12 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.config.same_model import init_faults
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError, ConfigFaults
+from trainer.files import replace_file
 from trainer.parallel.group import Group
+from trainer.side_files import GENERATION, SideFiles
 from trainer.train.draw import TABLES
 from trainer.weights.adapters.merge import base_at
-from trainer.weights.initial import checkpoints_in, open_source
+from trainer.weights.initial import checkpoints_in, open_source, weights_folder
 from trainer.weights.lazy import Lazy
 
 
@@ -53,6 +55,21 @@ def base_of(config: TrainConfig, group: Group, run_dir: Path) -> BaseWeights:
     if group.rank == 0:
         found = asdict(base_at(source_path(config.init.source, run_dir)))
     return BaseWeights(**group.share(found))
+
+
+def generation_file(config: TrainConfig, group: Group, run_dir: Path) -> Path | None:
+    """Return a copy, in `run_dir`, of the generation_config.json of the initial weights, or None. A collective of all
+    ranks, because some nodes may not have the source."""
+    content, copy = b"", run_dir / GENERATION
+    if group.rank == 0 and config.init.source:
+        source = weights_folder(source_path(config.init.source, run_dir))
+        file = SideFiles.beside(source).files.get(GENERATION)
+        content = file.read_bytes() if isinstance(file, Path) else b""
+    content = group.share(content)
+    if content:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        replace_file(copy, content)
+    return copy if copy.is_file() else None
 
 
 def _load(config: TrainConfig, engine: HasParts, group: Group, run_dir: Path) -> str:

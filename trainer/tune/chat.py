@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from trainer.chat_template import read_template
 from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
 from trainer.files import sha256
+from trainer.side_files import SideFiles
 from trainer.tune.conversations import FORMS, ChatReader, Marked, read_rows
 from trainer.tune.examples import Adjust, Examples, JoinedExamples, Limits, PackedExamples, examples_of
 
@@ -46,9 +46,9 @@ class ChatData:
             )
             raise DataError(problem, f"use vocab: {self.tokenizer.vocab}")
         own = base / config.tune.template if config.tune.template else None
-        self.template = read_template(place, own)
+        self.template = SideFiles.beside(place).template(own)
         self.reader = ChatReader(self.template)
-        self.eod = self.tokenizer.eod if config.data.eod is None else config.data.eod
+        self.eod = self.tokenizer.eos if config.data.eod is None else config.data.eod
 
     adjust: Adjust | None = None
 

@@ -14,12 +14,12 @@ from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.saved_file import SavedFile
-from trainer.checkpoint.store import TOKENIZER
 from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
-from trainer.corpus.tokenizer import CONFIG, Tokenizer
+from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import CheckpointError, DataError, InputError
 from trainer.files import first_of
+from trainer.side_files import GENERATION, SIDE_FILES, TOKENIZER, TOKENIZER_CONFIG, SideFiles
 from trainer.weights.card import model_card
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.families.family import Family
@@ -28,16 +28,16 @@ from trainer.weights.files.safetensors import read_safetensors, write_safetensor
 from trainer.weights.files.torch_read import read_torch
 from trainer.weights.keys import Keys
 from trainer.weights.lazy import DTYPES, Lazy, NamedState, Shape, cast
-from trainer.weights.ours import SIDE_FILES, shapes_for
+from trainer.weights.ours import shapes_for
 from trainer.weights.rules import check_shapes, refuse_unknown, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target
 
 CONFIG_FILE = "config.json"
-GENERATION = "generation_config.json"
 CARD = "README.md"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OLD_SINGLE = "pytorch_model.bin"
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 OLD_INDEX = "pytorch_model.bin.index.json"
 MOST_JSON = 64 << 20
 SHARD = 4 << 30
@@ -78,9 +78,19 @@ def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form:
         mapped = _mapped(f"{source}: {prefix}" if prefix else source, family, model, shapes, named)
         tensors |= {f"{prefix}.{name}" if prefix else name: tensor for name, tensor in mapped.items()}
     files, notes = _side_files(folder)
+    ids = {name: document[name] for name in SPECIAL if _is_id(document.get(name), model.vocab)}
+    if ids and GENERATION not in files:
+        # Transformers then takes the ids of config.json.
+        files[GENERATION] = as_json({"_from_model_config": True, **ids})
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     origin = Origin(form, source, {"dtype": "/".join(dtypes)}, family.name)
     return Contents(model, tensors, origin, files, notes=tuple(notes))
+
+
+def _is_id(value: object, vocab: int) -> bool:
+    """Return whether a value is the id of a token, or a list of ids."""
+    numbers = value if isinstance(value, list) else [value]
+    return bool(numbers) and all(type(number) is int and 0 <= number < vocab for number in numbers)
 
 
 def _mapped(
@@ -283,14 +293,14 @@ def _write_shard(held: Mapping[str, Lazy], wrote: Any, file: Path) -> SavedFile:
 
 def write_rest(contents: Contents, family: Family, target: Target, wanted: ExportRequest) -> None:
     """Write the config, the tokenizer, the generation config and the model card."""
-    tokenizer = _tokenizer_of(contents)
-    eod = tokenizer.eod if tokenizer else None
+    tokenizer, side = _tokenizer_of(contents), SideFiles(contents.files)
+    ids = _ids(contents, side, tokenizer)
     dtype = LONG[DTYPES[wanted.dtype]]
     config = {
         "architectures": [family.architecture],
         "model_type": family.name,
         **family.write(contents.model),
-        **_ids(contents, eod),
+        **ids,
         "tie_word_embeddings": contents.model.tied,
         # Write both spellings, the new and the old one.
         "dtype": dtype,
@@ -298,13 +308,15 @@ def write_rest(contents: Contents, family: Family, target: Target, wanted: Expor
         "use_cache": True,
     }
     target.write_bytes(CONFIG_FILE, as_json(config))
-    for name, content in contents.files.items():
+    known = {name: number for name, number in ids.items() if number is not None}
+    generation = {**(side.generation or {"_from_model_config": True}), **known}
+    files = dict(contents.files)
+    if TOKENIZER in files:
+        files.setdefault(TOKENIZER_CONFIG, as_json(_tokenizer_config(contents, tokenizer)))
+    if generation != side.generation:
+        files[GENERATION] = as_json(generation)
+    for name, content in files.items():
         target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
-    if TOKENIZER in contents.files and CONFIG not in contents.files:
-        target.write_bytes(CONFIG, as_json(_tokenizer_config(contents, tokenizer)))
-    if GENERATION not in contents.files:
-        generation = {} if eod is None else dict.fromkeys(("bos_token_id", "eos_token_id"), eod)
-        target.write_bytes(GENERATION, as_json({"_from_model_config": True, **generation}))
     target.write_bytes(CARD, model_card(contents, wanted.dtype).encode())
 
 
@@ -319,24 +331,31 @@ def _tokenizer_of(contents: Contents) -> Tokenizer | None:
         return None
 
 
-def _ids(contents: Contents, eod: int | None) -> dict[str, object]:
-    """Return the ids of the special tokens: those of the import, else the tokenizer's; null means no default."""
-    given = contents.files.get(GENERATION)
-    known = read_json(given) if isinstance(given, Path) else {}
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    usual = {"bos_token_id": eod, "eos_token_id": eod}
-    return {name: known.get(name, usual.get(name)) for name in names}
+def _ids(contents: Contents, side: SideFiles, tokenizer: Tokenizer | None) -> dict[str, object]:
+    """Return the ids of the special tokens; null means no default.
+
+    A model that was trained here also ends a text with the tokens that the training may have taught it.
+    """
+    known, eod = side.generation, contents.config.data.eod
+    found, ends = dict[str, object](), list[int]()
+    if tokenizer is not None:
+        found |= {name: tokenizer.id_of(side.tokens.get(name.removesuffix("_id"), "")) for name in SPECIAL}
+        if found["bos_token_id"] is None:
+            found["bos_token_id"] = tokenizer.eod
+        ends = list(dict.fromkeys([*side.ends(tokenizer), tokenizer.eod, *([] if eod is None else [eod])]))
+    found |= {name: known[name] for name in SPECIAL if name in known}
+    if ends and (contents.progress.step or "eos_token_id" not in known):
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return {name: found.get(name) for name in SPECIAL}
 
 
 def _tokenizer_config(contents: Contents, tokenizer: Tokenizer | None) -> dict[str, object]:
-    named: dict[str, str | None] = {}
-    if tokenizer is not None:
-        named = dict.fromkeys(("bos_token", "eos_token"), tokenizer.token_of(tokenizer.eod))
+    end = tokenizer.token_of(tokenizer.eod) if tokenizer else None
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": contents.model.sequence,
         "clean_up_tokenization_spaces": False,
-        **named,
+        **(dict.fromkeys(("bos_token", "eos_token"), end) if end else {}),
     }
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.manifest import MANIFEST
-from trainer.checkpoint.store import TOKENIZER, Checkpoint, check_size, found, open_checkpoint
+from trainer.checkpoint.store import Checkpoint, check_size, found, open_checkpoint
 from trainer.config.model import ModelConfig
 from trainer.env import CHECKPOINT_DIR
 from trainer.errors import CheckpointError
+from trainer.side_files import TOKENIZER
 from trainer.weights.contents import Contents, ImportRequest
 from trainer.weights.convert import FORMATS, detected
 
@@ -40,10 +41,15 @@ def checkpoints_in(path: Path) -> Path | None:
     return next((folder for folder in (path / CHECKPOINT_DIR, path) if found(folder)), None)
 
 
+def weights_folder(path: Path) -> Path:
+    """Return the folder of the weights at a path: of a run, its newest checkpoint."""
+    folder = checkpoints_in(path)
+    return path if folder is None else found(folder)[0]
+
+
 def open_source(path: Path, heads: int = 0) -> Source:
     """Return the weights at a path, without reading tensors; `heads`: for formats that do not record the heads."""
-    folder = checkpoints_in(path)
-    own = path if folder is None else found(folder)[0]
+    own = weights_folder(path)
     if (own / MANIFEST).is_file():
         checkpoint = open_checkpoint(own)
         return Source(own, checkpoint.model, own / TOKENIZER if TOKENIZER in checkpoint.files else None)

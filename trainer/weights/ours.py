@@ -17,15 +17,15 @@ from trainer.checkpoint.names import Shape, tensor_table
 from trainer.checkpoint.part import MOMENTS, Part, whole_box
 from trainer.checkpoint.read import read_parts
 from trainer.checkpoint.saved_file import SavedFile
-from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify, verify_file
+from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify, verify_file
 from trainer.checkpoint.write import write_parts
 from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
-from trainer.corpus.tokenizer import CONFIG
 from trainer.errors import CheckpointError
 from trainer.model.cuts import Cut, cuts_of, shapes_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
+from trainer.side_files import SIDE_FILES
 from trainer.weights.contents import Contents, Progress, Report
 from trainer.weights.lazy import Lazy
 from trainer.weights.rules import check_shapes, refuse_unknown, with_moments
@@ -33,15 +33,6 @@ from trainer.weights.target import Target
 
 LEAST_FILE = 64 << 20
 """The bytes of a file of an imported checkpoint, or a quarter of the largest tensor if that is more."""
-SIDE_FILES = (
-    TOKENIZER,
-    CONFIG,
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "added_tokens.json",
-)
-"""Files without tensors that an import copies and an export writes again."""
 
 
 def shapes_for(model: ModelConfig) -> dict[str, Shape]:

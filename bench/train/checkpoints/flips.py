@@ -20,8 +20,9 @@ from random import Random
 import torch
 
 from tests.support.checkpoints import load_with, saved, state_at, whole_state
-from trainer.checkpoint.store import TOKENIZER, Checkpoint, open_checkpoint, verify
+from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify
 from trainer.errors import CheckpointError
+from trainer.side_files import TOKENIZER
 
 RANKS = 3
 ROWS = 600

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -105,6 +107,23 @@ def test_chat_uses_the_template(server: Server, model: Path) -> None:
     pieces = [event["choices"][0]["delta"].get("content", "") for event in events]
     assert "".join(pieces) == answer["choices"][0]["message"]["content"]
     assert events[-1]["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
+
+
+def test_of_several_named_templates_chat_uses_the_default(
+    serving: Start, model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "small")
+    named = [
+        {"name": "tools", "template": "no"},
+        {"name": "default", "template": "{{ messages[0].content }}"},
+    ]
+    (tmp_path / "small/tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    fields = {"temperature": 0, "max_tokens": 5}
+    with serving(tmp_path / "small") as server:
+        messages = [{"role": "user", "content": "one two"}]
+        _, answer = server.ask("POST", "/v1/chat/completions", {**fields, "messages": messages})
+        plain = server.complete(prompt="one two", **fields)
+    assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ import torch
 import native
 from native.reference import hidden
 from tests.support.tuning import CHATML, completion, config_for, conversation, learn, lines, losses_of
-from trainer.chat_template import ChatTemplate, TemplateError, read_template
+from trainer.chat_template import ChatTemplate, TemplateError
 from trainer.errors import DataError
 from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import check
+from trainer.side_files import SideFiles
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
 from trainer.tune.conversations import ChatReader, read_rows
@@ -245,7 +246,7 @@ def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         '{"chat_template": [{"name": "default", "template": "{{ bos_token }}"}], "bos_token": {"content": "<s>"}}'
     )
-    found = read_template(tmp_path)
+    found = SideFiles.beside(tmp_path).template()
     assert found is not None and found.render([message]) == "<s>"
 
 

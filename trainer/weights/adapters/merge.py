@@ -18,10 +18,11 @@ from trainer.config.lora import LoraConfig, is_of_experts, sections_of
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.adapter import MARK
+from trainer.side_files import SIDE_FILES
 from trainer.weights.contents import AdapterContents, Contents, Progress
 from trainer.weights.initial import open_source
 from trainer.weights.lazy import Lazy
-from trainer.weights.ours import SIDE_FILES, read_ours, shapes_for
+from trainer.weights.ours import read_ours, shapes_for
 
 # A fingerprint covers this many numbers at both ends of a tensor.
 COVERED = 1024
