@@ -12,7 +12,9 @@ from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.facts import Facts as Facts
 from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.job_check import launcher_shapes, train_part
-from clusterctl.jobs.launchers.fill import completed
+from clusterctl.jobs.launchers.fill import completed, group_sizes
+from clusterctl.jobs.launchers.known import STARTERS
+from clusterctl.jobs.launchers.options import Shape
 from clusterctl.jobs.parts.container import RankContainer, container_name
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.placeholders import fill, fill_all
@@ -59,6 +61,8 @@ class Plan:
     master_address: str
     hostfile: str
     nodes: tuple[NodePlan, ...]
+    world: dict[str, object] | None = field(default=None, hash=False)
+    """What the nodes compare launchers with that ranks start: sizes of groups, and names of launchers."""
 
     @property
     def master(self) -> str:
@@ -102,7 +106,8 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
     plans, first = [], 0
     # All ranks derive the same values from the configuration.
     same = replace(job, train=train_part(job, cluster))
-    for node, shape in zip(cluster.nodes, launcher_shapes(job, cluster, facts.master_port), strict=True):
+    shapes = launcher_shapes(job, cluster, facts.master_port)
+    for node, shape in zip(cluster.nodes, shapes, strict=True):
         number, run_dir = shape.node_rank, run_dir_on(node, facts)
         place = NodePlace(
             node=node,
@@ -122,7 +127,17 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
         plans.append(_node_plan(place, same, facts))
         first += place.processes
     slots = {node.name: len(devices_on(job, node)) for node in cluster.nodes}
-    return Plan(job, cluster, facts, master, hostfile.deepspeed(cluster, slots), tuple(plans))
+    return Plan(
+        job, cluster, facts, master, hostfile.deepspeed(cluster, slots), tuple(plans), _world(job, shapes[0])
+    )
+
+
+def _world(job: Job, shape: Shape) -> dict[str, object] | None:
+    """Return the sizes that groups of ranks may have, and names of launchers; None if the user chose the processes."""
+    if job.train is not None or job.processes in ("device", "node") or shape.world < 2:
+        return None
+    sizes = group_sizes(job.command, job.code, shape) if job.per_node else set()
+    return None if sizes is None else {"sizes": sorted(sizes), "launchers": STARTERS}
 
 
 def run_dir_on(node: Node, facts: Facts) -> str:

@@ -70,6 +70,8 @@ class Failure:
     """A stop of the run was requested."""
     passes: str = ""
     """Why the same start may succeed later; empty for other failures."""
+    mistaken: bool = False
+    """Every other attempt would fail in the same way."""
     awaited: bool = False
     """A node that does not answer must come back, because no other node may replace it."""
 
@@ -119,6 +121,8 @@ def is_mistake(failure: Failure) -> bool:
 
     Before any step, and not by a signal.
     """
+    if failure.mistaken:
+        return True
     if not failure.exit_code or failure.step:
         return False
     return failure.trains or failure.exit_code in (126, 127) or bool(MISTAKE.search(failure.log))

@@ -194,6 +194,7 @@ class Control:
             exit_code=first.exit_code if first and not gone else None,
             log=log,
             passes=cause.passes if cause else "",
+            mistaken=bool(first and first.world),
             stopped=state.phase is Phase.STOPPED or self.run.stop_asked.exists(),
             awaited=not self._replaceable() and any(name in state.unreachable for name in gone),
         )

@@ -166,6 +166,8 @@ def state_of_rank(rank: RankState) -> str:
     # This applies however the process was ended afterwards.
     if rank.hang:
         return "hung"
+    if rank.world:
+        return "failed"
     if rank.exit_code is None and rank.signal is None:
         return UNSEEN
     # A supervisor stops ranks with SIGTERM: a consequence, not a cause.

@@ -172,8 +172,9 @@ def _rank_state(record: RunRecord, node: str, rank: RankState, answer: NodeAnswe
     """Return a rank's state with its device, progress and the evidence of its node."""
     rank = replace(with_clock(rank, answer), node=node, device=record.device_of(node, rank.rank))
     failure = answer.node.first_failure if answer.node else None
-    if failure and failure.rank == rank.rank and failure.hang is not None:
-        rank = replace(rank, hang=failure.hang, silent=failure.silent, stopped=failure.stopped)
+    if failure and failure.rank == rank.rank and (failure.hang is not None or failure.world):
+        how = {name: getattr(failure, name) for name in ("hang", "silent", "stopped", "world")}
+        rank = replace(rank, **how)
     pace = answer.pace.get(rank.rank)
     rank = replace(rank, step_seconds=pace) if is_number(pace) else rank
     return _with_step(rank, answer.heartbeats.get(rank.rank))
@@ -207,6 +208,7 @@ def _failed_rank(
         hang=failure.hang,
         silent=failure.silent,
         stopped=failure.stopped,
+        world=failure.world,
     )
 
 

@@ -322,6 +322,7 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> Started:
         "ranks": ranks,
         "grace": made.job.grace,
         "hang_after": made.job.hang_after,
+        "world": made.world,
         "kind": part.node.kind,
         # A process per node uses all devices of the node.
         "devices": list(devices_on(made.job, part.node)),

@@ -75,6 +75,8 @@ class RankState:
     """The hang was detected from a lack of output, not of steps."""
     stopped: bool = False
     """The rank hung because a signal had stopped its process."""
+    world: str = ""
+    """What the rank's launcher did that the plan does not have."""
     oom: bool = False
     """The kernel killed the process because memory ran out."""
     kernel: tuple[str, ...] = ()
@@ -104,6 +106,7 @@ class NodeFailure:
     hang: float | None = None
     silent: bool = False
     stopped: bool = False
+    world: str = ""
 
 
 @dataclass(frozen=True)

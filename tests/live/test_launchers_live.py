@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -87,6 +88,50 @@ def test_deepspeed_trains_on_all_nodes_together(shell: Shell) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="no accelerate here")
 def test_accelerate_trains_on_all_nodes_together(shell: Shell) -> None:
     assert ranks(shell, ACCELERATED, "accelerate", "launch") == ALL
+
+
+HIDDEN = """
+import subprocess
+import sys
+
+# Each of them would train alone and end well.
+launcher = [sys.executable, "-m", "torch.distributed.run", *sys.argv[1:], "wait.py"]
+sys.exit(subprocess.run(launcher).returncode)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
+@pytest.mark.parametrize(
+    ("processes", "options", "cause"),
+    [
+        ("auto", [], "started the launcher torch.distributed.run by itself"),
+        (
+            "launcher",
+            ["--standalone", "--nnodes=1", "--nproc_per_node=2"],
+            "torch.distributed.run formed a group of 2, and the run has 4 ranks",
+        ),
+    ],
+)
+def test_a_group_of_another_size_is_an_error_within_seconds(
+    shell: Shell, processes: str, options: list[str], cause: str
+) -> None:
+    (shell.folder / "hidden.py").write_text(HIDDEN)
+    (shell.folder / "wait.py").write_text("import time; time.sleep(600)")
+    job = {"command": ["python", "hidden.py", *options], "code": ".", "processes": processes}
+    (shell.folder / "job.yaml").write_text(json.dumps({**job, "restart": {"max": 3}}))
+    done = shell("launch", "job.yaml", timeout=300)
+    assert done.returncode != 0 and cause in done.stderr, done.stderr
+    assert "it would fail again in the same way" in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
+def test_a_hidden_launcher_that_forms_the_planned_group_runs(shell: Shell) -> None:
+    """torchrun takes the nodes from its environment, though nobody saw it in the command."""
+    (shell.folder / "hidden.py").write_text(HIDDEN.replace("wait.py", "train.py"))
+    (shell.folder / "job.yaml").write_text("command: [python, hidden.py]\ncode: .\nprocesses: launcher\n")
+    (shell.folder / "train.py").write_text(PROGRAM)
+    done = shell("launch", "job.yaml", timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 MINDSPORE = """

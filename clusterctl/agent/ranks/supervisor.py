@@ -18,6 +18,7 @@ from clusterctl.agent.ranks.descendants import adopted, become_subreaper, names_
 from clusterctl.agent.ranks.device_locks import DeviceLocks
 from clusterctl.agent.ranks.hangs import Steps, Stopped
 from clusterctl.agent.ranks.kernel import Kills
+from clusterctl.agent.ranks.worlds import Worlds
 from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.records import (
     AttemptFiles,
@@ -87,6 +88,7 @@ class Supervisor:
         numbers = [rank.spec["rank"] for rank in self.ranks]
         self.steps = Steps(self.files.heartbeats, numbers, spec.get("hang_after"), time.monotonic())
         self.kills = Kills(time.monotonic())
+        self.worlds = Worlds(**(spec.get("world") or {"sizes": [], "launchers": {}}), now=time.monotonic())
         self.npu_info = NpuInfo(spec, os.path.join(self.files.root, "npu_info_before.txt"))
         self.beat = os.open(self.files.beat, os.O_WRONLY | os.O_CREAT, 0o600)
         self.left: List[str] = []
@@ -170,13 +172,13 @@ class Supervisor:
                 stacks = bool(request.get("stacks"))
                 hung = self.stopped.find(time.monotonic(), self._living(), True) if stacks else None
                 if hung := hung or request.get("hang"):
-                    self._note_hang(hung)
+                    self._note_failure(hung)
                 if stacks:
                     self._save_stacks()
             if self.stop_requested or self.first_failure:
                 self._end(grace if self.stop_requested else min(grace, FAILED_GRACE))
                 break
-            select.select([reading], [], [], LOOK)
+            select.select([reading], [], [], self.worlds.wait(LOOK, time.monotonic()))
             _drain(reading)
             self._check_ranks()
         self._end(SWEEP)
@@ -188,7 +190,8 @@ class Supervisor:
                 self.watcher.release(rank.process.pid, self._watch_name())
         remove_halves(self.files.run_dir)
         failure = self.first_failure
-        failed = failure is not None and ("hang" in failure or not self.stop_requested)
+        own = failure is not None and ("hang" in failure or "world" in failure)
+        failed = own or (failure is not None and not self.stop_requested)
         self._write_state(
             "failed" if failed else "stopped" if self.stop_requested else "finished", ended=time.time()
         )
@@ -208,8 +211,11 @@ class Supervisor:
         if pace is not None:
             self.records.write(self.files.pace, pace, durable=False)
         if hung is not None and not self.first_failure:
-            self._note_hang(hung)
+            self._note_failure(hung)
             self._save_stacks()
+        other = self.worlds.find(self._living(), now)
+        if other is not None:
+            self._note_failure(other)
 
     def _living(self) -> Dict[int, int]:
         """Return by rank the pid of each that has not ended."""
@@ -218,8 +224,8 @@ class Supervisor:
             number: process.pid for number, process in processes if process and process.returncode is None
         }
 
-    def _note_hang(self, hung: Dict[str, Any]) -> None:
-        """Record a hang as the failure; if that rank has ended meanwhile, it counts for the next one."""
+    def _note_failure(self, hung: Dict[str, Any]) -> None:
+        """Record what was found as the failure; if that rank has ended meanwhile, it counts for the next one."""
         if self.first_failure:
             return
         specs = [rank.spec for rank in self.ranks if rank.record["state"] != "exited"] or [self.ranks[0].spec]

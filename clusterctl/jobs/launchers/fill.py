@@ -64,6 +64,19 @@ def additions(command: Sequence[str], shape: Shape) -> list[str]:
     return _missing(use, shape) if use else []
 
 
+def group_sizes(command: Sequence[str], code: Path | None, shape: Shape) -> set[int] | None:
+    """Return how many ranks the groups of a command's launchers may have; None if a launcher decides while it runs."""
+    sizes = set()
+    for use in uses(command, code, variables(shape)):
+        given = given_options(use)
+        if ":" in given.get("--nnodes", ""):
+            return None
+        number = next((given[name] for name in ("-np", "-n", "--np") if name in given), "")
+        is_chosen = use.launcher.options is options.mpi and number.isdecimal()
+        sizes.add(int(number) if is_chosen else shape.world)
+    return sizes or {shape.world}
+
+
 def _missing(use: Use, shape: Shape) -> list[str]:
     return [word for option in _open(use, shape) for word in option.words]
 

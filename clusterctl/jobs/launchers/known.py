@@ -80,6 +80,12 @@ MODULES = {
     "paddle.distributed.run": PADDLE,
     "ray.scripts.scripts": PROGRAMS["ray"],
 }
+# Programs and modules that start ranks on a node, with the words after their names that mean it: also those that
+# launchers, and MPI's libraries in a program that was started without mpirun, start there.
+STARTERS = {
+    **{name: launcher.verbs for name, launcher in {**PROGRAMS, **MODULES}.items() if launcher.name != "ray"},
+    **dict.fromkeys(("deepspeed.launcher.launch", "orted", "prted", "prterun", "hydra_pmi_proxy"), ()),
+}
 PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 # Python's options that take a value in the next word.
 VALUED = "WX"

@@ -92,6 +92,10 @@ UNPARSED = re.compile(r'  File ".*", line \d+')
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+OTHER_WORLD = (
+    "start the launcher directly, or in a script of the pushed folder: launch -- torchrun train.py\n"
+    "if each process is to have a group of its own, say so: `processes: node` or `processes: device` (--per-node)"
+)
 # Characters of an exception's message in a title.
 WIDEST = 300
 
@@ -119,6 +123,8 @@ class Kind:
 
 def how_it_ended(rank: RankState) -> str:
     """Return an exit status in words."""
+    if rank.world:
+        return rank.world
     if rank.hang and rank.stopped:
         return f"was stopped by a signal (SIGSTOP) for {rank.hang:g} s"
     if rank.hang and rank.silent:
@@ -151,6 +157,8 @@ def kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
 
 def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     ended, output = how_it_ended(rank), "\n".join(tail)
+    if rank.world:
+        return Kind(ended, "another group than planned", OTHER_WORLD, sure=True)
     if rank.oom:
         limit = any("cgroup out of memory" in line for line in rank.kernel)
         by_slurm = limit and any(OF_SLURM.search(line) for line in rank.kernel)
