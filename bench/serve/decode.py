@@ -39,7 +39,7 @@ class Clock:
         self.times.append(self.clock())
         return False
 
-    def end(self, reason: End, message: str = "") -> None:
+    def end(self, reason: End, message: str = "", closing: Drawn | None = None) -> None:
         pass
 
 

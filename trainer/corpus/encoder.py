@@ -24,14 +24,12 @@ from native.compiled.library import LibraryMissing
 from native.text import bpe
 from native.text.unicode_classes import CODE_POINTS, FRAMES, OTHER
 from trainer.corpus.indexed import token_type
-from trainer.corpus.tokenizer import Tokenizer
+from trainer.corpus.tokenizer import Tokenizer, byte_characters
 from trainer.errors import DataError
 from trainer.json_types import JsonObject
 
 Encoded = tuple[NDArray[Any], NDArray[np.int32]]
 """The ids of all documents, one after the other, and how many each has."""
-
-BYTES = range(256)
 
 
 class NotExact(Exception):
@@ -207,13 +205,6 @@ def _model_faults(model: JsonObject) -> Iterable[str]:
         yield f"it has {len(model['merges'])} merges"
     if (largest := max(vocab.values())) > bpe.LARGEST_ID:
         yield f"it has a token of id {largest}"
-
-
-def byte_characters() -> list[str]:
-    """Return the character that represents each byte in a byte-level vocabulary; a printable byte is its own."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in BYTES]
 
 
 def _compare(inner: bpe.Bpe) -> None:

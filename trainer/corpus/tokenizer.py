@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -116,6 +117,23 @@ class Tokenizer:
         number = self.id_of(named) if named else None
         return self.eod if number is None else number
 
+    def bytes_of(self, number: int) -> bytes:
+        """Return the bytes of text that a token stands for; of an added token, its spelling."""
+        token = self.token_of(number) or ""
+        if number in self._inner.get_added_tokens_decoder():
+            return token.encode()
+        if self._spelled is not None and self._spelled.keys() >= set(token):
+            return bytes(self._spelled[character] for character in token)
+        hexadecimal = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+        return bytes.fromhex(hexadecimal[1]) if hexadecimal else token.replace("▁", " ").encode()
+
+    @cached_property
+    def _spelled(self) -> dict[str, int] | None:
+        """The byte of each character of a byte-level vocabulary; None for other kinds."""
+        if '"ByteLevel"' not in json.dumps(self.definition().get("decoder")):
+            return None
+        return {character: byte for byte, character in enumerate(byte_characters())}
+
     def glm_ids(self) -> dict[str, int] | None:
         """Return GLM's special ids by name if the tokenizer has all of them, else None."""
         found = {name: self.id_of(token) for name, token in GLM_TOKENS.items()}
@@ -137,6 +155,13 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=True))
+
+
+def byte_characters() -> list[str]:
+    """Return the character that represents each byte in a byte-level vocabulary; a printable byte is its own."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 # -- load ---------------------------------------------------------------------------------------------------

@@ -193,15 +193,15 @@ class Batcher:
         if taken.emit and request.sink.token(drawn):
             return self._finish(running, End.STOP)
         if taken.end:
-            return self._finish(running, taken.end)
+            return self._finish(running, taken.end, closing=drawn if taken.closing else None)
         running.sequence.feed(taken.feed)
         return None
 
-    def _finish(self, running: Running, reason: End, message: str = "") -> None:
+    def _finish(self, running: Running, reason: End, message: str = "", closing: Drawn | None = None) -> None:
         """Release the request's pages, then report the end."""
         for sequence in running.sequences:
             self.pages.give_back(sequence.pages)
             sequence.pages = []
         self.reserved -= running.need
         self.running.remove(running)
-        running.request.sink.end(reason, message)
+        running.request.sink.end(reason, message, closing)

@@ -31,6 +31,8 @@ class Text:
     tokens: list[Drawn] = field(default_factory=list)
     prompt: list[Drawn] = field(default_factory=list)
     """The log probabilities of the prompt's tokens, from the second token on."""
+    closing: Drawn | None = None
+    """The end token, which is not part of the text."""
     reason: End | None = None
     message: str = ""
 
@@ -46,7 +48,13 @@ class Text:
         self._pass_on(self._stops.push(self._decode.push(drawn.id)))
         return bool(self._stops.found)
 
-    def end(self, reason: End, message: str = "") -> None:
+    @property
+    def drawn(self) -> list[Drawn]:
+        """Return the tokens of the text and the end token."""
+        return [*self.tokens, self.closing] if self.closing else self.tokens
+
+    def end(self, reason: End, message: str = "", closing: Drawn | None = None) -> None:
+        self.closing = closing
         if not self._stops.found:
             self._pass_on(self._stops.push(self._decode.end()) + self._stops.end(), last=True)
         self.reason, self.message = reason, message
@@ -54,9 +62,9 @@ class Text:
 
     def _pass_on(self, text: str, last: bool = False) -> None:
         self.text += text
-        if text or (last and self._reported < len(self.tokens)):
-            self.on_text(text, self.tokens[self._reported :])
-            self._reported = len(self.tokens)
+        if text or (last and self._reported < len(self.drawn)):
+            self.on_text(text, self.drawn[self._reported :])
+            self._reported = len(self.drawn)
 
 
 class Decoder:

@@ -38,6 +38,8 @@ class Taken:
     """Whether the token is part of the text."""
     feed: tuple[Fed, ...] = ()
     end: End | None = None
+    closing: bool = False
+    """Whether the token ends the text without being part of it."""
 
 
 class Course(Protocol):
@@ -71,8 +73,8 @@ class Sink(Protocol):
     def token(self, drawn: Drawn) -> bool:
         """Receive a token of the text; return whether the text must end here."""
 
-    def end(self, reason: End, message: str = "") -> None:
-        """Receive the end of the text; no call follows."""
+    def end(self, reason: End, message: str = "", closing: Drawn | None = None) -> None:
+        """Receive the end of the text, and the end token if one was drawn; no call follows."""
 
 
 @dataclass
@@ -117,7 +119,7 @@ class Continuation:
 
     def take(self, number: int) -> Taken:
         if number in self._ends:
-            return Taken(False, end=End.STOP)
+            return Taken(False, end=End.STOP, closing=True)
         self._left -= 1
         if not self._left:
             return Taken(True, end=End.LENGTH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import Request
 from trainer.generate.sampling import Drawn, Sampling
-from trainer.serve.completions import reason_of
+from trainer.serve.completions import reason_of, token_text
 from trainer.serve.faults import ApiError, Fields, refused
 from trainer.serve.merge import merged
 from trainer.serve.runner import Stream
@@ -42,13 +42,15 @@ class Order:
     count: int
     stream: bool
     with_usage: bool
+    more: Mapping[str, object]
+    """Further values for the template."""
 
 
 async def chat(service: Service, request: web.Request) -> web.StreamResponse:
     """Answer a list of messages."""
     body = await service.body(request)
     order = _read(Fields.read(body, IGNORED), service)
-    prompt = render(service.template or PLAIN, order.messages)
+    prompt = render(service.template or PLAIN, order)
     started, length = await service.encode(len(prompt), lambda: _started(service.decoder, prompt, order))
     service.reserve(request, [own for own, _ in started], in_pieces=order.stream)
     async with service.running(started, in_pieces=order.stream) as streams:
@@ -78,7 +80,10 @@ def _read(fields: Fields, service: Service) -> Order:
     fields.refuse("response_format", ({"type": "text"},), "only text is supported")
     fields.refuse("tool_choice", ("none", "auto"), "is not supported")
     stream, with_usage = stream_of(fields)
-    order = Order(messages, most, sampling, count_of(fields, sampling.beams), stream, with_usage)
+    more = fields.raw("chat_template_kwargs") or {}
+    if not isinstance(more, dict):
+        fields.fault("chat_template_kwargs", "is not an object")
+    order = Order(messages, most, sampling, count_of(fields, sampling.beams), stream, with_usage, more)
     fields.done()
     return order
 
@@ -117,10 +122,10 @@ def _content(value: Any) -> str | None:
     return "".join(found)
 
 
-def render(template: ChatTemplate, messages: Sequence[dict[str, object]]) -> str:
+def render(template: ChatTemplate, order: Order) -> str:
     """Return the prompt that a template makes; it runs in a sandbox and cannot reach Python's objects."""
     try:
-        text = template.render(messages, prompt=True)
+        text = template.render(order.messages, prompt=True, more=order.more)
     except TemplateError as error:
         raise ApiError(400, error.message, "messages") from None
     if len(text) > MOST_TEXT:
@@ -146,8 +151,8 @@ def _started(decoder: Decoder, prompt: str, order: Order) -> tuple[list[tuple[Re
 
 def _logprobs(decoder: Decoder, tokens: Sequence[Drawn]) -> dict[str, object]:
     def entry(number: int, value: float) -> dict[str, object]:
-        text = decoder.tokenizer.decode([number])
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        spelling = decoder.tokenizer.bytes_of(number)
+        return {"token": token_text(spelling), "logprob": value, "bytes": list(spelling)}
 
     content = [
         {**entry(token.id, token.logprob), "top_logprobs": [entry(*pair) for pair in token.top]}
@@ -160,7 +165,7 @@ def _choice(decoder: Decoder, order: Order, index: int, sink: Text) -> dict[str,
     return {
         "index": index,
         "message": {"role": "assistant", "content": sink.text, "refusal": None},
-        "logprobs": None if order.sampling.logprobs is None else _logprobs(decoder, sink.tokens),
+        "logprobs": None if order.sampling.logprobs is None else _logprobs(decoder, sink.drawn),
         "finish_reason": reason_of(sink),
     }
 

@@ -144,7 +144,7 @@ def reason_of(sink: Text) -> str:
 
 def _choice(decoder: Decoder, order: Order, choice: Choice) -> dict[str, object]:
     text = choice.prompt + choice.sink.text if order.echo else choice.sink.text
-    tokens = list(choice.sink.tokens)
+    tokens = choice.sink.drawn
     if order.echo and order.sampling.logprobs is not None:
         tokens = [Drawn(choice.ids[0], float("nan")), *choice.sink.prompt, *tokens]
     return {
@@ -156,23 +156,35 @@ def _choice(decoder: Decoder, order: Order, choice: Choice) -> dict[str, object]
 
 
 def logprobs_of(decoder: Decoder, tokens: Sequence[Drawn]) -> dict[str, object]:
-    """Return the log probabilities of tokens; NaN stands for the first token, which has none."""
-    texts = [decoder.tokenizer.decode([token.id]) for token in tokens]
+    """Return the log probabilities of tokens; NaN stands for the first token, which has none.
+
+    A token that is a part of a character is spelled as `bytes:\\xNN`. An end token has an entry, but no text.
+    """
+    tokenizer = decoder.tokenizer
+    texts = [token_text(tokenizer.bytes_of(token.id), "bytes:") for token in tokens]
     offset, offsets, top = 0, list[int](), list[dict[str, object] | None]()
     for token, text in zip(tokens, texts, strict=True):
         offsets.append(offset)
-        offset += len(text)
+        offset += len(tokenizer.decode([token.id]))
         if token.logprob != token.logprob:
             top.append(None)
             continue
         entries: dict[str, object] = {}
         # Different ids may have the same text; the more likely one is first and stays.
         for number, value in token.top:
-            entries.setdefault(decoder.tokenizer.decode([number]), value)
+            entries.setdefault(token_text(tokenizer.bytes_of(number), "bytes:"), value)
         entries.setdefault(text, token.logprob)
         top.append(entries)
     values = [None if token.logprob != token.logprob else token.logprob for token in tokens]
     return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+
+
+def token_text(spelling: bytes, prefix: str = "") -> str:
+    """Return the text of a token; of one that is a part of a character, `prefix` and its bytes as \\xNN."""
+    try:
+        return spelling.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in spelling)
 
 
 async def _events(

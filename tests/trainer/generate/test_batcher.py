@@ -50,7 +50,7 @@ class Collector:
         self.drawn.append(drawn)
         return False
 
-    def end(self, reason: End, message: str = "") -> None:
+    def end(self, reason: End, message: str = "", closing: Drawn | None = None) -> None:
         self.reason = reason
 
 

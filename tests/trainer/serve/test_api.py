@@ -109,6 +109,50 @@ def test_chat_uses_the_template(server: Server, model: Path) -> None:
     assert events[-1]["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
 
 
+def test_an_end_token_has_a_log_probability_and_no_text(server: Server, model: Path) -> None:
+    tokenizer = Tokenizer.load(model)
+    fields = {"prompt": "one two", "max_tokens": 3, "temperature": 0, "logprobs": 1, "echo": True}
+    fields["logit_bias"] = {str(tokenizer.eod): 100}
+    (choice,) = server.complete(**fields)["choices"]
+    assert choice["text"] == "one two" and choice["finish_reason"] == "stop"
+    found = choice["logprobs"]
+    assert len(found["tokens"]) == len(tokenizer.encode("one two")) + 1 == len(found["token_logprobs"])
+    assert found["tokens"][-1] == "<|endoftext|>" and found["token_logprobs"][-1] < 0
+    events = server.events("/v1/completions", **fields)
+    pieces = [event["choices"][0]["logprobs"] for event in events]
+    assert [token for piece in pieces if piece for token in piece["tokens"]] == found["tokens"]
+    body = {"messages": [{"role": "user", "content": "one"}], "logprobs": True, **fields}
+    del body["prompt"], body["echo"]
+    status, answer = server.ask("POST", "/v1/chat/completions", {**body, "logprobs": True})
+    assert status == 200 and answer["choices"][0]["message"]["content"] == ""
+    assert [entry["token"] for entry in answer["choices"][0]["logprobs"]["content"]] == ["<|endoftext|>"]
+
+
+def test_a_part_of_a_character_is_spelled_by_its_bytes(server: Server, model: Path) -> None:
+    tokenizer = Tokenizer.load(model)
+    # The vocabulary's name of the byte 0xe4.
+    number = tokenizer.id_of("ä")
+    fields = {"max_tokens": 1, "temperature": 0, "logit_bias": {str(number): 100}}
+    found = server.complete(prompt="one", logprobs=0, **fields)["choices"][0]["logprobs"]
+    assert found["tokens"] == ["bytes:\\xe4"] and list(found["top_logprobs"][0]) == found["tokens"]
+    body = {"messages": [{"role": "user", "content": "one"}], "logprobs": True, **fields}
+    (entry,) = server.ask("POST", "/v1/chat/completions", body)[1]["choices"][0]["logprobs"]["content"]
+    assert entry["token"] == "\\xe4" and entry["bytes"] == [0xE4]
+
+
+def test_chat_template_kwargs_reach_the_template(serving: Start, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{{ 'five' if enable_thinking else messages[0].content }}")
+    fields = {"messages": [{"role": "user", "content": "one two"}], "temperature": 0, "max_tokens": 5}
+    with serving(model, "--chat-template", str(tmp_path / "own.jinja")) as server:
+        for value, prompt in ((True, "five"), (False, "one two")):
+            body = {**fields, "chat_template_kwargs": {"enable_thinking": value, "messages": []}}
+            _, answer = server.ask("POST", "/v1/chat/completions", body)
+            plain = server.complete(prompt=prompt, temperature=0, max_tokens=5)
+            assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
+        status, answer = server.ask("POST", "/v1/chat/completions", {**fields, "chat_template_kwargs": [1]})
+        assert status == 400 and "is not an object" in answer["error"]["message"]
+
+
 def test_of_several_named_templates_chat_uses_the_default(
     serving: Start, model: Path, tmp_path: Path
 ) -> None:
