@@ -50,6 +50,14 @@ def jit(kernel: Callable[..., Any]) -> Any:
     return kernel if triton is None else triton.jit(kernel)
 
 
+def _probe() -> None:
+    """Do nothing, as a kernel."""
+
+
+# Triton decides where a kernel is declared whether it compiles it; versions before 3.4 have no `knobs` to ask.
+_PROBE = jit(_probe)
+
+
 def register(
     schema: str,
     kernel: Callable[..., Any],
@@ -63,7 +71,7 @@ def register(
 
 def interpreted() -> bool:
     """Return True if Triton's interpreter runs the kernels, on any device."""
-    return triton is not None and bool(triton.knobs.runtime.interpret)
+    return triton is not None and not isinstance(_PROBE, triton.JITFunction)
 
 
 def why_not() -> str:
