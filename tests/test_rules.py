@@ -50,7 +50,7 @@ MAY = {
         "provision": "agent inventory transport ssh transfer",
         "storage": "inventory transport",
         "downloads": "",
-        "jobs": "agent inventory hostfile ranktable storage migrate",
+        "jobs": "agent inventory hostfile ranktable storage bash",
         "logs": "inventory transport jobs",
         "sandbox": "jobs",
         "platforms": "inventory transport transfer hostfile ranktable storage jobs checkpoints runs",
@@ -59,9 +59,10 @@ MAY = {
         "runs": "agent inventory transport transfer ranktable storage jobs logs checkpoints",
         "report": "inventory jobs logs runs",
         "library": "inventory transport ssh exec transfer ranktable hostfile jobs logs checks runs",
-        "migrate": "",
+        "bash": "",
+        "migrate": "bash",
         "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs"
-        " report checkpoints platforms provision migrate storage downloads",
+        " report checkpoints platforms provision bash migrate storage downloads",
     },
     "trainer": {
         "config": "",

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterctl.document import MAX_BYTES, Document, load_document
+from clusterctl.bash.evaluate import evaluate
+from clusterctl.bash.evaluator import Script, Word
+from clusterctl.bash.texts import shown
+from clusterctl.document import MAX_BYTES, Document, load_document, parse_document
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.migrate.option import Option, options_by_name, plain
-from clusterctl.migrate.shell import Command, Word, commands
 from clusterctl.migrate.tables import (
     ascend,
     deepspeed,
@@ -48,6 +50,8 @@ class Found:
     """Keys of the job that the program sets if an option is left out."""
     name: str = ""
     notes: list[str] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    """What a script decides only when it runs, by place."""
     choice: str = ""
     """If a script has several trainings: which one was taken, and which ones were skipped."""
 
@@ -87,23 +91,7 @@ FAMILIES = (
 LAUNCHER = Family("launcher", "", (), (launchers.OPTIONS,))
 KNOWN = ", ".join(name for family in FAMILIES for name in family.programs[:1])
 # Commands that do not start a program that they name.
-NO_STARTERS = (
-    "echo",
-    "printf",
-    "cd",
-    "cp",
-    "mv",
-    "ln",
-    "ls",
-    "cat",
-    "chmod",
-    "rm",
-    "test",
-    "[",
-    "[[",
-    "grep",
-    "sed",
-)
+NO_STARTERS = ("cp", "mv", "ln", "ls", "chmod", "rm", "grep", "pip", "wget")
 # run_distribute.sh TABLE CONFIG RANGE MODE SIZE
 POSITIONS = ("RANK_TABLE_FILE", "CONFIG_PATH", "DEVICE_RANGE", "RUN_MODE", "RANK_SIZE")
 
@@ -118,8 +106,8 @@ def read(text: str) -> Found:
             return _from_document(load_document(path), path)
         if path.suffix == ".json":
             return _from_keys(load_document(path), deepspeed.KEYS, "deepspeed", "DeepSpeed", path)
-        return _from_commands(commands(_text(path), str(path)), path.name, path)
-    return _from_commands(commands(text, "the command"), "a command", Path())
+        return _from_script(evaluate(_text(path), str(path), path), path.name, path)
+    return _from_script(evaluate(text, "the command"), "a command", Path())
 
 
 def _text(path: Path) -> str:
@@ -139,26 +127,33 @@ def _text(path: Path) -> str:
 # ---- commands
 
 
-def _from_commands(found: Sequence[Command], source: str, path: Path) -> Found:
+def _from_script(script: Script, source: str, path: Path) -> Found:
     """Return the training that the last command with a known program starts; `choice` names the others."""
-    place = str(path) if path.name else "the command"
-    starts = [(command.words, *start) for command in found if (start := _program(command.words))]
-    starts = starts or [(command.words, *start) for command in found if (start := _by_options(command.words))]
+    sure = sorted(script.commands, key=lambda command: command.certain)
+    starts = [(command.words, *start) for command in sure if (start := _program(command.words))]
+    starts = starts or [(command.words, *start) for command in sure if (start := _by_options(command.words))]
     if starts:
         words, family, at = starts[-1]
-        result = _parsed(family, words, at, source, path)
+        result = _parsed(family, words, at, source, path, script)
+        result.unknown = {place: shown(reason) for place, reason in script.unknown.items()}
         if len(starts) > 1:
             *skipped, taken = [_place_of(words, at) for words, _, at in starts]
-            result.choice = f"{place}: took {taken}; skipped {', '.join(skipped)}"
+            result.choice = f"took {taken}; skipped {', '.join(dict.fromkeys(skipped))}"
         return result
-    script = next((word.text for each in found for word in each.words if word.text.endswith(".sh")), "")
-    remedy = f"to read a script, name it alone: --from {script}; " if script and not path.name else ""
-    raise UsageError(f"{source}: contains no training of a known program", f"{remedy}known programs: {KNOWN}")
+    named = [word.text for each in script.commands for word in each.words if word.text.endswith(".sh")]
+    remedy = f"start where {shown(named[0])} is, or name it alone; " if named else ""
+    known = f"known programs: {KNOWN}"
+    if script.unknown:
+        problem = f"{source}: contains no training of a known program; {remedy}{known}"
+        raise InputFaults(
+            [Fault(source, problem), *(Fault(place, shown(text)) for place, text in script.unknown.items())]
+        )
+    raise UsageError(f"{source}: contains no training of a known program", f"{remedy}{known}")
 
 
 def _place_of(words: Sequence[Word], at: int) -> str:
-    """Return `line 3 (pretrain_gpt.py)` for a command and the place of its program."""
-    return f"line {words[0].line} ({words[at].text})" if at >= 0 else f"line {words[0].line}"
+    """Return `train.sh:3 (pretrain_gpt.py)` for a command and the place of its program."""
+    return f"{words[0].where} ({shown(words[max(at, 0)].text)})"
 
 
 def _by_options(words: Sequence[Word]) -> tuple[Family, int] | None:
@@ -181,28 +176,25 @@ def _program(words: Sequence[Word]) -> tuple[Family, int] | None:
     return None
 
 
-def _parsed(family: Family, words: Sequence[Word], at: int, source: str, path: Path) -> Found:
+def _parsed(family: Family, words: Sequence[Word], at: int, source: str, path: Path, script: Script) -> Found:
     result = Found(family.name, family.title, source, defaults=family.defaults)
-    place = str(path) if path.name else "the command"
     program = words[at].text if at >= 0 else ""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(program).stem or family.name).strip("-.")
     result.name = (path.stem if path.name else stem)[:41] or family.name
-    before = [given for given in _options(LAUNCHER, words[: max(at, 0)], place) if given.option]
+    before = [given for given in _options(LAUNCHER, words[: max(at, 0)]) if given.option]
     rest = words[at + 1 :]
     positional = [word for word in rest[: len(POSITIONS)] if not word.text.startswith("-")]
     if program.endswith("run_distribute.sh") and len(positional) == len(POSITIONS):
         named = zip(POSITIONS, positional, strict=True)
-        result.given += [
-            Given(name, (word.text,), f"{place}:{word.line}", family.option(name)) for name, word in named
-        ]
+        result.given += [Given(name, (word.text,), word.where, family.option(name)) for name, word in named]
         rest = rest[len(POSITIONS) :]
-    result.given += [*before, *_options(family, rest, place)]
+    result.given += [*before, *_options(family, rest)]
     if program.rpartition("/")[2] in ascend.GLM_PROGRAMS:
         result.defaults = ascend.GLM_FINETUNE if "finetune" in program else ascend.GLM_PRETRAIN
-    return _with_files(_inside_container(result), path)
+    return _with_files(_inside_container(result), path, script)
 
 
-def _options(family: Family, words: Sequence[Word], place: str) -> Iterator[Given]:
+def _options(family: Family, words: Sequence[Word]) -> Iterator[Given]:
     """Yield the options among some words, each with its values."""
     faults = []
     at = 0
@@ -213,7 +205,7 @@ def _options(family: Family, words: Sequence[Word], place: str) -> Iterator[Give
             continue
         name, equals, value = word.text.partition("=")
         option = family.option(name)
-        where = f"{place}:{word.line}"
+        where = word.where
         values = [value] if equals else []
         most = 0 if equals or (option and option.kind == "flag") else 1
         if option is not None and option.kind == "words":
@@ -234,39 +226,40 @@ def _inside_container(found: Found) -> Found:
     inner = next((g for g in found.given if g.option is not None and g.option.target == "@command"), None)
     if inner is None:
         return found
-    made = _from_commands(commands(str(inner.values[0]), "--cmd"), found.source, Path())
+    made = _from_script(evaluate(str(inner.values[0]), inner.where), found.source, Path())
     made.given = [given for given in found.given if given is not inner] + made.given
     return made
 
 
-def _with_files(found: Found, path: Path) -> Found:
+def _with_files(found: Found, path: Path, script: Script) -> Found:
     """Return a training with the keys of the configuration file that an option of it names."""
     for given in list(found.given):
         target = given.option.target if given.option else ""
         if target == "@deepspeed_config" and given.values:
-            _add_curriculum(found, path.parent / str(given.values[0]))
+            _add_curriculum(found, str(given.values[0]), script)
         if target != "@config" or not given.values:
             continue
+        text = script.content(str(given.values[0]))
+        if text is None:
+            problem = f"{given.where} {given.name}: no file {shown(str(given.values[0]))}"
+            raise UsageError(problem, "start in the folder that contains it")
         neighbour = path.parent / str(given.values[0])
-        if not neighbour.is_file():
-            raise UsageError(
-                f"{given.where} {given.name}: no file {neighbour}", "start in the folder that contains it"
-            )
-        made = _from_document(load_document(neighbour), neighbour)
+        made = _from_document(parse_document(text, str(neighbour)), neighbour)
         made.given += [each for each in found.given if each is not given]
         return made
     return found
 
 
-def _add_curriculum(found: Found, path: Path) -> None:
+def _add_curriculum(found: Found, name: str, script: Script) -> None:
     """Add the curriculum of sample lengths in DeepSpeed's configuration: the job controls it, not the engine."""
-    if not path.is_file():
+    text = script.content(name)
+    if text is None:
         return
-    own = _from_keys(load_document(path), deepspeed.KEYS, "deepspeed", "", path)
+    own = _from_keys(parse_document(text, name), deepspeed.KEYS, "deepspeed", "", Path(name))
     given = [each for each in own.given if each.name.startswith(deepspeed.CURRICULUM)]
     if given:
         found.given += given
-        found.notes.append(f"remove the curriculum from {path.name}: train.curriculum replaces it")
+        found.notes.append(f"remove the curriculum from {Path(name).name}: train.curriculum replaces it")
 
 
 # ---- files
@@ -324,20 +317,14 @@ def _from_keys(document: Document, table: str, family: str, title: str, path: Pa
 
 def _from_manifest(document: Document, path: Path) -> Found:
     """Return the training in a manifest: the command of a known program, and the numbers of nodes and devices."""
-    texts = [text for _, text in _commands_in(document.value, ())]
-    for text in texts:
-        for command in [Command([Word(str(word), 1) for word in text])]:
-            start = _program(command.words)
-            if start is None:
-                continue
-            found = _parsed(start[0], _placed(document, command.words), start[1], path.name, Path())
-            found.name = str((document.value.get("metadata") or {}).get("name") or path.stem)[:41]
-            found.given = [
-                Given(g.name, g.values, g.where.replace("the command", str(path)), g.option)
-                for g in found.given
-            ]
-            found.given += _manifest_facts(document)
-            return _with_files(found, path)
+    for words in _placed(document, path):
+        start = _program(words)
+        if start is None:
+            continue
+        found = _parsed(start[0], words, start[1], path.name, path, evaluate("", str(path), path))
+        found.name = str((document.value.get("metadata") or {}).get("name") or path.stem)[:41]
+        found.given += _manifest_facts(document)
+        return found
     raise UsageError(f"{path}: no container starts a known program", f"known programs: {KNOWN}")
 
 
@@ -352,19 +339,15 @@ def _commands_in(value: object, keys: tuple[object, ...]) -> Iterator[tuple[tupl
         for at, inner in enumerate(value):
             yield from _commands_in(inner, (*keys, at))
             if isinstance(inner, str) and len(inner.split()) > 3:
-                for command in commands(inner, "the manifest"):
+                for command in evaluate(inner, "the manifest").commands:
                     yield keys, [word.text for word in command.words]
 
 
-def _placed(document: Document, words: Sequence[Word]) -> list[Word]:
-    """Return words with their line numbers in the file."""
-    lines = {}
-    for keys, text in _commands_in(document.value, ()):
-        for at, word in enumerate(text):
-            place = (*keys, at)
-            if place in document.lines:
-                lines[word] = document.lines[place]  # type: ignore[index]
-    return [Word(word.text, lines.get(word.text, 1)) for word in words]
+def _placed(document: Document, path: Path) -> Iterator[list[Word]]:
+    """Yield each command of a manifest as words with their lines in the file."""
+    for keys, texts in _commands_in(document.value, ()):
+        lines = [document.lines.get((*keys, at), document.lines.get(keys, 1)) for at in range(len(texts))]  # type: ignore[arg-type]
+        yield [Word(text, f"{path}:{line}") for text, line in zip(texts, lines, strict=True)]
 
 
 def _manifest_facts(document: Document) -> Iterator[Given]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from clusterctl.bash.texts import is_open, shown
 from clusterctl.errors import Fault, InputFaults, did_you_mean
 from clusterctl.migrate.facts import Facts, combine
 from clusterctl.migrate.option import options_by_name
 from clusterctl.migrate.read import FAMILIES, Found, Given
-from clusterctl.migrate.shell import is_open
 from clusterctl.migrate.translation import Translation
 
 
@@ -48,10 +48,10 @@ def _translate_option(given: Given, result: Translation, facts: Facts) -> None:
         result.unmapped.append((given.name, option.note))
         return
     if any(isinstance(value, str) and is_open(value) for value in given.values):
-        shown = " ".join(map(str, given.values))
+        written = shown(" ".join(map(str, given.values)))
         remedy = "give it in the job" if option.target.startswith("@") else f"set {option.target}"
         result.unmapped.append(
-            (given.name, f"its value {shown} is known only when the script runs: {remedy}")
+            (given.name, f"its value {written} is known only when the script runs: {remedy}")
         )
         return
     value = READERS[option.kind](given)

@@ -37,6 +37,10 @@ def job_text(result: Translation) -> str:
         lines += ["", "# Not mapped:"]
         for name, reason in sorted(dict(result.unmapped).items()):
             lines += _comment(f"{name}: {reason}", "#   ")
+    if found.unknown:
+        lines += ["", "# Known only when the script runs:"]
+        for place, reason in found.unknown.items():
+            lines += _comment(f"{place}: {reason}", "#   ")
     return "\n".join(lines) + "\n"
 
 

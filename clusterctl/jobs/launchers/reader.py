@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from clusterctl.bash.evaluate import evaluate
+from clusterctl.bash.texts import shown
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.launchers.known import PYTHON, Launcher, launcher_at, module_of
 
@@ -48,16 +50,8 @@ WRAPPERS: dict[str, tuple[str, int]] = {
     "busybox": ("", 0),
 }
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-# Words of the shell before a command.
-KEYWORDS = ("if", "then", "elif", "else", "while", "until", "do", "!", "fi", "done", "coproc", "function")
-# Words that end a command wherever they stand.
-BRACKETS = ("(", ")", "{", "}")
 # Python's program in a variable.
 PYTHON_VARIABLE = re.compile(r"\$\{?\w*python\w*\}?", re.IGNORECASE)
-HEREDOC = re.compile(r"<<-?[ \t]*(['\"\\]?)([A-Za-z_][A-Za-z0-9_]*)\1?")
-POSITIONAL = re.compile(r"\$(?:([1-9@*])|\{([1-9][0-9]*)(?::?-[^{}]*)?\})")
-# A folder that a command prints, as in `$(dirname "$0")/train.sh`.
-FOLDER = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)(?=\"?/)")
 # Scripts that start each other.
 DEEPEST = 10
 LARGEST = 1 << 20
@@ -186,39 +180,14 @@ def _skip_wrappers(words: Sequence[str]) -> int:
 
 
 def shell_commands(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """Yield the simple commands of a text of the shell, with the variables that it sets itself filled in."""
-    from clusterctl.migrate.shell import commands
-
+    """Yield the commands that a text of the shell may start, with what is known of its variables filled in."""
     known = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-    # A value that the caller of a script gives is not known.
-    text = FOLDER.sub("$folder", _without_documents(text))
-    text = POSITIONAL.sub(lambda found: f"$argument_{found[1] or found[2]}", text)
     try:
-        found = commands(known + text, "")
+        script = evaluate(known + text, "", alone=True)
     except InputFaults:
         return
-    for command in found:
-        words: list[str] = []
-        for word in [*(word.text for word in command.words), ")"]:
-            if word in BRACKETS:
-                if words:
-                    yield tuple(words)
-                words = []
-            elif words or word not in KEYWORDS:
-                words.append(word)
-
-
-def _without_documents(text: str) -> str:
-    """Return a text without its here-documents, whose lines are no commands."""
-    result, end = [], ""
-    for line in text.splitlines():
-        if end:
-            end = "" if line.strip() == end else end
-            continue
-        result.append(line)
-        if "<<" in line and "<<<" not in line and (found := HEREDOC.search(line)):
-            end = found[2]
-    return "\n".join(result) + "\n"
+    for command in script.commands:
+        yield tuple(shown(word.text) for word in command.words)
 
 
 def _substitutions(word: str) -> Iterator[str]:

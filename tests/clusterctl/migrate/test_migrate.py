@@ -111,9 +111,9 @@ def test_of_several_trainings_the_taken_and_the_skipped_lines_are_named(
     (tmp_path / "s.sh").write_text(script)
     code, out, err = command_line("init", "--from", "s.sh", "--dry-run")
     assert code == 0 and "heads: 2" in out
-    assert "warning: s.sh: took line 5 (a/pretrain_gpt.py); skipped line 2 (pretrain_gpt.py); for" in err
+    assert "warning: took s.sh:5 (a/pretrain_gpt.py); skipped s.sh:2 (pretrain_gpt.py); for" in err
     code, _, err = command_line("init", "--from", f"one {options} 1; two {options} 2", "--dry-run")
-    assert code == 0 and "the command: took line 1 (two); skipped line 1 (one)" in err
+    assert code == 0 and "took the command:1 (two); skipped the command:1 (one)" in err
     (tmp_path / "s.sh").write_text(first)
     code, out, err = command_line("init", "--from", "s.sh", "--dry-run")
     assert code == 0 and "heads: 1" in out and not err
