@@ -237,8 +237,8 @@ def node_rows() -> Iterator[tuple[str, str, str]]:
     """Yield a row for each key of a node."""
     texts = explanations(Node)
     for item in dataclasses.fields(Node):
-        # An inventory cannot name an allocation.
-        if item.name in ("name", "allocation"):
+        # An inventory cannot name an allocation, nor what it does not name.
+        if item.name in ("name", "allocation", "unnamed"):
             continue
         default = item.default if item.default not in (dataclasses.MISSING, None, "", ()) else ""
         yield f"`{item.name}`", f"`{default}`" if default != "" else "", texts[item.name]

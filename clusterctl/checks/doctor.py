@@ -191,6 +191,7 @@ def nodes(
     `report` gets findings as soon as they are known, and the next wait. With a job, its own checks are made too, and
     only its devices count.
     """
+    cluster, findings = kinds.checked(cluster, connections)
     cluster = _as_used(cluster, checked.job) if checked else cluster
     need, setup = (checked.need, checked.setup) if checked else (None, None)
     paths = [need.folder] if need and need.folder else []
@@ -208,7 +209,6 @@ def nodes(
         lambda node, link: query.query_node(node, link, paths=paths, job=setup),
         on_outcome=note,
     )
-    findings: list[Finding] = []
     for outcome in outcomes:
         if outcome.error is not None:
             findings.append(unreachable(outcome.node.name, outcome.error))

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from clusterctl.checks.answers import Commands
 from clusterctl.checks.query import Question, tool_paths
+from clusterctl.errors import UsageError
 from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import MAX_DEVICES
 from clusterctl.ranktable.devices import VENDOR_SMI, parse_chips
+from clusterctl.text import device_text
+from clusterctl.transport.fanout import values
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -69,18 +72,66 @@ def as_reported(node: Node, reported: ReportedDevices, *, keep_devices: bool = F
     return replace(node, kind=reported.kind, devices=node.devices if keeps else reported.devices)
 
 
+def completed(cluster: Cluster, connections: Connections) -> Cluster:
+    """Return the cluster with the kinds and devices that its nodes report, where the inventory does not name them."""
+    answers = values(ask_devices([node for node in cluster.nodes if node.is_asked], connections))
+    nodes = (with_named(node, answers[node.name]) if node.is_asked else node for node in cluster.nodes)
+    return replace(cluster, nodes=tuple(nodes))
+
+
+def with_named(node: Node, reported: ReportedDevices) -> Node:
+    """Return a node with what it reports, where the inventory does not name it; raise UsageError if both differ."""
+    if "kind" not in node.unnamed and reported.kind != node.kind:
+        found = reported.text() if reported.devices else "no NPU and no GPU"
+        tool = "npu-smi info" if node.kind == "npu" else "nvidia-smi"
+        raise UsageError(
+            f"{node.name}: the inventory says kind {node.kind} and names no devices, and the node reports {found}",
+            f"check `{tool}` on the node, or write `devices` into the inventory",
+        )
+    return replace(as_reported(node, reported), unnamed=())
+
+
+def checked(cluster: Cluster, connections: Connections) -> tuple[Cluster, list[Finding]]:
+    """Return the completed cluster, and findings about nodes without devices; unreachable nodes stay as they are."""
+    outcomes = ask_devices([node for node in cluster.nodes if node.is_asked], connections)
+    reported = {outcome.node.name: outcome.get() for outcome in outcomes if outcome.ok}
+    nodes: list[Node] = []
+    findings: list[Finding] = []
+    for node in cluster.nodes:
+        try:
+            after = with_named(node, reported[node.name]) if node.name in reported else node
+        except UsageError as error:
+            nodes.append(node)
+            findings.append(Finding("bad", node.name, _reason(node, error), error.hint, "devices"))
+            continue
+        nodes.append(after)
+        if node.is_asked and not after.unnamed:
+            text = f"the inventory does not name its {' and '.join(node.unnamed)}; it reports"
+            text = f"{text} {device_text(after.devices)} {after.kind}"
+            findings.append(Finding("ok", node.name, text, check="devices"))
+        elif not node.is_asked and not node.devices and node.kind != "cpu":
+            text = "the inventory gives it no devices: no rank can start there"
+            findings.append(Finding("warning", node.name, text, "name its `devices`", "devices"))
+    return replace(cluster, nodes=tuple(nodes)), findings
+
+
+def _reason(node: Node, error: UsageError) -> str:
+    return error.message.removeprefix(f"{node.name}: ")
+
+
 def unexpected(cluster: Cluster, connections: Connections) -> list[Finding]:
-    """Return a warning for each node that has NPUs or GPUs, if the inventory names no kinds."""
-    if not cluster.assumed:
-        return []
+    """Return a warning for each node that has NPUs or GPUs, and that the inventory does not give a kind."""
+    guessed = [node for node in cluster.nodes if cluster.assumed or node.unnamed == ("kind",)]
     findings = []
-    for outcome in ask_devices(cluster.nodes, connections):
+    for outcome in ask_devices(guessed, connections):
         if outcome.ok and outcome.get().kind != "cpu":
             kind = outcome.get().kind
             text = (
                 f"it has {outcome.get().text()}, and {cluster.source} does not tell: its ranks run as on CPUs"
             )
             remedy = f"--kind {kind}, or once for all: clusterctl init --hostfile {cluster.source} --ask"
+            if outcome.node.unnamed:
+                remedy = f"write `kind: {kind}` into it; `kind: cpu` says that CPUs are meant"
             if outcome.node.allocation:
                 remedy = f"ask Slurm for them: gres: {'gpu' if kind == 'cuda' else kind}:N"
             findings.append(Finding("warning", outcome.node.name, text, remedy, "kind"))

@@ -15,7 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.settings import Settings, duration, inherited, load_settings
 
 if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.platforms.detect import Place
     from clusterctl.transport.fanout import Connections, Transport
@@ -256,6 +256,24 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     return cluster.select(nodes, exclude) if nodes or exclude else cluster
 
 
+def with_devices(cluster: Cluster, *, remote: bool = True, accept_new: bool = False) -> Cluster:
+    """Return a cluster with the kinds and devices that its nodes report, where the inventory does not name them.
+
+    Without `remote`, only a node that is this machine is asked.
+    """
+    from dataclasses import replace
+
+    unnamed = tuple(node for node in cluster.nodes if node.is_asked and (remote or node.host == "local"))
+    if not unnamed:
+        return cluster
+    from clusterctl.checks import kinds
+
+    with connected(replace(cluster, nodes=unnamed), accept_new) as connections:
+        found = kinds.completed(replace(cluster, nodes=unnamed), connections)
+    by_name = {node.name: node for node in found.nodes}
+    return replace(cluster, nodes=tuple(by_name.get(node.name, node) for node in cluster.nodes))
+
+
 def _no_inventory() -> UsageError:
     """Return the error for a command line without an inventory; a sandbox of this folder is offered."""
     from clusterctl.sandbox.layout import HERE
@@ -324,12 +342,24 @@ def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
 
     file = Path(cluster.source)
     tells = file.is_file() and kind_of_file(file) in ("cluster", "ranktable")
+    if kind_option.chosen() and any("kind" in node.unnamed for node in cluster.nodes):
+        cluster = replace(cluster, nodes=tuple(_of_kind(node, kind) for node in cluster.nodes))
     if kind_option.chosen() and tells and any(node.kind != kind for node in cluster.nodes):
         raise UsageError(f"--kind {kind}: {file} has the kind of its nodes", "edit the file, or leave it out")
     # Slurm reports the kind of the devices that it has allocated to a job.
     tells = tells or all(node.allocation and node.kind != Settings.kind for node in cluster.nodes)
     guessed = not tells and kind_option.chosen() is None and of_settings == Settings.kind
     return replace(cluster, assumed=True) if guessed else cluster
+
+
+def _of_kind(node: Node, kind: str) -> Node:
+    """Return a node with this kind, if the inventory names none; one CPU, or the devices that the node will report."""
+    from dataclasses import replace
+
+    if "kind" not in node.unnamed:
+        return node
+    unnamed = () if kind == "cpu" else tuple(key for key in node.unnamed if key != "kind")
+    return replace(node, kind=kind, unnamed=unnamed, devices=() if "devices" in unnamed else node.devices)
 
 
 def has_inventory() -> bool:

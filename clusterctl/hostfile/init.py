@@ -184,7 +184,7 @@ def commented(cluster: Cluster, origin: str = "") -> str:
 class _Defaults:
     """The `defaults` of a file, which its nodes leave out."""
 
-    devices: tuple[int, ...] | None
+    devices: tuple[int, ...]
     kind: str
 
 
@@ -204,13 +204,13 @@ def _own_keys(node: Node, defaults: _Defaults | None) -> dict[str, object]:
     needed = {
         item.name: getattr(node, item.name)
         for item in fields(Node)
-        if getattr(node, item.name) != getattr(usual, item.name) and item.name not in ("devices", "kind")
+        if getattr(node, item.name) != getattr(usual, item.name)
+        and item.name not in ("devices", "kind", "unnamed")
     }
-    if defaults is None:
-        defaults = _Defaults((0,) if node.kind == "cpu" else None, "cpu")
-    if node.kind != defaults.kind:
+    if node.kind != (defaults.kind if defaults else "cpu"):
         needed["kind"] = node.kind
-    if node.devices != defaults.devices:
+    # A node without devices in the file would be asked.
+    if not node.is_asked and (defaults is None or node.devices != defaults.devices):
         needed["devices"] = _device_value(node.devices)
     return needed
 

@@ -42,7 +42,7 @@ class Node:
     host: str
     """Host name or address for SSH; `local` is this machine, without SSH. Default: the name of the node."""
     address: str
-    """Address that the other nodes and the ranks use. Default: `host`."""
+    """Address that the other nodes and the ranks use. Default: `host`; 127.0.0.1 if `local` is the only node."""
     port: int = 22
     """Port of SSH."""
     user: str | None = None
@@ -56,9 +56,9 @@ class Node:
     workdir: str = "~/.clusterctl"
     """Folder on the node for code, data and runs."""
     devices: tuple[int, ...] = ()
-    """Device ids: a number (8), a half-open range ("[0,8)") or a list. Default: one for `cpu`, else none."""
+    """Device ids: a number (8), a half-open range ("[0,8)") or a list. Default: the node is asked; for `cpu` one."""
     kind: str = "cpu"
-    """Kind of the devices: cpu, cuda (NVIDIA GPUs) or npu (Ascend)."""
+    """Kind of the devices: cpu, cuda (NVIDIA GPUs) or npu (Ascend). Default: cpu, or with no `devices` the node's."""
     server_id: str = ""
     """Name of this node in a rank table. Default: `address`."""
     device_ips: tuple[str, ...] = ()
@@ -81,6 +81,13 @@ class Node:
     """Space for checkpoints, such as 500GB: `plan` refuses a training that needs more. Default: no limit."""
     allocation: str = ""
     """The Slurm job that holds this node, which is then reached by srun, not by SSH. An allocation sets it."""
+    unnamed: tuple[str, ...] = ()
+    """Those of `kind` and `devices` that the inventory does not name."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether a start asks the node for its devices, because the inventory does not name them."""
+        return "devices" in self.unnamed
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,8 @@ def _read(document: Document, path: Path) -> Cluster:
     )
     top.done()
     cluster = replace(cluster, nodes=tuple(_with_paths(node, path) for node in cluster.nodes))
+    if len(cluster.nodes) == 1:
+        cluster = replace(cluster, nodes=(_alone(cluster.nodes[0]),))
     faults = top.faults + _cross_faults(document, cluster)
     if faults:
         raise InputFaults(
@@ -273,10 +282,20 @@ def _node(name: str, found: dict[str, Any]) -> Node:
     }
     filled.update(host=_fill(host, name), address=_fill(address, name))
     filled.setdefault("server_id", filled["address"])
+    unnamed = tuple(key for key in ("kind", "devices") if key not in filled)
     if filled.get("kind", "cpu") == "cpu":
         # A node without any devices in the inventory gets one rank.
         filled.setdefault("devices", (0,))
-    return Node(name=name, **filled)
+    # A node that is said to have only CPUs has nothing to tell.
+    return Node(name=name, unnamed=unnamed if filled.get("kind") != "cpu" else (), **filled)
+
+
+def _alone(node: Node) -> Node:
+    """Return the only node of a cluster: without an address of its own, this machine is reached by itself alone."""
+    if node.host != "local" or node.address != "local":
+        return node
+    own = "127.0.0.1"
+    return replace(node, address=own, server_id=own if node.server_id == "local" else node.server_id)
 
 
 def _devices(section: Section) -> tuple[int, ...]:

@@ -163,6 +163,16 @@ def _device_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
         lack, they = (f"{names[0]} has", "it has") if single else (f"{nodeset.fold(names)} have", "they have")
         problem = f"{lack} no device {missing}; {they} {have} ({cluster.source})"
         yield ("devices",), problem, "ask for fewer devices, or add them to the inventory"
+    unknown = [node.name for node in cluster.nodes if node.is_asked and not devices_on(job, node)]
+    if unknown:
+        problem = (
+            f"{cluster.source} does not name the devices of {nodeset.fold(unknown)}, and no node is contacted"
+        )
+        yield (
+            ("devices",),
+            problem,
+            "write them into it: `clusterctl nodes --ask` shows them; `launch` asks the nodes",
+        )
     for node in cluster.nodes:
         used = devices_on(job, node)
         if node.kind == "npu" and job.device_ids == "visible" and list(used) != sorted(used):

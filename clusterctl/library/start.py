@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.checks import kinds
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
 from clusterctl.jobs.restarts import Restart
@@ -61,6 +62,8 @@ def start(
 ) -> Run:
     """Check, push and start a job; return its run, which a controller process supervises from then on."""
     chosen, spares = nodes_of(job)
+    if any(node.is_asked for node in chosen.nodes):
+        chosen = kinds.completed(chosen, session.connections())
     summary = job_check.check(job, chosen)
     folder = new_run(job.name, runs_folder(runs))
     launcher.start(launcher.Start(folder, chosen, spares, job, session.reach, checks, summary), report)

@@ -56,6 +56,29 @@ def test_sound_nodes_are_fit_and_what_is_wrong_ends_with_exit_code_1(shell: Shel
     assert f"(pid {os.getpid()})" in found["master-port"][0]
 
 
+def test_nodes_tell_the_devices_that_the_inventory_leaves_out(shell: Shell, cluster_file: Path) -> None:
+    text = re.sub(r', "devices": \d+, "kind": "cpu"', "", cluster_file.read_text())
+    for name, given, planned in (("any", "", 0), ("npu", ', "kind": "npu"', 2)):
+        file = cluster_file.with_name(f"{name}.yaml")
+        file.write_text(re.sub(r"(defaults: \{[^}]*)\}", rf"\1{given}}}", text))
+        here = Shell(shell.folder, {**shell.env, "CLUSTERCTL_CLUSTER": str(file)})
+        assert here("plan", "--no-code", "--", "true").returncode == planned
+        program = 'import os; print(os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "ranks")'
+        done = here("launch", "--no-code", "--", "python3", "-c", program)
+        assert done.returncode == 0 and "0 of 4 ranks" in done.stdout, done.stderr
+        assert "node1   " in here("nodes").stdout and "? " in here("nodes").stdout
+        file.unlink()
+
+
+def test_this_machine_alone_is_a_cluster_in_one_line(shell: Shell) -> None:
+    (shell.folder / "cluster.yaml").write_text("nodes: {g1: {host: local}}\n")
+    env = {name: value for name, value in shell.env.items() if name != "CLUSTERCTL_CLUSTER"}
+    here = Shell(shell.folder, {**env, "CLUSTERCTL_KIND": "cpu"})
+    assert bad(here) == (0, {})
+    done = here("launch", "--no-code", "--", "sh", "-c", "echo at $MASTER_ADDR")
+    assert done.returncode == 0 and "at 127.0.0.1" in done.stdout, done.stderr
+
+
 def test_an_ill_a_busy_an_unlinked_and_an_unreachable_device_are_found(
     npu_shell: Shell, cluster_file: Path
 ) -> None:

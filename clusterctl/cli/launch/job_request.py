@@ -94,9 +94,11 @@ class JobRequest(NodeOptions):
             self, overrides=[*what_if.without_folders(Path(self.words[0])), *(self.overrides or ())]
         )
 
-    def choice(self, imagined: WhatIf | None = None) -> Choice:
-        """Return how the nodes of the job are chosen."""
-        return Choice(self.cluster, self.nodes, self.exclude, self.include, imagined)
+    def choice(
+        self, imagined: WhatIf | None = None, *, asks: bool = False, accept_new: bool = False
+    ) -> Choice:
+        """Return how the nodes of the job are chosen; with `asks`, nodes tell what the inventory does not name."""
+        return Choice(self.cluster, self.nodes, self.exclude, self.include, imagined, asks, accept_new)
 
     def job(self, choice: Choice) -> Job:
         """Return the job: a job file, or a command."""

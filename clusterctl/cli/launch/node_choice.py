@@ -27,6 +27,9 @@ class Choice:
     include: str | None
     what_if: WhatIf | None = None
     """Imaginary nodes that replace those of the inventory."""
+    asks: bool = False
+    """Whether nodes are asked for devices that the inventory does not name; else only this machine is."""
+    accept_new: bool = False
 
     def of(self, job: Job) -> tuple[Cluster, tuple[Node, ...]]:
         """Return the nodes of a job and its spare nodes; report the errors of both together."""
@@ -91,7 +94,10 @@ class Choice:
         """Return the spare nodes of a job."""
         if job.restart is None or job.restart.spare_nodes is None or self.what_if is not None:
             return ()
-        return options.cluster_of(self.file, job.restart.spare_nodes).nodes
+        return self._completed(options.cluster_of(self.file, job.restart.spare_nodes)).nodes
+
+    def _completed(self, cluster: Cluster) -> Cluster:
+        return options.with_devices(cluster, remote=self.asks, accept_new=self.accept_new)
 
     def _cluster(self, job: Job) -> Cluster:
         """Return the nodes of the command line, else of the job, else all; then apply --include."""
@@ -107,6 +113,7 @@ class Choice:
             if any(_names_slots(text) for text in (self.nodes, self.exclude)):
                 error.hint = f"{error.hint}\nto choose slots, use --include: --include w0@w1:0,2"
             raise
+        cluster = self._completed(cluster)
         if self.include is None:
             return cluster
         if job.devices is not None:

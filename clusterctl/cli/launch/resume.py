@@ -48,6 +48,7 @@ def resume_run(
     if is_complete(found, job, as_json=as_json):
         return
     elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
+    elsewhere = options.with_devices(elsewhere, remote=not dry_run) if elsewhere else None
     in_slurm = elsewhere is None and is_submitted(found)
     cluster = elsewhere or cluster
     _check(found, job, cluster if elsewhere or overrides else None, in_slurm=in_slurm)

@@ -100,9 +100,18 @@ def show_plan(
         if argv:
             screen.show(tables.commands_table(made))
             show_pushes(job, len(made.nodes))
-        for note in layout.notes(summary) if summary else ():
+        for note in (*_assumptions(cluster), *(layout.notes(summary) if summary else ())):
             screen.log(f"note: {note}", "yellow")
     return summary
+
+
+def _assumptions(cluster: Cluster) -> Iterator[str]:
+    """Yield what the plan takes for granted about nodes that a start would ask."""
+    from clusterctl.inventory import nodeset
+
+    if unnamed := [node.name for node in cluster.nodes if node.is_asked]:
+        subject = f"{cluster.source} does not name the devices of {nodeset.fold(unnamed)}"
+        yield f"{subject}: planned for CPUs; `launch` asks the nodes"
 
 
 def show_pushes(job: Job, nodes: int) -> None:

@@ -49,7 +49,7 @@ def launch(
         launch_sweep(request, sweep or [], each, changes, no_checks, dry_run=dry_run, as_json=as_json)
         return
     with shown_while("the check of the job"):
-        choice, errors = request.choice(), Collected()
+        choice, errors = request.choice(asks=not dry_run, accept_new=accept_new), Collected()
         with errors:
             changes.check()
         with errors:

@@ -61,7 +61,7 @@ def launch_sweep(
         changes.restarts, changes.hang_after, changes.share, changes.notify, no_checks,
     )  # fmt: skip
     record = SweepRecord(recorded, variants_of(texts))
-    prepared = _prepare(record)
+    prepared = _prepare(record, asks=not dry_run)
     if dry_run:
         _foresee(record, prepared, as_json)
         return
@@ -73,10 +73,10 @@ def resume_sweep(name: str, *, as_json: bool) -> None:
     """Continue a sweep: variants that finished stay as they are, the others are resumed or started."""
     folder = options.runs_folder() / name
     record = read_sweep(folder)
-    _Sweep(folder, record, _prepare(record), as_json).run()
+    _Sweep(folder, record, _prepare(record, asks=True), as_json).run()
 
 
-def _prepare(record: SweepRecord) -> list[Target]:
+def _prepare(record: SweepRecord, *, asks: bool) -> list[Target]:
     """Return each variant's job and nodes; raise InputFaults with the errors of all variants."""
     recorded = record.request
     changes = JobChanges(recorded.restarts, recorded.hang_after, recorded.share, recorded.notify)
@@ -92,7 +92,7 @@ def _prepare(record: SweepRecord) -> list[Target]:
             overrides=[*recorded.settings, *variant.settings],
             devices=recorded.devices,
         )
-        choice = request.choice()
+        choice = request.choice(asks=asks)
         try:
             job = changes.made_in(request.job(choice))
             cluster, spares = choice.of(job)

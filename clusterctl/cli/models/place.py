@@ -91,7 +91,7 @@ def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):
-        cluster = _chosen(options.cluster_of(inventory, on), on)
+        cluster = options.with_devices(_chosen(options.cluster_of(inventory, on), on))
         folder = folder_of(where)
         screen.log(f"{folder} is pushed to {', '.join(cluster.names)}")
         return OnNodes(cluster, local=folder)
@@ -104,7 +104,7 @@ def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
             cluster = cluster.select(
                 next((name for name in whole if name in cluster.names), cluster.names[0])
             )
-        cluster = _chosen(cluster, on)
+        cluster = options.with_devices(_chosen(cluster, on))
         name = cluster.nodes[0].name
         # Its folder has another name on each node.
         if name in whole and len(cluster.nodes) == 1:

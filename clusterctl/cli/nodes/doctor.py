@@ -78,7 +78,7 @@ def doctor(
         from clusterctl.checks import doctor as checks_doctor
 
         named = selection.cluster or selection.nodes or job
-        checked, chosen = _checked(job, selection) if job else (None, None)
+        checked, chosen = _checked(job, selection, accept_new) if job else (None, None)
         if chosen is None:
             chosen = selection.chosen() if named or options.has_inventory() else None
     shown = Report(chosen.nodes if chosen else (), fix_hints=fix_hints, verbose=verbose, silent=as_json)
@@ -105,7 +105,7 @@ def doctor(
     _conclude(shown.findings, strict=strict)
 
 
-def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Cluster]:
+def _checked(job: str, selection: options.NodeOptions, accept_new: bool) -> tuple[CheckedJob, Cluster]:
     """Return a job in the form that the checks need, and its nodes with the spare ones; raise InputFaults for its
     errors.
     """
@@ -122,7 +122,9 @@ def _checked(job: str, selection: options.NodeOptions) -> tuple[CheckedJob, Clus
         raise UsageError(
             f"{job}: no such job file", f"to check nodes: clusterctl doctor -n {shlex.quote(job)}"
         )
-    choice = Choice(selection.cluster, selection.nodes, selection.exclude, None)
+    choice = Choice(
+        selection.cluster, selection.nodes, selection.exclude, None, asks=True, accept_new=accept_new
+    )
     found = jobs.load(path, (), choice.faults)
     cluster, spares = choice.of(found)
     summary = job_check.check(found, cluster)

@@ -83,6 +83,8 @@ def list_nodes(
     if place:
         screen.log(f"platform: {place.describe()}")
     screen.show(tables.nodes_table(found, _ways(found) if wide else None, reported))
+    if reported is None and any(node.is_asked for node in found.nodes):
+        screen.log("?: the inventory does not name it; a start asks the node, and so does `nodes --ask`")
 
 
 def _place() -> Place | None:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.options import DryRun, Force, Json, NodeOptions, checked_by, default_kind, require_kind
+from clusterctl.cli.options import (
+    DryRun,
+    Force,
+    Json,
+    NodeOptions,
+    checked_by,
+    default_kind,
+    require_kind,
+    with_devices,
+)
 from clusterctl.hostfile.formats import MAX_SLOTS
 
 if TYPE_CHECKING:
@@ -133,9 +142,18 @@ def build(
     ] = None,
 ) -> None:
     """Write the inventory as a hostfile for another launcher."""
+    from clusterctl.errors import UsageError
     from clusterctl.hostfile import convert as hostfile_convert
+    from clusterctl.inventory import nodeset
 
-    target.write(hostfile_convert.of_cluster(selection.chosen(), slots), to, reached=True)
+    chosen = with_devices(selection.chosen(), remote=False)
+    unknown = [node.name for node in chosen.nodes if node.is_asked and not node.devices]
+    if unknown and slots is None:
+        problem = f"{chosen.source} does not name the devices of {nodeset.fold(unknown)}"
+        raise UsageError(
+            problem, "--slots N, or write `devices` into it: `clusterctl nodes --ask` shows them"
+        )
+    target.write(hostfile_convert.of_cluster(chosen, slots), to, reached=True)
 
 
 def check(

@@ -146,6 +146,7 @@ def build(
 
 def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) -> RankTable:
     """Return the table from the nodes' answers; report devices that were left out."""
+    from clusterctl.checks import kinds
     from clusterctl.cli import screen
     from clusterctl.inventory.cluster import named_devices
     from clusterctl.ranktable import api, from_nodes
@@ -154,6 +155,8 @@ def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) ->
     chosen = selection.chosen()
     api.buildable(query.hardware)
     with connected(chosen, accept_new) as connections:
+        if devices is None:
+            chosen = kinds.completed(chosen, connections)
         if chosen.assumed and devices is None:
             chosen = _as_reported(chosen, connections)
         built = from_nodes.build_from_nodes(

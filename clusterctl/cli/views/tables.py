@@ -27,7 +27,7 @@ from clusterctl.text import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterctl.inventory.cluster import Cluster
+    from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.plan import Plan
     from clusterctl.jobs.run_lines import Metric
     from clusterctl.jobs.train_summary import TrainSummary
@@ -81,12 +81,16 @@ def nodes_table(
             [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
         )
         chips = [] if reported is None else [reported.get(node.name, "")]
-        rows.append(
-            [node.name, where, node.address, f"{device_text(node.devices)} {node.kind}", *chips, *wide]
-        )
+        rows.append([node.name, where, node.address, _devices(node), *chips, *wide])
     names = ["NODE", "SSH", "ADDRESS", "DEVICES", *([] if reported is None else ["REPORTED"])]
     heads = names + ([] if ways is None else ["INTERFACE", "PYTHON", "WORKDIR", "BY"])
     return table(heads, rows, drop=("BY", "INTERFACE", "PYTHON", "ADDRESS"), cut=("PYTHON", "WORKDIR"))
+
+
+def _devices(node: Node) -> str:
+    """Return the devices of a node and their kind, with ? for what the inventory does not name."""
+    names = "?" if node.is_asked else device_text(node.devices)
+    return f"{names} {'?' if node.is_asked and 'kind' in node.unnamed else node.kind}"
 
 
 def plan_table(plan: Plan) -> Table:

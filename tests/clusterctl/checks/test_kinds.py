@@ -72,3 +72,73 @@ def test_kind_is_an_option_of_files_that_do_not_tell_it(tmp_path: Path) -> None:
             options.cluster_of(tmp_path / "cluster.yaml")
     finally:
         kind_option._CHOSEN.reset(token)
+
+
+GPUS = output("0, NVIDIA H200\n1, NVIDIA H200\n")
+
+
+def inventory(tmp_path: Path, text: str) -> Cluster:
+    (tmp_path / "cluster.yaml").write_text(f"nodes: {{{text}}}\n")
+    return options.cluster_of(tmp_path / "cluster.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "reports", "expected"),
+    [
+        ("", {"npu": MISSING, "cuda": GPUS}, ("cuda", (0, 1))),
+        ("kind: cuda", {"npu": MISSING, "cuda": GPUS}, ("cuda", (0, 1))),
+        ("", {"npu": output(NPU), "cuda": MISSING}, ("npu", (0, 1))),
+        ("", {"npu": MISSING, "cuda": MISSING}, ("cpu", (0,))),
+        ("devices: 3", None, ("cpu", (0, 1, 2))),
+        ("kind: cuda, devices: 8", None, ("cuda", tuple(range(8)))),
+        ("kind: cpu", None, ("cpu", (0,))),
+    ],
+)
+def test_a_node_is_asked_for_what_the_inventory_does_not_name(
+    tmp_path: Path, keys: str, reports: Any, expected: tuple[str, tuple[int, ...]]
+) -> None:
+    cluster = inventory(tmp_path, f"a: {{{keys}}}")
+    script = ScriptedTransport({("a", "examine"): {"commands": reports}} if reports else {})
+    with Connections(script) as connections:
+        (node,) = kinds.completed(cluster, connections).nodes
+    assert (node.kind, node.devices, node.is_asked) == (*expected, False)
+
+
+def test_devices_without_a_kind_count_as_cpus_and_others_are_a_warning(tmp_path: Path) -> None:
+    cluster = inventory(tmp_path, "a: {devices: 2}")
+    script = ScriptedTransport({("a", "examine"): {"commands": {"npu": MISSING, "cuda": GPUS}}})
+    with Connections(script) as connections:
+        (found,) = kinds.unexpected(cluster, connections)
+    assert found.level == "warning" and "2 cuda (NVIDIA H200)" in found.what
+    assert "write `kind: cuda` into it" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "reports", [{"npu": output(NPU), "cuda": MISSING}, {"npu": MISSING, "cuda": MISSING}]
+)
+def test_a_node_without_devices_of_its_kind_is_an_error_and_a_finding(tmp_path: Path, reports: Any) -> None:
+    cluster = inventory(tmp_path, "a: {kind: cuda}, b: {kind: cuda, devices: 0}, c: {kind: cuda}")
+    answers = {("a", "examine"): {"commands": reports}, ("c", "examine"): {"commands": {"cuda": GPUS}}}
+    with Connections(ScriptedTransport(answers)) as connections:
+        with pytest.raises(UsageError, match="a: the inventory says kind cuda and names no devices"):
+            kinds.completed(cluster, connections)
+        found, findings = kinds.checked(cluster, connections)
+    assert [(entry.level, entry.where) for entry in findings] == [("bad", "a"), ("warning", "b"), ("ok", "c")]
+    assert [node.devices for node in found.nodes] == [(), (), (0, 1)]
+
+
+def test_kind_on_the_command_line_fills_in_what_the_inventory_leaves_out(tmp_path: Path) -> None:
+    for kind, expected in (("npu", ((), ("devices",))), ("cpu", ((0,), ()))):
+        token = kind_option._CHOSEN.set(kind)
+        try:
+            (node,) = inventory(tmp_path, "a: {}").nodes
+        finally:
+            kind_option._CHOSEN.reset(token)
+        assert (node.kind, node.devices, node.unnamed) == (kind, *expected)
+
+
+def test_this_machine_alone_has_an_address(tmp_path: Path) -> None:
+    (node,) = inventory(tmp_path, "g1: {host: local}").nodes
+    assert (node.host, node.address, node.server_id) == ("local", "127.0.0.1", "127.0.0.1")
+    (node,) = inventory(tmp_path, "g1: {host: local, address: 10.0.0.1}").nodes
+    assert (node.address, node.server_id) == ("10.0.0.1", "10.0.0.1")

@@ -100,7 +100,6 @@ LINES = [
     (("resume", "sweep-nosuch"), "/runs"),
     (("plan", "--env", "API_KEY=abc", "--no-code", "--", "true"), "API_KEY looks like a credential"),
     (("plan", "job.yaml", "--set", "env.API_KEY=abc"), "--set env.API_KEY"),
-    (("nodes", "list", "--kind", "npu"), "--kind npu"),
     (("nodes", "list", "--kind", "tpu"), "tpu"),
     (("init", "--ask"), "--ask"),
     (("exec", "--setup", "all", "--", "true"), "--setup"),
