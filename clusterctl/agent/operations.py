@@ -164,6 +164,7 @@ ELSEWHERE = {
     "state": ("ranks.attempts", "state"),
     "alive": ("ranks.attempts", "alive"),
     "stop": ("ranks.attempts", "stop"),
+    "roll_call": ("ranks.roll_call", "roll_call"),
     "evidence": ("ranks.kernel", "evidence"),
     "receive": ("files.transfer", "receive"),
     "tree": ("files.transfer", "send_tree"),

@@ -170,7 +170,8 @@ def _runtime(place: NodePlace, facts: Facts) -> dict[str, str]:
     """Return settings that help any Python program on this node."""
     node = place.node
     threads = facts.cpus.get(node.name, 1) // max(1, len(place.devices))
-    env = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, threads))}
+    # With its fault handler Python writes the stacks of all threads when a rank crashes or, since it hangs, is aborted.
+    env = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": str(max(1, threads))}
     if place.code:
         env["PYTHONPATH"] = place.code
     if node.kind == "cpu":

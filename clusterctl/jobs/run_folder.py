@@ -160,6 +160,10 @@ class RunDir:
         """How an attempt ended, with the exit status of every rank."""
         return self.root / "attempts" / str(attempt) / "state.json"
 
+    def roll_call(self, attempt: int) -> Path:
+        """Where each rank of an attempt that hung stood."""
+        return self.root / "attempts" / str(attempt) / "roll_call.json"
+
     @property
     def metrics(self) -> Path:
         return self.root / contract.METRICS_FILE

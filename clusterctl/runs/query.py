@@ -13,6 +13,7 @@ from clusterctl.errors import LinkLost, UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs.causes.aftermath import with_aftermath, with_clock, with_error_files
+from clusterctl.runs.causes.roll_call import with_blame
 from clusterctl.runs.state import (
     SUPERVISOR_SILENCE,
     Heartbeat,
@@ -95,7 +96,7 @@ def query_nodes(
     ]
     order = {node.name: place for place, node in enumerate(nodes)}
     outcomes.sort(key=lambda outcome: order[outcome.node.name])
-    return combine(record, outcomes, run.last_step())
+    return with_blame(run, record.attempt, combine(record, outcomes, run.last_step()))
 
 
 def combine(record: RunRecord, outcomes: Sequence[Outcome[NodeAnswer]], step: Metric | None) -> RunState:

@@ -77,6 +77,14 @@ class RankState:
     """The rank hung because a signal had stopped its process."""
     world: str = ""
     """What the rank's launcher did that the plan does not have."""
+    stands: str = ""
+    """Where all ranks stood when the run hung."""
+    odd: bool = False
+    """The rank stood somewhere else than the others."""
+    unseen: str = ""
+    """Why the stacks of some ranks are not known."""
+    worker: int | None = None
+    """The global rank of the worker that failed below this rank, a launcher such as torchrun."""
     oom: bool = False
     """The kernel killed the process because memory ran out."""
     kernel: tuple[str, ...] = ()

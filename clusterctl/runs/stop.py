@@ -38,8 +38,8 @@ class StopRequest:
     """How the ranks of a run are ended."""
 
     grace: float
-    stacks: bool = False
-    """Let the ranks write their stacks first."""
+    abort: bool = False
+    """Let ranks that can write their stacks do so at their end."""
     hang: Hang | None = None
     """Recorded as the failure of its node."""
 
@@ -175,7 +175,7 @@ def send_stop(
         where = {"run_dir": record.run_dirs[node.name], "attempt": record.attempt}
         hang = request.hang
         why = {"hang": hang.as_failure()} if hang and hang.node == node.name else {}
-        how = {"grace": request.grace, "stacks": request.stacks}
+        how = {"grace": request.grace, "abort": request.abort}
         return link.ask(Stopped, "stop", {**where, **how, **why}).left
 
     return connections.on_each(nodes, ask)

@@ -298,7 +298,8 @@ def stop(request: Request) -> Dict[str, Any]:
     """Stop an attempt's ranks, wait for the end, and return how many of its processes are left.
 
     That is 0, unless processes hang in the kernel. With `hang`, {rank, hang: seconds}, the end counts as a failure: no
-    rank had written anything for so long. A supervisor that does not respond is killed; its marker identifies its
+    rank had written anything for so long. With `abort`, ranks that write their stacks when they are aborted do so. A
+    supervisor that does not respond is killed; its marker identifies its
     ranks.
     """
     run_dir, attempt = request.path("run_dir"), request.need("attempt", int)
@@ -308,7 +309,7 @@ def stop(request: Request) -> Dict[str, Any]:
     if (read_json(files.node) or {}).get("state") not in FINAL:
         os.makedirs(files.root, mode=0o700, exist_ok=True)
         # Do this first: a start in progress, or a supervisor that is just starting, then sees the file and ends.
-        options = {name: request.params[name] for name in ("stacks", "hang") if request.params.get(name)}
+        options = {name: request.params[name] for name in ("abort", "hang") if request.params.get(name)}
         # If the disk is full, the signal below is enough.
         Records().write(files.stop, {"grace": grace, **options, "asked": time.time()})
     if spec is None:

@@ -1,7 +1,7 @@
 """Detect ranks that hang, from the age of their heartbeat files, and ranks that a signal has stopped.
 
-A trainer touches its heartbeat file at each step. When one rank of a group stops, all of them take no more steps, so
-that only the kernel can tell which one it is.
+A trainer touches its heartbeat file at each step. When one rank of a group stops, all of them take no more steps: which
+one it is, only a roll call of all nodes can show (`roll_call.py`).
 
 Runs on nodes: standard library only, Python 3.8 and newer.
 """
@@ -104,9 +104,9 @@ class Steps:
         self.stale = {rank: self._read(rank) for rank in self.ranks}
 
     def find_hung(self, now: float) -> Optional[Dict[str, object]]:
-        """Return the rank that hangs, with its step and for how long, or None.
+        """Return a rank that takes no more steps, with its step and for how long, or None.
 
-        Of several, the one furthest behind.
+        Of several, the one furthest behind; a roll call may find another one to blame.
         """
         asleep = now - self.checked if now - self.checked > ASLEEP else 0.0
         self.checked = now
@@ -137,7 +137,7 @@ class Steps:
         return output
 
     def beating(self) -> List[int]:
-        """Return the ranks that write heartbeats: trainers, which answer SIGUSR1 with their stacks."""
+        """Return the ranks that write heartbeats."""
         return [rank for rank, pace in self.ranks.items() if pace.touched]
 
     def _read(self, rank: int) -> "Optional[tuple[int, str]]":
@@ -166,16 +166,12 @@ class Stopped:
         self.limit = LONG if hang_after is None else min(LONG, hang_after)
         self.since: Dict[int, float] = {}
 
-    def find(self, now: float, pids: Mapping[int, int], hung: bool = False) -> Optional[Dict[str, Any]]:
-        """Return the rank that was stopped for too long, or None; `pids` has the pid of each living rank.
-
-        `hung`: a rank of this or another node hangs; a rank that is stopped here is then the reason, no matter for how
-        long.
-        """
+    def find(self, now: float, pids: Mapping[int, int]) -> Optional[Dict[str, Any]]:
+        """Return the rank that was stopped for too long, or None; `pids` has the pid of each living rank."""
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)] if self.limit else []
         self.since = {rank: self.since.get(rank, now) for rank in stopped}
         first = min(self.since, key=lambda rank: (self.since[rank], rank), default=None)
-        if first is None or (now - self.since[first] < self.limit and not hung):
+        if first is None or now - self.since[first] < self.limit:
             return None
         return {"rank": first, "hang": round(now - self.since[first], 1), "stopped": True}
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # Limit in seconds of the grace after a failure: ranks that wait for a dead one cannot save a checkpoint.
 FAILED_GRACE = 5.0
+# Seconds that ranks which hang are kept for the roll call of a controller, which takes up to 5 s.
+HELD = 10.0
 # Seconds for processes that a finished rank left behind.
 SWEEP = 2.0
 # Seconds at most from when a process looks ended until its exit status is there: its last thread ends later.
@@ -168,14 +170,11 @@ class Supervisor:
                 self.stop_requested = True
                 request = read_json(self.files.stop) or {}
                 grace = float(request.get("grace", grace))
-                # Stacks are wanted when a rank hangs, here or on another node.
-                stacks = bool(request.get("stacks"))
-                hung = self.stopped.find(time.monotonic(), self._living(), True) if stacks else None
-                if hung := hung or request.get("hang"):
-                    self._note_failure(hung)
-                if stacks:
-                    self._save_stacks()
-            if self.stop_requested or self.first_failure:
+                if request.get("hang"):
+                    self._note_failure(request["hang"])
+                if request.get("abort"):
+                    self._abort()
+            if self.stop_requested or self._has_failed():
                 self._end(grace if self.stop_requested else min(grace, FAILED_GRACE))
                 break
             select.select([reading], [], [], self.worlds.wait(LOOK, time.monotonic()))
@@ -198,10 +197,7 @@ class Supervisor:
         self.records.finish(self.send_beat)
 
     def _check_ranks(self) -> None:
-        """Check the ranks' heartbeats: a rank that hangs, or that a signal has stopped, is the failure of this node.
-
-        Its stacks are saved first.
-        """
+        """Check the ranks' heartbeats: a rank that hangs, or that a signal has stopped, is the failure of this node."""
         now = time.monotonic()
         self.kills.check(now)
         self.adopted += reap_adopted(self._own())
@@ -212,7 +208,6 @@ class Supervisor:
             self.records.write(self.files.pace, pace, durable=False)
         if hung is not None and not self.first_failure:
             self._note_failure(hung)
-            self._save_stacks()
         other = self.worlds.find(self._living(), now)
         if other is not None:
             self._note_failure(other)
@@ -235,18 +230,31 @@ class Supervisor:
         self.first_failure = {**hung, "rank": spec["rank"], **ended, **now}
         self._write_state("running")
 
-    def _save_stacks(self) -> None:
-        """Write the stacks of each living rank to the end of its log."""
-        living = [rank for rank in self.ranks if rank.process and rank.process.returncode is None]
-        where = [
-            (rank.spec, rank.process.pid, self.files.log(rank.spec["rank"], "err"))
-            for rank in living
-            if rank.process
-        ]
-        # Imported here, because few attempts need it.
-        from clusterctl.agent.ranks import stacks
+    def _has_failed(self) -> bool:
+        """Return True if the ranks must end because of a failure.
 
-        stacks.save(where, self.steps.beating())
+        After a hang they stay for the controller's roll call of all nodes; it then stops them. Without one their stacks
+        are saved here.
+        """
+        if self.first_failure is None:
+            return False
+        if "hang" not in self.first_failure:
+            return True
+        if time.monotonic() - self.first_failure["monotonic"] < HELD:
+            return False
+        # Imported here, because few attempts need it.
+        from clusterctl.agent.ranks import roll_call, stacks
+
+        stacks.collect(self.files, roll_call.processes_of(self.files, self.spec), save=True)
+        return True
+
+    def _abort(self) -> None:
+        """End the ranks that write their stacks when they are aborted."""
+        from clusterctl.agent.ranks import roll_call, stacks
+
+        self.ending = True
+        found = roll_call.processes_of(self.files, self.spec)
+        stacks.abort(process.pid for process in found if process.pid)
 
     def request_stop(self, *_: object) -> None:
         """Handle SIGTERM: start no more ranks and end those that run."""

@@ -103,7 +103,7 @@ def find_cause(run: RunDir, state: RunState, attempt: int = 1) -> Cause:
     first = next((entry for entry in ends.all if entry.rank == kind.source), first)
     log, tail = ends.log_of(first)
     return Cause(
-        title=f"rank {first.rank} on {first.node} (device {first.device}) {kind.words}",
+        title=_title(first, kind.words),
         tail=tuple(tail[-TAIL:]),
         log=str(log),
         others="; ".join(filter(None, (ends.others(first), f"lost {', '.join(gone)}" if gone else ""))),
@@ -111,12 +111,19 @@ def find_cause(run: RunDir, state: RunState, attempt: int = 1) -> Cause:
         folder=folder,
         kernel=first.kernel,
         node=first.node,
-        rank=first.rank,
+        rank=first.rank if first.worker is None else first.worker,
         device=first.device,
         attempt=attempt,
         quoted=kind.quoted,
         passes=kind.passes,
     )
+
+
+def _title(first: RankState, words: str) -> str:
+    if first.hang and first.stands and not first.odd:
+        return f"hung for {first.hang:g} s: {first.stands}"
+    rank = first.rank if first.worker is None else first.worker
+    return f"rank {rank} on {first.node} (device {first.device}) {words}"
 
 
 def _lost(state: RunState, gone: list[str]) -> tuple[str, str]:
@@ -170,7 +177,8 @@ class _Ends:
 
     def _was_stopped(self, rank: RankState) -> bool:
         """Return True if clusterctl itself ended the rank, after the first failure."""
-        if self.failure is None or rank.signal not in AFTER_STOP:
+        signals = (*AFTER_STOP, signal.SIGABRT) if self.failure and self.failure.hang else AFTER_STOP
+        if self.failure is None or rank.signal not in signals:
             return False
         return rank.end_time > self.failure.end_time + SAME_TIME
 

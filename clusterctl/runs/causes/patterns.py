@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.ranks.stacks import NO_TOOL
+
 if TYPE_CHECKING:
     from clusterctl.runs.state import RankState
 
@@ -127,10 +129,12 @@ def how_it_ended(rank: RankState) -> str:
         return rank.world
     if rank.hang and rank.stopped:
         return f"was stopped by a signal (SIGSTOP) for {rank.hang:g} s"
+    if rank.hang and rank.odd:
+        return f"hung: {rank.stands}"
     if rank.hang and rank.silent:
         return f"hung: no rank wrote a line for {rank.hang:g} s, and this one was the last that did"
     if rank.hang:
-        return f"hung: no step in {rank.hang:g} s after step {rank.step}; its log ends with the stacks of its threads"
+        return f"hung: no step in {rank.hang:g} s after step {rank.step}"
     number = rank.signal
     if number:
         known = {int(key): phrase for key, phrase in SIGNALS.items()}
@@ -169,19 +173,13 @@ def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         less = "less data in memory, fewer loader processes, a smaller micro_batch"
         hint = f"{more}{less}; `clusterctl doctor` shows memory"
         return Kind(phrase, "killed by the kernel, out of memory", hint, sure=True)
-    if rank.hang and rank.silent:
-        seen = any("by py-spy:" in line for line in tail)
-        hint = (
-            "its log ends with the stacks of its threads"
-            if seen
-            else "install py-spy in the nodes' Python to see where each rank hangs"
-        )
-        return Kind(ended, "hung", f"{hint}; a program that is silent for long needs a longer hang_after")
     # The last lines of a stopped process say nothing about the cause.
     if rank.hang and rank.stopped:
         return Kind(
             ended, "hung", "see who sends SIGSTOP on that node; kill -CONT continues a process", sure=True
         )
+    if rank.hang:
+        return Kind(ended, "hung", _hint_of_hang(rank, tail))
     # The process could not write its message about the full disk.
     if rank.full and rank.exit_code and NO_ROOM not in output:
         return Kind(f"{ended}: {NO_ROOM}, for {rank.full}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
@@ -212,6 +210,18 @@ def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
     if rank.signal == signal.SIGTERM:
         return Kind(ended, lost_another(tail) or "stopped", hint, follows=True)
     return Kind(ended, ended.partition(";")[0], hint, sure=rank.signal in (signal.SIGSEGV, signal.SIGBUS))
+
+
+def _hint_of_hang(rank: RankState, tail: Sequence[str]) -> str:
+    """Return where more about a hang can be found, or what would have shown more."""
+    seen = any("by py-spy:" in line or "(most recent call first)" in line for line in tail)
+    hints = ["its log ends with the stacks of its threads"] if seen else []
+    if rank.unseen and not seen:
+        more = "; install py-spy in the nodes' Python to see that" if NO_TOOL in rank.unseen else ""
+        hints.append(f"where it stands is not known ({rank.unseen}){more}")
+    if rank.silent:
+        hints.append("a program that is silent for long needs a longer hang_after")
+    return "; ".join(hints)
 
 
 def _of_one_rank(tail: Sequence[str]) -> Kind | None:

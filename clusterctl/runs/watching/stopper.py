@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.runs.stop import StopRequest, read_request, stop_nodes
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
 
+Before = Callable[[StopRequest], StopRequest]
 # Seconds that `stop` has to reach the nodes before the controller sends its request to those that still run.
 OBEY = 3.0
 
@@ -32,11 +33,26 @@ class Stopper:
         self._asked_at: float | None = None
         self._obeyed = False
 
-    def stop(self, nodes: Sequence[Node], failed: str, request: StopRequest) -> None:
-        """Stop these nodes, because the node `failed` did; only the first call counts."""
+    def stop(
+        self,
+        nodes: Sequence[Node],
+        failed: str,
+        request: StopRequest,
+        before: Before = lambda request: request,
+    ) -> None:
+        """Stop these nodes, because the node `failed` did; only the first call counts.
+
+        `before` runs first, in the thread that sends the request, and may change it.
+        """
         if nodes and not self.request:
             self.request, self._failed = request, failed
-            self._thread = self._send(nodes, request)
+
+            def send() -> None:
+                self.request = before(request)
+                stop_nodes(self.connections, nodes, self.run, self.request)
+
+            self._thread = threading.Thread(target=send, daemon=True, name="stop")
+            self._thread.start()
 
     def join(self) -> None:
         """Wait until the nodes are stopped, if they are being stopped."""
@@ -62,8 +78,6 @@ class Stopper:
         elif self.request and node.name != self._failed:
             self._send([node], self.request)
 
-    def _send(self, nodes: Sequence[Node], request: StopRequest) -> threading.Thread:
+    def _send(self, nodes: Sequence[Node], request: StopRequest) -> None:
         args = (self.connections, nodes, self.run, request)
-        thread = threading.Thread(target=stop_nodes, args=args, daemon=True, name="stop")
-        thread.start()
-        return thread
+        threading.Thread(target=stop_nodes, args=args, daemon=True, name="stop").start()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
+from clusterctl.runs.causes.blame import judge
+from clusterctl.runs.causes.roll_call import Roll, call_roll, keep_roll
 from clusterctl.runs.state import SUPERVISOR_SILENCE, FollowEnd, NodeAnswer
 from clusterctl.runs.stop import StopRequest
 from clusterctl.runs.watching.kept_watch import KeptWatch
@@ -191,7 +193,8 @@ class RunWatcher:
         if update.failure:
             if not self.now:
                 self.run.add_event("failed", node=update.node, rank=update.failure.rank)
-            self._stop_rest(update.node, stacks=update.failure.hang is not None)
+            seconds = update.failure.hang
+            self._stop_rest(update.node if seconds is None else "", seconds)
         if update.supervisor:
             yield from self._check_supervisor(update.node, update.supervisor)
             return
@@ -245,8 +248,8 @@ class RunWatcher:
         return update
 
     def _call_hung(self, hung: Hang) -> Update:
-        """Record the hang as a failure of the node whose rank wrote last; all ranks write their stacks first."""
-        self._stop_rest("", stacks=True, hang=hung)
+        """Record the hang as a failure, after a roll call."""
+        self._stop_rest("", hung.seconds, hung)
         return Update(
             node=hung.node,
             note=f"no rank has written anything for {hung.seconds:g} s: it counts as hung",
@@ -276,8 +279,11 @@ class RunWatcher:
         if update.ended is not Phase.FINISHED:
             self._stop_rest(update.node)
 
-    def _stop_rest(self, failed: str, stacks: bool = False, hang: Hang | None = None) -> None:
-        """Stop the other nodes; the failed one too if it answers but its supervisor is dead."""
+    def _stop_rest(self, failed: str, hung: float | None = None, hang: Hang | None = None) -> None:
+        """Stop the other nodes; the failed one too if it answers but its supervisor is dead.
+
+        `hung`: for how many seconds ranks hang; a roll call of all nodes comes first.
+        """
         others = [
             node
             for node in self.cluster.nodes
@@ -285,7 +291,28 @@ class RunWatcher:
             or (node.name == failed and self.ends.get(failed) is Phase.LOST and failed not in self.gone)
         ]
         grace = min(self.record.job.grace, FAILED_GRACE)
-        self.stopper.stop(others, failed, StopRequest(grace, stacks, hang))
+        request = StopRequest(grace, hang=hang)
+        if hung is None:
+            self.stopper.stop(others, failed, request)
+        else:
+            self.stopper.stop(others, failed, request, partial(self._after_roll_call, hung))
+
+    def _after_roll_call(self, hung: float, request: StopRequest) -> StopRequest:
+        """Record where all ranks stand; return the request that ends them, with the rank to blame."""
+        roll = self._call_roll(hung, save=True)
+        keep_roll(self.run, self.record.attempt, roll)
+        hang, blamed = request.hang, judge(roll.ranks).blamed
+        if hang and blamed:
+            hang = replace(hang, node=blamed[0].node, rank=blamed[0].via)
+        return replace(request, hang=hang, abort=any(seen.unseen for seen in roll.ranks))
+
+    def _call_roll(self, seconds: float, *, save: bool = False) -> Roll:
+        """Report where all ranks stand, and return it."""
+        nodes = [node for node in self.cluster.nodes if node.name not in self.gone]
+        roll = call_roll(self.connections, self.record, nodes, seconds, save=save)
+        if roll.ranks:
+            self._put(Update(note=judge(roll.ranks, seconds).sentence))
+        return roll
 
     # -- connections
 

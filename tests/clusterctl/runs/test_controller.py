@@ -735,10 +735,8 @@ def test_a_stopped_rank_is_named_at_once_by_the_kernel_and_a_sleeping_one_is_not
         watched = Stopped(None)
         assert watched.find(0.0, pids) is None
         assert watched.find(9.0, pids) is None
-        # If a rank of another node hangs, the stopped one is the reason.
-        assert watched.find(9.1, pids, hung=True) == {"rank": 4, "hang": 9.1, "stopped": True}
         assert watched.find(10.5, pids) == {"rank": 4, "hang": 10.5, "stopped": True}
-        assert Stopped(0.0).find(0.0, pids, hung=True) is None
+        assert Stopped(0.0).find(0.0, pids) is None
         quick = Stopped(2.0)
         quick.find(0.0, pids)
         stopped.send_signal(signal.SIGCONT)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.state import RunState
@@ -85,7 +86,7 @@ wait_for_ever()
 """
 PY_SPY = """#!/bin/sh
 echo "$@" >>{told}
-echo "Thread 0x7F (idle): MainThread"
+echo 'Thread 0x7F (idle): "MainThread"'
 echo "    wait_for_ever (train.py:8)"
 """
 
@@ -117,23 +118,40 @@ def test_a_program_that_falls_silent_is_ended_and_says_where_it_stood(
     assert "no rank has written anything for" in said(run)
     for node, rank in (("node1", 0), ("node2", 2), ("node2", 3)):
         log = run.log(node, rank, "err").read_text()
-        assert "by py-spy:\nThread 0x7F (idle): MainThread\n    wait_for_ever (train.py:8)\n" in log
+        assert 'by py-spy:\nThread 0x7F (idle): "MainThread"\n    wait_for_ever (train.py:8)\n' in log
     asked = (tmp_path / "told").read_text().splitlines()
-    assert len(asked) == 4 and all(line.startswith("dump --nonblocking --pid ") for line in asked)
+    assert len(asked) == 4 and all(
+        line.startswith("dump --nonblocking --full-filenames --pid ") for line in asked
+    )
     cause = read_cause(run)
     assert cause is not None
-    assert cause.title.startswith("rank 2 on node2 (device 0) hung: no rank wrote a line for ")
+    assert cause.title.startswith("hung for ")
+    assert cause.title.endswith("4 of 4 ranks are in `wait_for_ever` at train.py:8: none stands out")
     assert cause.hint.startswith("its log ends with the stacks of its threads")
     assert left_of(run) == 0
 
 
-def test_without_py_spy_the_cause_says_what_would_have_told_more(
+def test_without_py_spy_python_programs_write_their_stacks_when_they_are_ended(
     tmp_path: Path, connections: Connections
 ) -> None:
     run, state = hung(tmp_path, connections, PATH="/usr/bin:/bin")
     if Path(sys.executable).with_name("py-spy").exists():
         pytest.skip("this Python has a py-spy beside it")
     assert state.phase == "failed"
-    assert "py-spy in the nodes' Python" in getattr(read_cause(run), "hint", "")
+    cause = read_cause(run)
+    assert cause is not None and cause.title.endswith("are in `wait_for_ever` at <string>:8: none stands out")
+    assert cause.hint.startswith("its log ends with the stacks of its threads")
     kept = json.loads(run.attempt_state(1).read_text())
     assert len(kept["ranks"]) == 4
+
+
+def test_a_program_whose_stacks_nobody_can_see_is_not_said_to_have_written_them(
+    tmp_path: Path, connections: Connections
+) -> None:
+    job = Job("job", ("sh", "-c", "sleep 600; true"), source="job.yaml", hang_after=3.0, grace=1.0)
+    run = launched(tmp_path, connections, job)
+    assert controlled(run, connections).phase == "failed"
+    cause = read_cause(run)
+    assert cause is not None and "stacks" not in cause.title + cause.hint
+    assert cause.title.startswith("hung for ") and "none stands out" in cause.title
+    assert "where it stands is not known (it is no Python program)" in cause.hint
