@@ -11,7 +11,8 @@ import glob
 import importlib.util
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,49 @@ class Device:
         """Return the bytes of `memory_peak` that are in use before training: on a CPU, those of libraries."""
         return _resident("VmRSS") if self.kind == "cpu" else 0
 
+    def pinned(self, tensor: Any) -> Any:
+        """Return a CPU tensor in memory that a device reads while the host continues; unchanged for a CPU."""
+        return tensor if self.kind == "cpu" else tensor.pin_memory()
+
+    def fetch(self, values: Any) -> Callable[[], list[float]]:
+        """Start to copy a tensor to this process's memory; return a function that waits for its numbers."""
+        if self.kind == "cpu":
+            found: Callable[[], list[float]] = values.tolist
+            return found
+        import torch
+
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        copied = _runtime(self.kind).Event()
+        copied.record()
+
+        def numbers() -> list[float]:
+            copied.synchronize()
+            return list(host.tolist())
+
+        return numbers
+
+    def graph_pool(self) -> Any:
+        """Return a pool of memory that several graphs share, because only one of them runs at a time."""
+        return _runtime(self.kind).graph_pool_handle()
+
+    def graph(self, pool: Any) -> Graph:
+        """Return an empty graph with memory from `pool`."""
+        return Graph(_runtime(self.kind), "NPUGraph" if self.kind == "npu" else "CUDAGraph", pool)
+
+    def restart_generator(self) -> None:
+        """Give the device's generator a new state with the old seed and counter, after a capture that failed.
+
+        Until then torch takes each draw as a part of that capture and refuses it.
+        """
+        import torch
+
+        runtime = _runtime(self.kind)
+        generator = runtime.default_generators[self.index]
+        numbers = runtime.get_rng_state(self.index)
+        generator.graphsafe_set_state(torch.Generator(self.name))
+        generator.set_state(numbers)
+
     def profiler(self) -> Any:
         """Return the module with `profile` and `schedule`: torch's or torch_npu's, which have the same interface."""
         return importlib.import_module("torch_npu.profiler" if self.kind == "npu" else "torch.profiler")
@@ -79,6 +123,25 @@ class Device:
 
         kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
         return torch.autocast(self.kind, kinds.get(precision), enabled=precision in kinds)
+
+
+class Graph:
+    """Work of a device that is captured once and then replayed by one call."""
+
+    def __init__(self, runtime: Any, kind: str, pool: Any) -> None:
+        """`runtime` is torch.cuda or torch.npu, whose class of graphs has the name `kind`."""
+        self._runtime, self._graph, self._pool = runtime, getattr(runtime, kind)(), pool
+
+    def capture(self) -> AbstractContextManager[Any]:
+        """Return a context whose work on the device is captured and not run; other threads may go on using it."""
+        context: AbstractContextManager[Any] = self._runtime.graph(
+            self._graph, pool=self._pool, capture_error_mode="thread_local"
+        )
+        return context
+
+    def replay(self) -> None:
+        """Start the captured work."""
+        self._graph.replay()
 
 
 class Stopwatch:

@@ -77,8 +77,8 @@ class ModelConfig:
     dropout: float = setting(0.0, least=0.0, below=1.0)
     """Probability of dropping an activation, in training only."""
     attention_dropout: float = setting(0.0, least=0.0, below=1.0)
-    """Probability of dropping an attention probability, in training only. Above 0, all scores are stored, except on
-    CPUs.
+    """Probability of dropping an attention probability, in training only. Above 0, NPUs store all
+    scores.
     """
     label_smoothing: float = setting(0.0, least=0.0, below=1.0)
     """Fraction of each target's probability that is spread evenly over the vocabulary, in training only."""

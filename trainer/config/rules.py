@@ -64,6 +64,7 @@ def between_keys(config: TrainConfig, layout: Layout, before: Sequence[Fault] = 
         (_chip_faults(config), "precision hardware.chip hardware.kind"),
         (_precision_faults(config), "precision loss_scale"),
         (_native_faults(config), "native"),
+        (_compile_faults(config), "compile model parallel zero engine tune recompute"),
         (_save_faults(config), "save"),
         (_init_faults(config), "init resume"),
         (_task_faults(config), "eval engine parallel zero data.tokenizer"),
@@ -80,6 +81,17 @@ def _native_faults(config: TrainConfig) -> Iterator[Fault]:
         native.check(config.native)
     except native.BadRequest as error:
         yield Fault("train.native", str(error), "`python -m native` lists the ops and their backends")
+
+
+def _compile_faults(config: TrainConfig) -> Iterator[Fault]:
+    if config.compile != "graph":
+        return
+    if config.hardware.kind == "cpu":
+        yield Fault("train.compile", "a CPU has no graphs", "use compile: auto")
+    elif config.capture_fault:
+        yield Fault(
+            "train.compile", f"no graph is possible: {config.capture_fault}", "use compile: auto or off"
+        )
 
 
 def _save_faults(config: TrainConfig) -> Iterator[Fault]:

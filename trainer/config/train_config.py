@@ -78,6 +78,9 @@ class TrainConfig:
     """Recompute activations instead of storing them: none, full, selective, or a mapping."""
     native: str | dict[str, str] = setting("auto")  # noqa: RUF009
     """Backend of the fused ops: auto, a name, or a mapping of ops to names."""
+    compile: str = setting("auto", choices=("auto", "graph", "off"))
+    """graph: capture the work of a micro-batch as a graph of the device and replay it, so that the device does not wait
+    for Python. off: run op by op. auto: graph on CUDA, where the layout and the model allow it."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Validation."""
     save: SaveConfig = field(default_factory=SaveConfig)
@@ -125,6 +128,29 @@ class TrainConfig:
         the next matrix is computed, and adapters store their input.
         """
         return kind == "cpu" and self.engine == "torch" and not self.tune.lora.rank
+
+    def captures(self, kind: str) -> bool:
+        """Return whether a device of this kind replays each micro-batch as a captured graph."""
+        wanted = kind == "cuda" if self.compile == "auto" else self.compile == "graph" and kind != "cpu"
+        return wanted and not self.capture_fault
+
+    @property
+    def capture_fault(self) -> str:
+        """Return why a micro-batch of this training cannot be captured as a graph, or ""."""
+        parallel, drops = self.parallel, self.model.dropout or self.model.attention_dropout
+        faults = {
+            "engine is deepspeed": self.engine == "deepspeed",
+            "tensor, pipeline or context parallel ranks exchange within a micro-batch": max(
+                parallel.tensor, parallel.pipeline, parallel.context
+            )
+            > 1,
+            f"zero is {self.zero}, which gathers weights within a micro-batch": self.zero >= 2,
+            "the number of rows of an expert varies": self.model.experts > 0,
+            "samples of a GLM vary in length": self.model.kind == "glm",
+            "samples of a task vary in length": bool(self.tune.task),
+            "recomputation draws the masks of dropout again": bool(drops) and self.recompute.mode != "none",
+        }
+        return next((fault for fault, is_given in faults.items() if is_given), "")
 
     @cached_property
     def batches(self) -> BatchSizes:

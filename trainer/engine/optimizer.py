@@ -124,7 +124,9 @@ class ShardedAdamW:
             split(self.masters.pop(name), parameter, self.remainders[name], square)
 
     @torch.no_grad()
-    def step(self, rate: float, gradients: Mapping[str, Tensor] | None = None, factor: float = 1.0) -> None:
+    def step(
+        self, rate: float, gradients: Mapping[str, Tensor] | None = None, factor: float | Tensor = 1.0
+    ) -> None:
         """Update the parameters by the gradients times `factor`; then every rank has all new values.
 
         `gradients` are those of all parameters, in any type; by default the `grad` of each parameter. Afterwards their

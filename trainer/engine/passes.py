@@ -49,12 +49,23 @@ class SingleStageRunner:
         for i, micro in enumerate(batch):
             if i == len(batch) - 1:
                 before_last()
-            self.model.aux_weight = weights[i]
-            loss = model_loss(self.model, self.model, micro, self.device, self.precision) * weights[i]
-            loss.backward()
-            total += loss.detach()
+            total += self.run(micro, weights[i])
         own.stop()
         return total
+
+    def run(self, micro: Micro, weight: float) -> Tensor:
+        """Compute the gradients of the micro-batch's loss times `weight`; return this product."""
+        self.model.check_ids(micro)
+        self.model.aux_weight = weight
+        return self.both_passes(moved(micro, self.device), weight)
+
+    def both_passes(self, inputs: Micro, weight: float | Tensor) -> Tensor:
+        """Run the forward and the backward pass of inputs on the device; return the loss times `weight`."""
+        with self.device.autocast(self.precision):
+            loss = self.model(*self.model.arguments(inputs)) * weight
+        loss.backward()
+        result: Tensor = loss.detach()
+        return result
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> float:
@@ -73,9 +84,14 @@ def model_loss(
 ) -> Tensor:
     """Return the mean loss of one micro-batch; `run` is the model, or an engine's wrapper of it."""
     model.check_ids(micro)
-    moved = [part.to(device.name, non_blocking=True) for part in micro]
+    inputs = moved(micro, device)
     with device.autocast(precision):
-        return run(*model.arguments(moved))
+        return run(*model.arguments(inputs))
+
+
+def moved(micro: Micro, device: Device) -> Micro:
+    """Return the micro-batch on the device; the host does not wait for the copy."""
+    return [device.pinned(part).to(device.name, non_blocking=True) for part in micro]
 
 
 def tokens_of(batch: Batch, ranks: int, sequence: int, joined: bool = False) -> int:

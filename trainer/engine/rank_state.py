@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -46,7 +49,11 @@ class RankState(Protocol):
     def wait(self) -> None:
         """Wait until every gradient is the sum over data parallel ranks, parts of the sequence and tied copies."""
 
-    def clip(self, limit: float, scale: float = 1.0) -> float:
+    @property
+    def skips(self) -> bool:
+        """Return whether `update` changes nothing if the norm is not finite, so that the host need not wait for it."""
+
+    def clip(self, limit: float, scale: float = 1.0) -> Tensor:
         """Return the gradients' norm over the whole model; `update` will scale them down to `limit` if it is not 0.
 
         `scale`: the factor of the loss; norm and update are divided by it.
@@ -54,6 +61,9 @@ class RankState(Protocol):
 
     def update(self, rate: float) -> None:
         """Take one optimizer step; then every rank has the new weights."""
+
+    def skipped(self) -> None:
+        """Note that the last update changed nothing, because the norm was not finite."""
 
     def parts(self) -> list[Part]:
         """Return this rank's parts of all learned weights and moments. Not a collective."""
@@ -96,7 +106,8 @@ class ReplicatedState:
             )
             for name in self.fixed.keys() & set(names):
                 self.fixed[name].data = self.fixed[name].data.to(COMPUTED_IN[config.precision])
-        self.factor = 1.0
+        self.factor: float | Tensor = 1.0
+        self.skips = self.optimizer.ops.reads_factor
 
     def clear(self) -> None:
         self.gradients.clear()
@@ -109,14 +120,20 @@ class ReplicatedState:
     def wait(self) -> None:
         self.gradients.wait()
 
-    def clip(self, limit: float, scale: float = 1.0) -> float:
+    def clip(self, limit: float, scale: float = 1.0) -> Tensor:
         norm = self.gradients.norm(self.ops.square_sum) / scale
-        self.factor = clip_factor(norm, limit) / scale
+        if self.skips:
+            self.factor = clip_factor_on_device(norm, limit, scale)
+        else:
+            self.factor = clip_factor(float(norm), limit) / scale
         return norm
 
     def update(self, rate: float) -> None:
         self.optimizer.step(rate, self.gradients.gradients(), self.factor)
         self.gradients.clear()
+
+    def skipped(self) -> None:
+        self.optimizer.taken -= 1
 
     def parts(self) -> list[Part]:
         data, parallel, pipeline = self.optimizer.group, self.parallel, self.gradients.pipeline
@@ -176,6 +193,27 @@ def load_parameters(model: Model, arriving: Arriving) -> None:
 BUCKET_BYTES = 25 << 20
 
 
+class Mode(Enum):
+    """What a backward pass does with a gradient."""
+
+    KEEP = "keep"
+    """Leave it to autograd, because nothing will be added to it."""
+    WRITE = "write"
+    """Write it into the buffer."""
+    ADD = "add"
+    """Add it to the buffer."""
+
+
+@dataclass
+class Arrived:
+    """The gradients of a captured pass, which each replay computes again in the same memory."""
+
+    added: set[str] = field(default_factory=set)
+    """The names of those in the buffer."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """Those that autograd keeps."""
+
+
 class GradientBuffer:
     """Adds gradients of any type in fp32 and sums them over the ranks, in pieces, during the backward pass.
 
@@ -202,6 +240,8 @@ class GradientBuffer:
         self.last: Collection[str] = ()
         # Parameters whose gradients are in the buffer.
         self.added: set[str] = set()
+        # Whether a pass is captured, so that ranks exchange nothing in it.
+        self.records = False
         # Approximately the order in which the backward pass completes the gradients.
         ordered = list(parameters)[::-1]
         self.pieces = _pieces(ordered, parameters)
@@ -244,12 +284,7 @@ class GradientBuffer:
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        if (
-            name in self.last
-            and not self.travels
-            and not self.parallel.divides_sequence
-            and name not in self.added
-        ):
+        if name in self.last and self.mode is Mode.KEEP:
             # No other gradient will be added to this one.
             return
         if name in self.added:
@@ -258,9 +293,37 @@ class GradientBuffer:
             self.views[name].copy_(parameter.grad)
         self.added.add(name)
         parameter.grad = None
-        if name in self.last and self.travels:
+        if name in self.last and self.travels and not self.records:
             self.waiting[self.piece_of[name]] -= 1
             self._send_ready()
+
+    @property
+    def mode(self) -> Mode:
+        """Return what the next backward pass does with gradients that are not in the buffer yet."""
+        if self.added:
+            return Mode.ADD
+        alone = not self.travels and not self.parallel.divides_sequence
+        return Mode.KEEP if self.last and alone else Mode.WRITE
+
+    @contextmanager
+    def recording(self) -> Iterator[Arrived]:
+        """Record which gradients a captured pass computes; afterwards nothing has arrived yet."""
+        before, self.records = set(self.added), True
+        arrived = Arrived()
+        try:
+            yield arrived
+            arrived.added |= self.added
+            arrived.kept |= {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        finally:
+            self.added, self.records = before, False
+            for parameter in self.parameters.values():
+                parameter.grad = None
+
+    def replayed(self, arrived: Arrived) -> None:
+        """Note the gradients that a replayed pass has computed; `wait` sums them over the ranks."""
+        self.added |= arrived.added
+        for name, gradient in arrived.kept.items():
+            self.parameters[name].grad = gradient
 
     def _send_ready(self) -> None:
         """Start summing complete pieces, in an order that is the same on every rank."""
@@ -318,11 +381,11 @@ class GradientBuffer:
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
             part.copy_(summed.view_as(part))
 
-    def norm(self, square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum) -> float:
+    def norm(self, square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum) -> Tensor:
         """Return the norm over all parts of the model."""
         gradients = self.gradients().items()
         counted = {name: gradient for name, gradient in gradients if self.pipeline.counts(name)}
-        return float(norm_of(counted, self.cuts, self.parallel, self.pipeline, square_sum).item())
+        return norm_of(counted, self.cuts, self.parallel, self.pipeline, square_sum)
 
 
 def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
@@ -359,3 +422,9 @@ def norm_of(
 def clip_factor(norm: float, limit: float) -> float:
     """Return the factor that scales gradients of this norm down to `limit`; 1 if `limit` is 0."""
     return limit / (norm + 1e-6) if 0 < limit < norm < float("inf") else 1.0
+
+
+def clip_factor_on_device(norm: Tensor, limit: float, scale: float) -> Tensor:
+    """Return `clip_factor` over `scale` as a tensor on the norm's device; NaN for a norm that is not finite."""
+    factor = torch.where(norm > limit, limit / (norm + 1e-6), 1.0) if limit > 0 else torch.ones_like(norm)
+    return torch.where(norm < float("inf"), factor / scale, float("nan"))

@@ -62,6 +62,7 @@ class ShardedState:
         own = {name: part for name, part in {**self.whole, **self.rows}.items() if part.numel()}
         self.optimizer = ShardedAdamW(own, config.optimizer, data, zero=0, host=moves_optimizer(config, data))
         self.factor = 1.0
+        self.skips = False
 
     def clear(self) -> None:
         self.gradients.clear()
@@ -97,10 +98,10 @@ class ShardedState:
         for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
             part.copy_(summed.view_as(part))
 
-    def clip(self, limit: float, scale: float = 1.0) -> float:
+    def clip(self, limit: float, scale: float = 1.0) -> Tensor:
         norm = math.sqrt(self._square()) / scale
         self.factor = clip_factor(norm, limit) / scale
-        return norm
+        return torch.tensor(norm)
 
     def _square(self) -> float:
         """Return the norm's square: each rank adds its rows, and the first rank adds what every rank has whole."""
@@ -124,6 +125,9 @@ class ShardedState:
     def update(self, rate: float) -> None:
         self._reshard()
         self.optimizer.step(rate, factor=self.factor)
+
+    def skipped(self) -> None:
+        """Do nothing: no update skips."""
 
     def _reshard(self) -> None:
         """Free gathered weights, which an evaluation keeps and which the update would make stale."""

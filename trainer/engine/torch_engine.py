@@ -99,10 +99,21 @@ class TorchEngine:
         self.shapes = shapes or shapes_of(model, model.parallel)
         self.loss_scale = LossScale(config.loss_scale if config.precision == "fp16" else None)
         self.rank_state = _rank_state(model, config, groups)
-        self.runner: MicroBatchRunner = SingleStageRunner(model, device, config.precision, groups.data)
-        if groups.pipeline.stages > 1:
-            self.runner = PipelineRunner(model, device, config.precision, groups.data, groups.pipeline)
+        self.runner = self._runner()
         self._steps = 0
+
+    def _runner(self) -> MicroBatchRunner:
+        """Return what runs the micro-batches of this layout on this device."""
+        given = self.model, self.device, self.config.precision, self.groups.data
+        if self.groups.pipeline.stages > 1:
+            return PipelineRunner(*given, self.groups.pipeline)
+        state = self.rank_state
+        if self.config.captures(self.device.kind) and isinstance(state, ReplicatedState):
+            # Import it only here: a CPU has no graphs.
+            from trainer.engine.captured import CapturedRunner
+
+            return CapturedRunner(*given, state.gradients)
+        return SingleStageRunner(*given)
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
         torch.manual_seed(seed)
@@ -112,11 +123,18 @@ class TorchEngine:
         own = self.device.stopwatch()
         total = self.runner.step(batch, weights, own, self.rank_state.last_backward)
         self.rank_state.wait()
-        norm = self.rank_state.clip(self.config.optimizer.clip, scale)
+        measured = self.rank_state.clip(self.config.optimizer.clip, scale)
+        report = self.device.fetch(torch.stack([measured.to(total.device), total]))
+        if self.rank_state.skips:
+            # The device computes the update while the host waits for the norm.
+            self.rank_state.update(rate)
+        norm, own_loss = report()
         # This is also False for NaN.
         finite = norm < float("inf")
-        if finite:
+        if finite and not self.rank_state.skips:
             self.rank_state.update(rate)
+        elif not finite and self.rank_state.skips:
+            self.rank_state.skipped()
         calibrating = not finite and self.loss_scale.can_fall
         self.loss_scale.update(overflow=not finite)
         self._steps += 1
@@ -125,7 +143,7 @@ class TorchEngine:
             return_unused_memory()
         readers = data.world // self.groups.context.size
         tokens = tokens_of(batch, readers, self.config.model.sequence, self.model.joins_samples)
-        mean = self.groups.pipeline.total(data.total(float(total.item())), self.device) / scale
+        mean = self.groups.pipeline.total(data.total(own_loss), self.device) / scale
         used = scale if self.config.precision == "fp16" else None
         return StepResult(mean, norm, tokens, not finite, own.seconds(), used, calibrating)
 

@@ -207,8 +207,12 @@ def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
     }
     for key in (key for key, given in masked.items() if given and device.kind == "cuda"):
         yield f"note: {key} uses torch's attention with a mask, not the fused op"
-    if config.model.attention_dropout and device.kind != "cpu":
+    if config.model.attention_dropout and device.kind == "npu":
         yield "note: train.model.attention_dropout needs all scores: training uses torch's products, not the fused op"
+    if config.compile == "auto" and device.kind == "cuda" and config.capture_fault:
+        yield f"note: training steps run op by op, not as a captured graph: {config.capture_fault}"
+    if config.compile == "graph" and device.kind == "cpu":
+        yield "note: train.compile: graph has no effect on a CPU"
     if config.offload and device.kind == "cpu" and not uses_disk(config.deepspeed):
         yield "note: train.offload has no effect on a CPU"
     if config.model.kind == "glm" and not config.data.tokenizer:
