@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from trainer.config.data import DataConfig, Source, split_fractions  # noqa: E402
+from trainer.config.data import DataConfig, Source  # noqa: E402
 from trainer.corpus.indexed import write_index  # noqa: E402
-from trainer.samples.gpt import split_bounds  # noqa: E402
+from trainer.splits import split_bounds, split_fractions  # noqa: E402
 
 GOLDENS = ROOT / "tests" / "cases" / "samples" / "megatron-core-0.16.1.json"
 CASES = 1000

@@ -288,7 +288,12 @@ class Checkpointer:
         # The results do not depend on how masters are stored.
         now["optimizer"]["masters"] = then["optimizer"]["masters"]
         pairs = {key: (then[key], now[key]) for key in ("steps", "optimizer", "seed")}
-        pairs["order of samples"] = (found.manifest.data.order, self.data.order)
+        order = found.manifest.data.order
+        # Old checkpoints have no `ends`.
+        pairs["order of samples"] = (
+            order,
+            {k: v for k, v in self.data.order.items() if k in order or k != "ends"},
+        )
         return [
             f"note: {key} was {before!r} at the checkpoint and is {after!r}: not the course of one run"
             for key, (before, after) in pairs.items()

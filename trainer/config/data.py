@@ -9,6 +9,7 @@ from typing import Any
 from trainer.config.glm import Infilling, Windows
 from trainer.config.reader import setting
 from trainer.errors import Fault
+from trainer.splits import split_fractions
 
 # Limit of corpora of a blend, which numbers them with two bytes, as Megatron-core does.
 MOST_CORPORA = 32767
@@ -92,7 +93,7 @@ class DataIdentity:
     corpora: tuple[str, ...] = ()
     """A hash of each training corpus: of its .idx file, or of the file of a task."""
     order: Mapping[str, object] = field(default_factory=dict)
-    """What the order of the samples depends on."""
+    """What the order of the samples depends on; `ends` are those of train, valid and test in each corpus."""
     tokens: tuple[str, ...] | None = None
     """A hash of some tokens of each corpus; None where the corpora are files of a task, and in old checkpoints."""
 
@@ -174,16 +175,3 @@ def _weight_faults(key: str, sources: tuple[Source, ...]) -> list[Fault]:
     if len(sources) > MOST_CORPORA:
         faults.append(Fault(key, f"names {len(sources)} corpora; at most {MOST_CORPORA} can be told apart"))
     return faults
-
-
-def split_fractions(text: str) -> list[float]:
-    """Return three fractions that add up to 1, from text like `949,50,1`."""
-    try:
-        parts = [float(part) for part in text.replace("/", ",").split(",") if part.strip()]
-    except ValueError:
-        raise ValueError(f"{text!r} is not a list of numbers") from None
-    if not 1 <= len(parts) <= 3 or min(parts) < 0 or not 0 < sum(parts) < float("inf"):
-        raise ValueError(f"{text!r} is not one to three numbers, none negative, not all zero")
-    parts += [0.0] * (3 - len(parts))
-    total = sum(parts)
-    return [part / total for part in parts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections import Counter
@@ -28,6 +27,7 @@ from trainer.corpus.store import BAD_KEPT, hashes_path
 from trainer.corpus.verify import read_manifest
 from trainer.errors import DataError
 from trainer.files import sha256
+from trainer.splits import split_bounds
 
 TOKENS_AT_ONCE = 1 << 24
 NAMES = ("train", "valid", "test")
@@ -91,17 +91,12 @@ def _even_edges(corpus: Corpus, parts: int) -> list[int]:
 
 def _fraction_edges(corpus: Corpus, fractions: str) -> list[int]:
     try:
-        numbers = [float(number) for number in fractions.split(",")]
+        bounds = split_bounds(fractions, corpus.documents)
     except ValueError:
-        numbers = []
-    # A sum that is not finite has a share that is NaN or infinite.
-    if not 1 <= len(numbers) <= 3 or min(numbers) < 0 or not 0 < sum(numbers) < math.inf:
-        raise DataError(f"--split {fractions}: must be one to three shares", "as in --split 949,50,1")
-    edges, total = [0], 0.0
-    for share in [*numbers, 0.0, 0.0][:3]:
-        total += share / sum(numbers)
-        edges.append(round(total * corpus.documents))
-    return edges
+        raise DataError(
+            f"--split {fractions}: must be one to three shares", "as in --split 949,50,1"
+        ) from None
+    return [0, *(end for _, end in bounds)]
 
 
 def _refuse_existing(names: Iterable[Path], overwrite: bool) -> None:

@@ -12,7 +12,7 @@ from trainer.evaluate.rows import read_records, read_text
 from trainer.evaluate.statistics import Metric, ratio_perplexity
 from trainer.evaluate.task import Inputs, sums
 from trainer.evaluate.text import Reader
-from trainer.samples.gpt import SPLITS, split_bounds
+from trainer.splits import SPLITS, split_bounds
 
 CONVENTIONS = ("documents", "stream")
 EXAMPLE = '{"text": "one document"}'

@@ -15,8 +15,9 @@ from trainer.errors import Fault, TrainerError
 from trainer.plan.checks import CorpusUse
 from trainer.samples.blend import blend_fault, normal, split_fault
 from trainer.samples.dataset import WHOLE
-from trainer.samples.gpt import SPLITS, split_bounds, tokens_of
+from trainer.samples.gpt import tokens_of
 from trainer.samples.known_ids import ids_fault, text_ids
+from trainer.splits import SPLITS, split_bounds
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig

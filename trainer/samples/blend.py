@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from native.samples import sample_index
-from trainer.config.data import split_fractions
-from trainer.samples.gpt import SPLITS, Samples, split_bounds, tokens_of
+from trainer.samples.gpt import Samples, tokens_of
+from trainer.splits import SPLITS, split_bounds, split_fractions
 
 # Each corpus provides this much more than its share, so that rounding cannot exhaust it.
 SURPLUS = 0.005

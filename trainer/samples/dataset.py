@@ -30,15 +30,8 @@ from trainer.samples.blend import (
 )
 from trainer.samples.cache import Arrays, IndexCache
 from trainer.samples.glm_blanks import GlmBatch
-from trainer.samples.gpt import (
-    SPLITS,
-    Bounds,
-    Order,
-    Recipe,
-    Samples,
-    follow,
-    split_bounds,
-)
+from trainer.samples.gpt import Order, Recipe, Samples, follow
+from trainer.splits import SPLITS, Bounds, split_bounds
 
 # The split of a corpus that serves one part only.
 WHOLE = "1,0,0"
@@ -96,6 +89,10 @@ class Data:
         for key, plain in (("windows", Windows()), ("infilling", Infilling())):
             if getattr(self.config, key) != plain:
                 order[key] = asdict(getattr(self.config, key))
+        if not self.config.parted:
+            corpora = (self.corpora[source.prefix] for source in sources)
+            ends = (split_bounds(self.config.split, len(corpus.lengths)) for corpus in corpora)
+            order["ends"] = [[end for _, end in bounds] for bounds in ends]
         return DataIdentity(
             tuple(self.hashes[source.prefix] for source in sources),
             order,

@@ -29,7 +29,7 @@ from trainer.samples.glm_windows import (
     generator,
     sentence_ends,
 )
-from trainer.samples.gpt import SPLITS, split_bounds
+from trainer.splits import SPLITS, split_bounds
 
 # Separates the random choice of a corpus from the choices within it (glm_blanks.BLANKS is 1).
 CORPUS = 2

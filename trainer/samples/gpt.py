@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from native.samples import sample_index
-from trainer.config.data import split_fractions
 from trainer.corpus.indexed import Corpus
-
-SPLITS = ("train", "valid", "test")
-Bounds = tuple[int, int]
+from trainer.splits import Bounds
 
 # Threads that look for the starts of samples: memory bandwidth limits them beyond this number.
 MOST_THREADS = 8
@@ -28,15 +24,6 @@ INT32 = 2**31 - 1
 WIDE_SHUFFLE = 2**32 - 2
 # Number of items from which compiled code shuffles.
 MOST_SHUFFLED = 2**32 - 1
-
-
-def split_bounds(split: str, sequences: int) -> list[Bounds]:
-    """Return the half-open ranges of the sequences of train, valid and test."""
-    edges, total = [0], 0.0
-    for fraction in split_fractions(split):
-        total += fraction
-        edges.append(round(total * float(sequences)))
-    return list(pairwise(edges))
 
 
 def epochs_for(samples: int | None, sequence: int, tokens: int) -> int:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from trainer.config.data import split_fractions
 from trainer.config.parts import ParallelConfig
 from trainer.errors import ConfigFaults
 from trainer.plan.resolve import read_config, try_config
 from trainer.plan.summary import check
+from trainer.splits import split_fractions
 
 Make = Callable[..., dict[str, Any]]
 

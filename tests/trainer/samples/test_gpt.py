@@ -19,8 +19,8 @@ from trainer.samples.gpt import (
     follow,
     plain_starts,
     sample_starts,
-    split_bounds,
 )
+from trainer.splits import split_bounds, split_fractions
 
 # Of cases; each a test, so that a failure names where to look.
 BLOCKS = 20
@@ -150,6 +150,15 @@ def test_samples_come_in_the_order_of_the_recipe(
 def test_splits_meet_without_gap_or_overlap() -> None:
     assert split_bounds("949,50,1", 79) == [(0, 75), (75, 79), (79, 79)]
     assert split_bounds("1,1,1", 10) == [(0, 3), (3, 7), (7, 10)]
+
+
+def test_every_python_adds_shares_as_megatron_does() -> None:
+    """The sum of the shares is 1 - 2^-53; from Python 3.12 on, the built-in `sum` gives 1."""
+    assert split_fractions("0.7,0.2,0.1") == (np.array([0.7, 0.2, 0.1]) / np.sum([0.7, 0.2, 0.1])).tolist()
+    assert split_fractions("0.7,0.2,0.1") != [0.7, 0.2, 0.1]
+    for text in ("0.7,0.2,0.1", "0.3,0.3,0.3", "98.3,1.4,0.3", "1e16,1,1"):
+        shares = np.array([float(part) for part in text.split(",")])
+        assert split_fractions(text) == (shares / np.sum(shares)).tolist()
 
 
 @pytest.mark.parametrize("seed", range(6))

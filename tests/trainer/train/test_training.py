@@ -17,6 +17,7 @@ from native import products
 from native.registry import OPS
 from trainer.corpus.indexed import Writer
 from trainer.errors import CheckpointError, DataError, InputError, TrainingFailed
+from trainer.samples import dataset
 
 TrainHere = Callable[..., Any]
 Read = Callable[..., list[dict[str, Any]]]
@@ -135,6 +136,19 @@ def test_other_settings_at_a_resume_are_noted(tmp_path: Path, train_here: TrainH
     train_here(tmp_path, stop_after=2)
     train_here(tmp_path, optimizer={"lr": 1e-4})
     assert any("optimizer was" in note for note in metrics(tmp_path, "start")[1]["notes"])
+
+
+def test_a_resume_notes_parts_that_begin_elsewhere(
+    tmp_path: Path, train_here: TrainHere, metrics: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as other:
+        # As a Python or a version whose rounding differs.
+        other.setattr(dataset, "split_bounds", lambda split, n: [(0, n - 9), (n - 9, n - 1), (n - 1, n)])
+        train_here(tmp_path, stop_after=2)
+    train_here(tmp_path, stop_after=3)
+    train_here(tmp_path, stop_after=4)
+    _, second, third = (" ".join(line["notes"]) for line in metrics(tmp_path, "start"))
+    assert "order of samples was" in second and "order of samples" not in third
 
 
 def test_a_loss_that_is_not_finite_ends_the_training_in_words(
