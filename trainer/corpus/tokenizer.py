@@ -113,9 +113,30 @@ class Tokenizer:
     @cached_property
     def eos(self) -> int:
         """The id of the token that ends an answer: the tokenizer's `eos_token`, else the end of a document."""
-        named = self.side_files.tokens.get("eos_token")
-        number = self.id_of(named) if named else None
+        number = self.id_of(self.side_files.tokens.get("eos_token", ""))
         return self.eod if number is None else number
+
+    @cached_property
+    def bos(self) -> int | None:
+        """The id of the tokenizer's `bos_token`, or None."""
+        return self.id_of(self.side_files.tokens.get("bos_token", ""))
+
+    def prefix(self, add_bos: bool | None = None) -> tuple[int, ...]:
+        """Return the ids that precede a prompt: those that the tokenizer's post-processor puts there.
+
+        `add_bos`: True also adds a `bos_token` that the post-processor leaves out, False adds nothing.
+        """
+        encoding = self._inner.encode("a", add_special_tokens=True)
+        count = next((at for at, mark in enumerate(encoding.special_tokens_mask) if not mark), 0)
+        found = tuple(encoding.ids[:count])
+        if add_bos and not found:
+            if self.bos is None:
+                raise DataError(
+                    f"{self.source}: has no bos_token",
+                    "leave out --add-bos, or name it in tokenizer_config.json",
+                )
+            return (self.bos,)
+        return () if add_bos is False else found
 
     def bytes_of(self, number: int) -> bytes:
         """Return the bytes of text that a token stands for; of an added token, its spelling."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer.env import Env
 from trainer.errors import InputError
-from trainer.generate.command import device_kind
+from trainer.generate.command import add_bos_argument, device_kind
 
 # Seconds between two lines of progress: on a terminal, and otherwise.
 EVERY = (0.5, 30.0)
@@ -34,6 +34,7 @@ def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--device", default="", help="default: the best available")
     parser.add_argument("--weights", default="fp32", help="type of matrices on a device: fp32, bf16 or fp16")
+    add_bos_argument(parser)
     parser.add_argument("--json", action="store_true")
 
 
@@ -49,8 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
     kind = device_kind(arguments.device) or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, None, deterministic=False)
     group = Group.join(own, device)
-    weights = arguments.weights
-    subject = Subject.load(arguments.checkpoint, arguments.tokenizer, device, arguments.base, weights)
+    subject = Subject.load(
+        arguments.checkpoint,
+        arguments.tokenizer,
+        device,
+        arguments.base,
+        arguments.weights,
+        arguments.add_bos,
+    )
     options = Options(
         arguments.convention, arguments.stride, arguments.pattern, arguments.split, arguments.limit
     )

@@ -37,7 +37,7 @@ class Perplexity:
 
     def _examples(self, documents: Sequence[Sequence[int]], reader: Reader) -> list[Example]:
         if self.convention == "documents":
-            return [reader.rolling(ids) for ids in documents]
+            return [reader.rolling(ids, reader.tokenizer.eod) for ids in documents]
         stream = [token for ids in documents for token in ids]
         return [Example((request,)) for request in reader.overlapping(stream, reader.window)]
 

@@ -75,10 +75,12 @@ class Subject:
         device: Device,
         base: Path | None = None,
         weights: str = "fp32",
+        add_bos: bool | None = None,
     ) -> Subject:
         """Load a checkpoint and its tokenizer; refuse a tokenizer with more ids than the model.
 
-        base: the base weights of adapters, if they were moved. weights: the type of matrices on a device.
+        base: the base weights of adapters, if they were moved. weights: the type of matrices on a device. add_bos: as
+        in `Tokenizer.prefix`.
         """
         if weights != "fp32" and device.kind == "cpu":
             raise InputError(f"--weights {weights}: a CPU evaluates in fp32", "leave out --weights")
@@ -94,7 +96,8 @@ class Subject:
         glm = None
         if isinstance(model, GLM):
             glm = own_tokens(model, loaded, checkpoint.manifest.config.data)
-        return cls(checkpoint, model, Reader(loaded, model.config.sequence, glm), weights)
+        reader = Reader(loaded, model.config.sequence, glm, loaded.prefix(add_bos))
+        return cls(checkpoint, model, reader, weights)
 
 
 Report = Callable[[int, int, int], None]
@@ -155,7 +158,8 @@ def _inputs(subject: Subject, order: Order) -> Inputs:
 def _source(subject: Subject, order: Order, inputs: Inputs, task: Task) -> Source:
     prefix = prefix_of(inputs.data)
     path = subject.checkpoint.path
-    narrow = {} if subject.weights == "fp32" else {"weights": subject.weights}
+    more: dict[str, object] = {} if subject.weights == "fp32" else {"weights": subject.weights}
+    more |= {"prefix": list(subject.reader.prefix)} if subject.reader.prefix else {}
     return Source(
         order.task,
         task.convention,
@@ -165,7 +169,7 @@ def _source(subject: Subject, order: Order, inputs: Inputs, task: Task) -> Sourc
         str(inputs.data),
         sha256(idx_path(prefix) if prefix else inputs.data),
         subject.reader.tokenizer.sha256,
-        order.options.__dict__ | {"convention": task.convention} | narrow,
+        order.options.__dict__ | {"convention": task.convention} | more,
     )
 
 

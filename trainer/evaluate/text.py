@@ -20,18 +20,32 @@ class Reader:
     """The most tokens that the model reads at a time."""
     glm: GlmTokens | None = None
     """GLM's special tokens, if the model is a GLM."""
+    prefix: tuple[int, ...] = ()
+    """The ids that precede a text."""
+
+    @property
+    def start(self) -> int:
+        """Return the id before a text without a context: the tokenizer's `bos_token`, else its end."""
+        return self.tokenizer.eos if self.tokenizer.bos is None else self.tokenizer.bos
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text after the prefix, unless the text begins with the first token already."""
+        begins = text.startswith(self.tokenizer.token_of(self.start) or "\0")
+        return [*(() if begins else self.prefix), *self.tokenizer.encode(text)]
 
     def continuation(self, context: str, target: str) -> tuple[Request, bool]:
         """Return the request for a target that continues a context, and whether the context was cut.
 
         As in lm-eval: spaces at the end of the context are moved to the target, context and target are encoded
-        together, and an empty context becomes an end-of-document token.
+        together, and an empty context becomes the token that begins a text.
         """
+        if not context:
+            return self.cut([self.start], self.tokenizer.encode(target))
         stripped = context.rstrip()
         context, target = stripped, context[len(stripped) :] + target
-        whole = self.tokenizer.encode(context + target)
-        before = self.tokenizer.encode(context) if context else []
-        ids = (before or [self.tokenizer.eod], whole[len(before) :])
+        whole = self.encode(context + target)
+        before = self.encode(context) if context else list(self.prefix)
+        ids = (before or [self.start], whole[len(before) :])
         return self.cut(*ids)
 
     def cut(self, context: Sequence[int], target: Sequence[int]) -> tuple[Request, bool]:
@@ -42,12 +56,12 @@ class Reader:
             raise InputError(problem, "score texts of at least one token that fit the window")
         return Request(tuple(context[-room:]), tuple(target)), len(context) > room
 
-    def rolling(self, ids: Sequence[int]) -> Example:
+    def rolling(self, ids: Sequence[int], start: int) -> Example:
         """Return requests that score each token of a document once, in disjoint windows, as lm-eval does.
 
-        The first window begins with an end-of-document token; the last is filled up with earlier tokens as context.
+        The first window begins with the token `start`; the last is filled up with earlier tokens as context.
         """
-        known, requests = [self.tokenizer.eod, *ids], []
+        known, requests = [start, *ids], []
         for start in range(0, len(ids), self.window):
             end = min(start + self.window, len(ids))
             # `known` is shifted by one: known[i] precedes ids[i].

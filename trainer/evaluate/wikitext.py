@@ -41,8 +41,10 @@ class Articles:
         pages = [str(record.value["page"]) for record in records]
         self.words = [float(len(re.split(r"\s+", page))) for page in pages]
         self.bytes = [float(len(page.encode())) for page in pages]
-        encode, rolling = inputs.reader.tokenizer.encode, inputs.reader.rolling
-        self.examples = [rolling(encode(detokenize.wikitext(page))) for page in pages]
+        reader = inputs.reader
+        self.examples = [
+            reader.rolling(reader.encode(detokenize.wikitext(page)), reader.start) for page in pages
+        ]
 
     def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
         totals = sums(scores)

@@ -70,6 +70,14 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
     parser.add_argument("--tensor", type=int, default=0, help="tensor parallel ranks")
     parser.add_argument("--pipeline", type=int, default=0, help="pipeline stages")
+    add_bos_argument(parser)
+
+
+def add_bos_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that decides which tokens precede a prompt."""
+    parser.add_argument(
+        "--add-bos", action=argparse.BooleanOptionalAction, help="default: as the tokenizer does"
+    )
 
 
 def device_kind(text: str) -> str:
@@ -124,6 +132,7 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
         division,
         arguments.base,
         getattr(arguments, "chat_template", None),
+        arguments.add_bos,
     )
     if not ranks.leads:
         if not follow(decoder.network, ranks):

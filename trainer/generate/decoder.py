@@ -79,9 +79,11 @@ class Decoder:
         found: Checkpoint | None = None,
         most_running: int = 64,
         ends: Sequence[int] = (),
+        prefix: tuple[int, ...] = (),
     ) -> None:
-        """`ends`: the ids that end a text, besides the end of a document."""
+        """`ends`: the ids that end a text, besides the end of a document. `prefix`: the ids that precede a prompt."""
         self.network, self.tokenizer, self.glm, self.found = net, tokenizer, glm, found
+        self.prefix = prefix
         self.end_ids = tuple(dict.fromkeys([*ends, tokenizer.eod]))
         self.batcher = Batcher(net, pages, most_running)
 
@@ -90,9 +92,18 @@ class Decoder:
         """Return how many tokens a prompt and its text may have together."""
         return self.network.config.context
 
-    def ids_of(self, prompt: str, truncate: bool = False) -> list[int]:
-        """Return the token ids of a prompt; an empty prompt begins a new document."""
-        return self.checked(self.encoded(prompt, truncate) or [self.tokenizer.eod], truncate)
+    def ids_of(self, prompt: str, truncate: bool = False, *, prefixed: bool = True) -> list[int]:
+        """Return the token ids of a prompt; an empty prompt begins a new document.
+
+        With `prefixed`, the prefix precedes them, unless the prompt already begins with it.
+        """
+        ids = self.encoded(prompt, truncate)
+        first = self.prefix if prefixed and tuple(ids[: len(self.prefix)]) != self.prefix else ()
+        if not ids and not first:
+            ids = [self.tokenizer.eod if self.tokenizer.bos is None else self.tokenizer.bos]
+        if truncate:
+            ids = ids[max(0, len(first) + len(ids) - self.window) :]
+        return self.checked([*first, *ids], truncate)
 
     def encoded(self, prompt: str, truncate: bool = False) -> list[int]:
         """Return the token ids of a text; `truncate`: of a text much longer than the window, only those of its end."""

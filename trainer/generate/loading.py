@@ -193,11 +193,12 @@ def open_decoder(
     division: Division = Division(),
     base: Path | None = None,
     template: Path | None = None,
+    add_bos: bool | None = None,
 ) -> Decoder:
     """Return the decoder of a checkpoint; refuse a tokenizer that does not fit, or a model too large for the memory.
 
     ranks: those that divide the model; all of them call this. base: the base weights of adapters, if they were moved.
-    template: a chat template instead of the tokenizer's.
+    template: a chat template instead of the tokenizer's. add_bos: as in `Tokenizer.prefix`.
     """
     ranks = ranks or alone()
     # Check the type before any file is read.
@@ -216,7 +217,7 @@ def open_decoder(
     data, side = found.manifest.config.data, SideFiles.beside(named, folder)
     glm = special_tokens(config, loaded, data) if net.is_glm else None
     ends = [*side.ends(loaded, side.template(template)), *([] if data.eod is None else [data.eod])]
-    return Decoder(net, loaded, pages, glm, found, most_running, ends)
+    return Decoder(net, loaded, pages, glm, found, most_running, ends, loaded.prefix(add_bos))
 
 
 def load_model(

@@ -161,14 +161,15 @@ async def _model(service: Service, request: web.Request) -> web.Response:
 
 async def _tokenize(service: Service, request: web.Request) -> web.Response:
     body = await service.body(request)
-    fields = Fields.read(body, ("model", "add_special_tokens", "return_token_strs"))
+    fields = Fields.read(body, ("model", "return_token_strs"))
     prompt = fields.text("prompt")
     if not fields.has("prompt"):
         fields.fault("prompt", "is missing")
     if len(prompt) > MOST_TEXT:
         fields.fault("prompt", f"has {len(prompt)} characters; at most {MOST_TEXT} are encoded at a time")
+    first = service.decoder.prefix if fields.flag("add_special_tokens", True) else ()
     fields.done()
-    ids = await service.encode(len(body), lambda: service.decoder.tokenizer.encode(prompt))
+    ids = await service.encode(len(body), lambda: [*first, *service.decoder.tokenizer.encode(prompt)])
     return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": service.decoder.window})
 
 

@@ -44,6 +44,8 @@ class Order:
     with_usage: bool
     more: Mapping[str, object]
     """Further values for the template."""
+    prefixed: bool
+    """Whether the tokenizer's own tokens precede the prompt; a template writes them itself."""
 
 
 async def chat(service: Service, request: web.Request) -> web.StreamResponse:
@@ -83,7 +85,11 @@ def _read(fields: Fields, service: Service) -> Order:
     more = fields.raw("chat_template_kwargs") or {}
     if not isinstance(more, dict):
         fields.fault("chat_template_kwargs", "is not an object")
-    order = Order(messages, most, sampling, count_of(fields, sampling.beams), stream, with_usage, more)
+    count, prefixed = (
+        count_of(fields, sampling.beams),
+        fields.flag("add_special_tokens", service.template is None),
+    )
+    order = Order(messages, most, sampling, count, stream, with_usage, more, prefixed)
     fields.done()
     return order
 
@@ -135,7 +141,7 @@ def render(template: ChatTemplate, order: Order) -> str:
 
 def _started(decoder: Decoder, prompt: str, order: Order) -> tuple[list[tuple[Request, Text]], int]:
     try:
-        ids = decoder.ids_of(prompt)
+        ids = decoder.ids_of(prompt, prefixed=order.prefixed)
     except InputError as error:
         raise refused(
             error, "messages", "context_length_exceeded", "send fewer or shorter messages"

@@ -31,6 +31,8 @@ class Order:
     stream: bool
     with_usage: bool
     truncate: bool
+    prefixed: bool
+    """Whether the tokenizer's own tokens precede a prompt that is a text."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def read_order(fields: Fields, service: Service) -> Order:
     fields.refuse("suffix", ("",), "a text after the completion is not supported")
     stream, with_usage = stream_of(fields)
     echo, truncate = fields.flag("echo"), fields.flag("truncate")
-    order = Order(prompts, sampling, count, echo, stream, with_usage, truncate)
+    prefixed = fields.flag("add_special_tokens", True)
+    order = Order(prompts, sampling, count, echo, stream, with_usage, truncate, prefixed)
     fields.done()
     return order
 
@@ -130,7 +133,7 @@ def _choice_of(
         request, _ = decoder.filling(text, sampling, sink)
         return Choice(index, text, tuple(decoder.tokenizer.encode(text)), request, sink)
     if isinstance(prompt, str):
-        ids, text = decoder.ids_of(prompt, order.truncate), prompt
+        ids, text = decoder.ids_of(prompt, order.truncate, prefixed=order.prefixed), prompt
     else:
         ids, text = decoder.checked(prompt, order.truncate), decoder.tokenizer.decode(prompt)
     scores = order.echo and sampling.logprobs is not None

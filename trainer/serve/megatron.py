@@ -145,7 +145,8 @@ def _started(decoder: Decoder, order: Order) -> tuple[list[tuple[Request, Text]]
         sampling = order.sampling
         if not order.seeded:
             sampling = Sampling(**{**sampling.__dict__, "seed": sampling.seed + number})
-        own = [decoder.tokenizer.eod] if order.add_bos else []
+        tokenizer = decoder.tokenizer
+        own = [tokenizer.eod if tokenizer.bos is None else tokenizer.bos] if order.add_bos else []
         try:
             ids = decoder.checked([*own, *decoder.encoded(prompt)])
         except InputError as error:

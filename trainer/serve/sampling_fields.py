@@ -15,7 +15,6 @@ IGNORED = (
     "metadata",
     "safety_identifier",
     "prompt_cache_key",
-    "add_special_tokens",
     "skip_special_tokens",
     "parallel_tool_calls",
 )

@@ -75,7 +75,7 @@ class TaskEvaluations:
         tokenizer = Tokenizer.load(Path(config.data.tokenizer))
         if isinstance(self._model, GLM):
             glm = own_tokens(self._model, tokenizer, config.data)
-        return Reader(tokenizer, config.model.sequence, glm)
+        return Reader(tokenizer, config.model.sequence, glm, tokenizer.prefix())
 
     def _open(self, entry: str, reader: Reader) -> _Opened:
         name, _, file = entry.partition("=")

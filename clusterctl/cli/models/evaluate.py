@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.models.generate import Base, Device, Tokenizer, Where, arguments_of
+from clusterctl.cli.models.generate import AddBos, Base, Device, Tokenizer, Where, arguments_of
 from clusterctl.cli.models.trainer import forward
 from clusterctl.cli.option_values import SPLITS, TYPES
 from clusterctl.contract import EVALUATIONS_DIR
@@ -57,6 +57,7 @@ class ScoringOptions:
             metavar="TYPE", callback=options.one_of(TYPES), help="On GPUs and NPUs: fp32, bf16 or fp16."
         ),
     ] = "fp32"
+    add_bos: AddBos = None
 
 
 def evaluate(

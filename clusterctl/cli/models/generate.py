@@ -31,6 +31,12 @@ Device = Annotated[
         help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
     ),
 ]
+AddBos = Annotated[
+    bool | None,
+    typer.Option(
+        "--add-bos/--no-add-bos", help="Begin prompts with bos_token. Default: as the tokenizer does."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class ModelOptions:
     pipeline: Annotated[
         int, typer.Option(min=0, metavar="N", help="Divide the sequence of layers among N ranks.")
     ] = 0
+    add_bos: AddBos = None
 
 
 def _above_zero(most: float) -> Any:
@@ -227,7 +234,8 @@ def arguments_of(group: Any) -> list[str]:
     for field in fields(group):
         name, value = "--" + field.name.replace("_", "-"), getattr(group, field.name)
         if isinstance(value, bool):
-            found += [name] if value else []
+            absent = [] if field.default is False else [f"--no-{name[2:]}"]
+            found += [name] if value else absent
         elif isinstance(value, (list, tuple)):
             found += [f"{name}={item}" for item in value]
         elif value is not None:

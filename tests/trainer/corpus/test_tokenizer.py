@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.building import with_prefix
 from trainer.corpus.tokenizer import (
     END_OF_DOCUMENT,
     Tokenizer,
@@ -141,3 +142,30 @@ def test_glms_tokens_on_gpt2s_vocabulary_have_the_ids_that_glm_has(tmp_path: Pat
     made = add_glm_tokens(GPT2, tmp_path / "glm.json")
     assert made.glm == {"sop": 50257, "eop": 50258, "cls": 50259, "mask": 50260, "sep": 50261, "unk": 50262,
                            "gmask": 50263, "smask": 50264, "dblock": 50265}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens"),
+    [("<s> $A", ("<s>",)), ("[gMASK] <sop> $A", ("[gMASK]", "<sop>")), ("<s> $A </s>", ("<s>", "</s>"))],
+)
+def test_prompts_begin_with_the_tokens_of_the_post_processor(
+    words: Path, tmp_path: Path, template: str, tokens: tuple[str, ...]
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(words.read_bytes())
+    file = with_prefix(tmp_path / "tokenizer.json", template, *tokens)
+    tokenizer = Tokenizer.load(file)
+    expected = [tokenizer.id_of(token) for token in tokens if token != "</s>"]
+    assert list(tokenizer.prefix()) == expected == list(tokenizer.prefix(True))
+    assert tokenizer.prefix(False) == ()
+    # Training data are encoded without.
+    assert tokenizer.encode("the cat") == Tokenizer.load(words).encode("the cat")
+
+
+def test_a_bos_token_can_be_added_and_must_exist(words: Path, tmp_path: Path) -> None:
+    assert Tokenizer.load(words).prefix() == ()
+    with pytest.raises(DataError, match="has no bos_token"):
+        Tokenizer.load(words).prefix(True)
+    (tmp_path / "tokenizer.json").write_bytes(words.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": END_OF_DOCUMENT}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.prefix() == () and tokenizer.prefix(True) == (tokenizer.eod,)

@@ -17,7 +17,7 @@ import torch
 
 import native
 from tests.support import weights
-from tests.support.building import SAYINGS, built, small_tokenizer, verb, write_lines
+from tests.support.building import SAYINGS, built, small_tokenizer, verb, with_prefix, write_lines
 from trainer.checkpoint.store import open_checkpoint
 from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens
 from trainer.device import Device, open_device
@@ -507,3 +507,20 @@ def test_the_checkpoint_is_named_by_the_hash_of_its_manifest(gpt: Path, tmp_path
     assert result["checkpoint_sha256"] == hashlib.sha256((gpt / "manifest.json").read_bytes()).hexdigest()
     assert result["step"] == open_checkpoint(gpt).step == 3
     assert result["data_sha256"] == hashlib.sha256(data.read_bytes()).hexdigest()
+
+
+def test_texts_begin_as_lm_evals_with_the_tokenizers_own_tokens(tmp_path: Path) -> None:
+    file = with_prefix(small_tokenizer(tmp_path), "<s> $A", "<s>")
+    tokenizer = Tokenizer.load(file)
+    bos, reader = tokenizer.bos, Reader(tokenizer, 24, prefix=tokenizer.prefix())
+    assert bos is not None and reader.start == bos
+    request, _ = reader.continuation("the cat", " sat")
+    assert request.context == (bos, *tokenizer.encode("the cat"))
+    # lm-eval takes the one token without a context, and adds none to a text that begins with it.
+    assert reader.continuation("", "the")[0].context == (bos,)
+    assert reader.continuation(" ", "the")[0].context == (bos,)
+    assert reader.encode("<s>the") == [bos, *tokenizer.encode("the")]
+    (first,) = reader.rolling(reader.encode("the cat"), reader.start).requests
+    assert first.context[0] == bos and first.target[0] == bos
+    plain = replace(reader, prefix=tokenizer.prefix(False))
+    assert plain.continuation("the cat", " sat")[0].context == tuple(tokenizer.encode("the cat"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.building import SAYINGS, built, small_tokenizer, verb, write_lines
+from tests.support.building import SAYINGS, built, small_tokenizer, verb, with_prefix, write_lines
 
 TEXTS = [
     "the cat sat on the mat",
@@ -90,13 +90,15 @@ SAME = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("lm_eval"), reason="lm-eval is not installed (pip install -e '.[judges]')")
-def test_figures_equal_those_of_lm_eval(tmp_path: Path, train_here: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("bos", ["", "<s> $A"])
+def test_figures_equal_those_of_lm_eval(tmp_path: Path, train_here: Callable[..., Any], bos: str) -> None:
     tokenizer = small_tokenizer(tmp_path)
+    tokenizer = with_prefix(tokenizer, bos, "<s>") if bos else tokenizer
     built(tmp_path / "corpus", tokenizer, write_lines(tmp_path / "in.jsonl", SAYINGS * 4), append_eod=True)
     train_here(
         tmp_path / "run",
         steps=20,
-        model={"layers": 2, "hidden": 32, "heads": 2, "sequence": 32, "vocab": 300},
+        model={"layers": 2, "hidden": 32, "heads": 2, "sequence": 32, "vocab": 301},
         data={"prefix": str(tmp_path / "corpus"), "split": "80,20,0", "tokenizer": str(tokenizer)},
         optimizer={"lr": 1e-2},
         global_batch=4,

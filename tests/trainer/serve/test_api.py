@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.building import with_prefix
 from tests.trainer.serve.conftest import Server
 from trainer.checkpoint.store import verify
 from trainer.corpus.tokenizer import Tokenizer
@@ -151,6 +152,23 @@ def test_chat_template_kwargs_reach_the_template(serving: Start, model: Path, tm
             assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
         status, answer = server.ask("POST", "/v1/chat/completions", {**fields, "chat_template_kwargs": [1]})
         assert status == 400 and "is not an object" in answer["error"]["message"]
+
+
+def test_prompts_begin_as_the_tokenizer_says(serving: Start, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "small")
+    file = with_prefix(tmp_path / "small/tokenizer.json", "[gMASK] <sop> $A", "[gMASK]", "<sop>")
+    tokenizer = Tokenizer.load(file)
+    ids = [*tokenizer.prefix(), *tokenizer.encode("five six")]
+    fields = {"temperature": 0, "max_tokens": 8}
+    with serving(tmp_path / "small") as server:
+        expected = server.complete(prompt=[ids], **fields)["choices"][0]["text"]
+        assert server.complete(prompt="five six", **fields)["choices"][0]["text"] == expected
+        plain = server.complete(prompt=[ids[2:]], **fields)["choices"][0]["text"]
+        answer = server.complete(prompt="five six", add_special_tokens=False, **fields)
+        assert answer["choices"][0]["text"] == plain != expected
+        assert server.ask("POST", "/tokenize", {"prompt": "five six"})[1]["tokens"] == ids
+    with serving(tmp_path / "small", "--no-add-bos") as server:
+        assert server.complete(prompt="five six", **fields)["choices"][0]["text"] == plain
 
 
 def test_of_several_named_templates_chat_uses_the_default(
