@@ -369,14 +369,18 @@ class Desk:
         return RunDir(records[0].parent) if records else None
 
     def processes(self) -> list[str]:
-        """Return the processes of this folder (commands, controllers), by environment or working directory."""
-        wanted, found = os.fsencode(str(self.folder)), []
+        """Return the processes of this folder (commands, controllers), by environment or working directory.
+
+        The process that waits for a lost node is left out.
+        """
+        wanted, found, run = os.fsencode(str(self.folder)), [], self.found()
+        clearer = run.clearer() if run else None
         for pid in processes():
             with contextlib.suppress(OSError):
                 seen = Path(f"/proc/{pid}/environ").read_bytes() + os.fsencode(
                     os.readlink(f"/proc/{pid}/cwd")
                 )
-                if wanted in seen and not is_dead(pid) and pid != os.getpid():
+                if wanted in seen and not is_dead(pid) and pid not in (os.getpid(), clearer):
                     found.append(f"here: {words_of(pid)[:90]}")
         return found
 

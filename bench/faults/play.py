@@ -406,7 +406,7 @@ class Play:
             launch.kill()
             launch.wait()
         run = self.desk.found()
-        controller = run.controller() if run else None
+        controller = run.controller() or run.clearer() if run else None
         if controller is not None:
             os.kill(controller, signal.SIGKILL)
         if self.fault.kind == "launcher cut off":

@@ -9,17 +9,18 @@ import os
 import posixpath
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl import contract
-from clusterctl.agent.processes import identity, is_alive, read_limited
+from clusterctl.agent.processes import read_limited
 from clusterctl.errors import UsageError, did_you_mean
 from clusterctl.files import add_lines, make_private_folder, replace_file
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Event, Events, Metric, read_event, read_metric
+from clusterctl.jobs.run_lock import hold_lock, owner_of
 from clusterctl.typed_json import BadValue, parse
 
 if TYPE_CHECKING:
@@ -199,35 +200,29 @@ class RunDir:
         """Create the run's folder."""
         make_private_folder(self.root)
 
-    @contextlib.contextmanager
-    def hold(self, patience: float = 1.0) -> Iterator[bool]:
+    @property
+    def clearer_lock(self) -> Path:
+        """The lock of the process that stops what is left on lost nodes after the end of the run."""
+        return self.root / "clearer.lock"
+
+    def hold(self, patience: float = 1.0) -> contextlib.AbstractContextManager[bool]:
         """Become the run's controller; yield False if a living process is the controller already.
 
         Another process may hold the lock for a moment to examine the run: wait for it up to `patience` seconds.
         """
-        self.make()
-        with open(
-            os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0
-        ) as lock:
-            if not _locked(lock, time.monotonic() + patience, self.controller):
-                yield False
-                return
-            # Written over, never emptied: on a full disk another file would take the block.
-            _write_over(lock, json.dumps(identity(os.getpid())))
-            try:
-                yield True
-            finally:
-                _write_over(lock, "{}")
+        return hold_lock(self.lock, patience, self.controller)
+
+    def hold_clearer(self) -> contextlib.AbstractContextManager[bool]:
+        """Become the process that stops what is left; yield False if there is one already."""
+        return hold_lock(self.clearer_lock, 0.0, self.clearer)
 
     def controller(self) -> int | None:
         """Return the pid of the living process that the lock file names, without taking the lock."""
-        try:
-            owner = parse(_limited(self.lock))
-        except (OSError, BadValue):
-            return None
-        if not isinstance(owner, dict) or not isinstance(owner.get("pid"), int):
-            return None
-        return owner["pid"] if is_alive(owner) or self._is_held_elsewhere() else None
+        return owner_of(self.lock, self._is_held_elsewhere)
+
+    def clearer(self) -> int | None:
+        """Return the pid of the living process that stops what is left on lost nodes."""
+        return owner_of(self.clearer_lock)
 
     def _is_held_elsewhere(self) -> bool:
         """Return whether a process on another machine holds the lock, as the controller inside a Slurm job does."""
@@ -398,24 +393,6 @@ def _value_of(line: bytes) -> object:
     except BadValue:
         return None
     return value
-
-
-def _write_over(file: IO[bytes], text: str) -> None:
-    """Replace the content of an open file; a disk that is full refuses only the first content."""
-    file.seek(0)
-    file.write(text.encode())
-    file.truncate()
-
-
-def _locked(lock: IO[bytes], deadline: float, owner: Callable[[], int | None]) -> bool:
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if owner() is not None or time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
 
 
 def all_runs(folder: Path) -> list[RunDir]:

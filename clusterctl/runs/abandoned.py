@@ -1,11 +1,13 @@
-"""End leftover processes of a run on nodes that it abandoned, once they answer again, and make the nodes spares."""
+"""End leftover processes of a run on nodes that it abandoned or lost, once they answer again."""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from clusterctl.jobs.record import Abandoned
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -13,12 +15,27 @@ if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections
 
+Writing = Callable[[], AbstractContextManager[bool]]
+"""Yields whether the record may be written now, and keeps other writers away meanwhile."""
 
-def clear(run: RunDir, connections: Connections, writing: threading.Lock | None = None) -> list[str]:
+
+def note(run: RunDir, names: Collection[str]) -> None:
+    """Record nodes of the ended attempt that do not answer: what still runs there has to be ended."""
+    record = run.read_record()
+    known = {(entry.node.name, entry.attempt) for entry in record.abandoned}
+    added = tuple(
+        Abandoned(node, record.run_dirs[node.name], record.attempt)
+        for node in record.cluster.nodes
+        # The processes on the nodes of an allocation end with it.
+        if node.name in names and not node.allocation and (node.name, record.attempt) not in known
+    )
+    if added:
+        run.write_record(replace(record, abandoned=(*record.abandoned, *added)))
+
+
+def clear(run: RunDir, connections: Connections, writing: Writing = lambda: nullcontext(True)) -> list[str]:
     """Stop the run on all abandoned nodes; return the names of those that answered and have no processes of the run
     left.
-
-    `writing` is held while the record changes, for callers whose other threads write it too.
     """
     abandoned = {entry.node.name: entry for entry in run.read_record().abandoned}
 
@@ -32,18 +49,21 @@ def clear(run: RunDir, connections: Connections, writing: threading.Lock | None 
         if not outcome.ok:
             connections.drop(outcome.node)
     for name in names:
-        _return_to_spares(run, name, writing or nullcontext())
+        _note_cleared(run, name, writing)
     return names
 
 
-def _return_to_spares(run: RunDir, name: str, writing: AbstractContextManager[object]) -> None:
-    with writing:
+def _note_cleared(run: RunDir, name: str, writing: Writing) -> None:
+    """Record that nothing is left on a node; one that the run does not use any more becomes a spare."""
+    with writing() as ours:
+        if not ours:
+            return
         record = run.read_record()
         back = next((entry.node for entry in record.abandoned if entry.node.name == name), None)
         known = {node.name for node in (*record.spares, *record.cluster.nodes)}
-        spares = (*record.spares, back) if back and name not in known else record.spares
+        spare = back is not None and name not in known
+        spares = (*record.spares, back) if back and spare else record.spares
         rest = tuple(entry for entry in record.abandoned if entry.node.name != name)
         run.write_record(replace(record, abandoned=rest, spares=spares))
-    run.add_event(
-        "note", node=name, text=f"{name} answers again; what ran there was ended, and it is a spare"
-    )
+    text = f"{name} answers again; what ran there was ended" + ", and it is a spare" * spare
+    run.add_event("note", node=name, text=text)

@@ -219,6 +219,8 @@ class Control:
         for copier in self.copiers:
             if copier.after_failures or state.phase in (Phase.FINISHED, Phase.STOPPED):
                 copier.finish()
+        with self.writing:
+            abandoned.note(self.run, state.unreachable)
         state = conclude(self.run, self.connections, replace(state, verdict=decision.why))
         cause = read_cause(self.run) if state.phase is not Phase.FINISHED else None
         self.notify(
@@ -352,7 +354,7 @@ class Control:
     def _chase(self) -> None:
         """End the ranks on abandoned nodes as soon as these answer again."""
         while not self.closed.wait(CHASE):
-            abandoned.clear(self.run, self.connections, self.writing)
+            abandoned.clear(self.run, self.connections, lambda: self.writing)
 
     def resume(self, tell: Tell) -> None:
         """Start a run again that has ended, on as many nodes as it began with if they answer."""

@@ -13,10 +13,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.processes import identity, is_alive, signal_recorded
-from clusterctl.errors import StopIncomplete, WorkFailed
+from clusterctl.errors import StopIncomplete, UsageError, WorkFailed
 from clusterctl.files import open_private
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.memory import trim
+from clusterctl.runs import abandoned
 from clusterctl.runs.controller import Control
 from clusterctl.runs.query import log_in
 from clusterctl.runs.stop import stop_run, will_stop
@@ -31,6 +32,10 @@ READY = b"in charge\n"
 READY_LIMIT = 60.0
 # Seconds that a controller which is replaced has to exit.
 LEAVE = 5.0
+# Seconds between the first two attempts to end what is left on lost nodes; the pause doubles up to the longest.
+CHASE, LONGEST_PAUSE = 5.0, 30.0
+# Seconds after the end of a run until its lost nodes are given up: a machine that is away for so long was restarted.
+STAY = 12 * 3600.0
 
 
 @contextlib.contextmanager
@@ -72,12 +77,38 @@ def serve(run: RunDir, connections: Connections, tell: Any, *, started: bool = F
         if not ours:
             return False
         ignore_terminal()
-        log_in(run.read_record().cluster.nodes, connections)
+        over = run.phase().is_final
+        if not over:
+            log_in(run.read_record().cluster.nodes, connections)
         tell()
         trim()
-        for _ in Control(run, connections, lines=False, started=started):
+        for _ in () if over else Control(run, connections, lines=False, started=started):
             pass
+    clear_lost(run, connections)
     return True
+
+
+def clear_lost(run: RunDir, connections: Connections) -> None:
+    """Stop what is left of an ended run on nodes that were lost, once they answer, for at most STAY seconds.
+
+    Return at once if nothing is left or another process does this already, and when the run is resumed or removed.
+    """
+    if not run.read_record().abandoned:
+        return
+    with run.hold_clearer() as ours:
+        for node in run.read_record().cluster.nodes:
+            connections.drop(node)
+        deadline, pause = time.monotonic() + STAY, CHASE
+        while ours and time.monotonic() < deadline:
+            try:
+                left = run.read_record().abandoned
+            except UsageError:
+                return
+            if not left or not run.phase().is_final:
+                return
+            abandoned.clear(run, connections, run.hold)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def stop(run: RunDir, connections: Connections, grace: float | None, ssh: str) -> dict[str, int]:
@@ -85,15 +116,17 @@ def stop(run: RunDir, connections: Connections, grace: float | None, ssh: str) -
 
     If nodes do not answer, a controller stays that stops them when they do; the error says so.
     """
-    if run.phase().is_final:
-        return stop_run(run, connections, grace)
+    over = run.phase().is_final
     try:
         left = stop_run(run, connections, grace)
     except StopIncomplete as missed:
-        if missed.nodes and run.controller() is None and start(run, ssh):
+        if over:
+            abandoned.note(run, missed.nodes)
+        if missed.nodes and not (run.controller() or run.clearer()) and start(run, ssh):
             missed.hint = will_stop(run, missed.nodes)
         raise
-    finish_alone(run, connections)
+    if not over:
+        finish_alone(run, connections)
     return left
 
 

@@ -13,6 +13,7 @@ from clusterctl.jobs.run_lines import Event, Metric
 from clusterctl.runs.causes.cause import Cause, read_cause
 from clusterctl.runs.state import RankPhase, RankState
 from clusterctl.runs.watching.stall import slow
+from clusterctl.text import rank_text
 from clusterctl.typed_json import encode
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Overview:
     """By straggler: its own time for a step divided by the median of all ranks."""
     cause: Cause | None = None
     """Why the run failed; None if it did not."""
+    left_behind: str = ""
+    """What still runs, or may still run, after the end of the run, and who ends it."""
     is_copied: bool = True
     """False if the run has ended without a controller, so that its last output is still on the nodes."""
     is_newer: bool = False
@@ -96,7 +99,29 @@ def summarise(run: RunDir, state: RunState, now: float) -> Overview:
     overview = make_overview(run.read_record(), state, progress, run.read_events(), now, str(run.root))
     if not state.is_final:
         return overview
-    return replace(overview, cause=read_cause(run), is_copied=run.phase().is_final)
+    behind = _left_behind(run, state)
+    return replace(overview, cause=read_cause(run), left_behind=behind, is_copied=run.phase().is_final)
+
+
+def _left_behind(run: RunDir, state: RunState) -> str:
+    """Return in words what is left of an ended run, and who ends it; "" if nothing is."""
+    record = run.read_record()
+    parts = [
+        f"{', '.join(names)} on {node} {'are' if len(names) > 1 else 'is'} left"
+        for node, names in state.left.items()
+    ]
+    missing = {entry.node.name for entry in record.abandoned} & state.unreachable.keys()
+    ranks = {name: record.ranks.get(name, ()) for name in sorted(missing)}
+    parts += [f"{rank_text(ranks[name])} on {name} may be left" for name in ranks if ranks[name]]
+    if not parts:
+        return ""
+    pid = run.clearer()
+    who = (
+        f"process {pid} here ends it when the node answers"
+        if pid
+        else f"end it: clusterctl stop {run.run_id}"
+    )
+    return f"over; {', '.join(parts)}; {who}"
 
 
 def make_overview(

@@ -108,7 +108,8 @@ def _by_cluster(runs: Sequence[RunDir]) -> Iterator[tuple[Cluster | None, Shares
             groups.setdefault(0, (None, {}))[1][run] = []
             continue
         shares = [Abandoned(node, placement.run_dirs[node.name], placement.attempt) for node in cluster.nodes]
-        groups.setdefault(id(cluster), (cluster, {}))[1][run] = [*shares, *placement.abandoned]
+        lost = [entry for entry in placement.abandoned if entry not in shares]
+        groups.setdefault(id(cluster), (cluster, {}))[1][run] = [*shares, *lost]
     yield from groups.values()
 
 

@@ -19,6 +19,7 @@ from clusterctl.runs.state import (
     Heartbeat,
     NodeAnswer,
     NodeFailure,
+    RankPhase,
     RankState,
     RunState,
     SupervisorState,
@@ -26,6 +27,7 @@ from clusterctl.runs.state import (
     write_state,
 )
 from clusterctl.runs.watching.stall import is_number
+from clusterctl.text import rank_text
 from clusterctl.transport.fanout import Outcome, raise_failures, within
 
 if TYPE_CHECKING:
@@ -51,14 +53,28 @@ def current_state(run: RunDir, connections: Connections) -> RunState:
     if controller is not None:
         # The controller records the end itself, after the last byte has arrived; between two attempts, no rank runs.
         return replace(state, phase=Phase.RESTARTING) if last.phase is Phase.RESTARTING else state
-    if last.is_final and state.is_final:
-        # The record contains the cause of the end. A node only reports that its ranks were stopped.
-        state = replace(state, phase=last.phase, nodes={**state.nodes, **last.nodes})
+    if last.is_final:
+        # The record contains the cause of the end. A node only reports that its ranks were stopped, or that they run:
+        # it was lost, and answers again.
+        left = {**state.left, **_living(state)}
+        state = replace(state, phase=last.phase, nodes={**state.nodes, **last.nodes}, left=left)
     if not state.unreachable and (last.is_final or not state.is_final):
         # A full disk here hides no answer of the nodes.
         with suppress(OSError):
             write_state(run, state)
     return state
+
+
+def _living(state: RunState) -> dict[str, tuple[str, ...]]:
+    """Return by node the ranks that run."""
+    running = [
+        name for name, phase in state.nodes.items() if not phase.is_final and phase is not Phase.UNKNOWN
+    ]
+    ranks = {
+        name: [rank.rank for rank in state.ranks if rank.node == name and rank.state is not RankPhase.EXITED]
+        for name in running
+    }
+    return {name: (rank_text(numbers),) for name, numbers in ranks.items() if numbers}
 
 
 def _recorded(run: RunDir) -> RunState | None:

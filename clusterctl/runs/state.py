@@ -216,7 +216,7 @@ class RunState:
     unresponsive: dict[str, str] = field(default_factory=dict, hash=False)
     """By node, why its supervisor does not respond, or did not before it was ended."""
     left: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    """By node, the processes that could not be ended."""
+    """By node, what still runs after the end: processes that could not be ended, or ranks of a lost node."""
     adopted: dict[str, int] = field(default_factory=dict, hash=False)
     """By node, how many detached processes that ranks had left behind were ended."""
 

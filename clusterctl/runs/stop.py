@@ -51,8 +51,6 @@ def stop_run(run: RunDir, connections: Connections, grace: float | None = None) 
     StopIncomplete if a node does not answer; the run's controller stops that node when it answers again.
     """
     unrecorded = "" if run.phase().is_final else _record_request(run, grace)
-    with suppress(OSError):
-        run.add_event("stop_asked")
     while True:
         record = run.read_record()
         outcomes = send_stop(connections, record.cluster.nodes, run, StopRequest(_grace(record, grace)))
@@ -90,6 +88,8 @@ def _grace(record: RunRecord, grace: float | None) -> float:
 
 def _record_request(run: RunDir, grace: float | None) -> str:
     """Record that the run must stop, so that no attempt follows; return why that failed, or ""."""
+    with suppress(OSError):
+        run.add_event("stop_asked")
     try:
         run.write_json(run.stop_asked, {"asked": time.time(), "grace": grace})
     except OSError as problem:
@@ -123,8 +123,8 @@ def _incomplete(
 def will_stop(run: RunDir, missed: Sequence[str]) -> str:
     """Return in words who stops the ranks on nodes that a stop did not reach."""
     back = f"when {fold(missed)} answer{'s' * (len(missed) == 1)} again"
-    if pid := run.controller():
-        return f"the run's controller (process {pid} here) stops them {back}"
+    if pid := run.controller() or run.clearer():
+        return f"process {pid} here, which controls the run, stops them {back}"
     return f"no controller is left to stop them {back}: then repeat `clusterctl stop {run.run_id}`"
 
 

@@ -260,3 +260,6 @@ def test_a_spare_takes_the_place_of_the_first_node_and_its_checkpoints(
     assert len(starts) == 2
     assert starts[1] >= 4
     assert losses(run.root).keys() == set(range(1, 101))
+    # It waits for the node, which never comes back.
+    wait_for(run.clearer)
+    os.kill(run.clearer() or 0, signal.SIGKILL)

@@ -90,7 +90,7 @@ def test_a_node_that_a_stop_did_not_reach_is_stopped_when_it_answers_again(
     assert done.returncode == 3
     assert "rank 1 on node2 may still run" in done.stderr
     assert (
-        f"the run's controller (process {run.controller()} here) stops them when node2 answers"
+        f"process {run.controller()} here, which controls the run, stops them when node2 answers again"
         in " ".join(done.stderr.split())
     )
     wait_for(lambda: not living(run))
@@ -147,3 +147,56 @@ def test_a_run_is_stopped_and_its_logs_are_shown_on_a_full_disk_here(
     assert "0 processes left" in done.stderr
     again = shell("status", run.run_id, "--json", CLUSTERCTL_RUNS=str(disk))
     assert json.loads(again.stdout)["phase"] == "stopped", again.stderr
+
+
+def lost(shell: Shell, box: Sandbox, runs: Path) -> RunDir:
+    """A run whose second node was cut off for so long that the run ended."""
+    (shell.folder / "job.yaml").write_text(
+        "name: away\ncommand: [sleep, '3600']\nrestart: {max: 0, node_lost_after: 11s}\n"
+    )
+    done = shell("launch", "--detach", "job.yaml", CLUSTERCTL_RUNS=str(runs))
+    assert done.returncode == 0, done.stderr
+    run = RunDir(runs / done.stdout.strip())
+    box.cut("node2")
+    wait_for(lambda: run.phase() == "lost", 120)
+    wait_for(lambda: run.clearer() is not None)
+    assert living(run) == ["node2"]
+    return run
+
+
+def test_what_a_lost_node_still_runs_is_named_and_ended_when_it_answers_again(
+    shell: Shell, box: Sandbox, tmp_path: Path
+) -> None:
+    try:
+        run = lost(shell, box, tmp_path / "runs")
+        shown = " ".join(shell("status", run.run_id, CLUSTERCTL_RUNS=str(tmp_path / "runs")).stdout.split())
+        assert f"over; rank 1 on node2 may be left; process {run.clearer()} here ends it" in shown
+    finally:
+        box.heal("node2")
+    wait_for(lambda: not living(run))
+    wait_for(lambda: run.clearer() is None)
+    assert "node2 answers again; what ran there was ended" in run.events.read_text()
+    assert run.read_record().abandoned == ()
+    assert run.phase() == "lost"
+
+
+def test_a_lost_nodes_rank_that_nobody_ends_does_not_make_the_run_active_again(
+    shell: Shell, box: Sandbox, tmp_path: Path
+) -> None:
+    runs = str(tmp_path / "runs")
+    try:
+        run = lost(shell, box, tmp_path / "runs")
+        clearer = run.clearer()
+        assert clearer is not None
+        os.kill(clearer, signal.SIGKILL)
+    finally:
+        box.heal("node2")
+    state = json.loads(shell("status", run.run_id, "--json", CLUSTERCTL_RUNS=runs).stdout)
+    assert (state["phase"], state["left"]) == ("lost", {"node2": ["rank 1"]})
+    assert state["overview"]["left_behind"] == (
+        f"over; rank 1 on node2 is left; end it: clusterctl stop {run.run_id}"
+    )
+    done = shell("stop", run.run_id, CLUSTERCTL_RUNS=runs)
+    assert done.returncode == 0, done.stderr
+    assert not living(run)
+    assert "stop_asked" not in run.events.read_text()

@@ -63,6 +63,8 @@ def head(overview: Overview) -> Text:
     elif overview.controller is None and not overview.is_copied:
         text.append("\nit ended without a controller, and its last output is on the nodes; ", style="yellow")
         text.append(f"copy it with: clusterctl attach {overview.run}")
+    if overview.left_behind:
+        text.append(f"\n{escape_controls(overview.left_behind)}", style="yellow")
     if overview.cause:
         text.append(f"\nroot cause: {escape_controls(overview.cause.title)}", style="red")
         text.append("".join(f"\n  {escape_controls(line)}" for line in _about(overview.cause)))
