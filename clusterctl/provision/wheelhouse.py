@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.environment import environment
@@ -196,7 +196,15 @@ def older_tags(platform: str) -> list[str]:
 class ArchiveInfo:
     """The part of pip's report with a file's hashes."""
 
-    hashes: dict[str, str]
+    hashes: dict[str, str] = field(default_factory=dict)
+    hash: str = ""
+    """`sha256=...`, the only entry of pip before 23.1."""
+
+    @property
+    def sha256(self) -> str | None:
+        """Return the SHA-256, or None."""
+        kind, _, digest = self.hash.partition("=")
+        return self.hashes.get("sha256") or (digest if kind == "sha256" else None)
 
 
 @dataclass(frozen=True)
@@ -291,13 +299,13 @@ def _resolve(requirements: Iterable[str], target: Target) -> list[Pin]:
             raise UsageError(f"pip's report cannot be read: {problem}", "use pip 22.2 or newer") from None
     pins = []
     for found in report.install:
-        hashes = found.download_info.archive_info.hashes if found.download_info.archive_info else {}
-        if "sha256" not in hashes:
+        digest = (found.download_info.archive_info or ArchiveInfo()).sha256
+        if digest is None:
             raise UsageError(
                 f"{found.metadata.name} comes from {found.download_info.url}, which has no hash",
                 "build a wheel of it (`pip wheel`) and name the wheel's folder with --find-links",
             )
-        pins.append(Pin(normal(found.metadata.name), found.metadata.version, frozenset({hashes["sha256"]})))
+        pins.append(Pin(normal(found.metadata.name), found.metadata.version, frozenset({digest})))
     return sorted(pins, key=lambda pin: pin.name)
 
 

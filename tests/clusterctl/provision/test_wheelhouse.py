@@ -9,6 +9,7 @@ import pytest
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.provision.lock import parse_lock, read_lock
 from clusterctl.provision.wheelhouse import (
+    ArchiveInfo,
     Target,
     built_for,
     check_hashes,
@@ -18,6 +19,7 @@ from clusterctl.provision.wheelhouse import (
     open_wheelhouse,
     requirements_of_extra,
 )
+from clusterctl.typed_json import decode
 from tests.support.wheels import lock_line, make_source, make_wheel
 
 
@@ -85,6 +87,14 @@ def test_a_wheelhouse_is_made_with_pip_from_a_folder_of_wheels(
     ]
     with pytest.raises(UsageError, match=r"pip could not fetch the wheels: .*nowhere"):
         make_wheelhouse(["nowhere"], tmp_path / "other", target, told.append)
+
+
+def test_the_hash_is_read_as_every_pip_reports_it() -> None:
+    old, new = {"hash": "sha256=ab"}, {"hashes": {"sha256": "ab"}}
+    for facts in (old, new, old | new):
+        assert decode(ArchiveInfo, facts).sha256 == "ab"
+    for facts in ({}, {"hash": "md5=ab"}, {"hashes": {"md5": "ab"}}):
+        assert decode(ArchiveInfo, facts).sha256 is None
 
 
 def test_a_package_with_only_a_source_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
