@@ -124,6 +124,7 @@ def torch_files(mark: str) -> dict[str, bytes]:
         "os.system": archive(pickled(Runs(os.system, touch))),
         "eval": archive(pickled(Runs(eval, f"open({mark!r}, 'w')"))),
         "a function of torch": archive(pickled(Runs(torch.hub.load, "a/b", "c"))),
+        "getattr of a list": archive(pickled({"model": Runs(getattr, [], "append")})),
         "os.system inside of a dict": archive(pickled({"model": {"x": Runs(os.system, touch)}})),
         "old form with os.system": old + pickled(Runs(os.system, touch)) + pickled([]),
         "a bare pickle": pickled(Runs(os.system, touch)),

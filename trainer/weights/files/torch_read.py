@@ -397,7 +397,17 @@ def _size(sizes: Sequence[int] = ()) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def _member(owner: object, name: object) -> Record:
+    """Return a member of an enum, which Python 3.11.0 to 3.11.3 write as `getattr` of its class."""
+    is_recorded = isinstance(owner, type) and issubclass(owner, Record)
+    if not is_recorded or not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        raise ValueError("its pickle calls getattr for something other than a member of an enum")
+    return cast(type[Record], owner)(name)
+
+
 STAND_INS: Mapping[str, Any] = {
+    "builtins.getattr": _member,
+    "__builtin__.getattr": _member,
     "collections.OrderedDict": collections.OrderedDict,
     "torch.Size": _size,
     "torch._utils._rebuild_tensor": _tensor,
