@@ -72,7 +72,7 @@ def _kernel_for(a: Tensor, b: Tensor, out: Tensor | None) -> Kernel | None:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias, with gradients."""
     if x.device.type != "cpu" or not _offered or not _is_ours(x, weight):
-        return F.linear(x, weight, bias)
+        return F.linear(_dense(x), _dense(weight), bias)
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         x, weight = x.to(dtype), weight.to(dtype)
@@ -113,7 +113,7 @@ def mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         kernel.write(out, a, b)
         return out
     if not widens(a):
-        return torch.mm(a, b, out=out)
+        return torch.mm(_dense(a), _dense(b), out=out)
     out = a.new_empty(a.shape[0], b.shape[1]) if out is None else out
     return _fill(out, a, b, None)
 
@@ -123,7 +123,7 @@ def addmm_(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     if kernel := _kernel_for(a, b, out):
         kernel.write(out, a, b, None, True, alpha)
         return out
-    return out.add_(mm(a, b), alpha=alpha) if widens(a) else out.addmm_(a, b, alpha=alpha)
+    return out.add_(mm(a, b), alpha=alpha) if widens(a) else out.addmm_(_dense(a), _dense(b), alpha=alpha)
 
 
 def add_product_(
@@ -144,15 +144,29 @@ def add_product_(
         return
     # All parts share a buffer: new ones for each part would be spread over more memory.
     # Other devices compute a large product faster than many small ones.
+    b = _dense(b)
     side = SIDE if a.device.type == "cpu" else max(1, len(a))
     product = a.new_empty(min(side, len(a)), b.shape[1])
     for rows in _parts(len(a), side):
         piece = product[: rows.stop - rows.start]
-        torch.mm(a[rows], b, out=piece)
+        torch.mm(_dense(a[rows]), b, out=piece)
         if first:
             total[rows] = piece
         else:
             add_(total[rows], piece)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return a factor of a product of torch, without gaps between its lines if torch might read what is in them.
+
+    With AMX instructions, torch multiplies 16-bit numbers in steps of 32. The last step of a row reads what follows the
+    row and multiplies it by 0, and NaN stays NaN.
+    """
+    if x.device.type != "cpu" or x.dtype == torch.float32:
+        return x
+    if x.dim() == 2 and x.stride(0) == 1:
+        return x if x.shape[0] % 32 == 0 else x.t().contiguous().t()
+    return x if x.shape[-1] % 32 == 0 else x.contiguous()
 
 
 def _fill(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -188,7 +202,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     elif widens(x):
         out = _fill(x.new_empty(len(rows), len(weight)), rows, weight.t(), bias)
     else:
-        out = F.linear(rows, weight, bias)
+        out = F.linear(_dense(rows), _dense(weight), bias)
     return out.view(*x.shape[:-1], len(weight))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -117,3 +118,29 @@ def test_other_types_are_torchs() -> None:
     assert torch.equal(products.mm(a, b), a @ b)
     assert torch.equal(products.linear(a, b.t()), torch.nn.functional.linear(a, b.t()))
     assert torch.equal(products.addmm_(torch.ones(9, 5), a, b, 2.0), torch.ones(9, 5).addmm_(a, b, alpha=2.0))
+
+
+@pytest.mark.parametrize("k", [1, 33, 34, 75])
+def test_torch_gets_no_matrix_with_gaps_whose_lines_end_within_a_step(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beside a matrix is not part of it: torch's products by AMX read up to 31 numbers further."""
+    monkeypatch.setattr(products, "multiplies_bf16", lambda: True)
+    given: list[Tensor] = []
+
+    def note(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda a, b, *rest, **named: (given.extend((a, b)), function(a, b, *rest, **named))[1]
+
+    monkeypatch.setattr(torch, "mm", note(torch.mm))
+    monkeypatch.setattr(products.F, "linear", note(products.F.linear))
+    products.use_kernel(False)
+    try:
+        a, b = drawn(40, k + 5)[:, 3 : k + 3], drawn(k + 2, 40)[1 : k + 1, :39]
+        assert is_rounded_once(products.mm(a, b), a.double() @ b.double())
+        assert is_rounded_once(products.mm(b.t(), a.t()), b.t().double() @ a.t().double())
+        assert is_rounded_once(products.linear(a, b.t()), a.double() @ b.double())
+        products.add_product_(torch.zeros(40, 39), a, b, add_wide_, True)
+    finally:
+        products.use_kernel(True)
+    assert len(given) >= 8
+    assert all(x.is_contiguous() or x.t().is_contiguous() for x in given), [x.stride() for x in given]
