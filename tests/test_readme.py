@@ -65,7 +65,7 @@ def shell_lines(page: Path) -> list[str]:
 
 
 @pytest.mark.live
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_tour_works_when_it_is_typed_line_by_line(tmp_path: Path) -> None:
     lines = typed(ROOT / "README.md")
     assert len(lines) > 15
@@ -81,9 +81,7 @@ def test_the_tour_works_when_it_is_typed_line_by_line(tmp_path: Path) -> None:
     folder = tmp_path / "tour"
     folder.mkdir()
     try:
-        done = subprocess.run(
-            ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=280
-        )
+        done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True)
     finally:
         subprocess.run(
             [str(program), "sandbox", "down"], cwd=folder, env=env, capture_output=True, timeout=60

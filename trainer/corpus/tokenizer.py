@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import tokenizers
@@ -280,14 +281,16 @@ def _check_parts(vocab: Any, merges: Any, vocab_file: Path, merges_file: Path) -
     if not isinstance(vocab, dict) or not vocab:
         raise DataError(f"{vocab_file}: not a vocabulary: a mapping of tokens to ids is needed")
     wrong = [token for token, number in vocab.items() if type(number) is not int or not 0 <= number < 2**31]
-    faults += [f"{vocab_file}: the id of {token!r} is {vocab[token]!r}" for token in wrong[:5]]
+    faults += [
+        f"{vocab_file}: not a vocabulary: the id of {token!r} is {shown(vocab[token])}" for token in wrong[:5]
+    ]
     for number, pair in enumerate(merges, 1):
         if (
             not isinstance(pair, (list, tuple))
             or len(pair) != 2
             or not all(isinstance(half, str) for half in pair)
         ):
-            faults.append(f"{merges_file}: merge {number} is not two tokens: {pair!r}")
+            faults.append(f"{merges_file}: merge {number} is not two tokens: {shown(pair)}")
         elif not (pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab):
             faults.append(
                 f"{merges_file}: merge {number} has a token that is not in {vocab_file.name}: {pair}"

@@ -478,12 +478,12 @@ def test_a_revoked_host_key_is_called_revoked(route: Route, server: Server, know
 
 @pytest.mark.parametrize("target", ["", ">&2"])
 def test_a_login_script_that_prints_without_end_is_named_in_five_seconds(
-    route: Route, server: Server, known: Path, target: str
+    route: Route, known: Path, tmp_path: Path, target: str
 ) -> None:
-    record(server, known)
-    script = server.folder / "home" / ".bashrc"
-    script.write_text(f"while :; do echo noise of a login script {target}; done\n")
+    # Which scripts run at a login depends on the user's shell. This runs at each, instead of the command.
+    server = start(tmp_path / "sshd", f"ForceCommand while :; do echo noise of a login script {target}; done")
     try:
+        record(server, known)
         began = time.monotonic()
         with pytest.raises(Unreachable, match=r"end.*noise of a|noise of a.*end") as refused:
             route(known).connect(server.node())
@@ -494,4 +494,5 @@ def test_a_login_script_that_prints_without_end_is_named_in_five_seconds(
         assert time.monotonic() - began < 10
         assert refused.value.message.count("noise") == 1
     finally:
-        script.unlink()
+        server.process.terminate()
+        server.process.wait()
