@@ -196,22 +196,13 @@ class Commands(MutableMapping[str, Any]):
 COMMANDS_OF_USERS = ("exec", "launch", "plan", "ssh")
 AFTER_NODES = ("exec", "ssh")
 # An option that names the nodes of `exec` as pdsh and clush do.
-NODE_OPTION = re.compile(r"(?:--nodes|-[nw])(?:(?:(?<=nodes)=|(?<=-[nw]))(?P<set>.+))?", re.DOTALL)
-# Command names of other programs, and our names for them.
-OF_OTHERS = {
-    "ps": "runs",
-    "ls": "nodes",
-    "list": "runs",
-    "run": "launch",
-    "start": "launch",
-    "train": "launch",
-    "cp": "push",
-    "scp": "push",
-    "kill": "stop",
-    "log": "logs",
-    "tail": "logs tail",
-    "describe": "status",
-}
+NODE_OPTION = re.compile(
+    r"-a|--all|(?:--nodes|-[nw]|(?P<group>-g|--group))(?:(?:(?<=nodes)=|(?<=group)=|(?<=-[nwg]))(?P<set>.+))?",
+    re.DOTALL,
+)
+ALL_NODES = ("-a", "--all")
+# Options of ours that other programs have too: after the first word of a command they are not taken for ours.
+OF_MANY_PROGRAMS = re.compile(r"-[lftu]")
 
 
 class WithExamples:
@@ -230,15 +221,21 @@ class WithExamples:
         typed = list(args)
         if self.key in ("launch", "plan") and self._starts_command(typed, own):
             self._refuse_job_without_ending(typed[own])
+        start = own
+        if self.key in AFTER_NODES and typed[own : own + 1] and not typed[own].startswith("-"):
+            start += 1 + self._options_before(typed[own + 1 :])
+        short = [word[:2] for word in typed[start + 1 :] if OF_MANY_PROGRAMS.match(word)]
+        if short and self._starts_command(typed, start):
+            from clusterctl.cli import wrong_words
+
+            raise wrong_words.options_of_command(self, ctx, typed, start, short)
         try:
             rest = super().parse_args(ctx, args)  # type: ignore[misc]
         except WRONG_WORDS as error:
-            start = own
-            if self.key in AFTER_NODES and typed[own : own + 1] and not typed[own].startswith("-"):
-                start += 1 + self._options_before(typed[own + 1 :])
             from clusterctl.cli import wrong_words
 
-            if wrong_words.is_unknown_option(error) and self._starts_command(typed, start):
+            is_ours = wrong_words.is_unknown_option(error) and not wrong_words.of_others(ctx, error)
+            if is_ours and self._starts_command(typed, start):
                 raise wrong_words.options_of_command(self, ctx, typed, start) from None
             raise wrong_words.all_wrong(self, error, ctx, typed) from None
         values = ctx.params.values()
@@ -250,11 +247,15 @@ class WithExamples:
         return rest
 
     def _with_one_set(self, args: list[str]) -> list[str]:
-        """Return the words of `exec` with the node sets of -n and -w as one argument."""
+        """Return the words of `exec` with the node sets of -n, -w, -g and -a as one argument."""
         index, sets, rest = self._options_before(args), list[str](), list(args)
         while (found := NODE_OPTION.fullmatch(rest[index] if rest[index:] else "")) and rest[index + 1 :]:
-            sets.append(rest.pop(index + 1) if found["set"] is None else found["set"])
-            del rest[index]
+            word = rest.pop(index)
+            if word in ALL_NODES:
+                sets.append("all")
+            else:
+                text = rest.pop(index) if found["set"] is None else found["set"]
+                sets.append(",".join(f"@{name}" for name in text.split(",")) if found["group"] else text)
             index += self._options_before(rest[index:])
         with options.at_option("-n"):
             return [*rest[:index], united(sets), *rest[index:]] if sets else args
@@ -351,9 +352,10 @@ class Noun(WithExamples, WithKind, WithPager, TyperGroup):
                 from clusterctl.cli.wrong_words import usage_error
 
                 raise usage_error(error, ctx, args) from None
+            from clusterctl.cli import habits
             from clusterctl.errors import UsageError, did_you_mean
 
-            other = "" if self.key else OF_OTHERS.get(word, "")
+            other = "" if self.key else habits.COMMANDS.get(word, "")
             meant = f"did you mean {other!r}?" if other else did_you_mean(word, known)
             close = f". {meant[0].upper()}{meant[1:]}" if meant else ""
             raise UsageError(f"no such command {word!r}{close}", f"{ctx.command_path} -h") from None

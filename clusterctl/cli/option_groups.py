@@ -45,7 +45,9 @@ GROUPS = (
     Group("Limits", ("batch", "queue", "connections", "max_body", "request_timeout", "drain"), ("serve",)),
     Group("For a command after --", ("code", "no_code", "env", "per_node", "env_style"), ("plan", "launch")),
     Group("Nodes", ("cluster", "nodes", "exclude", "kind")),
-    Group("Connections", ("ssh", "fanout", "connect_timeout", "accept_new", "persist")),
+    Group(
+        "Connections", ("ssh_user", "ssh_port", "ssh", "fanout", "connect_timeout", "accept_new", "persist")
+    ),
     Group(COMMON, ("force", "yes", "dry_run", "json", "as_json", "no_pager", "help")),
 )
 

@@ -93,7 +93,8 @@ RunName = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 Fanout = Annotated[
-    int | None, typer.Option("--fanout", min=1, metavar="N", help="Use at most N nodes at the same time.")
+    int | None,
+    typer.Option("--fanout", "-f", min=1, metavar="N", help="Use at most N nodes at the same time."),
 ]
 # Help of `--replace`, shared by `push` and `data scatter`.
 REPLACE = "Overwrite a folder even if clusterctl did not create it (its contents are lost)."
@@ -108,6 +109,7 @@ ConnectTimeout = Annotated[
     float | None,
     typer.Option(
         "--connect-timeout",
+        "-t",
         min=0.01,
         metavar="SECONDS",
         help="Give up on a node that does not answer after this long. Default: 10.",
@@ -253,7 +255,10 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     if nodes is not None and not nodes.strip():
         # An empty value, such as an unset shell variable, must not select all nodes.
         raise UsageError("the node set is empty", "name nodes, as in node[1-4], or `all`")
-    return cluster.select(nodes, exclude) if nodes or exclude else cluster
+    from clusterctl.cli import node_words
+
+    cluster = node_words.select(cluster, nodes, exclude) if nodes or exclude else cluster
+    return ssh_option.with_login(cluster)
 
 
 def with_devices(cluster: Cluster, *, remote: bool = True, accept_new: bool = False) -> Cluster:

@@ -45,7 +45,10 @@ def usage_error(error: Exception, ctx: Any, typed: Sequence[str] = ()) -> Except
         return UsageError(f"{found[1]}: {found[2]} is not readable", "check its owner and permissions")
     for technical, plain in PLAIN_KINDS.items():
         text = text.replace(technical, plain)
-    return UsageError(text.rstrip("."), getattr(error, "remedy", "") or f"{ctx.command_path} -h")
+    remedy = getattr(error, "remedy", "")
+    if is_unknown_option(error) and (ours := of_others(ctx, error)):
+        text, remedy = text.partition(" (Possible")[0], ours
+    return UsageError(text.rstrip("."), remedy or f"{ctx.command_path} -h")
 
 
 def _name_of(parameter: Any, ctx: Any, typed: Sequence[str]) -> str:
@@ -64,6 +67,13 @@ def _before_command(words: Sequence[str]) -> Sequence[str]:
 
 def is_unknown_option(error: Exception) -> bool:
     return type(error).__name__ == "NoSuchOption"
+
+
+def of_others(ctx: Any, error: Exception) -> str:
+    """Return what to write instead of an unknown option that other programs have; "" for any other option."""
+    from clusterctl.cli import habits
+
+    return habits.ours(getattr(ctx.command, "key", ""), str(getattr(error, "option_name", "")))
 
 
 def _faults(error: Exception, ctx: Any, typed: Sequence[str]) -> list[Fault]:
@@ -117,10 +127,15 @@ def _limits(parameter: Any) -> str:
     return f"above {least:g}, at most {most}" if parameter.type.min_open else f"{least:g} to {most}"
 
 
-def options_of_command(command: Any, ctx: Any, typed: list[str], start: int) -> Exception:
-    """Return the error for options that seem to belong to the user's own command, which begins at `start`."""
+def options_of_command(
+    command: Any, ctx: Any, typed: list[str], start: int, short: Sequence[str] = ()
+) -> Exception:
+    """Return the error for options that seem to belong to the user's own command, which begins at `start`.
+
+    `short`: those among them that are also ours.
+    """
     unknown, _ = _without_unknown(command, ctx, typed)
-    names = list(dict.fromkeys(str(getattr(error, "option_name", "")) for error in unknown))
+    names = list(dict.fromkeys([*short, *(str(getattr(error, "option_name", "")) for error in unknown)]))
     if typed[-2:-1] and typed[-2] in INVENTORY_OPTIONS and Path(typed[-1]).is_file():
         # It is the last word and belongs to us: the command does not get it.
         typed, start = typed[-2:] + typed[:-2], start + 2
@@ -142,7 +157,11 @@ def all_wrong(command: Any, first: Exception, ctx: Any, typed: list[str]) -> Exc
     """
     if not is_unknown_option(first) and getattr(first, "param", None) is None:
         return usage_error(first, ctx)
+    from clusterctl.cli.habits import OF_NODES
+
     errors, words = _without_unknown(command, ctx, typed)
+    if command.key == "exec":
+        errors = [error for error in errors if getattr(error, "option_name", "") not in OF_NODES] or errors
     lacks_words = bool(errors)
     given, rest, late = dict[str, object](), list[str](), []
     try:

@@ -47,6 +47,9 @@ class Command:
     code: Mapping[str, str] = field(default_factory=dict, hash=False)
     """By node, the folder of the job's code, in which its setup starts."""
 
+    sudo: bool = False
+    """Run it as root by sudo, with the password in the first line of the input; an empty one if none is known."""
+
     def __post_init__(self) -> None:
         faults = [
             Fault(
@@ -68,7 +71,17 @@ class Command:
         """Return the argv for one node; `place` counts the chosen nodes from 0."""
         values = {"node": node.name, "n": str(index), "address": node.address}
         argv = [word if self.literal else _filled(word, values) for word in self.words]
-        return ["/bin/sh", "-c", " ".join(argv)] if self.shell else argv
+        argv = ["/bin/sh", "-c", " ".join(argv)] if self.shell else argv
+        return ["/bin/sh", "-c", AS_ROOT, "sudo", *argv] if self.sudo else argv
+
+
+# The password is for sudo alone: the command never reads it, also where sudo asks for none. Both calls of sudo have the
+# same parent, for which sudo remembers that the password was right.
+AS_ROOT = """IFS= read -r password
+[ -z "$password" ] || printf '%s\\n' "$password" | sudo -S -p '' -v || exit
+unset password
+sudo -n -- "$@" </dev/null
+"""
 
 
 def _filled(word: str, values: dict[str, str]) -> str:
@@ -85,7 +98,7 @@ class Everywhere:
         nodes: Sequence[Node],
         connections: Connections,
         once: ShellSession | None,
-        stdin: FileInput | PipeInput | None = None,
+        stdin: FileInput | PipeInput | SecretInput | None = None,
     ) -> None:
         """`once` is None if agents are already running."""
         self._command = command
@@ -142,6 +155,21 @@ class FileInput:
         while data := os.pread(self._number, CHUNK, offset):
             offset += len(data)
             yield data
+
+    def leave(self, node: str) -> None:
+        """Do nothing: no node waits for another."""
+
+
+class SecretInput:
+    """A short secret, which every node gets."""
+
+    together = False
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def view(self, node: str) -> Iterator[bytes]:
+        yield self._secret
 
     def leave(self, node: str) -> None:
         """Do nothing: no node waits for another."""

@@ -60,17 +60,20 @@ class WholeLines:
 class Prefixer(WholeLines):
     """Writes each line with its node's name before it; a whole chunk needs only one replacement."""
 
-    def __init__(self, width: int, write: Write) -> None:
-        """`write("stdout" or "stderr", bytes)` receives whole lines; `width` is that of the longest node
-        name."""
+    def __init__(self, width: int, write: Write, *, raw: bool = False) -> None:
+        """`write("stdout" or "stderr", bytes)` receives whole lines; `width` is that of the longest node name.
+
+        `raw`: standard output is no terminal, and gets the bytes of the nodes unchanged.
+        """
         super().__init__()
         self._width = width
+        self._raw = raw
         self._write = write
         self._writing = threading.Lock()
 
     def out(self, node: str, stream: str, data: bytes) -> None:
         prefix = f"{node + ':':<{self._width + 1}} ".encode()
-        text = shown(data)
+        text = data.removesuffix(b"\n") if self._raw and stream == "stdout" else shown(data)
         with self._writing:
             self._write(stream, b"".join((prefix, text.replace(b"\n", b"\n" + prefix), b"\n")))
 

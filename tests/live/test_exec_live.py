@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import subprocess
@@ -163,3 +164,31 @@ def test_a_cut_link_is_noticed_in_time_and_what_ran_behind_it_ends(
     # The node waits as long for the launcher.
     wait_for(lambda: not sleepers(name))
     whole_machines.heal("node1")
+
+
+def test_the_words_of_pdsh_and_clush_work(shell: Shell) -> None:
+    (shell.folder / "nodes").write_text("node2\nnode1\n")
+    for words in (
+        ["-a"],
+        ["-w", "^nodes"],
+        ["-f", "1", "-t", "20", "-u", "30", "-a"],
+        ["-w", f"{getpass.getuser()}@node1,node2"],
+        ["-l", getpass.getuser(), "all"],
+    ):
+        done = shell("exec", *words, "--", "echo", "hi")
+        assert sorted(done.stdout.splitlines()) == ["node1: hi", "node2: hi"], (words, done.stderr)
+    other = shell("exec", "-w", "nobody-here@node1,node2", "--", "echo", "hi")
+    assert other.stdout == "node2: hi\n" and "for nobody-here@" in other.stderr
+    assert "port 1" in shell("exec", "--port", "1", "node1", "--", "true").stderr
+
+
+def test_bytes_reach_a_pipe_unchanged_and_a_terminal_escaped(shell: Shell) -> None:
+    words = ["exec", "node1", "--", "printf", r"a\033[31mb\377\n"]
+    argv = [sys.executable, "-m", "clusterctl", *words]
+    done = subprocess.run(argv, cwd=shell.folder, env=shell.env, capture_output=True)
+    assert done.stdout == b"node1: a\x1b[31mb\xff\n"
+    ours, theirs = os.openpty()
+    subprocess.run(argv, cwd=shell.folder, env=shell.env, stdout=theirs, check=True)
+    os.close(theirs)
+    assert os.read(ours, 100) == b"node1: a\\x1b[31mb\\xff\r\n"
+    os.close(ours)

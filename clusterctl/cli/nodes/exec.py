@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from clusterctl.exec.answers import Answers, Group
-    from clusterctl.exec.command import Command, FileInput, PipeInput
+    from clusterctl.exec.command import Command, FileInput, PipeInput, SecretInput
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
     from clusterctl.transport.connection import Completed
@@ -92,6 +92,10 @@ class CommandOptions:
         False
     )
     literal: Annotated[bool, typer.Option("--literal", help="Do not replace {node}, {n}, {address}.")] = False
+    sudo: Annotated[
+        bool,
+        typer.Option("--sudo", help="Run CMD as root by sudo; on a terminal, its password is asked once."),
+    ] = False
     setup: Annotated[
         bool, typer.Option("--setup", help="Run CMD in the environment of each node's `setup`.")
     ] = False
@@ -108,9 +112,21 @@ class CommandOptions:
     ] = False
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.01, metavar="SECONDS", help="Stop the command after this many seconds."),
+        typer.Option(
+            "--timeout", "-u", min=0.01, metavar="SECONDS", help="Stop the command after this many seconds."
+        ),
     ] = None
     fanout: options.Fanout = None
+
+    def check(self, cluster: Cluster) -> None:
+        """Raise a UsageError for options that cannot be used together, or on these nodes."""
+        if self.sudo and self.stdin:
+            raise UsageError("--sudo and --stdin cannot be combined", "push the input to a file first")
+        if self.setup and not self.job and not any(node.setup for node in cluster.nodes):
+            raise UsageError(
+                f"--setup: no chosen node has a `setup` in {cluster.source}",
+                "setup: /path/to/set_env.sh there, or --job JOB for the setup of a job",
+            )
 
 
 class Sink(Protocol):
@@ -158,15 +174,17 @@ def exec_(
         )
     chosen = options.cluster_of(cluster, selection, exclude)
     form.check(chosen)
+    how.check(chosen)
     job = _job_with_setup(how.job) if how.job else None
-    if how.setup and not job and not any(node.setup for node in chosen.nodes):
-        raise UsageError(
-            f"--setup: no chosen node has a `setup` in {chosen.source}",
-            "setup: /path/to/set_env.sh there, or --job JOB for the setup of a job",
-        )
     has_setup = how.setup or job is not None
     command = Command(
-        tuple(words), how.shell, how.literal, how.timeout, has_setup, job.setup if job else None
+        tuple(words),
+        how.shell,
+        how.literal,
+        how.timeout,
+        has_setup,
+        job.setup if job else None,
+        sudo=how.sudo,
     )
     if dry_run:
         _foresee(command, chosen, form.json or form.json_lines)
@@ -219,7 +237,7 @@ def _execute(
     from clusterctl.exec.command import Everywhere
     from clusterctl.transport.shell import ShellSession
 
-    body = _input(chosen.names) if how.stdin else None
+    body = _input(chosen.names) if how.stdin else _password(chosen) if how.sudo else None
     fanout = len(chosen.nodes) if body is not None and body.together else how.fanout or connections.fanout
     with ShellSession(connections.transport) as once:
         # One step of Slurm starts the agents of all nodes; a command without an agent would need a step for each.
@@ -242,7 +260,7 @@ class Execution:
         elif form.json_lines:
             self.sink = output.JsonLines(_write)
         elif form == Form():
-            self.sink = output.Prefixer(max(map(len, chosen.names)), _write)
+            self.sink = output.Prefixer(max(map(len, chosen.names)), _write, raw=not sys.stdout.isatty())
         else:
             from clusterctl.exec.answers import Answers
 
@@ -354,6 +372,15 @@ def _input(nodes: Sequence[str]) -> FileInput | PipeInput:
         return broadcast(sys.stdin.fileno(), nodes)
     except (AttributeError, ValueError):
         raise UsageError("--stdin: there is no standard input", "use `< FILE` or a pipe") from None
+
+
+def _password(chosen: Cluster) -> SecretInput:
+    """Ask for the password of sudo; without a terminal there is none, and sudo may not ask for one."""
+    from clusterctl.exec.command import SecretInput
+    from clusterctl.inventory import nodeset
+
+    typed = screen.ask_secret(f"password of sudo on {nodeset.fold(chosen.names)}: ")
+    return SecretInput((typed or "").encode() + b"\n")
 
 
 def _write(stream: str, data: bytes) -> None:
