@@ -20,7 +20,7 @@ class Run(Shell, Protocol):
     where: str
     printed: list[str] | None
 
-    def note(self, where: str, reason: str) -> None: ...
+    def note(self, where: str, text: str, *, always: bool = True) -> None: ...
 
     def inner(self, text: str, where: str, arguments: list[str] | None = None) -> bool | None: ...
 
@@ -90,7 +90,7 @@ def _read(run: Run, arguments: list[str]) -> bool:
 def _source(run: Run, arguments: list[str]) -> bool:
     if arguments and not run.file(arguments[0], arguments[1:]):
         reason = "which file this is, is not known" if is_open(arguments[0]) else "there is no such file"
-        run.note(run.where, f"source {shown(arguments[0])}: {reason}; what it sets is missing")
+        run.note(run.where, f"source {shown(arguments[0])}: {reason}; what it sets is missing", always=False)
     return True
 
 

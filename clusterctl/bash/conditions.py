@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from clusterctl.bash.expand import Expander, text_of
+from clusterctl.bash.expand import text_of
 from clusterctl.bash.texts import BEGIN, END, Shell, is_open, pattern
 
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -108,11 +108,9 @@ class _Reader:
 
     def compared(self, first: str, sign: str, second: str) -> bool | None:
         left = self.text(first)
-        patterned = self.double and sign in ("=", "==", "!=")
-        right = text_of(self.shell, second, tested=True, as_pattern=patterned)
-        if sign == "=~":
-            fields = Expander(self.shell, tested=True, as_pattern=True)
-            right = " ".join(fields.expand(second)) if re.search(r"[\"'$]", second) else second
+        expression = sign == "=~" and not re.search(r"[\"'$]", second)
+        patterned = self.double and sign in ("=", "==", "!=", "=~")
+        right = second if expression else text_of(self.shell, second, tested=True, as_pattern=patterned)
         if is_open(left) or is_open(right):
             return None
         if sign in _NUMBERS:

@@ -14,7 +14,7 @@ from clusterctl.bash.evaluator import QUESTIONS, Evaluator, Function, Language, 
 from clusterctl.bash.expand import Expander, quoted_text, text_of
 from clusterctl.bash.state import State, Stop
 from clusterctl.bash.syntax import Node, Source, errors, parse, source_of
-from clusterctl.bash.texts import Value, is_open, pattern, shown
+from clusterctl.bash.texts import Value, is_open, pattern, shown, unknown
 from clusterctl.errors import Fault, InputFaults
 
 
@@ -34,6 +34,8 @@ def _assignment(run: Evaluator, source: Source, node: Node) -> bool:
     if value is not None and value.type in ("simple_expansion", "expansion", "command_substitution"):
         # The value of an assignment is not divided.
         text = text_of(run, f'"{source.written(value)}"')
+    if re.fullmatch(r"<[^<>]+>", text):
+        text = unknown(text)
     target, _, key = written.partition("[")
     if key:
         own = run.state.variables.get(target)

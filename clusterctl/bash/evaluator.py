@@ -11,7 +11,7 @@ from pathlib import Path
 from clusterctl.bash.arithmetic import compute
 from clusterctl.bash.state import GIVEN, State, Stop
 from clusterctl.bash.syntax import Node, Source, errors, parse, source_of
-from clusterctl.bash.texts import BEGIN, END, MOST_CHARACTERS, Value, is_open, unknown
+from clusterctl.bash.texts import BEGIN, END, MOST_CHARACTERS, Value, is_open, shown, unknown
 from clusterctl.errors import Fault, InputFaults
 
 # Statements of one script, with those of its loops.
@@ -52,6 +52,18 @@ class Command:
     words: list[Word]
     certain: bool = True
     """False if it depends on something that is known only when the script runs."""
+    followed: bool = False
+    """Whether it starts a script whose commands come before it."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why something cannot be known; `lost` says for each variable what it may be."""
+
+    text: str
+    lost: Mapping[str, str] = field(default_factory=dict)
+    always: bool = True
+    """False if it matters only to commands with an unknown part."""
 
 
 @dataclass
@@ -59,10 +71,24 @@ class Script:
     """What a script does: its commands, and what cannot be known without running it."""
 
     commands: list[Command] = field(default_factory=list)
-    unknown: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, Reason] = field(default_factory=dict)
     """The reason by place, as in `train.sh:12`."""
     content: Callable[[str], str | None] = lambda path: None
     """The text of a file that the script writes, or that stands next to it."""
+
+    def reasons(self, words: Iterable[Word]) -> dict[str, str]:
+        """Return, by place, why parts of a command cannot be known, and what else its reader should know."""
+        parts = " ".join(part for word in words for part in re.findall(f"{BEGIN}([^{END}]*)", word.text))
+        kept: dict[str, str] = {}
+        # What a condition depends on comes before it.
+        for place, reason in reversed(self.unknown.items()):
+            names = [name for name in reason.lost if re.search(rf"\b{name}\b", parts)]
+            if names:
+                parts += reason.text
+                kept[place] = shown(f"{'; '.join(reason.lost[name] for name in names)}: {reason.text}")
+            elif not reason.lost and (reason.always or parts):
+                kept[place] = shown(reason.text)
+        return dict(reversed(kept.items()))
 
 
 Statement = Callable[["Evaluator", Source, Node], "bool | None"]
@@ -102,8 +128,8 @@ class Evaluator:
         self.printed: list[str] | None = None
         """What the commands of a substitution print; None outside of one."""
 
-    def note(self, where: str, reason: str) -> None:
-        self.script.unknown.setdefault(where, reason)
+    def note(self, where: str, text: str, *, always: bool = True) -> None:
+        self.script.unknown.setdefault(where, Reason(text, always=always))
 
     # ---- what the expansion of words asks
 
@@ -236,9 +262,13 @@ class Evaluator:
         self.certain = certain
         states = ends if sure else [before, *ends]
         self.state = states[0] if states else before
-        lost = [text for other in states[1:] for text in self.state.merge(other)]
+        lost: dict[str, str] = {}
+        for other in states[1:]:
+            lost = {**self.state.merge(other), **lost}
         if lost:
-            self.note(begun, _reason(reasons, lost))
+            written = " ".join(" or ".join(dict.fromkeys(reasons)).split())[:80]
+            cause = Reason(f"`{written}` is known only when the script runs", lost)
+            self.script.unknown.setdefault(begun, cause)
         return None if reasons else status
 
     def loop(self, begin: Callable[[], bool | None], source: Source, body: Node, update: str = "") -> None:
@@ -271,8 +301,8 @@ class Evaluator:
             # `eval "A=1 torchrun ..."` and `env A=1 torchrun ...`.
             self.assign(assigned[1], name[assigned.end() :])
             return self.run(words[1:]) if words[1:] else True
-        if self.alone or not self.nested(words):
-            self.script.commands.append(Command(words, self.certain))
+        followed = not self.alone and self.nested(words)
+        self.script.commands.append(Command(words, self.certain, followed))
         return None if posixpath.basename(name) in QUESTIONS else True
 
     def call(self, name: str, arguments: list[str]) -> bool | None:
@@ -396,8 +426,3 @@ class Evaluator:
                 self.printed = outer
         self.state.variables.pop(GIVEN, None)
         return text if len(self.script.commands) == started else None
-
-
-def _reason(reasons: list[str], lost: list[str]) -> str:
-    condition = " ".join(" or ".join(dict.fromkeys(reasons)).split())
-    return f"{'; '.join(dict.fromkeys(lost))}: `{condition[:80]}` is known only when the script runs"

@@ -9,12 +9,14 @@ from clusterctl.bash.texts import (
     BEGIN,
     END,
     MOST_CHARACTERS,
+    UNSET,
     Shell,
     divided,
     is_open,
     pattern,
     shown,
     unknown,
+    without_unset,
 )
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
@@ -27,8 +29,8 @@ MOST_WORDS = 1000
 class Expander:
     """Expands one written word into fields."""
 
-    def __init__(self, shell: Shell, *, tested: bool = False, as_pattern: bool = False) -> None:
-        self.shell, self.tested, self.as_pattern = shell, tested, as_pattern
+    def __init__(self, shell: Shell, *, as_pattern: bool = False) -> None:
+        self.shell, self.as_pattern = shell, as_pattern
         self.fields: list[str] = []
         self.open = False
         """Whether more text continues the last field."""
@@ -127,7 +129,7 @@ class Expander:
         if value is None and index in ("@", "*"):
             return "", []
         if value is None:
-            return ("" if self.tested and not self.shell.alone else unknown(f"${written}")), None
+            return f"{BEGIN}{UNSET}${written}{END}", None
         if isinstance(value, str):
             return value if index in ("", "0", "@", "*") else "", None
         if name == "@" or index == "@" or (index == "*" and not quoted) or (name == "*" and not quoted):
@@ -173,6 +175,8 @@ class Expander:
         own = self.shell.value(name)
         if sign := re.match(r":?[-=+?]", rest):
             operator, word = sign[0][-1], rest[sign.end() :]
+            if isinstance(own, str) and own and not without_unset(own):
+                own = None
             filled = bool(own) if ":" in sign[0] else own is not None
             if operator == "+":
                 return (text_of(self.shell, word) if filled else ""), None
@@ -225,7 +229,9 @@ class Expander:
 
 def text_of(shell: Shell, written: str, *, tested: bool = False, as_pattern: bool = False) -> str:
     """Return a word as one text; a variable that is not set is empty where it is tested, else unknown."""
-    text = " ".join(Expander(shell, tested=tested, as_pattern=as_pattern).expand(written))
+    text = " ".join(Expander(shell, as_pattern=as_pattern).expand(written))
+    if tested and not shell.alone:
+        text = without_unset(text)
     return text if len(text) <= MOST_CHARACTERS else unknown(f"{shown(written)[:40]}...")
 
 

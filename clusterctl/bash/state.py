@@ -50,14 +50,14 @@ class State:
             if value is not None:
                 self.variables[name] = value
 
-    def merge(self, other: State) -> list[str]:
-        """Keep what is equal in both states; return the variables of which only a part is known, or nothing."""
-        lost = []
+    def merge(self, other: State) -> dict[str, str]:
+        """Keep what is equal in both states; return for each other variable what it may be."""
+        lost = {}
         for name in {**self.variables, **other.variables}:
             first, second = self.variables.get(name), other.variables.get(name)
             if first != second:
                 self.variables[name] = _common(first, second, name)
-                lost.append(f"{name} is {_short(first)} or {_short(second)}")
+                lost[name] = f"{name} is {_short(first)} or {_short(second)}"
         if self.arguments != other.arguments:
             self.arguments = _equal_part(self.arguments, other.arguments)
         self.functions = {**other.functions, **self.functions}

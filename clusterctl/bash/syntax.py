@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-from clusterctl.bash.texts import BEGIN, END
+from clusterctl.bash.texts import shown
 from clusterctl.errors import Fault, InputFaults, UsageError
 
 # Script files are short.
@@ -73,8 +74,12 @@ def parse(source: Source) -> Node:
 
 
 def source_of(name: str, text: str, first_line: int = 1, *, inner: bool = False) -> Source:
-    """Return a source without the characters that mark unknown parts; a quote must be closed."""
-    cleaned = text if inner else text.replace(BEGIN, "").replace(END, "").replace("\r\n", "\n")
+    """Return a source without the characters that mark unknown parts, in the form that the grammar reads."""
+    cleaned = text if inner else shown(text).replace("\r\n", "\n")
+    # The grammar divides a word before `$1` without braces.
+    cleaned = re.sub(r"(?<=[\w/.:=})-])\$([0-9])", r"${\1}", cleaned)
+    # A place to fill in, as in NAME=<your path>, is no redirection.
+    cleaned = re.sub(r"(?m)^(\s*(?:export\s+)?\w+=)[ ]?(<[^<>\n]+>)(?=\s|$)", r"\1'\2'", cleaned)
     return Source(name, cleaned.encode("utf-8", "replace"), first_line, inner)
 
 

@@ -7,6 +7,8 @@ from typing import Protocol
 
 # Unknown parts stand between these characters, which no script contains.
 BEGIN, END = "\ue000", "\ue001"
+# The first character of an unknown part that stands for a variable which nothing sets.
+UNSET = "\ue002"
 _CLASSES = {
     "digit": "0-9",
     "alpha": "A-Za-z",
@@ -50,7 +52,12 @@ def is_open(text: str) -> bool:
 
 def shown(text: str) -> str:
     """Return the text with its unknown parts as the script writes them."""
-    return text.replace(BEGIN, "").replace(END, "")
+    return text.replace(BEGIN, "").replace(END, "").replace(UNSET, "")
+
+
+def without_unset(text: str) -> str:
+    """Return the text with nothing in place of variables that nothing sets."""
+    return re.sub(f"{BEGIN}{UNSET}[^{END}]*{END}", "", text)
 
 
 def divided(text: str) -> list[str]:

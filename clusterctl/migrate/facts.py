@@ -51,6 +51,7 @@ def combine(result: Translation, facts: Facts) -> None:
         _optimizer,
         _precision,
         _files,
+        _kubernetes,
         _rest,
     ):
         step(result, facts)
@@ -184,6 +185,9 @@ def _batches(result: Translation, facts: Facts) -> None:
     accumulation = int(_number(facts, "accumulation") or _number(facts, "micro_batches") or 1)
     cuts = _current(result, "train.parallel.tensor") * _current(result, "train.parallel.pipeline")
     cuts *= _current(result, "train.parallel.context")
+    if "parallel_mode" in facts and _number(facts, "parallel_mode") == 0:
+        # MindSpore's mode of data parallel ranks alone.
+        facts["data_parallel"] = (int(_number(facts, "all_ranks")), facts["parallel_mode"][1])
     ranks = int(_number(facts, "data_parallel") or _number(facts, "all_ranks") // cuts)
     name = next(
         (facts[key][1] for key in ("accumulation", "micro_batches", "data_parallel") if key in facts), ""
@@ -215,7 +219,7 @@ def _length(result: Translation, facts: Facts) -> None:
     task = "task" in facts or "train.tune.task" in result.found.defaults
     if task and "epochs" in facts:
         result.set("train.tune.epochs", int(_number(facts, "epochs")), facts["epochs"][1])
-        given.remove("epochs")
+        given = [name for name in given if name != "epochs"]
     for name in given if has_steps else given[1:]:
         _leave_out(result, facts, name, "another option gives the training's length, and that one is used")
     if given and not has_steps:
@@ -348,7 +352,7 @@ def _files(result: Translation, facts: Facts) -> None:
     if folder.startswith("/"):
         result.set("data_there", folder, name)
     else:
-        result.set("data", f"./{folder}" if folder else "./data", name)
+        result.set("data", f"./{posixpath.normpath(folder)}" if folder else "./data", name)
     if "data" in facts and result.found.family not in ("mindformers",) and len(prefixes) == 1:
         result.set("train.data.prefix", f"{{data}}/{_stem(prefixes[0][0])}", facts["data"][1])
     elif len(prefixes) > 1:
@@ -377,8 +381,34 @@ def _files(result: Translation, facts: Facts) -> None:
         result.set(
             "train.tune.task", str(task).lower(), facts["task"][1] if "task" in facts else "fine-tuning"
         )
-        result.set("train.tune.train", f"{{data}}/{str(task).lower()}/train.jsonl", name)
-        result.set("train.tune.valid", f"{{data}}/{str(task).lower()}/val.jsonl", name)
+        # GLM's folder of a task has the task's name; some options name this folder, others the one above.
+        inside = posixpath.basename(folder.rstrip("/")).lower() == str(task).lower()
+        part = "" if inside else f"{str(task).upper()}/"
+        for key, file in (("train", "train.jsonl"), ("valid", "val.jsonl")):
+            result.set(f"train.tune.{key}", f"{{data}}/{part}{file}", name)
+
+
+def _kubernetes(result: Translation, facts: Facts) -> None:
+    """Set the job's part for Kubernetes from a manifest; data on a claim is there, and not pushed."""
+    claims = _of(facts, "claims")
+    if isinstance(claims, dict):
+        name = facts["claims"][1]
+        result.set("kubernetes.claims", claims["claims"], name)
+        pushed = result.values.get("data")
+        folder = (
+            posixpath.normpath(posixpath.join(str(claims["folder"]), str(pushed.value))) if pushed else ""
+        )
+        if pushed and any(f"{folder}/".startswith(f"{place}/") for place in claims["claims"].values()):
+            del result.values["data"]
+            result.set("data_there", folder, f"{pushed.origin}, on the claim")
+    if not any(key.startswith("kubernetes.") for key in result.values):
+        return
+    resource = facts["devices"][1] if "devices" in facts else ""
+    if resource:
+        result.set("kubernetes.devices", int(_number(facts, "devices")), resource)
+        result.set("kubernetes.kind", "npu" if "ascend" in resource.lower() else "cuda", resource)
+    if _number(facts, "nodes"):
+        result.set("kubernetes.nodes", int(_number(facts, "nodes")), facts["nodes"][1])
 
 
 def _stem(path: str) -> str:
@@ -415,6 +445,9 @@ def _rest(result: Translation, facts: Facts) -> None:
         _leave_out(result, facts, "finetune", "no weights are given: set train.init")
     if str(_of(facts, "run_mode") or "train") not in ("train", "finetune"):
         _leave_out(result, facts, "run_mode", "use `clusterctl generate` or `clusterctl eval` for this")
+    offload = _of(facts, "cpu_offload")
+    if offload is True or (isinstance(offload, dict) and offload.get("device") not in (None, "none")):
+        result.set("train.offload", True, facts["cpu_offload"][1])
     if _of(facts, "profile"):
         result.set("train.profile.repeat", 1, facts["profile"][1])
     if "deepspeed_config" in facts:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from clusterctl.bash.texts import is_open, shown
 from clusterctl.errors import Fault, InputFaults, did_you_mean
 from clusterctl.migrate.facts import Facts, combine
+from clusterctl.migrate.families import FAMILIES
+from clusterctl.migrate.found import Found, Given
 from clusterctl.migrate.option import options_by_name
-from clusterctl.migrate.read import FAMILIES, Found, Given
 from clusterctl.migrate.translation import Translation
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from clusterctl.migrate.read import Found
+from clusterctl.migrate.found import Found
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,18 @@ import textwrap
 from clusterctl.migrate.translation import Translation, Value
 
 # The order of a job's keys; others follow.
-ORDER = ("name", "nodes", "devices", "data", "data_there", "collect", "network", "restart", "train")
+ORDER = (
+    "name",
+    "nodes",
+    "devices",
+    "data",
+    "data_there",
+    "collect",
+    "network",
+    "restart",
+    "kubernetes",
+    "train",
+)
 TRAIN = ("model", "init", "data", "tune", "steps", "length", "micro_batch", "global_batch", "batch_ramp")
 WIDTH = 118
 # Column at which comments begin.
@@ -27,7 +38,7 @@ def job_text(result: Translation) -> str:
         "Each line names its option; the end lists the others. Check it: clusterctl plan FILE",
         *result.notes,
     ]
-    lines = [line for text in head for line in _comment(text)]
+    lines = [line for text in head for line in comment(text)]
     tree: Tree = {}
     values = {"name": Value(found.name or "training", ""), **result.values}
     for key, value in values.items():
@@ -36,15 +47,15 @@ def job_text(result: Translation) -> str:
     if result.unmapped:
         lines += ["", "# Not mapped:"]
         for name, reason in sorted(dict(result.unmapped).items()):
-            lines += _comment(f"{name}: {reason}", "#   ")
+            lines += comment(f"{name}: {reason}", "#   ")
     if found.unknown:
         lines += ["", "# Known only when the script runs:"]
         for place, reason in found.unknown.items():
-            lines += _comment(f"{place}: {reason}", "#   ")
+            lines += comment(f"{place}: {reason}", "#   ")
     return "\n".join(lines) + "\n"
 
 
-def _comment(text: str, begin: str = "# ") -> list[str]:
+def comment(text: str, begin: str = "# ") -> list[str]:
     plain = "".join(char if char.isprintable() else "?" for char in text)
     return textwrap.wrap(
         plain, WIDTH, initial_indent=begin, subsequent_indent=begin + "  ", break_on_hyphens=False

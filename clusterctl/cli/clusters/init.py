@@ -221,14 +221,14 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
     from clusterctl.errors import UsageError
     from clusterctl.files import save_new
     from clusterctl.migrate import read, translate, write
-    from clusterctl.migrate.data_build import command_text
+    from clusterctl.migrate.commands import command_text
 
     found = read.read(source)
     if found.choice:
         screen.log(
             f"warning: {found.choice}; for another one, give it alone: --from 'COMMAND'", style="yellow"
         )
-    if found.family == "preprocess":
+    if found.verb != "job":
         screen.write(command_text(found))
         return
     result = translate.translate(found)

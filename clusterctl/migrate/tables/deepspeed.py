@@ -19,6 +19,13 @@ optimizer.params.lr | float | train.optimizer.lr
 optimizer.params.betas | any | train.optimizer.betas
 optimizer.params.eps | float | train.optimizer.eps
 optimizer.params.weight_decay | float | train.optimizer.weight_decay
+zero_optimization.cpu_offload zero_optimization.offload_optimizer | any | @cpu_offload
+zero_optimization.offload_param | any | - | offload of parameters: engine: {deepspeed: FILE}
+zero_optimization.contiguous_gradients zero_optimization.overlap_comm zero_optimization.reduce_scatter zero_optimization.reduce_bucket_size zero_optimization.allgather_bucket_size zero_optimization.allgather_partitions zero_optimization.elastic_checkpoint zero_optimization.round_robin_gradients zero_optimization.sub_group_size zero_optimization.stage3_prefetch_bucket_size zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_max_live_parameters zero_optimization.stage3_max_reuse_distance zero_optimization.stage3_gather_16bit_weights_on_model_save zero_optimization.load_from_fp32_weights | any | - | buffers and files of DeepSpeed: its own values are used; engine: {deepspeed: FILE} passes others
+activation_checkpointing | any | - | train.recompute
+optimizer.params.torch_adam optimizer.params.adam_w_mode optimizer.params.bias_correction | any | - | one AdamW, chosen by the device
+communication_data_type data_types gradient_predivide_factor sparse_gradients fp16.auto_cast fp16.consecutive_hysteresis | any | - | exchanges are in the type of the gradients
+tensorboard wandb csv_monitor flops_profiler comms_logger dump_state memory_breakdown monitor_config aio checkpoint elasticity hybrid_engine compression_training pipeline | any | - | set it in engine: {deepspeed: FILE} if it is needed
 scheduler | any | - | give the schedule as train.optimizer: {schedule, warmup, decay}
 prescale_gradients | bool | - | in fp32 it makes no difference whether gradients are averaged before or after the sum
 wall_clock_breakdown | bool | - | train.profile and `status` show where the time goes
@@ -36,3 +43,5 @@ data_efficiency.seed data_efficiency.data_sampling.enabled | any | - | train.see
 """
 # The sections with a curriculum. They are also read if a command names the file.
 CURRICULUM = ("curriculum_learning.", "data_efficiency.data_sampling.curriculum_learning.")
+# Keys that count more than Megatron's options: the engine itself reads them.
+STRONGER = (*CURRICULUM, "zero_optimization.stage", "fp16.", "bf16.", "bfloat16.")

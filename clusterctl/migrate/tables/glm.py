@@ -42,13 +42,17 @@ OPTIONS = """
 --task | text | @task
 --multi-token --continuous-prompt --num-prompt-tokens --loss-func --prefix-prompt --pattern-id --fast-decode | any | - | see train.tune for the tasks and their wording
 --save-epoch --eval-epoch | int | - | a task is evaluated and saved after every epoch
+--load-pretrained | text | @load
+--cloze-eval --no-load-lr-scheduler --finetune | flag | - | follows from the task; training starts with the weights alone
+--output-dropout | float | - | dropout of the residual stream is train.model.dropout
+--eval-iters-final | any | - | train.eval decides
 --overwrite | flag | - | every run has a folder of its own
 --new-hyperparameters | flag | - | the job gives all hyperparameters
 --hostfile --include --exclude | text | - | nodes are chosen by the inventory, -n and -x
 --summary-dir | text | train.tensorboard=true | the files are in the run's folder
 --eval-batch-size --eval-seq-length --eval-max-preds-per-seq --overlapping-eval --eval-text-key | any | - | an evaluation has batches of the training's size
 --temperature --top_k --top_p --out-seq-length --num-beams --length-penalty --no-repeat-ngram-size --min-tgt-length --select-topk | any | - | options of `clusterctl generate`
---transformer-xl --pretrained-bert --output-dropout --mem-length | any | - | the embedded trainer has no such model
+--transformer-xl --pretrained-bert --mem-length | any | - | the embedded trainer has no such model
 """
 PROGRAMS = ("pretrain_glm.py", "pretrain_gpt2_glm.py", "finetune_glm.py")
 DEFAULTS = {

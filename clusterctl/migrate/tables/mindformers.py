@@ -4,7 +4,7 @@ KEYS = """
 seed | int | train.seed
 run_mode | text | @run_mode
 output_dir | text | - | results are in the run's folder
-load_checkpoint | text | @load
+load_checkpoint resume_or_finetune_checkpoint | text | @load
 src_strategy_path_or_dir | text | - | a checkpoint loads in any layout
 auto_trans_ckpt | bool | - | a checkpoint loads in any layout
 only_save_strategy | bool | - | a checkpoint loads in any layout
@@ -17,7 +17,7 @@ context.enable_graph_kernel context.graph_kernel_flags context.max_call_depth co
 remote_save_url | text | - | save: {to: ...} names an object store
 runner_config.epochs | int | @epochs
 runner_config.batch_size | int | train.micro_batch
-runner_config.sink_mode runner_config.sink_size runner_config.per_epoch_size runner_config.initial_epoch runner_config.has_trained_epoches runner_config.has_trained_steps | any | - | each rank reads its samples step by step
+runner_config.image_size runner_config.sink_mode runner_config.sink_size runner_config.per_epoch_size runner_config.initial_epoch runner_config.has_trained_epoches runner_config.has_trained_steps | any | - | each rank reads its samples step by step
 runner_wrapper.type | text | - | follows from precision and layout
 runner_wrapper.scale_sense.type | text | - | loss_scale is dynamic if it is not a number
 runner_wrapper.scale_sense.loss_scale_value | float | train.loss_scale.initial
@@ -25,10 +25,10 @@ runner_wrapper.scale_sense.scale_factor | int | - | the scale is halved and doub
 runner_wrapper.scale_sense.scale_window | int | train.loss_scale.window
 runner_wrapper.use_clip_grad | bool | @clip
 use_parallel | bool | - | follows from the number of ranks
-parallel.parallel_mode | int | - | train.parallel says what is divided
+parallel.parallel_mode | int | @parallel_mode
 parallel.full_batch | bool | - | each data parallel rank reads its own samples
 parallel.enable_parallel_optimizer | bool | @zero
-parallel.gradients_mean parallel.loss_repeated_mean parallel.search_mode parallel.strategy_ckpt_save_file parallel.strategy_ckpt_config parallel.device_num | any | - | internals of MindSpore's parallel modes
+parallel.gradients_mean parallel.enable_alltoall parallel.loss_repeated_mean parallel.search_mode parallel.strategy_ckpt_save_file parallel.strategy_ckpt_config parallel.device_num | any | - | internals of MindSpore's parallel modes
 parallel_config.data_parallel | int | @data_parallel
 parallel_config.model_parallel | int | train.parallel.tensor
 parallel_config.pipeline_stage | int | train.parallel.pipeline
@@ -62,15 +62,15 @@ model.model_config.num_layers | int | train.model.layers
 model.model_config.num_heads | int | train.model.heads
 model.model_config.expand_ratio | int | @expand
 model.model_config.hidden_act | text | @activation
-model.model_config.hidden_dropout_rate model.model_config.dropout_rate model.model_config.hidden_dropout_prob | float | train.model.dropout
+model.model_config.hidden_dropout_rate model.model_config.dropout_rate model.model_config.dropout_prob model.model_config.hidden_dropout_prob | float | train.model.dropout
 model.model_config.attention_dropout_rate model.model_config.attention_probs_dropout_prob | float | train.model.attention_dropout
 model.model_config.layernorm_epsilon | float | train.model.eps
 model.model_config.initializer_range | float | train.model.init_std
 model.model_config.compute_dtype | text | @dtype
 model.model_config.param_init_type | text | - | weights are kept in fp32
-model.model_config.layernorm_compute_type model.model_config.softmax_compute_type | text | - | both are computed in fp32
+model.model_config.layernorm_compute_type model.model_config.softmax_compute_type model.model_config.layernorm_dtype model.model_config.softmax_dtype | text | - | both are computed in fp32
 model.model_config.checkpoint_name_or_path | text | @load
-model.model_config.eos_token_id | int | train.data.eod
+model.model_config.eos_token_id model.model_config.eos_token | int | train.data.eod
 model.model_config.bos_token_id model.model_config.pad_token_id | int | - | the tokenizer defines them
 model.model_config.repetition_penalty model.model_config.max_decode_length model.model_config.top_k model.model_config.top_p model.model_config.do_sample model.model_config.use_past | any | - | options of `clusterctl generate`
 lr_schedule.type | text | @schedule

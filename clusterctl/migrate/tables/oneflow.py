@@ -26,6 +26,7 @@ CONTAINER = """
 --image | text | - | `container: {image: ...}` of the job names an image with the embedded trainer
 --wheel | text | - | `nodes setup` installs the trainer's packages
 --cmd | text | @command
+--extra-mount --proxy --no-interactive | any | - | `container: {image: ..., mounts: ...}` of the job
 --deploy --server-host --master-ip --port | any | - | set by the launcher
 """
 PROGRAMS = ("oneflow_gpt.training", "oneflow_gpt/training.py", "launch_container.py")

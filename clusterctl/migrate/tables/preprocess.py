@@ -2,7 +2,7 @@
 
 OPTIONS = """
 --input | words | --input
---json-keys --json-key | words | --json-key
+--json-keys --json-key | words | @keys
 --split-sentences | flag | --unit=sentence
 --keep-newlines | flag | - | texts are read as they are
 --tokenizer-type | text | - | follows from the files of --tokenizer

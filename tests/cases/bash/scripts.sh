@@ -62,3 +62,5 @@ export A=1 B="x y"; readonly C=3; declare D=4; local_=5; show $A "$B" $C $D; uns
 OPTS=(--x); [ -n "yes" ] && OPTS+=(--y "z w"); show "${OPTS[@]}" "${NONE[@]}" ${OPTS[@]/--/-}
 #### exit
 if [ -z "" ]; then show before; exit 0; fi; show after
+#### joined
+set -- a b; A=x/$1; show y/$2 $A:$1 "$A/$2" z-$1.$2 $1$2 ${1}$2

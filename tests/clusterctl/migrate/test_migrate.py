@@ -12,8 +12,8 @@ import pytest
 
 from clusterctl.document import parse_document
 from clusterctl.errors import ClusterctlError, InputFaults, UsageError
-from clusterctl.migrate import facts, read
-from clusterctl.migrate.data_build import command_text
+from clusterctl.migrate import commands, facts, families, read
+from clusterctl.migrate.commands import command_text
 from clusterctl.migrate.option import Option, options_by_name, plain, read_table
 from clusterctl.migrate.tables import deepspeed, manifest, mindformers
 from clusterctl.migrate.translate import translate
@@ -230,10 +230,10 @@ def option_of(document: str, name: str, table: str) -> Option | None:
     if table == "keys":
         keys = {"mindformers": mindformers.KEYS, "megatron": manifest.KEYS}[document]
         return options_by_name(keys).get(plain(name))
-    families = {family.name: family for family in read.FAMILIES}
+    known = {family.name: family for family in families.FAMILIES}
     wanted = {"oneflow": ["oneflow", "preprocess"], "glm": ["ascend-glm", "glm"]}.get(document, [document])
-    found = (option for each in wanted if (option := families[each].option(name)) is not None)
-    return next(found, read.LAUNCHER.option(name))
+    found = (option for each in wanted if (option := known[each].option(name)) is not None)
+    return next(found, families.LAUNCHER.option(name))
 
 
 def counts() -> dict[str, tuple[int, int]]:
@@ -301,7 +301,7 @@ def test_a_curriculum_of_sequence_length_becomes_that_of_the_job(tmp_path: Path,
     expected = {"start": 64, "steps": 15000, "schedule": "root", "root": 3, "multiple": 8}
     assert train["curriculum"] == expected and train["model"]["sequence"] == 1024
     assert not plan_config(train, 1).faults
-    assert any("remove the curriculum from ds.json" in note for note in result.notes)
+    assert any("the keys of ds.json are read" in note for note in result.notes)
     alone = job(translated(str(tmp_path / "ds.json")))
     assert alone["train"]["curriculum"] == expected
 
@@ -322,9 +322,9 @@ def test_another_curriculum_is_not_mapped(tmp_path: Path, change: dict[str, Any]
 
 
 def test_every_fact_of_a_table_is_used() -> None:
-    tables = {table for family in read.FAMILIES for table in family.tables}
-    tables |= {mindformers.KEYS, deepspeed.KEYS, manifest.KEYS, *read.LAUNCHER.tables}
-    source = Path(facts.__file__).read_text() + Path(read.__file__).read_text()
+    tables = {table for family in families.FAMILIES for table in family.tables}
+    tables |= {mindformers.KEYS, deepspeed.KEYS, manifest.KEYS, *families.LAUNCHER.tables}
+    source = "".join(Path(module.__file__).read_text() for module in (facts, read, commands))
     aside = {"tokenizer_type", "load", "config", "command", "output"}
     for table in tables:
         for option in read_table(table):
@@ -337,7 +337,7 @@ def test_no_keys_of_the_tables_are_unknown_to_the_job() -> None:
     from clusterctl.jobs.schema import job_schema
 
     schema: Any = job_schema()["properties"]
-    for family in (*read.FAMILIES, read.LAUNCHER):
+    for family in (*families.FAMILIES, families.LAUNCHER):
         for table in (*family.tables, mindformers.KEYS, deepspeed.KEYS):
             for option in read_table(table):
                 key = option.target.partition("=")[0]
