@@ -40,13 +40,14 @@ MALLOC_TUNING = {
 
 FAULT = "CLUSTERCTL_FAULT"
 """For drills and tests. `rank1:step3:exit7`, `rank1:step3:kill9` or `rank0:step5:raise` ends that rank in that way
-when it begins the step; `rank1:step3:slow200` adds 200 ms to each of its steps from then on."""
+when it begins the step, `rank0:step5:hang` halts it; `rank1:step3:slow200` adds 200 ms to each of its steps from then
+on."""
 THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A fault to inject: `how` is exit, kill, raise or slow; `number` is the exit code, the signal or milliseconds."""
+    """A fault to inject: `how` is exit, kill, raise, hang or slow; `number` is exit code, signal or milliseconds."""
 
     rank: int
     step: int
@@ -159,11 +160,12 @@ def _integer(given: Mapping[str, str], name: str, default: int, least: int = 0) 
 def _drill(text: str) -> Drill | None:
     if not text:
         return None
-    match = re.fullmatch(r"rank(\d+):step(\d+):(?:(exit|kill|slow)(\d+)|(raise))", text)
+    match = re.fullmatch(r"rank(\d+):step(\d+):(?:(exit|kill|slow)(\d+)|(raise|hang))", text)
     if match is None:
         raise InputError(
             f"{FAULT} is {text!r}",
-            "write it like rank1:step3:exit7, rank1:step3:kill9, rank0:step5:raise or rank1:step3:slow200",
+            "write it like rank1:step3:exit7, rank1:step3:kill9, rank0:step5:raise, rank0:step5:hang or"
+            " rank1:step3:slow200",
         )
-    rank, step, how, number, raises = match.groups()
-    return Drill(int(rank), int(step), how or raises, int(number or 0))
+    rank, step, how, number, plain = match.groups()
+    return Drill(int(rank), int(step), how or plain, int(number or 0))

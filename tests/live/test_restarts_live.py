@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,25 @@ def test_a_training_that_hangs_says_where_it_stands_and_goes_on(shell: Shell, da
     assert "Current thread" in said
     assert "trainer/train/loop.py" in said
     assert losses(run.root).keys() == set(range(1, 401))
+
+
+def test_the_rank_of_a_training_that_the_others_wait_for_is_the_cause(shell: Shell, data: Path) -> None:
+    name = job_file(shell, data, steps=400, env="CLUSTERCTL_FAULT: rank1:step150:hang")
+    with (shell.folder / name).open("a") as file:
+        file.write("hang_after: 4s\n")
+    done = shell("launch", name, timeout=300)
+    assert done.returncode == 5
+    run = last_run(shell)
+    cause = json.loads(run.cause.read_text())
+    assert (cause["rank"], cause["node"], cause["device"]) == (1, "node1", 1)
+    assert re.search(
+        r"3 of 4 ranks wait in \S+ at \S+/\S+\.py:\d+, rank 1 \(node1, device 1\) is in ", cause["title"]
+    )
+    assert "`_hang` at train/observers.py:" in cause["title"]
+    roll = json.loads(run.roll_call(1).read_text())["ranks"]
+    counts = {seen["rank"]: seen["calls"]["0,1,2,3"] for seen in roll}
+    assert counts[1] == min(counts.values()) < counts[0]
+    assert {seen["step"] for seen in roll} == {149}
 
 
 def test_a_rank_that_holds_up_the_others_is_named_and_left_alone(shell: Shell, data: Path) -> None:

@@ -106,7 +106,7 @@ def run_training(
         )
     startup.done("checkpoint")
     start = started(config, environment, group, device, ops, checkpointer, step, startup)
-    watchers = observers(config, environment, run_dir, device, start)
+    watchers = observers(config, environment, run_dir, groups, start)
     emit(watchers, start)
     run = Training(
         config,

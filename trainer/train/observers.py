@@ -25,8 +25,9 @@ from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.env import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DIR, Drill, Env
 from trainer.files import open_lines, write_whole
-from trainer.parallel.group import Group
+from trainer.parallel.group import Group, Groups
 from trainer.plan.time import CONVENTIONS
+from trainer.train.collectives import Collectives, groups_of
 from trainer.train.events import (
     ChosenBackend,
     Ended,
@@ -197,7 +198,7 @@ class Heartbeat:
 
 
 class DrillObserver:
-    """Injects a fault: ends this rank when it begins the drill's step, or makes it slow from that step on."""
+    """Injects a fault: ends or halts this rank when it begins the drill's step, or makes it slow from that step on."""
 
     def __init__(self, drill: Drill) -> None:
         self._drill = drill
@@ -210,9 +211,16 @@ class DrillObserver:
         elif event.step == self._drill.step:
             self._end(event)
 
+    @staticmethod
+    def _hang() -> None:
+        while True:
+            time.sleep(60)
+
     def _end(self, event: StepBegan) -> None:
         sys.stderr.write(f"drill: rank {self._drill.rank} ends at step {event.step} by {self._drill.how}\n")
         sys.stderr.flush()
+        if self._drill.how == "hang":
+            self._hang()
         if self._drill.how == "exit":
             os._exit(self._drill.number)
         if self._drill.how == "kill":
@@ -227,15 +235,18 @@ def emit(observers: Sequence[Observer], event: Event) -> None:
 
 
 def observers(
-    config: TrainConfig, environment: Env, run_dir: Path, device: Device, start: Started
+    config: TrainConfig, environment: Env, run_dir: Path, groups: Groups, start: Started
 ) -> list[Observer]:
     """Return the observers of this rank; the profiler is last, so that traces show the others' time separately."""
+    device = groups.everyone.device
     rank = environment.rank
     found: list[Observer] = []
     if environment.drill is not None and environment.drill.rank == rank:
         found.append(DrillObserver(environment.drill))
     pauses = partial(pauses_after, config)
-    found.append(Heartbeat(run_dir / HEARTBEAT_DIR / f"rank-{rank}", start.step, pauses))
+    beats = run_dir / HEARTBEAT_DIR
+    found.append(Heartbeat(beats / f"rank-{rank}", start.step, pauses))
+    found.append(Collectives(beats / f"calls-{rank}", groups_of(groups), start.step, pauses))
     if rank == 0:
         found += _of_rank_0(config, run_dir, device, start)
     if config.profile.repeat and rank in config.profile.ranks:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 LEAST = 30.0
 # A rank hangs after this many times the 99th percentile of its step times.
 TIMES = 3.0
-# Steps that must have finished before: the first ones compile, open connections and fill caches.
+# Number of first steps that compile, open connections and fill caches.
 KNOWN = 3
 # Number of last steps for the percentile.
 KEPT = 512
-# Seconds that a checkpoint or an evaluation may take: the trainer's own limit for a collective.
+# Seconds that a checkpoint, an evaluation or one of the first steps may take: the trainer's own limit for a collective.
 PAUSE = 600.0
 # Seconds at least between two reports of the ranks' pace.
 REPORTED = 10.0
@@ -65,11 +65,11 @@ class Pace:
         self.touched, self.text, self.since = touched, text, now
 
     def limit(self, given: Optional[float]) -> Optional[float]:
-        """Return the seconds after which silence is a hang; None while too little is known."""
-        # Count steps and not checks: many steps may pass between two checks.
-        if number_of(self.text) - self.first < KNOWN:
+        """Return the seconds after which silence is a hang; None before the first heartbeat."""
+        if not self.touched:
             return None
-        if "pause" in self.text:
+        # Count steps and not checks: many steps may pass between two checks.
+        if "pause" in self.text or number_of(self.text) - self.first < KNOWN:
             return max(PAUSE, given or 0.0)
         if given is not None:
             return given

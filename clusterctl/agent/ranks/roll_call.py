@@ -136,10 +136,13 @@ def _progress(files: AttemptFiles, rank: int) -> Dict[str, object]:
         # An earlier attempt left it.
         return {}
     text = text_of(path)
-    calls = (read_json(os.path.join(files.heartbeats, f"calls-{rank}")) or {}).get("groups")
-    return {
+    seen: Dict[str, object] = {
         "step": number_of(text),
         "own": own_seconds(text),
         "age": round(max(0.0, time.time() - touched), 1),
-        "calls": calls if isinstance(calls, dict) else {},
     }
+    counted = read_json(os.path.join(files.heartbeats, f"calls-{rank}")) or {}
+    if isinstance(counted.get("groups"), dict) and isinstance(counted.get("step"), int):
+        # A rank that holds Python's lock records no collectives of its last step: it is behind.
+        seen.update(step=counted["step"], calls=counted["groups"])
+    return seen

@@ -12,6 +12,7 @@ import pytest
 from trainer.checkpoint.saved import Saved
 from trainer.env import Drill, Env
 from trainer.errors import InputError
+from trainer.train.collectives import Collectives
 from trainer.train.events import (
     ChosenBackend,
     Ended,
@@ -126,6 +127,49 @@ def test_the_heartbeat_says_that_a_checkpoint_or_an_evaluation_follows(tmp_path:
         beat(step(number))
         said.append(path.read_text())
     assert said == ["0\n", "1\n", "1\n", "2\npause", "2\n", "3\n"]
+
+
+class Group:
+    """Counts like one of torch's process groups."""
+
+    number = 5
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.number
+
+
+def test_collectives_are_counted_since_the_last_step_and_not_between_steps(tmp_path: Path) -> None:
+    group, path = Group(), tmp_path / "heartbeat" / "calls-1"
+    counter = Collectives(path, {"0,1": group}, 7, lambda step: step == 8)
+
+    def written() -> tuple[int, dict[str, int]]:
+        counter.write()
+        value = json.loads(path.read_text())
+        return value["step"], value["groups"]
+
+    assert written() == (7, {"0,1": 0})
+    group.number = 1000
+    assert written() == (7, {"0,1": 995})
+    counter(step(8))
+    # A checkpoint follows, in which single ranks exchange messages.
+    assert written() == (8, {})
+    counter(StepBegan(9))
+    group.number = 1002
+    assert written() == (8, {"0,1": 2})
+    counter(step(9))
+    assert written() == (9, {"0,1": 0})
+    counter(Ended(9, False, 2.0, 1.0, 3.0))
+
+
+def test_collectives_are_written_while_the_loop_waits(tmp_path: Path) -> None:
+    group = Group()
+    counter = Collectives(tmp_path / "calls-0", {"0,1": group}, 0)
+    group.number = 9
+    deadline = time.monotonic() + 60
+    while '{"0,1": 4}' not in (tmp_path / "calls-0").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    counter(Ended(0, True, 2.0, 1.0, 3.0))
+    assert '{"0,1": 4}' in (tmp_path / "calls-0").read_text()
 
 
 def test_the_console_shows_every_so_many_steps_and_the_last() -> None:
