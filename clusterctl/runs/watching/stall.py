@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Seconds that nodes have to detect the hang first: heartbeats or a stopped process show them which rank it is.
 LATER = 3.0
+# Seconds of silence of all ranks that are reported.
+NOTICES = (60.0, 600.0, 3600.0)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Silence:
 
     def __init__(self, record: RunRecord, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = record.job.hang_after if record.job.train is None else None
+        # How long a silence is when it is reported next; the trainer's own runs may be silent.
+        self._notices = NOTICES if record.job.command else ()
+        self._noticed = 0.0
         self._ranks: Mapping[str, Collection[int]] = record.ranks
         self._clock = clock
         self._last = clock(), "", -1
@@ -65,7 +70,21 @@ class Silence:
 
     def has_heartbeats(self) -> None:
         """Record that the program writes heartbeats: its nodes then detect a hang, and its logs may be silent."""
-        self._limit = None
+        self._limit, self._notices = None, ()
+
+    @property
+    def last(self) -> str:
+        """The rank that wrote last, for a message."""
+        _, node, rank = self._last
+        return f" (rank {rank} on {node} was the last)" if rank >= 0 else ""
+
+    def notice(self, ended: Collection[str]) -> float | None:
+        """Return the seconds of a silence that must be reported now, or None; each length is reported once."""
+        silent = self._clock() - self._last[0]
+        left = any(ranks and name not in ended for name, ranks in self._ranks.items())
+        due = max((seconds for seconds in self._notices if seconds <= silent), default=0.0)
+        before, self._noticed = self._noticed, due
+        return silent if left and due > before else None
 
     def hang(self, ended: Collection[str]) -> Hang | None:
         """Return the hang if the ranks that still run were silent for too long, else None."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +21,11 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
 from clusterctl.logs.store import LogKeeper, LogTimes, half_line
-from clusterctl.runs.causes.blame import judge
-from clusterctl.runs.causes.roll_call import Roll, call_roll, keep_roll
 from clusterctl.runs.state import SUPERVISOR_SILENCE, FollowEnd, NodeAnswer
 from clusterctl.runs.stop import StopRequest
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.log_steps import LogSteps
+from clusterctl.runs.watching.roller import Roller
 from clusterctl.runs.watching.stall import Hang, Outage, Silence
 from clusterctl.runs.watching.stopper import Stopper
 from clusterctl.runs.watching.updates import Source, Stream, Update, from_lines, from_report
@@ -114,6 +113,7 @@ class RunWatcher:
         begun = (time.monotonic() if since is None else since) + SILENCE - SOONER
         # By node without a connection: since when it has none.
         self.gone = dict.fromkeys(self.cluster.names, begun)
+        self.roller = Roller(run, connections, self.gone, lambda text: self._put(Update(note=text)))
         self.outage, self.alone = Outage(connections, self.record.spares), False
         # Nodes that reported that their supervisor is dead.
         self.orphaned: set[str] = set()
@@ -179,6 +179,8 @@ class RunWatcher:
         hung = None if self.now or self.stopper.request or self.gone else self.silence.hang(self.ends)
         if hung:
             yield self._call_hung(hung)
+        elif not (self.now or self.stopper.request) and (seconds := self.silence.notice(self.ends)):
+            self.roller.report_silence(seconds, self.silence.last)
         try:
             update = self.updates.get(timeout=LOOK)
         except queue.Empty:
@@ -295,24 +297,7 @@ class RunWatcher:
         if hung is None:
             self.stopper.stop(others, failed, request)
         else:
-            self.stopper.stop(others, failed, request, partial(self._after_roll_call, hung))
-
-    def _after_roll_call(self, hung: float, request: StopRequest) -> StopRequest:
-        """Record where all ranks stand; return the request that ends them, with the rank to blame."""
-        roll = self._call_roll(hung, save=True)
-        keep_roll(self.run, self.record.attempt, roll)
-        hang, blamed = request.hang, judge(roll.ranks).blamed
-        if hang and blamed:
-            hang = replace(hang, node=blamed[0].node, rank=blamed[0].via)
-        return replace(request, hang=hang, abort=any(seen.unseen for seen in roll.ranks))
-
-    def _call_roll(self, seconds: float, *, save: bool = False) -> Roll:
-        """Report where all ranks stand, and return it."""
-        nodes = [node for node in self.cluster.nodes if node.name not in self.gone]
-        roll = call_roll(self.connections, self.record, nodes, seconds, save=save)
-        if roll.ranks:
-            self._put(Update(note=judge(roll.ranks, seconds).sentence))
-        return roll
+            self.stopper.stop(others, failed, request, partial(self.roller.before_end, hung))
 
     # -- connections
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.causes.cause import read_cause
+from clusterctl.runs.controller import Control
 from clusterctl.runs.state import RunState
+from clusterctl.runs.watching import stall
 from clusterctl.runs.watching.stall import LATER, Hang, Silence
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
@@ -70,6 +73,35 @@ def test_a_program_with_a_heartbeat_may_be_silent() -> None:
     one.has_heartbeats()
     clock.now += 1e6
     assert one.hang(()) is None
+
+
+def test_a_long_silence_is_reported_once_and_another_one_again() -> None:
+    clock = Clock()
+    one = silence(clock, hang_after=None, command=("python",))
+    assert one.notice(()) is None
+    clock.now += 61.0
+    assert (one.notice(()), one.last) == (61.0, "")
+    assert one.notice(()) is None
+    clock.now += 500.0
+    assert one.notice(()) is None
+    clock.now += 40.0
+    assert one.notice(()) == 601.0
+    one.broken_by("b", 3)
+    assert (one.notice(()), one.last) == (None, " (rank 3 on b was the last)")
+    clock.now += 60.0
+    assert one.notice(("a", "b")) is None
+    clock.now += 540.0
+    assert one.notice(("a",)) == 600.0
+    one.has_heartbeats()
+    clock.now += 1e6
+    assert one.notice(()) is None
+
+
+def test_the_trainers_own_runs_may_be_silent() -> None:
+    clock = Clock()
+    one = silence(clock, hang_after=None)
+    clock.now += 1e6
+    assert one.notice(()) is None
 
 
 # -- a run that falls silent -------------------------------------------------------------------------------
@@ -155,3 +187,19 @@ def test_a_program_whose_stacks_nobody_can_see_is_not_said_to_have_written_them(
     assert cause is not None and "stacks" not in cause.title + cause.hint
     assert cause.title.startswith("hung for ") and "none stands out" in cause.title
     assert "where it stands is not known (it is no Python program)" in cause.hint
+
+
+def test_a_silent_program_is_left_alone_and_where_its_ranks_stand_is_told(
+    tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall, "NOTICES", (2.0,))
+    enough = tmp_path / "enough"
+    text = f"import os, time\nwhile not os.path.exists({str(enough)!r}): time.sleep(0.1)"
+    run = launched(tmp_path, connections, program(text))
+    seen = []
+    for update in Control(run, connections):
+        if "no rank has written anything" in update.note:
+            seen.append(update.note)
+            enough.touch()
+    assert run.phase() == "finished"
+    assert len(seen) == 1 and re.fullmatch(r"no rank has written anything for \d s: 4 of 4 ranks .*", seen[0])

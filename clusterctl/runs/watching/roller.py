@@ -1,0 +1,52 @@
+"""Call the roll while a run is watched: before ranks that hang are ended, and when all ranks have been silent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clusterctl.runs.causes.blame import judge
+from clusterctl.runs.causes.roll_call import Roll, call_roll, keep_roll
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.runs.stop import StopRequest
+    from clusterctl.transport.fanout import Connections
+
+
+class Roller:
+    """Calls the roll of one attempt, and reports in one line where its ranks stand."""
+
+    def __init__(
+        self, run: RunDir, connections: Connections, gone: Container[str], report: Callable[[str], None]
+    ) -> None:
+        """`gone`: nodes without a connection, which are not asked."""
+        self.run, self.connections, self.gone, self.report = run, connections, gone, report
+        self.record = run.read_record()
+
+    def before_end(self, hung: float, request: StopRequest) -> StopRequest:
+        """Record where all ranks stand after `hung` seconds; return the request to end them, with the rank to blame."""
+        roll = self._call(hung, save=True)
+        keep_roll(self.run, self.record.attempt, roll)
+        verdict, hang = judge(roll.ranks, hung), request.hang
+        if roll.ranks:
+            self.report(verdict.sentence)
+        if hang and verdict.blamed:
+            hang = replace(hang, node=verdict.blamed[0].node, rank=verdict.blamed[0].via)
+        return replace(request, hang=hang, abort=any(seen.unseen for seen in roll.ranks))
+
+    def report_silence(self, seconds: float, last: str) -> None:
+        """Report, from a thread, that no rank has written anything for so long, and where they stand."""
+
+        def report() -> None:
+            roll = self._call(seconds)
+            standing = f": {judge(roll.ranks, seconds).sentence}" if roll.ranks else ""
+            self.report(f"no rank has written anything for {seconds:.0f} s{last}{standing}")
+
+        threading.Thread(target=report, daemon=True, name="roll call").start()
+
+    def _call(self, seconds: float, *, save: bool = False) -> Roll:
+        nodes = [node for node in self.record.cluster.nodes if node.name not in self.gone]
+        return call_roll(self.connections, self.record, nodes, seconds, save=save)
