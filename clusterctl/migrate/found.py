@@ -36,5 +36,7 @@ class Found:
     """What a script decides only when it runs, by place."""
     verb: str = "job"
     """What it becomes: a job, or a command that serves, generates, evaluates, imports or builds data."""
+    summary: str = ""
+    """The first line of the job, if it does not count options."""
     choice: str = ""
     """If a script has several trainings: which one was taken, and which ones were skipped."""

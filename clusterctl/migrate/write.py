@@ -33,11 +33,11 @@ def job_text(result: Translation) -> str:
     """Return the job as YAML: each key with its option as a comment, and at the end the options that are not mapped."""
     found = result.found
     total = len(result.mapped) + len(result.unmapped)
-    head = [
-        f"Written from {found.source} ({found.title}): {len(result.mapped)} of {total} options are mapped.",
-        "Each line names its option; the end lists the others. Check it: clusterctl plan FILE",
-        *result.notes,
-    ]
+    counted = (
+        f"Written from {found.source} ({found.title}): {len(result.mapped)} of {total} options are mapped."
+    )
+    each = "Each line names its option; the end lists the others. " if total else ""
+    head = [found.summary or counted, f"{each}Check it: clusterctl plan FILE", *result.notes]
     lines = [line for text in head for line in comment(text)]
     tree: Tree = {}
     values = {"name": Value(found.name or "training", ""), **result.values}

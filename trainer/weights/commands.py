@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 
 
 def add_verbs(verb: ADD) -> None:
-    """Add both commands and their arguments."""
+    """Add the commands and their arguments."""
+    described = verb("weights-model", _model, "describe the model of a checkpoint, as keys of a job")
+    described.add_argument("source", type=Path)
     inward = verb("checkpoint-import", _import, "convert another program's checkpoint to ours")
     inward.add_argument("source", type=Path)
     inward.add_argument("--output", type=Path, required=True, metavar="DIR")
@@ -38,6 +41,33 @@ def add_verbs(verb: ADD) -> None:
         parser.add_argument("--state", action="store_true")
         parser.add_argument("--dry-run", action="store_true")
         parser.add_argument("--json", action="store_true")
+
+
+def _model(arguments: argparse.Namespace) -> int:
+    from trainer.device import prepare_import
+
+    prepare_import()
+    from trainer.weights.initial import open_source
+
+    source = open_source(arguments.source)
+    tokenizer = "" if source.tokenizer is None else str(source.tokenizer)
+    answer = {"model": chosen_keys(source.model), "context": source.model.context, "tokenizer": tokenizer}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+def chosen_keys(config: object) -> dict[str, object]:
+    """Return the values of a section of a job that are not its defaults, by their keys."""
+    assert is_dataclass(config)
+    keys: dict[str, object] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            if inner := chosen_keys(value):
+                keys[field.name] = inner
+        elif value != field.default:
+            keys[field.name] = value
+    return keys
 
 
 def _import(arguments: argparse.Namespace) -> int:

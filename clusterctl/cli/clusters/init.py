@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from clusterctl.cli import options
 if TYPE_CHECKING:
     from clusterctl.hostfile.detect import Source as NodeSource
     from clusterctl.inventory.cluster import Cluster
+    from clusterctl.migrate.found import Found
+    from clusterctl.migrate.translation import Translation
 
 
 OUTPUT = Path("cluster.yaml")
@@ -31,8 +34,8 @@ Source = Annotated[
     str | None,
     typer.Option(
         "--from",
-        metavar="COMMAND|FILE",
-        help="Write a job from the command, script or yaml of Megatron, DeepSpeed, MindFormers, OneFlow or GLM.",
+        metavar="COMMAND|FILE|DIR",
+        help="Write a job from another trainer's command, script or yaml, or to fine-tune the model of DIR.",
     ),
 ]
 
@@ -215,29 +218,26 @@ def _job_path(name: str) -> Path:
 
 
 def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> None:
-    """Write the job for another program's training; for its data preparation, print the `data build` command."""
+    """Write the job for another program's training or for a folder of weights; print the command for other verbs."""
     from clusterctl.cli import screen
     from clusterctl.document import parse_document
-    from clusterctl.errors import UsageError
     from clusterctl.files import save_new
-    from clusterctl.migrate import read, translate, write
+    from clusterctl.migrate import read, write
     from clusterctl.migrate.commands import command_text
 
-    found = read.read(source)
-    if found.choice:
-        screen.log(
-            f"warning: {found.choice}; for another one, give it alone: --from 'COMMAND'", style="yellow"
-        )
-    if found.verb != "job":
-        screen.write(command_text(found))
-        return
-    result = translate.translate(found)
-    # A script of GLM describes a complete training without any option.
-    if not result.mapped and found.family != "ascend-glm":
-        raise UsageError(
-            f"--from {source}: none of its options is known",
-            "name a command, script or configuration of Megatron, DeepSpeed, MindFormers, OneFlow or GLM",
-        )
+    if Path(source).is_dir():
+        result = _tuning_of(Path(source))
+        found = result.found
+    else:
+        found = read.read(source)
+        if found.choice:
+            screen.log(
+                f"warning: {found.choice}; for another one, give it alone: --from 'COMMAND'", style="yellow"
+            )
+        if found.verb != "job":
+            screen.write(command_text(found))
+            return
+        result = _translated(found, source)
     if job is not None:
         found.name = _job_path(job).stem
     path = _job_path(job or found.name)
@@ -251,7 +251,31 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
         screen.log(f"{path}: has this content already")
         return
     missing = f", {len(result.unmapped)} not (at its end, with the reasons)" if result.unmapped else ""
-    screen.log(f"wrote {path}: {len(result.mapped)} options mapped{missing}; then: clusterctl plan {path}")
+    mapped = f": {len(result.mapped)} options mapped{missing}" if result.mapped else ""
+    screen.log(f"wrote {path}{mapped}; then: clusterctl plan {path}")
+
+
+def _translated(found: Found, source: str) -> Translation:
+    from clusterctl.errors import UsageError
+    from clusterctl.migrate.translate import translate
+
+    result = translate(found)
+    # A script of GLM describes a complete training without any option.
+    if not result.mapped and found.family != "ascend-glm":
+        raise UsageError(
+            f"--from {source}: none of its options is known",
+            "name a command, script or configuration of Megatron, DeepSpeed, MindFormers, OneFlow or GLM",
+        )
+    return result
+
+
+def _tuning_of(folder: Path) -> Translation:
+    """Return the job that fine-tunes the model of a folder."""
+    from clusterctl.jobs.ask_trainer import ask_trainer
+    from clusterctl.migrate.fine_tuning import Weights, tuned
+    from clusterctl.typed_json import decode
+
+    return tuned(folder, ask_trainer(partial(decode, Weights), ["weights-model", str(folder)]))
 
 
 def _say_what_is_not_the_files(source: NodeSource, devices: str | None) -> None:
