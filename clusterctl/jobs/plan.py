@@ -12,7 +12,7 @@ from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.facts import Facts as Facts
 from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.job_check import launcher_shapes, train_part
-from clusterctl.jobs.launchers.fill import completed, group_sizes
+from clusterctl.jobs.launchers.fill import completed, group_sizes, starts_mpi
 from clusterctl.jobs.launchers.known import STARTERS
 from clusterctl.jobs.launchers.options import Shape
 from clusterctl.jobs.parts.container import RankContainer, container_name
@@ -64,6 +64,9 @@ class Plan:
     world: dict[str, object] | None = field(default=None, hash=False)
     """What the nodes compare launchers with that ranks start: sizes of groups, and names of launchers."""
 
+    linked: bool = False
+    """Whether the nodes are linked for mpirun."""
+
     @property
     def master(self) -> str:
         """The address and port of rank 0."""
@@ -107,6 +110,7 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
     # All ranks derive the same values from the configuration.
     same = replace(job, train=train_part(job, cluster))
     shapes = launcher_shapes(job, cluster, facts.master_port)
+    mpi = len(cluster.nodes) > 1 and needs_links(job)
     for node, shape in zip(cluster.nodes, shapes, strict=True):
         number, run_dir = shape.node_rank, run_dir_on(node, facts)
         place = NodePlace(
@@ -117,6 +121,7 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
             first_rank=first,
             devices=devices_on(job, node),
             shape=replace(shape, hostfile=NodeFiles(run_dir).hostfile),
+            mpi=mpi,
             processes=sizes[number],
             master=master,
             master_port=facts.master_port,
@@ -128,7 +133,14 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
         first += place.processes
     slots = {node.name: len(devices_on(job, node)) for node in cluster.nodes}
     return Plan(
-        job, cluster, facts, master, hostfile.deepspeed(cluster, slots), tuple(plans), _world(job, shapes[0])
+        job,
+        cluster,
+        facts,
+        master,
+        hostfile.deepspeed(cluster, slots),
+        tuple(plans),
+        _world(job, shapes[0]),
+        mpi,
     )
 
 
@@ -137,7 +149,17 @@ def _world(job: Job, shape: Shape) -> dict[str, object] | None:
     if job.train is not None or job.processes in ("device", "node") or shape.world < 2:
         return None
     sizes = group_sizes(job.command, job.code, shape) if job.per_node else set()
-    return None if sizes is None else {"sizes": sorted(sizes), "launchers": STARTERS}
+    if sizes is None:
+        return None
+    alone = job.env_style == "mpi" and not job.per_node
+    return {"sizes": sorted(sizes), "launchers": STARTERS, "alone": alone}
+
+
+def needs_links(job: Job) -> bool:
+    """Return whether the nodes of a run must be linked for mpirun."""
+    if not job.per_node or job.train is not None or job.processes == "node":
+        return False
+    return job.env_style == "mpi" or starts_mpi(job.command, job.code)
 
 
 def run_dir_on(node: Node, facts: Facts) -> str:
@@ -218,6 +240,9 @@ def _argv(job: Job, python: str, place: NodePlace, local_rank: int) -> tuple[str
         command = completed(command, place.shape)
     first, *others = command
     argv = (python if first in ("python", "python3") else first, *others)
+    if place.mpi:
+        links = NodeFiles(place.run_dir).mpi_links
+        argv = (python, links, "wait") if place.node_rank else (python, links, "first", *argv)
     values = place.placeholders_of(local_rank)
     strict = job.document is not None
     return tuple(fill(word, values, f"{job.source}: command", strict=strict) for word in argv)

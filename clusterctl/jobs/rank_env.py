@@ -8,6 +8,7 @@ list is not set, and both are the physical id: for programs that open devices by
 from __future__ import annotations
 
 import ipaddress
+import json
 import posixpath
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ class NodePlace:
     first_rank: int
     devices: tuple[int, ...]
     shape: Shape
+    mpi: bool
+    """Whether the first node starts mpirun, and the others wait for what it sends."""
     processes: int
     """Number of processes: one per device, or one that uses all devices."""
     master: str
@@ -95,8 +98,12 @@ def _of_launcher(place: NodePlace, job: Job) -> dict[str, str]:
     if not job.per_node:
         return {}
     # Without it accelerate's processes do not join each other on CPUs.
+    mpi = {
+        "CLUSTERCTL_MPI_NODES": json.dumps(place.shape.node_names),
+        "CLUSTERCTL_MPI_SLOTS": json.dumps(place.shape.devices),
+    }
     on_cpus = {"ACCELERATE_USE_CPU": "true"} if place.node.kind == "cpu" else {}
-    return {**variables(place.shape), **on_cpus}
+    return {**variables(place.shape), **on_cpus, **(mpi if place.mpi and not place.node_rank else {})}
 
 
 def _torch(place: NodePlace, rank: int, local_rank: int) -> dict[str, str]:
@@ -149,6 +156,9 @@ def _mindspore(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Fa
 
 def _mpi(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Facts) -> dict[str, str]:
     """Return the variables that Open MPI, MPICH and Intel MPI set, from which programs read their rank."""
+    if job.per_node:
+        # mpirun, which this process may start, sets them for its ranks.
+        return {}
     local_size = str(place.processes)
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
@@ -158,6 +168,9 @@ def _mpi(place: NodePlace, rank: int, local_rank: int, job: Job, facts: Facts) -
         "OMPI_COMM_WORLD_NODE_RANK": str(local_rank),
         "PMI_RANK": str(rank),
         "PMI_SIZE": str(place.world_size),
+        # Without it MPICH's own start makes every rank the only one; with it, that fails and says so.
+        "PMI_PORT": "127.0.0.1:1",
+        "PMI_ID": str(rank),
         "MPI_LOCALRANKID": str(local_rank),
         "MPI_LOCALNRANKS": local_size,
     }

@@ -85,6 +85,11 @@ class NodeFiles:
         return posixpath.join(self.root, "hostfile")
 
     @property
+    def mpi_links(self) -> str:
+        """The program that links the nodes for mpirun."""
+        return posixpath.join(self.root, "mpi_links.py")
+
+    @property
     def metrics(self) -> str:
         return posixpath.join(self.root, contract.METRICS_FILE)
 

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.ranks import mpi_links
 from clusterctl.checkpoints.restart import bring_checkpoint
 from clusterctl.checkpoints.shared import check_shared
 from clusterctl.errors import UsageError, WorkFailed
@@ -178,7 +180,8 @@ def prepare(
         cpus=_processors({node.name: hellos[node.name] for node in cluster.nodes}),
         code_paths=stored.code,
         data_paths=stored.data,
-        forwarded=job_check.forwarded(job),
+        forwarded=job_check.forwarded(job)
+        | ({mpi_links.KEY: token_hex(32)} if plan.needs_links(job) else {}),
         rank_table=found.rank_table,
     )
 
@@ -301,6 +304,8 @@ def _files(part: plan.NodePlan, made: plan.Plan) -> dict[str, str]:
     result = {files.hostfile: made.hostfile}
     if made.facts.rank_table:
         result[files.rank_table] = made.facts.rank_table
+    if made.linked:
+        result[files.mpi_links] = Path(mpi_links.__file__).read_text(encoding="utf-8")
     if part.train is not None:
         result[files.train_config] = json.dumps(part.train, indent=2)
     return result

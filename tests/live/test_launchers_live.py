@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,7 @@ def test_accelerate_trains_on_all_nodes_together(shell: Shell) -> None:
 HIDDEN = """
 import subprocess
 import sys
+from collections.abc import Iterator
 
 # Each of them would train alone and end well.
 launcher = [sys.executable, "-m", "torch.distributed.run", *sys.argv[1:], "wait.py"]
@@ -132,6 +135,65 @@ def test_a_hidden_launcher_that_forms_the_planned_group_runs(shell: Shell) -> No
     (shell.folder / "train.py").write_text(PROGRAM)
     done = shell("launch", "job.yaml", timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+OF_MPI = """
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    int rank, size, one = 1, sum = 0;
+    MPI_Init(&count, &words);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    printf("rank %d of %d, sum %d on %s\\n", rank, size, sum, getenv("CLUSTERCTL_NODE"));
+    fflush(stdout);
+    if (count > 1) sleep(atoi(words[1]));
+    MPI_Finalize();
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """Two nodes with addresses, host names and temporary folders of their own; no SSH leads from one to the other."""
+    folder = tmp_path_factory.mktemp("apart")
+    shell = Shell(folder, {**clean_environment(), "CLUSTERCTL_CLUSTER": str(folder / "own/cluster.yaml")})
+    up = shell("sandbox", "up", "--mode", "namespaces", "--dir", "own", timeout=120)
+    assert up.returncode == 0, up.stderr
+    yield shell
+    shell("sandbox", "down", "--dir", "own")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nodes with addresses of their own need root")
+@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
+def test_mpirun_forms_one_group_over_all_nodes(apart: Shell, kind: str) -> None:
+    compiler = shutil.which(f"mpicc.{kind}")
+    if compiler is None:
+        pytest.skip(f"no {kind} here")
+    code = apart.folder / kind
+    code.mkdir()
+    (code / "program.c").write_text(OF_MPI)
+    subprocess.run([compiler, "-o", code / "program", code / "program.c"], check=True)
+    mpirun = f"mpirun.{kind}"
+    done = apart("launch", "--code", kind, "--", mpirun, "./program", timeout=300)
+    lines = {f"rank {rank} of 4, sum 4 on node{1 + rank // 2}" for rank in range(4)}
+    assert done.returncode == 0 and lines == set(re.findall(r"rank .*", done.stdout)), done.stderr
+
+    # Without mpirun each rank would be the only one of its group.
+    done = apart("launch", "--code", kind, "--env-style", "mpi", "--", "./program", "5", timeout=300)
+    assert done.returncode != 0 and "mpirun PROGRAM" in done.stderr, done.stderr
+
+    # The daemons end with the run.
+    assert (
+        apart("launch", "--code", kind, "-d", "--", mpirun, "./program", "600", timeout=300).returncode == 0
+    )
+    assert apart("stop", "last", timeout=300).returncode == 0
+    left = apart("exec", "all", "--", "pgrep", "-f", "orted|hydra|mpi_links", timeout=300)
+    assert left.stdout == "", left.stdout
 
 
 MINDSPORE = """

@@ -28,18 +28,22 @@ NUMBERS = (
 )  # fmt: skip
 # Variables in which launchers pass on the number of ranks: MPI's, and those of the others.
 OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Files that Open MPI maps when a program sets it up; a library that is only loaded maps none of them.
+OF_ONE = ("/sm_segment.", "/vader_segment.", "/mca_ess_singleton.so")
 OF_OTHERS = ("WORLD_SIZE", "MS_WORKER_NUM", "PADDLE_TRAINERS_NUM")
 
 
 class Worlds:
     """Looks at the processes below the ranks of this node."""
 
-    def __init__(self, sizes: List[int], launchers: Mapping[str, List[str]], now: float) -> None:
+    def __init__(
+        self, sizes: List[int], launchers: Mapping[str, List[str]], now: float, alone: bool = False
+    ) -> None:
         """`sizes` are those that a group may have; without any, no rank may start one of the `launchers`.
 
-        Without launchers nothing is compared.
+        Without launchers nothing is compared. `alone`: a rank that sets up MPI would be alone in its group.
         """
-        self.sizes, self.launchers = sizes, launchers
+        self.sizes, self.launchers, self.alone = sizes, launchers, alone
         self.began = self.next = now
         self.pause = CLOSE_LOOK
 
@@ -55,6 +59,8 @@ class Worlds:
             self.pause = min(self.pause * LONGER, LONGEST)
         self.next = now + self.pause
         for rank, pid in pids.items():
+            if self.alone and any(mark in text_of(f"/proc/{pid}/maps") for mark in OF_ONE):
+                return {"rank": rank, "world": "set up MPI without mpirun, and is rank 0 of 1"}
             for launcher, size in self._groups(pid):
                 if not self.sizes:
                     return {"rank": rank, "world": "started the launcher %s by itself" % launcher}

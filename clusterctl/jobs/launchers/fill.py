@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,6 +65,11 @@ def additions(command: Sequence[str], shape: Shape) -> list[str]:
     return _missing(use, shape) if use else []
 
 
+def starts_mpi(command: Sequence[str], code: Path | None) -> bool:
+    """Return whether a command starts ranks by an MPI's launcher."""
+    return any(use.launcher.name in MPI for use in uses(command, code))
+
+
 def group_sizes(command: Sequence[str], code: Path | None, shape: Shape) -> set[int] | None:
     """Return how many ranks the groups of a command's launchers may have; None if a launcher decides while it runs."""
     sizes = set()
@@ -109,6 +115,11 @@ def _problems(use: Use, shape: Shape) -> Iterator[Problem]:
             f"{launcher.name} --standalone is for one node, and the run has {shape.nodes}",
             "leave out --standalone: the first node's address is filled in",
         )
+    if launcher.name in MPI and shape.nodes > 1 and (chosen := set(options.MPI_HOSTS) & given.keys()):
+        yield Problem(
+            f"{name} {min(chosen)} {given[min(chosen)]} chooses nodes, and the run has already chosen them",
+            f"leave out {min(chosen)}: {name} finds the run's nodes, and reaches them without SSH",
+        )
     if launcher.options is options.deepspeed:
         yield from _deepspeed_problems(given, shape)
     for option in launcher.options(shape, given):
@@ -125,11 +136,6 @@ def _problems(use: Use, shape: Shape) -> Iterator[Problem]:
 def _own_way(use: Use, name: str) -> Problem | None:
     """Return the problem of a launcher that reaches other nodes by itself; None for the others."""
     rest = " ".join(use.words[_program(use) :]) or "PROGRAM"
-    if use.launcher.name in MPI:
-        return Problem(
-            f"{use.launcher.name} would start ranks on other nodes with its own SSH",
-            f"choose one node by -n; a program that only reads its rank: launch --env-style mpi -- {rest}",
-        )
     if use.launcher.name == "srun":
         return Problem(
             f"{name} starts ranks through Slurm, and clusterctl starts them itself",
@@ -193,23 +199,37 @@ def given_options(use: Use) -> dict[str, str]:
     while index < end:
         name, equals, value = use.words[index].partition("=")
         name = _spelled(name, use.launcher)
-        if equals or name in use.launcher.flags:
-            given[name] = value
-            index += 1
-        else:
-            given[name] = use.words[index + 1] if index + 1 < end else ""
-            index += 2
+        width = _width(use.words[index], use.launcher)
+        given[name] = (
+            value if equals or width == 1 else " ".join(use.words[index + 1 : min(index + width, end)])
+        )
+        index += width
     return given
+
+
+def _width(word: str, launcher: Launcher) -> int:
+    """Return how many words an option and its values are."""
+    name = _spelled(word.partition("=")[0], launcher)
+    if name in launcher.pairs:
+        return 3
+    return 1 if "=" in word or name in launcher.flags else 2
 
 
 def _names(launcher: Launcher) -> list[str]:
     """Return the options that are known of a launcher."""
     shape = Shape(0, (1,), (), "", 0, "")
-    return [*launcher.flags, *(name for option in launcher.options(shape, {}) for name in option.names)]
+    return [
+        *launcher.flags,
+        *launcher.pairs,
+        *(name for option in launcher.options(shape, {}) for name in option.names),
+    ]
 
 
 def _spelled(name: str, launcher: Launcher) -> str:
     """Return an option as spelled in our tables: launchers accept both - and _, and the beginning of a name."""
+    if launcher.options is options.mpi:
+        # Its tables have each long name once, with two dashes.
+        return f"-{name}" if re.match(r"-[^-].", name) and name != "-np" else name
     if not name.startswith("--"):
         return name
     name = "--" + name[2:].replace("-", "_")
@@ -225,7 +245,7 @@ def _program(use: Use) -> int:
         word = use.words[index]
         if word in ("-m", "--module", "--"):
             return index
-        index += 1 if "=" in word or _spelled(word, use.launcher) in use.launcher.flags else 2
+        index += _width(word, use.launcher)
     return min(index, len(use.words))
 
 

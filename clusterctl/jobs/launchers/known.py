@@ -11,7 +11,11 @@ from clusterctl.jobs.launchers import options
 from clusterctl.jobs.launchers.options import Options
 
 TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
+# The last ones are Debian's names.
+MPI = (
+    "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun",
+    "mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich", "mpiexec.mpich",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Launcher:
     options: Options = options.nothing
     flags: tuple[str, ...] = ()
     """Its options without a value."""
+    pairs: tuple[str, ...] = ()
+    """Its options with two values."""
     verbs: tuple[str, ...] = ()
     """The words after its name that start ranks: `accelerate launch`; empty if it has no such words."""
     by_variables: bool = False
@@ -43,7 +49,7 @@ COMPOSER = Launcher("composer", options.composer, ("-v", "--verbose", "-c", "--c
 PADDLE = Launcher("paddle", options.paddle, by_variables=True)
 LLAMAFACTORY = Launcher("llamafactory-cli", verbs=("train",), by_variables=True)
 COLOSSALAI = Launcher("colossalai", options.colossalai, verbs=("run",), instead="torchrun")
-HOROVOD = Launcher("horovodrun", options.mpi, instead="mpirun")
+HOROVOD = Launcher("horovodrun", options.mpi, ("--gloo", "--mpi", "--verbose"), instead="mpirun")
 PROGRAMS = {
     "torchrun": _torch("torchrun"),
     "deepspeed": DEEPSPEED,
@@ -60,7 +66,7 @@ PROGRAMS = {
     "torchx": Launcher("torchx", verbs=("run",), instead="torchrun"),
     "srun": Launcher("srun", instead=""),
     "ray": Launcher("ray", options.ray_start, ("--head", "--block", "--disable-usage-stats"), verbs=("start",)),
-    **{name: Launcher(name, options.mpi, by_variables=True) for name in MPI},
+    **{name: Launcher(name, options.mpi, options.MPI_FLAGS, options.MPI_PAIRS, by_variables=True) for name in MPI},
 }  # fmt: skip
 MODULES = {
     **{name: _torch(name) for name in TORCH_MODULES},

@@ -220,6 +220,18 @@ DEEPSPEED_FLAGS = (
     "--no_python", "--no_local_rank", "--save_pid", "--bind_cores_to_rank", "--force_multi", "--no_ssh",
     "--no_ssh_check", "--elastic_training", "--enable_elastic_training", "-q", "--quiet",
 )  # fmt: skip
+# Of Open MPI and of MPICH; both accept one dash or two.
+MPI_FLAGS = (
+    "--oversubscribe", "--allow-run-as-root", "--tag-output", "--timestamp-output", "--display-map", "--nolocal",
+    "--report-bindings", "--bynode", "--byslot", "--verbose", "-v", "-q", "-l", "--prepend-rank", "--genvall",
+    "--envall", "--genvnone", "--envnone", "--do-not-launch", "--disable-auto-cleanup", "--mca-base-env-list",
+)  # fmt: skip
+MPI_PAIRS = ("--mca", "--gmca", "--genv", "--env", "--prtemca", "--pmixmca", "--omca")
+# Options that choose nodes.
+MPI_HOSTS = (
+    "--hostfile", "--machinefile", "--default-hostfile", "--rankfile", "-f", "--hosts", "--host", "-H", "--launcher",
+    "--launcher-exec", "--bootstrap", "--bootstrap-exec", "--ppn",
+)  # fmt: skip
 ACCELERATE_FLAGS = (
     *ACCELERATE_KINDS, "--use_xpu", "--debug", "--no_python", "--tpu_cluster", "--tpu_use_cluster", "--no_tpu_cluster",
     "--quiet", "-q", "--same_network", "--enable_cpu_affinity", "--tpu_use_sudo", "--vm", "--env", "--downcast_bf16",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 OF_SLURM = re.compile(r"oom_memcg=/\S*slurm\S*/job_\d+")
 NO_ROOM = "No space left on device"
 HINTS = (
+    (r"MPIR_pmi_init|PMI_Init returned", "start a program of MPI by its launcher: launch -- mpirun PROGRAM"),
     (
         r"ModuleNotFoundError|ImportError",
         "install it into the node's python (see `python` in the inventory), or push it with the job's `code`",
@@ -95,7 +96,7 @@ RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 OTHER_WORLD = (
-    "start the launcher directly, or in a script of the pushed folder: launch -- torchrun train.py\n"
+    "start the launcher directly, or in a script of the pushed folder: launch -- torchrun train.py, or mpirun PROGRAM\n"
     "if each process is to have a group of its own, say so: `processes: node` or `processes: device` (--per-node)"
 )
 # Characters of an exception's message in a title.

@@ -113,7 +113,8 @@ def test_accelerate_on_cpus_is_told_so_by_its_variable() -> None:
         ("deepspeed --include n1:0 t.py", "--include n1:0 chooses among nodes"),
         ("accelerate launch --num_processes 2 t.py", "--num_processes 2 does not fit the run, which needs 4"),
         ("msrun --worker_num=8 t.py", "--worker_num 8 does not fit"),
-        ("mpirun -np 4 ./a.out", "with its own SSH"),
+        ("mpirun -np 4 -H n1,n2 ./a.out", "mpirun -H n1,n2 chooses nodes"),
+        ("mpiexec --mca btl tcp,self --hostfile f ./a.out", "mpiexec --hostfile f chooses nodes"),
         ("torchrun", "torchrun is given no program to start"),
         ("torchrun --nnodes 2 --nproc-per-node 2", "torchrun is given no program to start"),
         ("deepspeed --no_local_rank", "deepspeed is given no program to start"),
@@ -168,6 +169,21 @@ def test_one_node_takes_standalone_and_mpirun() -> None:
     assert commands("mpirun ./a.out", single) == ["mpirun -np 2 ./a.out"] and not faults(
         "mpirun ./a.out", single
     )
+
+
+def test_mpirun_runs_on_the_first_node_and_the_others_wait_for_its_daemons() -> None:
+    job = jobs.from_command(shlex.split("mpirun --oversubscribe -mca btl tcp,self python solve.py"), None)
+    assert not faults("mpirun --oversubscribe -np 3 -mca btl tcp,self -x A=1 python solve.py")
+    plan = make_plan(CLUSTER, job)
+    first, second = (node.processes[0] for node in plan.nodes)
+    assert first.argv[2:] == ("first", "mpirun", "-np", "4", *job.command[1:])
+    assert second.argv[1].endswith("/mpi_links.py") and second.argv[2:] == ("wait",)
+    assert (
+        first.env["CLUSTERCTL_MPI_NODES"] == '["n1", "n2"]' and first.env["CLUSTERCTL_MPI_SLOTS"] == "[2, 2]"
+    )
+    assert plan.world and plan.world["sizes"] == [4]
+    hidden = replace(jobs.from_command(["python", "start.py"], None), processes="launcher", env_style="mpi")
+    assert make_plan(CLUSTER, hidden).linked, "a program that starts mpirun by itself"
 
 
 def test_any_program_can_run_once_per_node() -> None:
