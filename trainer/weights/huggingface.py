@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ OLD_SINGLE = "pytorch_model.bin"
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 OLD_INDEX = "pytorch_model.bin.index.json"
 MOST_JSON = 64 << 20
+COMPARED_ROWS = 4096
 SHARD = 4 << 30
 """The most bytes of tensors in one file of an export."""
 LONG = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -68,16 +70,25 @@ def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form:
     document = read_json(folder / CONFIG_FILE)
     family = _family_of(document, folder)
     keys = Keys(f"{folder / CONFIG_FILE}", document)
-    if document.get("quantization_config"):
+    if keys.get("quantization_config"):
         keys.faults.append("quantization_config: quantized weights are not supported")
     model = family.read(keys)
     keys.faults += [f"{fault}" for fault in model_faults(model)] if not keys.faults else []
     keys.check()
-    state, shapes, tensors = read(), shapes_for(model), dict[str, Lazy]()
+    state, notes = read(), list[str]()
+    if unread := keys.unread():
+        notes.append(f"{CONFIG_FILE} has keys that mean nothing to our {family.name}: {first_of(unread, 8)}")
+    if model.tied and _has_own_head(family, state.weights):
+        model = replace(model, tied=False)
+        notes.append(
+            f"{family.head} is not the token table, though tie_word_embeddings is true: imported untied"
+        )
+    shapes, tensors = shapes_for(model), dict[str, Lazy]()
     for prefix, named in {"": state.weights, **state.moments}.items():
         mapped = _mapped(f"{source}: {prefix}" if prefix else source, family, model, shapes, named)
         tensors |= {f"{prefix}.{name}" if prefix else name: tensor for name, tensor in mapped.items()}
-    files, notes = _side_files(folder)
+    files, more = _side_files(folder)
+    notes += more
     ids = {name: document[name] for name in SPECIAL if _is_id(document.get(name), model.vocab)}
     if ids and GENERATION not in files:
         # Transformers then takes the ids of config.json.
@@ -85,6 +96,17 @@ def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form:
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     origin = Origin(form, source, {"dtype": "/".join(dtypes)}, family.name)
     return Contents(model, tensors, origin, files, notes=tuple(notes))
+
+
+def _has_own_head(family: Family, named: Mapping[str, Lazy]) -> bool:
+    """Return whether files contain an output matrix that differs from the token table, as transformers compares."""
+    found = {_bare(name, family): tensor for name, tensor in named.items()}
+    (table,) = (entry.theirs[0] for entry in family.rules if entry.ours == "tokens.weight")
+    head, tokens = found.get(family.head), found.get(table)
+    if head is None or tokens is None or head.shape != tokens.shape:
+        return False
+    pieces = [(at, min(at + COMPARED_ROWS, head.rows)) for at in range(0, head.rows, COMPARED_ROWS)]
+    return any(not torch.equal(head.read(*piece), tokens.read(*piece)) for piece in pieces)
 
 
 def _is_id(value: object, vocab: int) -> bool:
@@ -103,6 +125,11 @@ def _mapped(
     tied = {family.head} if model.tied else set()
     needed = [name for rule in rules for name in rule.theirs]
     refuse_unknown(source, needed, found.keys() - tied, family.ignored)
+    read = {name: found[name].dtype for name in needed if name in found}
+    whole = [f"{name} ({dtype})" for name, dtype in read.items() if not dtype.is_floating_point]
+    if whole:
+        problem = f"{source}: holds whole numbers: {first_of(whole)}"
+        raise CheckpointError(problem, "quantized weights are not supported")
     tensors = {rule.ours: to_ours(rule, model, found) for rule in rules}
     check_shapes(source, shapes, tensors)
     return tensors

@@ -8,6 +8,22 @@ from typing import Any
 from trainer.errors import CheckpointError
 
 MOST_LAYERS = 10_000
+_HARMLESS = """
+_attn_implementation _attn_implementation_autoset _name_or_path architectures auto_map
+bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
+cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+embedding_dropout encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
+forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label is_decoder is_encoder_decoder label2id
+length_penalty max_length max_window_layers min_length model_type name no_repeat_ngram_size num_beam_groups
+num_beams num_return_sequences output_attentions output_hidden_states output_router_logits output_scores pad_token_id
+prefix pretraining_tp problem_type pruned_heads remove_invalid_values reorder_and_upcast_attn repetition_penalty
+return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout summary_proj_to_labels
+summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
+tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p unsloth_fixed unsloth_version
+use_bfloat16 use_cache
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+"""Keys of a config.json that do not change what a model computes from its weights."""
 
 
 class Keys:
@@ -17,9 +33,11 @@ class Keys:
         """`faults`: a list that is shared with other keys of the same file."""
         self._source, self.document = source, document
         self.faults: list[str] = [] if faults is None else faults
+        self._read = set[str]()
 
     def get(self, *names: str, default: Any = None) -> Any:
         """Return the value of the first of these keys that exists."""
+        self._read.update(names)
         for name in names:
             if self.document.get(name) is not None:
                 return self.document[name]
@@ -58,6 +76,11 @@ class Keys:
         value = self.get(name, default=default)
         if value != wanted:
             self.faults.append(f"{name} is {value!r}: {reason}")
+
+    def unread(self) -> list[str]:
+        """Return the keys with a value that nothing has read and that may mean something."""
+        given = {name for name, value in self.document.items() if value is not None}
+        return sorted(given - self._read - HARMLESS)
 
     def check(self) -> None:
         """Raise a CheckpointError that lists all faults."""

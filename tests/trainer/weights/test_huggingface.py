@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.building import small_tokenizer
-from tests.support.weights import kill_during_import
+from tests.support.weights import kill_during_import, state_of
 from trainer.checkpoint.store import open_checkpoint, verify
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import CheckpointError, InputError
@@ -112,6 +112,35 @@ def test_old_spellings_and_extra_tensors_of_old_files_are_understood(tmp_path: P
     source = write_folder(tmp_path / "hf", {**tensors, **extra}, **old)
     done = import_weights(source, tmp_path / "ours")
     assert done.model.sequence == 24 and done.model.activation == "gelu"
+
+
+def test_an_output_matrix_of_its_own_is_kept_though_the_config_says_tied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "COMPARED_ROWS", 7)
+    tensors = gpt2_tensors()
+    head = tensors["transformer.wte.weight"].clone()
+    same = write_folder(tmp_path / "same", {**tensors, "lm_head.weight": head})
+    assert import_weights(same, tmp_path / "tied").model.tied
+    # Only the last row differs.
+    head = torch.cat([head[:-1], head[-1:] + 1])
+    other = write_folder(tmp_path / "other", {**tensors, "lm_head.weight": head})
+    done = import_weights(other, tmp_path / "untied")
+    assert not done.model.tied and "imported untied" in done.notes[0]
+    assert torch.equal(state_of(tmp_path / "untied")["output.weight"], head)
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    tensors = gpt2_tensors()
+    tensors["transformer.ln_f.weight"] = tensors["transformer.ln_f.weight"].to(torch.int32)
+    source = write_folder(tmp_path / "hf", tensors)
+    with pytest.raises(CheckpointError, match=r"whole numbers: ln_f.weight \(torch.int32\)"):
+        import_weights(source, tmp_path / "ours")
+
+
+def test_keys_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "hf", gpt2_tensors(), logit_scale=2.0, use_cache=False)
+    assert "mean nothing to our gpt2: logit_scale" in import_weights(source, tmp_path / "ours").notes[0]
 
 
 def test_torch_files_are_read_without_running_them(tmp_path: Path) -> None:

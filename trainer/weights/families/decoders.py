@@ -8,7 +8,7 @@ from functools import partial
 
 from trainer.config.model import ModelConfig
 from trainer.weights.families.family import ACTIVATIONS, Family, pairs
-from trainer.weights.families.rope import read_rope, write_rope
+from trainer.weights.families.rope import WHOLE, RopeKind, read_rope, write_rope
 from trainer.weights.keys import Keys
 from trainer.weights.rules import Rows, Rule, rule
 
@@ -28,8 +28,9 @@ class Kind:
     sandwich_norms: bool = False
     window: bool = False
     """Whether every layer may have an attention window."""
-    part: float = 1.0
-    interleaved: bool = False
+    usual_window: int = 0
+    """The window if config.json does not contain the key."""
+    rope: RopeKind = WHOLE
     gated: bool = True
     eps: str = "rms_norm_eps"
     eps_default: float = 1e-6
@@ -46,7 +47,9 @@ def read_decoder(kind: Kind, keys: Keys) -> ModelConfig:
     heads = keys.number("num_attention_heads")
     groups = keys.number("num_key_value_heads", default=heads)
     positions = keys.number("max_position_embeddings", default=2048)
-    size = keys.number("head_dim", default=0, least=0) if kind.head_dim else 0
+    size = keys.number("head_dim", default=0, least=0)
+    if not kind.head_dim and size not in (0, hidden // heads):
+        keys.faults.append(f"head_dim is {size}: heads of this family are hidden_size / num_attention_heads")
     activation = _activation(kind, keys)
     for key in ("mlp_bias", "attention_bias", "use_bias"):
         if key != kind.bias_key:
@@ -64,7 +67,7 @@ def read_decoder(kind: Kind, keys: Keys) -> ModelConfig:
         sequence=min(positions, LONGEST_SAMPLE),
         positions=positions if positions > LONGEST_SAMPLE else 0,
         rotary=True,
-        rope=read_rope(keys, kind.part, kind.interleaved),
+        rope=read_rope(keys, kind.rope),
         window=_window(kind, keys),
         norm="rms" if kind.gated else "layer",
         qk_norm=kind.qk_norm,
@@ -91,13 +94,15 @@ def _activation(kind: Kind, keys: Keys) -> str:
 
 def _window(kind: Kind, keys: Keys) -> int:
     """Return the attention window of all layers, or 0; it is a fault if the layers differ."""
-    kinds = keys.get("layer_types", default=[])
-    mixed = isinstance(kinds, list) and len({str(each) for each in kinds}) > 1
-    if mixed or (not kind.window and keys.get("use_sliding_window", default=False)):
+    given = keys.get("layer_types", default=[])
+    kinds = {str(each) for each in given} if isinstance(given, list) else {"?"}
+    # Only an explicit null is no window.
+    usual = 0 if "sliding_window" in keys.document else kind.usual_window
+    window = keys.number("sliding_window", default=usual, least=0) if kind.window else 0
+    wanted = {"sliding_attention"} if window else {"full_attention"}
+    if kinds - wanted or (not kind.window and keys.get("use_sliding_window", default=False)):
         keys.faults.append("layer_types or use_sliding_window: our layers all have the same window")
-    if not kind.window:
-        return 0
-    return keys.number("sliding_window", default=0, least=0)
+    return window
 
 
 def write_decoder(kind: Kind, model: ModelConfig) -> dict[str, object]:
@@ -113,7 +118,7 @@ def write_decoder(kind: Kind, model: ModelConfig) -> dict[str, object]:
         "num_key_value_heads": model.groups,
         "vocab_size": model.vocab,
         kind.eps: model.eps,
-        **write_rope(model, with_part=kind.part != 1.0),
+        **write_rope(model, with_part=kind.rope.part != 1.0),
     }
     if kind.head_dim:
         found["head_dim"] = model.head_size
@@ -145,8 +150,8 @@ def fits_decoder(kind: Kind, model: ModelConfig) -> bool:
     return (
         all(getattr(model, name) == value for name, value in wanted.items())
         and model.bias in biases
-        and model.rope.interleaved == kind.interleaved
-        and (kind.part != 1.0 or model.rope.part == 1.0)
+        and model.rope.interleaved == kind.rope.interleaved
+        and (kind.rope.part != 1.0 or model.rope.part == 1.0)
         and (kind.window or not model.window)
         and (kind.head_dim or model.head_size * model.heads == model.hidden)
     )
@@ -195,7 +200,12 @@ def _family(name: str, architecture: str, kind: Kind, rules: list[Rule]) -> Fami
 
 
 LLAMA = _family("llama", "LlamaForCausalLM", Kind(), rules_with(NORMS, GATED, "down_proj"))
-MISTRAL = _family("mistral", "MistralForCausalLM", Kind(window=True), rules_with(NORMS, GATED, "down_proj"))
+MISTRAL = _family(
+    "mistral",
+    "MistralForCausalLM",
+    Kind(window=True, usual_window=4096),
+    rules_with(NORMS, GATED, "down_proj"),
+)
 QWEN2 = _family(
     "qwen2", "Qwen2ForCausalLM", Kind(bias="qkv", head_dim=False), rules_with(NORMS, GATED, "down_proj")
 )
@@ -223,7 +233,11 @@ STARCODER2 = _family(
     rules_with(NORMS, ("c_fc",), "c_proj"),
 )
 _GLM = Kind(
-    bias="qkv", bias_key="attention_bias", part=0.5, interleaved=True, eps_default=1.5625e-7, tied=False
+    bias="qkv",
+    bias_key="attention_bias",
+    rope=RopeKind(part=0.5, interleaved=True),
+    eps_default=1.5625e-7,
+    tied=False,
 )
 GLM = _family("glm", "GlmForCausalLM", _GLM, rules_with(NORMS, ("gate_up_proj",), "down_proj"))
 GLM4 = _family(
@@ -241,6 +255,8 @@ def _read_neox(keys: Keys) -> ModelConfig:
     hidden, heads = keys.number("hidden_size"), keys.number("num_attention_heads")
     positions = keys.number("max_position_embeddings", default=2048)
     keys.must_be("attention_bias", True, True, "our matrices of this family have biases")
+    usual = hidden // heads
+    keys.must_be("head_dim", usual, usual, "heads of this family are hidden_size / num_attention_heads")
     inner = keys.number("intermediate_size", default=4 * hidden)
     return ModelConfig(
         layers=keys.layers("num_hidden_layers"),
@@ -249,7 +265,7 @@ def _read_neox(keys: Keys) -> ModelConfig:
         sequence=min(positions, LONGEST_SAMPLE),
         positions=positions if positions > LONGEST_SAMPLE else 0,
         rotary=True,
-        rope=read_rope(keys, 0.25),
+        rope=read_rope(keys, RopeKind(base_key="rotary_emb_base", part=0.25, part_key="rotary_pct")),
         parallel_residual=keys.get("use_parallel_residual", default=True) is True,
         tied=keys.get("tie_word_embeddings", default=False) is True,
         vocab=keys.number("vocab_size"),

@@ -18,10 +18,11 @@ from trainer.weights.families.decoders import (
     write_decoder,
 )
 from trainer.weights.families.family import Family
+from trainer.weights.families.rope import RopeKind
 from trainer.weights.keys import Keys
 from trainer.weights.rules import Rule, rule
 
-_MIXTRAL = Kind(window=True, eps_default=1e-5)
+_MIXTRAL = Kind(window=True, eps_default=1e-5, rope=RopeKind(base=1e6))
 _QWEN3 = Kind(qk_norm=True)
 _BLOCK = "blocks.{n}.feed_forward"
 

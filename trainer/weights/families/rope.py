@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
 from trainer.weights.keys import Keys
 
 KNOWN = ("default", "linear", "dynamic", "yarn", "llama3")
-# Keys of a scaling that have no effect here.
+# The keys of a scaling without which transformers refuses it; and those that have no effect here.
+NEEDED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 NEUTRAL = {
     "rope_theta",
     "rope_type",
@@ -25,35 +32,87 @@ NEUTRAL = {
 }
 
 
-def read_rope(keys: Keys, part: float = 1.0, interleaved: bool = False) -> RopeConfig:
-    """Return the rotary positions of a config; `part`: the family's default fraction of a head that is rotated."""
-    given = keys.get("rope_parameters", "rope_scaling", default={})
-    if not isinstance(given, Mapping):
-        keys.faults.append(f"rope_parameters is {given!r}: a mapping is needed")
-        given = {}
-    base = Keys("", {**keys.document, **given}, keys.faults)
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in KNOWN:
-        keys.faults.append(f"rope_type is {kind!r}: only {', '.join(KNOWN)} are supported")
-        kind = "default"
+@dataclass(frozen=True)
+class RopeKind:
+    """How a family writes its rotary positions."""
+
+    base: float = 10_000.0
+    base_key: str = "rope_theta"
+    part: float = 1.0
+    """The fraction of a head that is rotated, if config.json does not say it; 1: the family always rotates all."""
+    part_key: str = "partial_rotary_factor"
+    interleaved: bool = False
+
+
+WHOLE = RopeKind()
+
+
+def read_rope(keys: Keys, kind: RopeKind = WHOLE) -> RopeConfig:
+    """Return the rotary positions of a config.
+
+    As in transformers: a `rope_scaling` replaces `rope_parameters`; its values have priority over the keys next to it.
+    """
+    given = _given(keys, kind)
+    own = Keys("", given, keys.faults)
+    scaling = given.get("rope_type", given.get("type", "default"))
+    if scaling not in KNOWN:
+        keys.faults.append(f"rope_type is {scaling!r}: only {', '.join(KNOWN)} are supported")
+        scaling = "default"
     unknown = [key for key, value in given.items() if key not in NEUTRAL and value is not None]
     if unknown:
         keys.faults.append(f"rope_parameters has {', '.join(unknown)}: our positions have no such setting")
-    scaled = kind != "default"
-    plain = RopeConfig()
+    missing = [name for name in NEEDED.get(scaling, ()) if given.get(name) is None]
+    if missing:
+        keys.faults.append(f"rope_type {scaling} needs {', '.join(missing)}")
+    part = own.real("partial_rotary_factor", default=kind.part)
+    if kind.part == 1.0 and part != 1.0:
+        keys.faults.append(f"{kind.part_key} is {part}: models of this family rotate whole heads")
+    plain, scaled = RopeConfig(), scaling != "default"
+    original = own.number("original_max_position_embeddings", default=0, least=0) if scaled else 0
+    if scaling in ("dynamic", "yarn", "llama3") and not original and not keys.get("max_position_embeddings"):
+        keys.faults.append(f"rope_type {scaling} needs max_position_embeddings")
+    if scaling in ("linear", "dynamic") and original:
+        keys.faults.append(f"original_max_position_embeddings is {original}: {scaling} scaling has none")
+    elif scaled and keys.get("original_max_position_embeddings") not in (None, original):
+        keys.faults.append("original_max_position_embeddings differs from the one in rope_parameters")
     return RopeConfig(
-        base=base.real("rope_theta", "rotary_emb_base", default=plain.base),
-        part=base.real("partial_rotary_factor", "rotary_pct", default=part),
-        interleaved=interleaved,
-        scaling=kind if scaled else "none",
-        factor=base.real("factor", default=1.0) if scaled else 1.0,
-        original=base.number("original_max_position_embeddings", default=0, least=0) if scaled else 0,
-        low_freq=base.real("low_freq_factor", default=plain.low_freq) if scaled else plain.low_freq,
-        high_freq=base.real("high_freq_factor", default=plain.high_freq) if scaled else plain.high_freq,
-        beta_slow=base.real("beta_slow", default=plain.beta_slow) if scaled else plain.beta_slow,
-        beta_fast=base.real("beta_fast", default=plain.beta_fast) if scaled else plain.beta_fast,
-        attention=base.real("attention_factor", default=0.0) if scaled else 0.0,
+        base=own.real("rope_theta", default=kind.base),
+        part=part,
+        interleaved=kind.interleaved,
+        scaling=scaling if scaled else "none",
+        factor=own.real("factor", default=1.0) if scaled else 1.0,
+        original=original,
+        low_freq=own.real("low_freq_factor", default=plain.low_freq) if scaled else plain.low_freq,
+        high_freq=own.real("high_freq_factor", default=plain.high_freq) if scaled else plain.high_freq,
+        beta_slow=own.real("beta_slow", default=plain.beta_slow) if scaled else plain.beta_slow,
+        beta_fast=own.real("beta_fast", default=plain.beta_fast) if scaled else plain.beta_fast,
+        attention=own.real("attention_factor", default=0.0) if scaled else 0.0,
     )
+
+
+def _given(keys: Keys, kind: RopeKind) -> dict[str, object]:
+    """Return the keys of rotary positions, from wherever they stand."""
+    both = list[Mapping[str, object]]()
+    for name in ("rope_parameters", "rope_scaling"):
+        value = keys.get(name, default={})
+        if isinstance(value, Mapping):
+            both.append(value)
+        else:
+            keys.faults.append(f"{name} is {value!r}: a mapping is needed")
+            both.append({})
+    before, scaling = both
+    found = dict(scaling or before)
+    for ours, theirs, usual in (
+        ("rope_theta", kind.base_key, kind.base),
+        ("partial_rotary_factor", kind.part_key, kind.part),
+    ):
+        if found.get(ours) is None:
+            found[ours] = keys.get(theirs)
+        other = before.get(ours)
+        if other is not None and other != (usual if found[ours] is None else found[ours]):
+            problem = "transformers would take that of rope_scaling, or its default"
+            keys.faults.append(f"{ours} is {other!r} in rope_parameters alone: {problem}; write one of both")
+    return found
 
 
 def write_rope(model: ModelConfig, with_part: bool = False) -> dict[str, object]:
