@@ -255,6 +255,17 @@ def _local_values(job: Job, world: int) -> dict[str, str]:
     return {**unknown, **known, "master_port": str(job.master_port or 29500)}
 
 
+def corpus_here(job: Job) -> Path | None:
+    """Return the path on this machine of the corpus that a job trains on; None if it has none, or several."""
+    data = (job.train or {}).get("data")
+    prefix = data.get("prefix") if isinstance(data, dict) else None
+    if not isinstance(prefix, str) or not prefix:
+        return None
+    values = {"data": job.data_store, **_local_values(job, 1)}
+    filled = placeholders.fill_all({"prefix": prefix}, values, job.source)["prefix"]
+    return Path(job.source).parent.resolve() / str(filled)
+
+
 def rehearse(job: Job, cluster: Cluster) -> Rehearsal:
     """Build and step one rank of the job's layout here, on tensors without memory; return the trainer's answer."""
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)

@@ -162,18 +162,19 @@ def up(
     mode: str = "auto",
     python: str = sys.executable,
     with_slurm: bool = False,
+    isolated: bool = False,
 ) -> Sandbox:
     """Start a sandbox in a folder and return it; after any failure nothing of it is left."""
     layout = Layout(_checked_directory(directory))
     if with_slurm:
         slurm.check(layout)
-    chosen = choose_mode(mode, with_slurm)
+    chosen = choose_mode(mode, with_slurm, isolated)
     _check_counts(nodes, devices, chosen)
     user = pwd.getpwuid(os.getuid()).pw_name
     with process.one_interrupt(), folders.own_folder(layout) as made, folders.locked(layout):
         _refuse_second(layout)
         planned = _plan_nodes(layout, chosen, nodes)
-        state = State(chosen, devices, python, user, made, planned, slurm=with_slurm)
+        state = State(chosen, devices, python, user, made, planned, slurm=with_slurm, isolated=isolated)
         try:
             return Sandbox(layout, _build(layout, state))
         except BaseException:
@@ -213,24 +214,30 @@ def running(directory: Path) -> int:
 
 
 def foresee(
-    directory: Path, nodes: int, devices: int, mode: str, with_slurm: bool = False
+    directory: Path, nodes: int, devices: int, mode: str, with_slurm: bool = False, isolated: bool = False
 ) -> dict[str, object]:
     """Return what `up` would make, after the same checks; make nothing."""
     layout = Layout(_checked_directory(directory))
     if with_slurm:
         slurm.check(layout)
-    chosen = choose_mode(mode, with_slurm)
+    chosen = choose_mode(mode, with_slurm, isolated)
     _check_counts(nodes, devices, chosen)
     _refuse_second(layout)
     planned = [{"name": node.name, "address": node.address} for node in _plan_nodes(layout, chosen, nodes)]
     return {"directory": str(layout.directory), "mode": chosen, "devices": devices, "nodes": planned}
 
 
-def choose_mode(mode: str, with_slurm: bool = False) -> str:
+def choose_mode(mode: str, with_slurm: bool = False, isolated: bool = False) -> str:
     """Return the mode that `auto` stands for, or `mode` itself; refuse one that this machine does not support.
 
-    With a Slurm, `auto` prefers nodes with host names and addresses of their own.
+    With a Slurm, `auto` prefers nodes with host names and addresses of their own. Isolated nodes need mounts of their
+    own.
     """
+    if isolated and mode in ("loopback", "embedded"):
+        raise UsageError(
+            f"--isolated: in mode {mode} the nodes see the machine's files", "use --mode namespaces"
+        )
+    mode = "namespaces" if isolated and mode == "auto" else mode
     if mode not in ("auto", *MODES):
         known = ("auto", *MODES)
         raise UsageError(

@@ -121,6 +121,10 @@ class Layout:
         return path if len(str(path)) <= SOCKET_ROOM else None
 
 
+# The home folder as an isolated node sees it. The machine has no such folder.
+HOME_APART = "/srv/sandbox"
+
+
 @dataclass(frozen=True)
 class State:
     """The content of state.json: enough to find and stop a sandbox, also one that was started only partly."""
@@ -135,6 +139,8 @@ class State:
     complete: bool = False
     # Whether a Slurm manages the nodes.
     slurm: bool = False
+    # Whether the home folders have a path that the machine does not have.
+    isolated: bool = False
 
     def save(self, layout: Layout) -> None:
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"
@@ -167,6 +173,11 @@ def make_folders(layout: Layout, state: State) -> None:
             if folder:
                 folder.mkdir(mode=0o700)
         _write_devices(layout, state, node)
+
+
+def home_on_node(layout: Layout, state: State, node: SandboxNode) -> str:
+    """Return the path of the home folder as programs on the node see it."""
+    return HOME_APART if state.isolated else str(layout.home(node))
 
 
 def device_files(layout: Layout, state: State, node: SandboxNode) -> tuple[str, str]:
@@ -243,7 +254,7 @@ def _entry(layout: Layout, state: State, node: SandboxNode) -> dict[str, object]
         "address": node.address,
         "interface": node.interface,
         "server_id": node.name,
-        "workdir": str(layout.home(node) / ".clusterctl"),
+        "workdir": f"{home_on_node(layout, state, node)}/.clusterctl",
         "hccn_conf": conf,
         "hccn_tool": tool,
     }

@@ -19,7 +19,7 @@ import clusterctl
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.sandbox import process, switch
 from clusterctl.sandbox import sshd as sandbox_sshd
-from clusterctl.sandbox.layout import Layout, SandboxNode, State
+from clusterctl.sandbox.layout import HOME_APART, Layout, SandboxNode, State, home_on_node
 
 # The name of the switch's record.
 RELAY = "relay"
@@ -126,6 +126,7 @@ def start(layout: Layout, state: State, node: SandboxNode) -> None:
         sshd,
         str(config),
         str(layout.log(node.name)),
+        HOME_APART if state.isolated else "",
         *_kept(layout, state),
     ]
     # The node waits for a line, and ends if this process ends before.
@@ -223,7 +224,7 @@ def _write_etc(layout: Layout, state: State, node: SandboxNode) -> None:
     lines = ["127.0.0.1 localhost", *(f"{other.address} {other.name}" for other in state.nodes)]
     (etc / "hosts").write_text("\n".join(lines) + "\n")
     passwd = Path("/etc/passwd").read_text()
-    home = str(layout.home(node)).replace("\\", r"\\")
+    home = home_on_node(layout, state, node).replace("\\", r"\\")
     root = r"(?m)^(root:[^:]*:0:0:[^:]*):[^:]*:"
     (etc / "passwd").write_text(re.sub(root, rf"\1:{home}:", passwd, count=1))
     shadow = etc / "shadow"
@@ -245,12 +246,13 @@ def _kept(layout: Layout, state: State) -> list[str]:
     return commands
 
 
-# The arguments: folder, name and address of the node, sshd, its configuration, the log, then the folders to keep.
+# The arguments: folder, name and address of the node, sshd, its configuration, the log, where to mount its home folder
+# ("": nowhere), then the folders to keep.
 # Folders of an overlay are named relative to the stage, since ',' and ':' are special in the options of mount.
 NODE_SCRIPT = """
 set -eu
-dir=$1 name=$2 address=$3 sshd=$4 config=$5 log=$6
-shift 6
+dir=$1 name=$2 address=$3 sshd=$4 config=$5 log=$6 apart=$7
+shift 7
 read -r line || exit 1
 mount -t proc proc /proc
 printf '%s' "$name" > /proc/sys/kernel/hostname
@@ -272,6 +274,12 @@ for kept; do
 done
 if mount --rbind /sys/fs/cgroup cgroup 2>/dev/null && mount -t sysfs sysfs /sys; then
     mount --rbind cgroup /sys/fs/cgroup
+fi
+if [ "$apart" ]; then
+    mount -t tmpfs -o mode=0755 apart "${apart%/*}"
+    mkdir -m 700 "$apart"
+    mount --bind "$dir/home" "$apart"
+    mount -t tmpfs -o mode=0700 hidden "$dir/home"
 fi
 mount -t tmpfs -o mode=1777 shm /dev/shm
 mount --rbind run /run

@@ -26,7 +26,7 @@ def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Sa
     if why:
         pytest.skip(why)
     directory = tmp_path_factory.mktemp("three") / "sandbox"
-    yield cluster.up(directory, nodes=3, devices=1, mode="namespaces")
+    yield cluster.up(directory, nodes=3, devices=1, mode="namespaces", isolated=True)
     cluster.down(directory)
 
 

@@ -45,6 +45,13 @@ def up(
             help="Also start a Slurm that manages the nodes (packages slurm-wlm and munge).",
         ),
     ] = False,
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolated",
+            help="In mode namespaces: give the home folders a path that this machine does not have.",
+        ),
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -54,9 +61,9 @@ def up(
     from clusterctl.sandbox import cluster
 
     if dry_run:
-        screen.show_json(cluster.foresee(directory, nodes, devices, mode, with_slurm))
+        screen.show_json(cluster.foresee(directory, nodes, devices, mode, with_slurm, isolated))
         return
-    made = cluster.up(directory, nodes, devices, mode, python or sys.executable, with_slurm)
+    made = cluster.up(directory, nodes, devices, mode, python or sys.executable, with_slurm, isolated)
     try:
         found = made.status()
         if as_json:

@@ -107,10 +107,32 @@ def _evaluate_here(order: Order, where: str, as_json: bool) -> None:
 
     arguments = ["--checkpoint", str(place.here(where)), "--output", str(order.output), *order.arguments]
     for task in order.tasks:
-        arguments += ["--task", task]
+        own = None if order.data or task != "ppl" else _corpus_of(where)
+        arguments += ["--task", f"{task}={own}" if own else task]
     for name, given in (("--data", order.data), ("--tokenizer", order.tokenizer)):
         arguments += [name, str(given)] if given else []
     forward("eval", "evaluate", [*arguments, *(["--json"] if as_json else [])])
+
+
+def _corpus_of(where: str) -> Path | None:
+    """Return the corpus of a run as this machine has it: its checkpoints record the nodes' path. None if unknown.
+
+    Raise a UsageError if the run's data is not here.
+    """
+    from clusterctl.checkpoints import find
+    from clusterctl.errors import UsageError
+    from clusterctl.jobs.job_check import corpus_here
+
+    if find.is_folder(where):
+        return None
+    run = options.run_with_results(where)
+    corpus = corpus_here(run.read_record().job)
+    if corpus is None or corpus.with_name(f"{corpus.name}.idx").is_file():
+        return corpus
+    raise UsageError(
+        f"{corpus}: the corpus of {run.run_id} is not on this machine",
+        "--data FILE names another place; --on NODE evaluates on a node that has it",
+    )
 
 
 def results_of(where: str) -> Path:
