@@ -282,6 +282,12 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Te
     return torch.cat(list(pieces)) if len(q) else torch.empty_like(q)
 
 
+def store_in_pages(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Store the keys and values of tokens, (tokens, groups, dim), at their slots of the pages."""
+    for pages, new in ((keys, k), (values, v)):
+        pages.flatten(0, 1).index_copy_(0, slots, new.to(pages.dtype))
+
+
 def _over_pages(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: slice) -> Tensor:
     tables, first, last = reach.tables[texts].long(), reach.first[texts, None], reach.last[texts, None]
     # (texts, groups, positions, dim)

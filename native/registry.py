@@ -253,6 +253,10 @@ class Choice:
         """
         raise NotImplementedError
 
+    def store_in_pages(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Store keys and values (tokens, groups, dim) at slots (tokens,) of pages: page number times 16, plus place."""
+        raise NotImplementedError
+
     @_op
     def adamw(self, update: AdamWStep) -> None:
         """Run one step of AdamW in place."""
@@ -275,7 +279,11 @@ class Choice:
 
 OPS = tuple(name for name, member in vars(Choice).items() if hasattr(member, "is_op"))
 # Functions beside the ops, each with the op whose module may have it; if not, the op itself is used.
-_BESIDE = {"tied_embedding": "embedding", "rotary_": "rotary"}
+_BESIDE = {
+    "tied_embedding": "embedding",
+    "rotary_": "rotary",
+    "store_in_pages": "paged_attention",
+}
 # Ops that share a file.
 _NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 _CPU_FILES = {**dict.fromkeys(_NORMS, "norm"), "bias_gelu": "gelu"}

@@ -9,6 +9,7 @@ from native.fallback import report_fallback
 from native.npu import library
 from native.paging import PAGE, Reach
 from native.reference import paged_attention as plain
+from native.reference import store_in_pages as store_in_pages
 
 TYPES = (torch.float16, torch.bfloat16)
 # The kernel's limits: heads, heads that share keys, width of a head, numbers of all heads at one position, and numbers

@@ -184,8 +184,7 @@ class DeviceCache:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
         pages = self.layers[layer]
-        for own, new in zip(pages, (k, v), strict=True):
-            own.flatten(0, 1).index_copy_(0, self._slots, new.to(own.dtype))
+        self.ops.store_in_pages(*pages, k, v, self._slots)
         parts = []
         if self._reach is not None:
             parts.append(self.ops.paged_attention(q[: len(self._reach.lengths)], *pages, self._reach))

@@ -13,7 +13,7 @@ from native.cuda.dropout_add import dropout_add
 from native.cuda.gelu import gelu
 from native.cuda.grouped_linear import grouped_linear
 from native.cuda.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from native.cuda.paged_attention import paged_attention
+from native.cuda.paged_attention import paged_attention, store_in_pages
 from native.cuda.rotary import rotary
 from native.cuda.square_sum import square_sum
 from native.cuda.swiglu import swiglu
@@ -62,6 +62,8 @@ def calls(types: Sequence[torch.dtype] = TYPES, widths: Sequence[int] = WIDTHS) 
             q, pages = torch.ones(2, heads, size, dtype=dtype), torch.ones(9, 16, groups, size, dtype=dtype)
             tables, places = torch.zeros(2, 20, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
             paged_attention(q, pages, pages, Reach(tables, places, places, (300, 40)))
+            paged_attention(q, pages, pages, Reach(tables[:, :9], places, places, (100, 40)))
+            store_in_pages(pages, pages, q[:, :groups], q[:, :groups], places)
         held, average, square = torch.ones(3, 4096).unbind()
         low = torch.ones(4096, dtype=dtype) if dtype != torch.float32 else None
         gradient = held.to(dtype)
