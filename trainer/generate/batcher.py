@@ -16,16 +16,13 @@ from torch import Tensor
 from native.decode.paged import PAGE
 from trainer.errors import InputError
 from trainer.generate.beams import Beams
+from trainer.generate.device_sampling import Wish, draw, serves
 from trainer.generate.network import Network
 from trainer.generate.pages import Pages
 from trainer.generate.request import End, Request
 from trainer.generate.sampling import Drawn, choose, top_of
 from trainer.generate.sequence import CachedSequence, Part, step_of, wanted_rows
 
-PROMPT_TOKENS = 256
-"""The most prompt tokens in a step that also computes running texts, which wait for the whole step."""
-IDLE_PROMPT_TOKENS = 1024
-"""The most prompt tokens in a step without running texts."""
 SCORED_TOKENS = 64
 """A scored prompt's logits are computed for this many tokens at a time: 13 MB with GPT-2's vocabulary."""
 
@@ -131,7 +128,8 @@ class Batcher:
                 (texts if left == 1 and not running.request.score_prompt else prompts).append(
                     (running, sequence)
                 )
-        budget = PROMPT_TOKENS if texts else IDLE_PROMPT_TOKENS
+        busy, idle = self.network.prompt_tokens
+        budget = busy if texts else idle
         parts = [(running, Part(own, own.computed, own.computed + 1)) for running, own in texts]
         for running, sequence in prompts:
             scores = running.request.score_prompt and sequence.computed < running.prompt_length
@@ -148,7 +146,7 @@ class Batcher:
     def _deliver(self, parts: Sequence[tuple[Running, Part]], logits: Tensor) -> None:
         """Pass each request the logits that it needs."""
         offset = 0
-        complete: dict[int, tuple[Running, list[Tensor]]] = {}
+        complete: dict[int, tuple[Running, list[int]]] = {}
         for running, part in parts:
             rows = logits[offset : offset + wanted_rows(part)]
             offset += len(rows)
@@ -156,12 +154,29 @@ class Batcher:
             if not part.sequence.source and not part.sequence.second[-1]:
                 self._remember(part.sequence)
             if part.all_logits:
-                self._score(running, part, rows)
+                self._score(running, part, rows.cpu())
             if part.completes:
-                complete.setdefault(id(running), (running, []))[1].append(rows[-1])
-        for running, found in complete.values():
-            if len(found) == len(running.sequences):
-                self._advance(running, found)
+                complete.setdefault(id(running), (running, []))[1].append(offset - 1)
+        ready = [
+            (running, rows) for running, rows in complete.values() if len(rows) == len(running.sequences)
+        ]
+        drawn = self._drawn(ready, logits)
+        for running, numbers in ready:
+            self._advance(running, [logits[row] for row in numbers], drawn.get(id(running)))
+
+    def _drawn(self, ready: Sequence[tuple[Running, list[int]]], logits: Tensor) -> dict[int, Drawn]:
+        """Return the tokens that the device draws, by the id of the running request."""
+        if not self.network.draws:
+            return {}
+        served = [
+            (running, rows[0])
+            for running, rows in ready
+            if running.request.sampling.max_tokens
+            and serves(running.request.sampling, running.request.course.banned())
+        ]
+        wishes = [Wish(row, running.request.sampling, len(running.new)) for running, row in served]
+        ids = draw(logits, wishes)
+        return {id(running): Drawn(number) for (running, _), number in zip(served, ids, strict=True)}
 
     def _remember(self, sequence: CachedSequence) -> None:
         sequence.known = self.pages.remember(
@@ -177,16 +192,18 @@ class Batcher:
         if part.end >= running.prompt_length:
             running.request.sink.scored(running.scores)
 
-    def _advance(self, running: Running, rows: Sequence[Tensor]) -> None:
+    def _advance(self, running: Running, rows: Sequence[Tensor], drawn: Drawn | None) -> None:
+        """Extend a text by the token that the device has drawn, or by one that is drawn from the logits."""
         request = running.request
         if not request.sampling.max_tokens:
             return self._finish(running, End.LENGTH)
         if running.beams:
-            end = running.beams.advance(rows)
+            end = running.beams.advance([row.cpu() for row in rows])
             self.generated_tokens += 1
             return self._finish(running, end) if end else None
         course = request.course
-        drawn = choose(rows[0], request.sampling, request.prompt, running.new, course.banned())
+        if drawn is None:
+            drawn = choose(rows[0].cpu(), request.sampling, request.prompt, running.new, course.banned())
         running.new.append(drawn.id)
         self.generated_tokens += 1
         taken = course.take(drawn.id)

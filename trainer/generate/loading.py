@@ -21,9 +21,10 @@ from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.engine.rank_state import load_parameters
 from trainer.errors import CheckpointError, InputError
-from trainer.generate.batcher import IDLE_PROMPT_TOKENS, SCORED_TOKENS
+from trainer.generate.batcher import SCORED_TOKENS
 from trainer.generate.blanks import special_tokens
 from trainer.generate.decoder import Decoder
+from trainer.generate.device_network import DEVICE_PROMPT_TOKENS, DeviceNetwork
 from trainer.generate.modules import page_bytes
 from trainer.generate.network import WHOLE_MODEL, Network, Place, device_network, empty_model, network
 from trainer.generate.on_device import fill, weight_bytes
@@ -108,7 +109,7 @@ def _plan_on_device(config: ModelConfig, kind: str, free: int, place: Place) -> 
     model, each, parts = empty_model(config, place), TYPES[kind].itemsize, place.tensor.size
     widest = config.up_width + config.inner + (config.heads + 2 * config.groups) * config.head_size
     # For the tokens of a prompt: the residual stream, the activations of one layer, and the attention mask.
-    step = IDLE_PROMPT_TOKENS * (
+    step = max(DEVICE_PROMPT_TOKENS) * (
         4 * 4 * config.hidden + 2 * each * widest // parts + 2 * each * config.context
     )
     work = step + 3 * 4 * SCORED_TOKENS * config.vocab + ON_DEVICE
@@ -180,6 +181,8 @@ def load_network(
         own = network(config, read, kind, pages, place=ranks.place)
     else:
         own = device_network(config, read, kind, pages, device, ranks.place)
+        if ranks.group.world == 1:
+            own = DeviceNetwork(own, device)
     return on_ranks(own, ranks), found, pages
 
 

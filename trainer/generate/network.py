@@ -62,6 +62,11 @@ WHOLE_MODEL = Place()
 class Network:
     """A model, or this rank's part of it, with its cache."""
 
+    draws = False
+    """Whether logits stay on a device, where tokens are drawn."""
+    prompt_tokens = (256, 1024)
+    """The most prompt tokens in a step: with running texts, which wait for the whole step, and without."""
+
     def __init__(
         self,
         model: Model,
@@ -96,21 +101,29 @@ class Network:
     @torch.inference_mode()
     def compute(self, step: Step) -> Tensor | None:
         """Compute this rank's part of a step; return the logits on ranks of the last stage, else None."""
-        rotated, step = None, self.cache.begin(step)
-        if self.config.rotary and not self.is_glm:
-            # Use the same length for all texts: otherwise dynamic scaling would depend on the batch.
-            rotated = turns(step.positions, self.config, self.config.sequence)
+        step = self.cache.begin(step)
         if self.fused is not None:
-            return self._compute_fused(self.fused, step, rotated)
+            return self._compute_fused(self.fused, step, self._turns(step.positions))
+        return self.through(step.ids, step.positions, step.wanted)
+
+    def through(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor | None:
+        """Compute this rank's layers by the model's own modules; return as `compute`."""
         pipeline, model = self.place.pipeline, self.model
-        x = self._embedded(step) if pipeline.is_first else self._received(len(step.ids))
+        x = self._embedded(ids, positions) if pipeline.is_first else self._received(len(ids))
+        sight = Sight(turns=self._turns(positions))
         for block in model.blocks.values():
-            x = block(x, Sight(turns=rotated))
+            x = block(x, sight)
         if not pipeline.is_last:
             self._send(x)
             return None
-        logits: Tensor = self._head.logits(model.norm(x[0, step.wanted]))
+        logits: Tensor = self._head.logits(model.norm(x[0, wanted]))
         return logits
+
+    def _turns(self, positions: Tensor) -> Turns | None:
+        """Return the rotary positions, with the same length for all texts: dynamic scaling depends on it."""
+        if not self.config.rotary or self.is_glm:
+            return None
+        return turns(positions, self.config, self.config.sequence)
 
     def _compute_fused(self, fused: Fused, step: Step, rotated: Turns | None) -> Tensor | None:
         pipeline, tokens = self.place.pipeline, len(step.ids)
@@ -120,7 +133,7 @@ class Network:
         if not pipeline.is_first:
             x.copy_(self._received(tokens)[0])
         elif self.place.tensor.size > 1:
-            x.copy_(self._embedded(step)[0])
+            x.copy_(self._embedded(step.ids, step.positions)[0])
         begin = 0
         for end, buffer in fused.sums:
             fused.run(inputs, begin, end)
@@ -141,11 +154,11 @@ class Network:
         assert isinstance(head, PackedTable)
         return head
 
-    def _embedded(self, step: Step) -> Tensor:
+    def _embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the embedded tokens, (1, tokens, hidden)."""
         if isinstance(self.model, GLM):
-            return self.model._embedded(step.ids[None], step.positions[None])
-        return self.model._embedded(step.ids[None], step.positions)
+            return self.model._embedded(ids[None], positions[None])
+        return self.model._embedded(ids[None], positions)
 
     def _received(self, tokens: int) -> Tensor:
         x = torch.empty(1, tokens, self.config.hidden, device=self.cache.device)

@@ -7,7 +7,7 @@ decides what is computed and samples the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,6 +35,8 @@ from trainer.model.linear import ColumnLinear, RowLinear
 from trainer.parallel.tensor import ALONE, Parallel
 
 Read = Callable[[str], Tensor]
+# How many places a batch of prompts may have per token.
+PADDED = 1.25
 
 
 class NarrowExperts(nn.Module):
@@ -91,6 +93,9 @@ def _on_device(
 ) -> nn.Module:
     weight = read(f"{path}.weight")
     if isinstance(module, TokenTable):
+        # The product is faster with rows in multiples of 64; ranks that divide the table count its rows.
+        more = -len(weight) % 64 if parallel.size == 1 else 0
+        weight = F.pad(weight, (0, 0, 0, more)) if more else weight
         return PackedTable(Matrix.of(weight, None, dtype, device.name), vocab, parallel)
     bias = read(f"{path}.bias") if module.bias is not None else None
     if isinstance(module, ColumnLinear):
@@ -120,6 +125,38 @@ class _Stretch:
     mask: native.Mask
 
 
+@dataclass(frozen=True)
+class _Prompts:
+    """Prompts from their first token on, of similar lengths, which one call computes; the shorter ones are padded."""
+
+    tokens: Tensor
+    """(texts, length): the token at each place of the batch; after a text's end, its last token."""
+    rows: Tensor
+    """The tokens of all texts."""
+    places: Tensor
+    """Where in the flattened batch each of them is."""
+    window: int
+
+
+def _is_whole(spans: Spans, begin: int, end: int) -> bool:
+    """Return whether new tokens are a text from its first one on, in which each sees the tokens before it."""
+    return int(spans.last[begin]) == 1 and int(spans.last[end - 1]) == end - begin
+
+
+def _alike(rows: Sequence[int], begins: Sequence[int]) -> list[list[int]]:
+    """Divide texts into batches in which at most a fifth of the places are padding."""
+    batches: list[list[int]] = []
+    tokens = longest = 0
+    for row in sorted(rows, key=lambda row: begins[row] - begins[row + 1]):
+        length = begins[row + 1] - begins[row]
+        if not batches or longest * (len(batches[-1]) + 1) > (tokens + length) * PADDED:
+            batches.append([])
+            tokens, longest = 0, length
+        batches[-1].append(row)
+        tokens += length
+    return batches
+
+
 class DeviceCache:
     """For each layer of this rank, pages of keys and values on a device: (pages, 16, groups, head size)."""
 
@@ -134,7 +171,9 @@ class DeviceCache:
         ranks: int = 1,
     ) -> None:
         """`ranks`: the number of ranks that divide the heads of each layer."""
-        shape = (pages, PAGE, config.groups // ranks, config.head_size)
+        # One more page takes what the unused texts of a captured step store.
+        self.scratch = pages
+        shape = (pages + 1, PAGE, config.groups // ranks, config.head_size)
         self.device, self.window, self.ops = device.name, config.window, ops
         self.layers = [
             (self._empty(shape, TYPES[kind]), self._empty(shape, TYPES[kind])) for _ in range(layers)
@@ -142,6 +181,7 @@ class DeviceCache:
         self._slots = torch.empty(0)
         self._reach: Reach | None = None
         self._stretches: list[_Stretch] = []
+        self._prompts: list[_Prompts] = []
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -154,12 +194,23 @@ class DeviceCache:
         # Texts with one new token come first; prompts follow.
         alone = next((row for row, (at, end) in enumerate(pairwise(begins)) if end - at > 1), len(begins) - 1)
         self._reach = self._reach_of(spans, alone) if alone else None
+        rows = range(alone, len(begins) - 1)
+        whole = [row for row in rows if _is_whole(spans, begins[row], begins[row + 1])]
+        self._prompts = [
+            self._prompts_of([(begins[row], begins[row + 1]) for row in batch])
+            for batch in _alike(whole, begins)
+        ]
         self._stretches = [
             self._stretch_of(spans, row, begins[row], begins[row + 1])
-            for row in range(alone, len(begins) - 1)
+            for row in rows
+            if row not in set(whole)
         ]
         ids, positions, wanted = (part.to(self.device) for part in (step.ids, step.positions, step.wanted))
         return Step(ids, positions, spans, wanted)
+
+    def use(self, slots: Tensor, reach: Reach) -> None:
+        """Let later calls of `attend` be for a step with one new token per text."""
+        self._slots, self._reach, self._stretches, self._prompts = slots, reach, [], []
 
     def _reach_of(self, spans: Spans, texts: int) -> Reach:
         first, last = spans.first[:texts], spans.last[:texts]
@@ -168,6 +219,17 @@ class DeviceCache:
         from_start = not bool(first.any())
         tables, first, last = (part.to(self.device) for part in (tables, first, last))
         return Reach(tables, first, last, lengths, from_start)
+
+    def _prompts_of(self, ranges: Sequence[tuple[int, int]]) -> _Prompts:
+        longest = max(end - begin for begin, end in ranges)
+        tokens = torch.stack(
+            [torch.arange(begin, begin + longest).clamp(max=end - 1) for begin, end in ranges]
+        )
+        rows = torch.cat([torch.arange(begin, end) for begin, end in ranges])
+        places = torch.cat([torch.arange(end - begin) + i * longest for i, (begin, end) in enumerate(ranges)])
+        window = self.window if 0 < self.window < longest else 0
+        tokens, rows, places = (part.to(self.device) for part in (tokens, rows, places))
+        return _Prompts(tokens, rows, places, window)
 
     def _stretch_of(self, spans: Spans, row: int, begin: int, end: int) -> _Stretch:
         first, last = int(spans.first[begin]), int(spans.last[end - 1])
@@ -185,15 +247,24 @@ class DeviceCache:
         """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
         pages = self.layers[layer]
         self.ops.store_in_pages(*pages, k, v, self._slots)
-        parts = []
+        alone = 0 if self._reach is None else len(self._reach.tables)
         if self._reach is not None:
-            parts.append(self.ops.paged_attention(q[: len(self._reach.lengths)], *pages, self._reach))
+            mixed = self.ops.paged_attention(q[:alone], *pages, self._reach)
+            if alone == len(q):
+                return mixed
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if self._reach is not None:
+            out[:alone] = mixed
+        for prompts in self._prompts:
+            queries, keys, values = (part[prompts.tokens].transpose(1, 2) for part in (q, k, v))
+            mixed = self.ops.attention(queries, keys, values, causal=True, mask=native.Mask(prompts.window))
+            out[prompts.rows] = mixed.transpose(1, 2).flatten(0, 1)[prompts.places]
         for stretch in self._stretches:
             keys, values = (own.flatten(0, 1)[stretch.slots].transpose(0, 1)[None] for own in pages)
             queries = q[stretch.begin : stretch.end].transpose(0, 1)[None]
             mixed = self.ops.attention(queries, keys, values, causal=True, mask=stretch.mask)
-            parts.append(mixed[0].transpose(0, 1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            out[stretch.begin : stretch.end] = mixed[0].transpose(0, 1)
+        return out
 
     def copy(self, source: int, target: int) -> None:
         """Copy page `source` to page `target` in every layer."""

@@ -185,11 +185,16 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
+def top_p_at(sampling: Sampling, index: int) -> float:
+    """Return top_p for the token after `index` others."""
+    if not sampling.top_p_decay:
+        return sampling.top_p
+    return max(sampling.top_p_bound, sampling.top_p * sampling.top_p_decay**index)
+
+
 def _drawn(scores: Tensor, sampling: Sampling, index: int) -> int:
     scores = scores / sampling.temperature
-    top_p = sampling.top_p
-    if sampling.top_p_decay:
-        top_p = max(sampling.top_p_bound, top_p * sampling.top_p_decay**index)
+    top_p = top_p_at(sampling, index)
     point = uniform(sampling.seed, index)
     if not sampling.top_k and top_p >= 1 and not sampling.min_p:
         return _at(torch.softmax(scores.double(), -1).cumsum(-1), point)

@@ -10,6 +10,7 @@ import torch
 
 import native
 from native.registry import REFERENCE
+from tests.support.cpu_graph import RecordingDevice
 from tests.trainer.generate.test_batcher import END, SHAPE, SHAPES, Collector, run
 from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
@@ -21,7 +22,8 @@ from trainer.evaluate.scorer import Scorer
 from trainer.generate.batcher import Batcher
 from trainer.generate.blanks import Filling
 from trainer.generate.decoder import Text
-from trainer.generate.network import Network, device_network, empty_model, of_model, reader_of
+from trainer.generate.device_network import DeviceNetwork
+from trainer.generate.network import device_network, empty_model, of_model, reader_of
 from trainer.generate.on_device import fill
 from trainer.generate.request import Continuation, Request
 from trainer.generate.sampling import Sampling
@@ -45,9 +47,18 @@ def model_of(name: str) -> GPT:
     return model
 
 
-def on_device(model: Model, pages: int, kind: str = "fp32") -> Network:
-    ops = native.choose("cpu", REFERENCE)
-    return device_network(model.config, reader_of(model), kind, pages, Device("cpu"), ops=ops)
+def on_device(model: Model, pages: int, kind: str = "fp32", captures: bool = True) -> DeviceNetwork:
+    """Return the network of a device; `captures`: with graphs, as on CUDA."""
+    ops, device = native.choose("cpu", REFERENCE), RecordingDevice("cpu")
+    own = device_network(model.config, reader_of(model), kind, pages, device, ops=ops)
+    network = DeviceNetwork(own, device)
+    network.captures = captures and not model.config.experts
+    return network
+
+
+def replays(network: DeviceNetwork) -> list[int]:
+    assert isinstance(network.device, RecordingDevice)
+    return [graph.replays for graph in network.device.graphs]
 
 
 def prompts() -> list[list[int]]:
@@ -60,8 +71,11 @@ def test_greedy_tokens_are_those_of_the_cpus_own_kernels(name: str) -> None:
     model = model_of(name)
     greedy = Sampling(max_tokens=12, temperature=0.0, logprobs=2)
     orders = [(ids, greedy) for ids in prompts()]
+    network = on_device(model, 200)
     with torch.inference_mode():
-        found, expected = (run(network, orders) for network in (on_device(model, 200), of_model(model, 200)))
+        found, expected = (run(each, orders) for each in (network, of_model(model, 200)))
+    # Six texts, rounded up to eight, for 12 tokens: the prompts give the first, one step runs op by op.
+    assert replays(network) == ([] if MODELS[name].experts else [10])
     assert [sink.ids for sink in found] == [sink.ids for sink in expected]
     for own, other in zip(found, expected, strict=True):
         pairs = zip(own.drawn, other.drawn, strict=True)
@@ -160,3 +174,62 @@ def test_a_model_for_scoring_computes_what_the_cpus_does() -> None:
         assert [one.log_likelihood for one in own] == pytest.approx(
             [one.log_likelihood for one in expected], rel=1e-5
         )
+
+
+def test_tokens_that_cannot_be_captured_are_computed_op_by_op_after_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of("llama")
+    orders = [(ids, Sampling(max_tokens=8, temperature=0.0)) for ids in prompts()]
+    expected = run(on_device(model, 200, captures=False), orders)
+    network = on_device(model, 200)
+    turning = network._turns
+
+    def reading(positions: torch.Tensor) -> object:
+        positions.nonzero()
+        return turning(positions)
+
+    monkeypatch.setattr(network, "_turns", reading)
+    with pytest.warns(RuntimeWarning, match="computed op by op, not as a captured graph: .*nonzero") as told:
+        found = run(network, orders)
+    assert len([each for each in told if "op by op" in str(each.message)]) == 1
+    assert [sink.ids for sink in found] == [sink.ids for sink in expected]
+    assert replays(network) == [0]
+
+
+def test_each_number_of_texts_and_pages_has_its_own_graph() -> None:
+    model = model_of("gpt2")
+    network, plain = on_device(model, 200), on_device(model, 200, captures=False)
+    results = []
+    for each in (network, plain):
+        sinks = []
+        # One text, then five, then three of them end early; texts of one page more than a power of two.
+        for count, most in ((1, 6), (5, 9), (2, 40)):
+            orders = [
+                (ids, Sampling(max_tokens=most - i, temperature=0.0))
+                for i, ids in enumerate(prompts()[:count])
+            ]
+            sinks += run(each, orders)
+        results.append([sink.ids for sink in sinks])
+    assert results[0] == results[1]
+    assert set(network.steps) == {(1, 16), (8, 16), (4, 16), (2, 16)} and sum(replays(network)) > 40
+
+
+def test_prompts_of_similar_lengths_are_one_call_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("window")
+    network = on_device(model, 400)
+    calls, attention = [], network.model.blocks["0"].attention.cache.ops.attention  # type: ignore[union-attr]
+
+    def counted(q: torch.Tensor, *rest: object, **named: object) -> torch.Tensor:
+        calls.append(tuple(q.shape[:1] + q.shape[2:3]))
+        return attention(q, *rest, **named)
+
+    monkeypatch.setattr(network.cache.ops, "attention", counted)  # type: ignore[attr-defined]
+    random = torch.Generator().manual_seed(9)
+    lengths = (20, 21, 19, 60, 58, 3)
+    texts = [torch.randint(1, 300, (length,), generator=random).tolist() for length in lengths]
+    orders = [(ids, Sampling(max_tokens=3, temperature=0.0)) for ids in texts]
+    found = run(network, orders)
+    assert calls == [(2, 60), (3, 21), (1, 3)] * model.config.layers
+    expected = run(of_model(model, 400), orders)
+    assert [sink.ids for sink in found] == [sink.ids for sink in expected]
