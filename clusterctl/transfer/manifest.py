@@ -88,7 +88,8 @@ def make_manifest(
         ) from None
     _refuse_what_no_node_takes(root, scanned.entries)
     manifest = Manifest(tuple(scanned.entries), tuple(scanned.warnings), scanned.table)
-    return replace(manifest, warnings=(*manifest.warnings, *_size_warnings(root, manifest)))
+    more = [*_size_warnings(root, manifest), *_secret_warnings(root, rules.secrets)]
+    return replace(manifest, warnings=(*manifest.warnings, *more))
 
 
 def _below(root: Path, path: Path | None) -> str:
@@ -162,6 +163,23 @@ def _size_warnings(root: Path, manifest: Manifest) -> list[str]:
     return found
 
 
+def _secret_warnings(root: Path, secrets: Sequence[str]) -> list[str]:
+    """Return a warning that names what was left out because of its name."""
+    if not secrets:
+        return []
+    names = ", ".join(secrets[:MOST_NAMED]) + (
+        f" and {len(secrets) - MOST_NAMED} more" * (len(secrets) > MOST_NAMED)
+    )
+    keep = "a line such as !.env in .clusterctlignore keeps them"
+    return [f"{root}: left out, because the names are those of keys and passwords: {names}; {keep}"]
+
+
+MOST_NAMED = 5
+# Names of files and folders that usually hold keys or passwords.
+SECRET = re.compile(
+    r"\.env(\.(?!example$|sample$|template$|dist$).*)?|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.*\.(pem|p12|pfx)"
+    r"|\.(ssh|aws|kube|netrc|pgpass|pypirc|npmrc|git-credentials)"
+)
 VCS_FOLDERS = (".git", ".hg", ".svn", ".jj", "CVS")
 ALWAYS_OUT = (
     "__pycache__",
@@ -178,24 +196,32 @@ IGNORE_FILES = (".gitignore", ".clusterctlignore")
 
 
 class Ignore:
-    """The rules of the ignore files in a tree: the commonly used part of gitignore's language."""
+    """The rules of the ignore files in a tree: the commonly used part of gitignore's language.
+
+    What has the name of a secret is left out too, unless a rule keeps it.
+    """
 
     def __init__(self, root: Path, include_vcs: bool) -> None:
         self._root = root
         self._out = set(ALWAYS_OUT) | (set() if include_vcs else set(VCS_FOLDERS))
         self._rules: dict[str, list[tuple[re.Pattern[str], bool, bool]]] = {}
+        self.secrets: list[str] = []
+        """The paths that no rule names and that were left out as secrets."""
 
     def skips(self, path: str, is_dir: bool) -> bool:
         """Return whether a path below the root is left out; the last matching rule decides, as in git."""
-        if path.rsplit("/", 1)[-1] in self._out:
+        name = path.rsplit("/", 1)[-1]
+        if name in self._out:
             return True
-        skipped = False
+        is_secret = skipped = SECRET.fullmatch(name) is not None
         folders = [""] + ["/".join(path.split("/")[:depth]) for depth in range(1, path.count("/") + 1)]
         for folder in folders:
             below = path[len(folder) + 1 :] if folder else path
             for pattern, keeps, folders_only in self._of(folder):
                 if (is_dir or not folders_only) and pattern.fullmatch(below):
-                    skipped = not keeps
+                    skipped, is_secret = not keeps, False
+        if is_secret:
+            self.secrets.append(f"{path}/" if is_dir else path)
         return skipped
 
     def _of(self, folder: str) -> list[tuple[re.Pattern[str], bool, bool]]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Seconds after which another controller may replace a new one.
 AGAIN = 60.0
+# Limit of files that a dry run names.
+MOST_SHOWN = 5
 
 
 def plan(
@@ -123,6 +125,12 @@ def show_pushes(job: Job, nodes: int) -> None:
         files = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"
         where = f"to {plural(nodes, 'node')}, unless they have it"
         screen.write(f"pushes {name} {escape_controls(str(root))} ({files}) {where}\n")
+        largest = sorted(manifest.files, key=lambda file: -file.size)[:MOST_SHOWN]
+        if len(manifest.files) > MOST_SHOWN:
+            names = ", ".join(f"{escape_controls(file.path)} ({size(file.size)})" for file in largest)
+            screen.write(f"       largest: {names}\n")
+        for warning in manifest.warnings:
+            screen.log(f"warning: {warning}", "yellow")
 
 
 def launch_job(

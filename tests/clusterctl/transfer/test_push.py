@@ -662,3 +662,25 @@ def test_the_files_of_some_pieces_are_counted_once_each(tmp_path: Path) -> None:
         assert pieces.file_count(ranges) == len(set(files))
         spans = [(file, number) for file, begin, end in pieces.spans(ranges) for number in range(begin, end)]
         assert [file for file, _ in spans] == files
+
+
+def test_keys_and_passwords_stay_home_by_name_and_are_named(tmp_path: Path) -> None:
+    secrets = [".env", ".env.local", "x/id_ed25519", "x/ca.pem", ".ssh/config", ".netrc", ".aws/credentials"]
+    others = [".env.example", "x/id_ed25519.pub", "environment", "pem.py", "x/.envrc"]
+    for path in (*secrets, *others, "ignored/.env"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+    rules = tmp_path / ".clusterctlignore"
+    rules.write_text("ignored\n")
+    manifest = make_manifest(tmp_path)
+    assert {one.path for one in manifest.files} == {*others, rules.name}
+    (warning,) = manifest.warnings
+    named = warning.partition("passwords: ")[2].partition(";")[0]
+    assert named == ".aws/, .env, .env.local, .netrc, .ssh/ and 2 more" and "!.env in" in warning
+    # A rule decides, whether it keeps the file or leaves it out, and then nothing is said about it.
+    rules.write_text("ignored\n!.env\n!x/ca.pem\n.env.local\n.ssh\n.aws\n.netrc\nx/id_ed25519\n")
+    manifest = make_manifest(tmp_path)
+    assert {one.path for one in manifest.files} == {*others, rules.name, ".env", "x/ca.pem"}
+    assert manifest.warnings == ()
+    # Data is sent as it is.
+    assert ".env" in {one.path for one in make_manifest(tmp_path, everything=True).files}
