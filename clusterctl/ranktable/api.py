@@ -32,7 +32,6 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.ranktable.build import (
     build,
-    buildable,
     checked,
     complete,
     in_order,
@@ -55,7 +54,7 @@ from clusterctl.ranktable.table import (
 
 __all__ = [
     "Device", "Finding", "RankTable", "Server", "Severity", "SuperPod",
-    "build", "buildable", "check", "checked", "complete", "file_name", "in_order", "in_rank_order", "load",
+    "build", "check", "checked", "complete", "file_name", "in_order", "in_rank_order", "load",
     "load_all", "merge", "named_by", "parse", "renumbered", "save", "server_places",
 ]  # fmt: skip
 

@@ -80,14 +80,6 @@ def _steps(pointer: str) -> tuple[int, int]:
 # -- from the addresses of devices
 
 
-def buildable(hardware: str | None) -> None:
-    """Raise UsageError for a5: no known tool of its nodes shows their networks."""
-    if version_for(hardware) == "2.0":
-        problem = "a table for a5 needs the levels (networks, ports) of each device, which no tool of its nodes shows"
-        remedy = "write them into a plan: clusterctl ranktable build --from plan.yaml"
-        raise UsageError(problem, f"{remedy}\na job with `rank_table: never` starts without a table")
-
-
 def complete(
     entries: Sequence[tuple[Node, Sequence[DeviceAddress]]], which: Sequence[int] | None
 ) -> tuple[list[tuple[Node, list[DeviceAddress]]], list[str]]:
@@ -113,8 +105,9 @@ def build(entries: Sequence[tuple[Node, Sequence[DeviceAddress]]], hardware: str
 
     The version is 1.2 for a3, with the super pods of the inventory or of the nodes' answers; 1.0 otherwise.
     """
-    buildable(hardware)
     version = version_for(hardware)
+    if version == "2.0":
+        raise UsageError("a table for a5 has levels, not addresses", "build it from the nodes or from a plan")
     faults: list[Fault] = []
     servers: list[Server] = []
     pods: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """Build one table from the answers of the nodes, for `ranktable build` and for a launch.
 
-A3 nodes read version 1.2, A2 nodes 1.0; a table of the wrong version ends every job on several devices (EI0014). So
-each node is also asked for its hardware, unless the user names it.
+A5 nodes read version 2.0, A3 nodes 1.2, A2 nodes 1.0; a table of the wrong version ends every job on several devices
+(EI0014). So each node is also asked for its hardware, unless the user names it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory import nodeset
-from clusterctl.ranktable import api, devices
+from clusterctl.ranktable import api, devices, root_info
 from clusterctl.ranktable.api import RankTable
 from clusterctl.ranktable.finding import version_for
-from clusterctl.ranktable.table import DeviceAddress
+from clusterctl.ranktable.table import Device, DeviceAddress
 from clusterctl.transport.fanout import on_all
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class NodeDevices:
 
     hardware: str | None
     addresses: list[DeviceAddress]
+    ranks: tuple[Device, ...] = ()
+    """Of an a5 node: its devices as its own file describes them."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,6 @@ def build_from_nodes(
 
     Raise an error that names every node that failed.
     """
-    api.buildable(hardware)
     found = on_all(
         connections,
         cluster.nodes,
@@ -64,11 +65,31 @@ def build_from_nodes(
     )
     answers = [(node, found[node.name]) for node in cluster.nodes]
     common = hardware or common_hardware(answers)
-    api.buildable(common)
+    if version_for(common) == "2.0":
+        return _from_files(answers, which, common, hardware)
     entries = [(node, answer.addresses) for node, answer in answers]
     complete, left_out = api.complete(entries, which) if skip_incomplete else (entries, [])
     detected = "" if hardware or common in (None, "a2") else _describe(answers, str(common))
     return BuiltTable(api.build(complete, common), detected, tuple(left_out), tuple(_other_sources(answers)))
+
+
+def _from_files(
+    answers: Sequence[tuple[Node, NodeDevices]],
+    which: Sequence[int] | None,
+    common: str | None,
+    hardware: str | None,
+) -> BuiltTable:
+    """Return the table of a5 nodes, from the devices that their files describe."""
+    wanted = {node.name: node.devices if which is None else tuple(which) for node, _ in answers}
+    found = {node.name: {device.device_id for device in answer.ranks} for node, answer in answers}
+    absent = {name: [device for device in wanted[name] if device not in found[name]] for name in wanted}
+    left_out = [
+        f"{name}: not in {root_info.ROOT_INFO}: device {', '.join(map(str, devices))}"
+        for name, devices in absent.items()
+        if devices
+    ]
+    table = root_info.table_of([(node, answer.ranks) for node, answer in answers], common)
+    return BuiltTable(table, "" if hardware else _describe(answers, str(common)), tuple(left_out))
 
 
 def _query(
@@ -78,9 +99,8 @@ def _query(
     wanted = node.devices if which is None else tuple(which)
     smi = devices.find_smi(connection, node) if wanted and hardware is None else None
     generation = hardware or (devices.generation(connection, smi, wanted[0]) if wanted else None)
-    # No tool of an A5 node shows its networks, so its table cannot be built.
     if generation == "a5":
-        return NodeDevices(generation, [])
+        return NodeDevices(generation, [], root_info.read_root_info(connection, node, wanted, skip))
     addresses = devices.read_addresses(connection, node, which, generation, skip, smi)
     return NodeDevices(generation, addresses)
 

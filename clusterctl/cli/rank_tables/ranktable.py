@@ -149,11 +149,10 @@ def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) ->
     from clusterctl.checks import kinds
     from clusterctl.cli import screen
     from clusterctl.inventory.cluster import named_devices
-    from clusterctl.ranktable import api, from_nodes
+    from clusterctl.ranktable import from_nodes
 
     devices = None if query.devices is None else named_devices(query.devices)
     chosen = selection.chosen()
-    api.buildable(query.hardware)
     with connected(chosen, accept_new) as connections:
         if devices is None:
             chosen = kinds.completed(chosen, connections)

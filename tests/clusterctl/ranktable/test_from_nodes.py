@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, cast
+
 import pytest
 
-from clusterctl.errors import InputFaults, UsageError, WorkFailed
+from clusterctl.errors import InputFaults, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.ranktable.check import check
 from clusterctl.ranktable.from_nodes import BuiltTable, build_from_nodes
 from clusterctl.transport.connection import Completed
 from clusterctl.transport.fanout import Connections
@@ -105,10 +109,69 @@ def test_what_someone_says_goes_before_what_the_nodes_say_and_is_not_asked_for()
     assert asked((ONE_CHIP, A2), hardware="a3")[0].table.version == "1.2"
 
 
-def test_a5_is_refused_since_no_answer_tells_its_networks() -> None:
-    with pytest.raises(UsageError, match="levels") as caught:
-        asked((f"{HEAD}0\t0\t0\tAscend950PR\n", A5))
+A5_CHIPS = f"{HEAD}0\t0\t0\tAscend950PR\n1\t0\t1\tAscend950PR\n"
+FILE = "cat /etc/hccl_rootinfo.json"
+
+
+def root_info(node: int, devices: tuple[int, ...] = (0, 1), **changes: Any) -> str:
+    """Return the file of a node, with networks in two layers for each device."""
+
+    def level(layer: int, network: str, device: int) -> dict[str, Any]:
+        address = {"addr_type": "IPV4", "addr": f"10.{layer}.{node}.{device}", "ports": ["0/0", "0/1"]}
+        return {
+            **{"net_layer": layer, "net_instance_id": network, "net_type": "CLOS", "net_attr": ""},
+            "rank_addr_list": [address],
+        }
+
+    ranks = [
+        {
+            **{"device_id": device, "local_id": device, "device_port": 16666},
+            "level_list": [level(0, f"rack-{node}", device), level(3, "cluster", device)],
+        }
+        for device in devices
+    ]
+    head = {"version": "2.0", "topo_file_path": "/usr/local/Ascend/driver/topo/a.json"}
+    return json.dumps({**head, "rank_count": len(ranks), "rank_list": ranks, **changes})
+
+
+def a5(*files: str | None, **options: Any) -> BuiltTable:
+    script: dict[tuple[str, str], Completed] = {("*", "run"): ABSENT}
+    for number, text in enumerate(files, start=1):
+        script |= node_says(number, A5_CHIPS, A5)
+        if text is not None:
+            script[f"node{number}", FILE] = said(text)
+    with Connections(ScriptedTransport(script)) as connections:
+        return build_from_nodes(cluster(len(files)), connections, **options)
+
+
+def test_a_table_of_a5_nodes_is_built_from_their_own_files() -> None:
+    built = a5(root_info(1), root_info(2))
+    assert built.table.version == "2.0" and "node[1-2] are a5" in built.detected
+    value = built.table.as_json()
+    assert not check(json.dumps(value))
+    ranks = cast("list[dict[str, Any]]", value["rank_list"])
+    assert [(rank["rank_id"], rank["local_id"], rank["device_id"]) for rank in ranks] == [
+        (0, 0, 0), (1, 1, 1), (2, 0, 0), (3, 1, 1)
+    ]  # fmt: skip
+    assert ranks[3]["level_list"] == json.loads(root_info(2))["rank_list"][1]["level_list"]
+    # HCCL copies every key of an entry.
+    assert all(rank["device_port"] == 16666 for rank in ranks)
+    assert a5(root_info(1), which=[1]).table.ranks == 1
+
+
+def test_an_a5_node_without_its_file_or_a_device_is_named() -> None:
+    with pytest.raises(WorkFailed, match=r"node2: no /etc/hccl_rootinfo\.json") as caught:
+        a5(root_info(1), None)
     assert "--from plan.yaml" in caught.value.hint and "rank_table: never" in caught.value.hint
+    with pytest.raises(WorkFailed, match=r"node1: .* no entry for device 1"):
+        a5(root_info(1, (0,)))
+    built = a5(root_info(1, (0,)), skip_incomplete=True)
+    assert built.table.ranks == 1 and built.left_out == ("node1: not in /etc/hccl_rootinfo.json: device 1",)
+    for wrong in ("[]", "{", '{"version": "1.0", "rank_list": []}'):
+        with pytest.raises(WorkFailed, match="node1: /etc/hccl_rootinfo"):
+            a5(wrong)
+    with pytest.raises(InputFaults, match="node2 device 0"):
+        a5(root_info(1), root_info(2).replace('"10.3.2.0"', '"nonsense"'))
 
 
 def test_an_a3_device_outside_of_a_super_pod_is_named() -> None:
