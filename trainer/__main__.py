@@ -147,6 +147,7 @@ def _show(answer: object) -> None:
     sys.stdout.write(json.dumps(answer, indent=2) + "\n")
 
 
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Types of an option's value, in words.
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
@@ -259,8 +260,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code; the traceback of a bug goes to stderr, the rank's log."""
     words = list(sys.argv[1:] if argv is None else argv)
     called = words[1] if words[:1] == ["--called"] and len(words) > 1 else ""
-    arguments = _parser(called).parse_args(words[2:] if called else words)
+    verb = ""
     try:
+        # The launcher starts this program with these signals blocked, so that none shows a traceback of its imports.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+        arguments = _parser(called).parse_args(words[2:] if called else words)
+        verb = arguments.verb
         return int(arguments.does(arguments))
     except TrainerError as error:
         sys.stderr.write("".join(f"error: {line}\n" for line in error.message.splitlines()))
@@ -278,12 +283,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fault.exit_code
     except ModuleNotFoundError as error:
         # In a rank's log, the traceback tells more.
-        lacks = None if arguments.verb == "train" else missing_package(error)
+        lacks = None if verb == "train" else missing_package(error)
         if lacks is None:
             raise
         sys.stderr.write(f"error: {lacks.message}\n  try: {lacks.hint}\n")
         return lacks.exit_code
     except KeyboardInterrupt:
+        # Another one would show a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if called:
+            sys.stderr.write("interrupted\n")
         return 130
 
 

@@ -37,6 +37,17 @@ class OnNodes:
 
 def here(where: str) -> Path:
     """Return the folder of a checkpoint on this machine; fetch the newest one of a run if only its nodes have it."""
+    return _loading(_here(where))
+
+
+def _loading(folder: Path) -> Path:
+    """Say on a terminal which checkpoint is loaded, which takes some seconds, and return it."""
+    if screen.error_console().is_terminal:
+        screen.log(f"loading {folder}")
+    return folder
+
+
+def _here(where: str) -> Path:
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):

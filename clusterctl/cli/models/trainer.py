@@ -23,7 +23,7 @@ def forward(called: str, verb: str, arguments: list[str]) -> None:
     from clusterctl.jobs.ask_trainer import trainer_start
 
     argv, variables = trainer_start(["--called", f"clusterctl {called}", verb, *arguments])
-    code = waited(argv, variables)
+    code = waited(argv, variables, held=True)
     if code == 0 and {"-h", "--help"} & set(arguments):
         _show_examples(called)
     raise typer.Exit(code if code >= 0 else 128 - code)
@@ -37,8 +37,11 @@ def _show_examples(called: str) -> None:
     screen.write("\nExamples:\n" * bool(lines) + "".join(f"  {line}\n" for line in lines))
 
 
-def waited(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
-    """Return the exit code of a process, which gets the signals that would end this one and ends in its own time."""
+def waited(argv: Sequence[str], variables: Mapping[str, str] | None = None, *, held: bool = False) -> int:
+    """Return the exit code of a process, which gets the signals that would end this one and ends in its own time.
+
+    `held`: it starts with these signals blocked, so that none comes while Python starts, and unblocks them itself.
+    """
     import signal
     import subprocess
 
@@ -54,7 +57,11 @@ def waited(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> i
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
-        started.append(subprocess.Popen(argv, env=variables))
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers if held else ())
+        try:
+            started.append(subprocess.Popen(argv, env=variables))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return started[0].wait()
     finally:
         for number, handler in before.items():

@@ -72,3 +72,16 @@ def test_all_errors_of_the_trainer_are_passed_on_for_the_command_of_the_user() -
     assert caught.value.hint == "clusterctl data build --help"
     with pytest.raises(InputFaults, match="the trainer's data-shares: --workers: 'two'"):
         ask_trainer(dict, words)
+
+
+def test_ctrl_c_while_the_trainer_starts_is_one_line(tmp_path: Path) -> None:
+    code = "import os, sys\nif 'trainer' in sys.orig_argv: os.kill(os.getpid(), 2)\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterctl", "data", "info", "x"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
