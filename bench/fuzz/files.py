@@ -31,7 +31,7 @@ from clusterctl.jobs.record import FORMAT, RunRecord, to_json
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.jobs.run_lines import Metric
-from clusterctl.logs.store import index_of, offset_since
+from clusterctl.logs.times import index_of, offset_since
 from clusterctl.runs.causes.cause import Cause, find_cause, read_cause
 from clusterctl.runs.controller import history_of
 from clusterctl.runs.finish import superseded_steps

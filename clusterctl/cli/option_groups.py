@@ -48,6 +48,8 @@ GROUPS = (
     Group(
         "Connections", ("ssh_user", "ssh_port", "ssh", "fanout", "connect_timeout", "accept_new", "persist")
     ),
+    # Here it chooses lines.
+    Group(OWN, ("exclude",), ("logs show", "logs tail")),
     Group(COMMON, ("force", "yes", "dry_run", "json", "as_json", "no_pager", "help")),
 )
 

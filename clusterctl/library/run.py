@@ -105,7 +105,8 @@ class Run:
 
         `stream` is "out" or "err"; the lines are of the newest attempt unless `attempt` names another.
         """
-        from clusterctl.logs.store import LogFilter, kept_files
+        from clusterctl.logs.select import LogFilter
+        from clusterctl.logs.store import kept_files
 
         ranks = None if rank is None else frozenset([rank])
         wanted = LogFilter(ranks=ranks, everybody=True)

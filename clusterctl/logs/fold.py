@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from clusterctl.logs.lines import LogChunk
-from clusterctl.logs.store import LogFilter
+from clusterctl.logs.select import LogFilter
 
 # Limit of different lines in memory; at the limit they are yielded, and folding starts again.
 MOST = 1_000_000

@@ -25,6 +25,8 @@ class LogLine:
     rank: int
     stream: str
     text: str
+    at: float = 0.0
+    """When it was written, in seconds since the epoch by this machine's clock; 0 if that is not known."""
 
     @property
     def is_error(self) -> bool:
@@ -43,10 +45,12 @@ class LogChunk:
     rank: int
     stream: str
     data: bytes
+    at: float = 0.0
+    """When the last of the lines was written; 0 if that is not known."""
 
     def lines(self) -> Iterator[LogLine]:
         for text in shown(self.data):
-            yield LogLine(self.node, self.rank, self.stream, text)
+            yield LogLine(self.node, self.rank, self.stream, text, self.at)
 
     def may_hold_errors(self) -> bool:
         """Return False only if none of these lines is an error line."""

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from clusterctl import contract
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.logs.store import LogKeeper, index_of, kept_files
+from clusterctl.logs.store import LogKeeper, kept_files
+from clusterctl.logs.times import index_of
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -1,18 +1,14 @@
-"""Store the output of ranks unchanged in files, and divide it into complete lines for display.
-
-A small index next to each file records when its bytes were written, for `--since`.
-"""
+"""Store the output of ranks unchanged in files, and divide it into complete lines for display, in the order of time."""
 
 from __future__ import annotations
 
+import heapq
 import re
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import UsageError
 from clusterctl.files import make_private_folder, open_private
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.lines import (
@@ -22,17 +18,16 @@ from clusterctl.logs.lines import (
     LogLine,
     shown,
 )
+from clusterctl.logs.select import LogFilter, Selection
+from clusterctl.logs.times import Span, entries_of
 
 # Bytes that are read of a file in one piece.
 READ = 1 << 18
+ALWAYS = Span()
+# Bytes that are held of all files together, and at least of each.
+MOST_BUFFERED, SMALLEST = 64 << 20, 1 << 12
 # Bytes at a file's end in which its last lines are searched first.
 FIRST_LOOK = 1 << 16
-
-
-def age_of(value: object) -> float | None:
-    """Return how many seconds ago a chunk of a file was written, as a node reports it; None without a valid report."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < 1e9 else None  # type: ignore[operator,arg-type]
 
 
 class LogKeeper:
@@ -63,68 +58,6 @@ class LogKeeper:
         return fresh
 
 
-def parse_ranks(text: str) -> frozenset[int]:
-    """Return the ranks of a text such as `0,8-15`."""
-    ranks: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)
-        if (
-            not match
-            or int(match[2] or match[1]) < int(match[1])
-            or int(match[2] or 0) - int(match[1]) > 1_000_000
-        ):
-            raise UsageError(f"--rank {text}: {part!r} is not a rank", "for example --rank 0,8-15")
-        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(ranks)
-
-
-@dataclass(frozen=True)
-class LogFilter:
-    """The lines to show; by default all of rank 0, and the error lines of every rank."""
-
-    ranks: frozenset[int] | None = None
-    nodes: frozenset[str] | None = None
-    grep: re.Pattern[str] | None = None
-    errors_only: bool = False
-    exclude: re.Pattern[str] | None = None
-    everybody: bool = False
-    """All lines of all ranks, if no ranks were chosen."""
-
-    def wants(self, line: LogLine) -> bool:
-        if not self._may_want(line.node, line.rank):
-            return False
-        if self.errors_only and not line.is_error:
-            return False
-        if self.grep is not None and not self.grep.search(line.text):
-            return False
-        if self.exclude is not None and self.exclude.search(line.text):
-            return False
-        return not self._only_errors_of(line.rank) or line.is_error
-
-    def wants_all(self, chunk: LogChunk) -> bool:
-        """Return True if all lines of a chunk are shown, so that none has to be examined."""
-        searches = self.errors_only or self.grep is not None or self.exclude is not None
-        return (
-            self._may_want(chunk.node, chunk.rank) and not searches and not self._only_errors_of(chunk.rank)
-        )
-
-    def wants_none(self, chunk: LogChunk) -> bool:
-        """Return True if no line of a chunk is shown, so that none has to be examined."""
-        if not self._may_want(chunk.node, chunk.rank):
-            return True
-        errors = self.errors_only or self._only_errors_of(chunk.rank)
-        return errors and not chunk.may_hold_errors()
-
-    def _may_want(self, node: str, rank: int) -> bool:
-        if self.nodes is not None and node not in self.nodes:
-            return False
-        return self.ranks is None or rank in self.ranks
-
-    def _only_errors_of(self, rank: int) -> bool:
-        chosen = self.ranks is not None or self.nodes is not None or self.grep is not None
-        return rank != 0 and not chosen and not self.everybody
-
-
 @dataclass(frozen=True)
 class KeptFile:
     """One rank's stream, as far as it was copied here."""
@@ -134,27 +67,38 @@ class KeptFile:
     stream: str
     path: Path
 
-    def chunks(self, start: int = 0, end: int | None = None) -> Iterator[LogChunk]:
-        """Yield the whole lines from the one on that contains the byte at `start`.
+    def chunks(self, start: int = 0, end: int | None = None, piece: int = READ) -> Iterator[LogChunk]:
+        """Yield the whole lines from the one on that contains the byte at `start`, those of one time together.
 
-        The last one may lack its line break; it is left out if the file is known to continue after `end`.
+        The last one may lack its line break; it is left out if the file is known to continue after `end`. The file is
+        read in pieces, and closed between them.
         """
         cutter = LineCutter(half_line(self.path, start))
-        left = self.path.stat().st_size if end is None else end
-        left -= start
+        size = self.path.stat().st_size if end is None else end
+        data, begin, at = b"", start, start
+        for written, stop in _segments(self.path, start, size):
+            while at < stop:
+                if at >= begin + len(data):
+                    begin, data = at, self._read(at, min(piece, size - at))
+                    if not data:
+                        return
+                part = data[at - begin : stop - begin]
+                at += len(part)
+                if block := cutter.feed(part):
+                    yield LogChunk(self.node, self.rank, self.stream, block, written)
+        if end is None and (block := cutter.end()):
+            yield LogChunk(self.node, self.rank, self.stream, block, written)
+
+    def _read(self, start: int, count: int) -> bytes:
         with self.path.open("rb") as file:
             file.seek(start)
-            while data := file.read(min(READ, left)):
-                left -= len(data)
-                if block := cutter.feed(data):
-                    yield LogChunk(self.node, self.rank, self.stream, block)
-        if end is None and (block := cutter.end()):
-            yield LogChunk(self.node, self.rank, self.stream, block)
+            return file.read(count)
 
     def lines(self, wanted: LogFilter, start: int = 0, end: int | None = None) -> Iterator[LogLine]:
+        selection = Selection(wanted)
         for chunk in self.chunks(start, end):
             if not wanted.wants_none(chunk):
-                yield from (line for line in chunk.lines() if wanted.wants(line))
+                yield from selection.of(chunk.lines())
 
     def start_of_last(self, count: int, start: int = 0, end: int | None = None) -> int:
         """Return where the last `count` lines begin.
@@ -202,14 +146,28 @@ def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
     return sorted(result, key=lambda entry: (entry.rank, entry.stream == "err"))
 
 
-def kept_chunks(
-    run: RunDir, wanted: LogFilter, attempt: int = 1, since: float | None = None
-) -> Iterator[LogChunk]:
-    """Yield the local output of the chosen ranks, rank by rank, stream by stream."""
-    for file in kept_files(run, attempt):
-        start = 0 if since is None else offset_since(file.path, since)
-        if start < file.path.stat().st_size:
-            yield from (chunk for chunk in file.chunks(start) if not wanted.wants_none(chunk))
+def kept_chunks(run: RunDir, wanted: LogFilter, attempt: int = 1, span: Span = ALWAYS) -> Iterator[LogChunk]:
+    """Yield the local output of the chosen ranks in the order of time."""
+    chosen = [file for file in kept_files(run, attempt) if wanted.may_want(file.node, file.rank)]
+    piece = max(SMALLEST, min(READ, MOST_BUFFERED // max(1, len(chosen))))
+    streams = []
+    for file in chosen:
+        start, end = span.bytes_of(file.path)
+        if start < (file.path.stat().st_size if end is None else end):
+            streams.append(file.chunks(start, end, piece))
+    in_order = heapq.merge(*streams, key=lambda chunk: chunk.at)
+    return (chunk for chunk in in_order if not wanted.wants_none(chunk))
+
+
+def _segments(log: Path, start: int, size: int) -> Iterator[tuple[float, int]]:
+    """Yield the times at which the bytes of a log from `start` to `size` were written, with where those of each end."""
+    for written, end in entries_of(log):
+        if end > start:
+            yield written, min(end, size)
+            start = end
+        if start >= size:
+            return
+    yield log.stat().st_mtime, size
 
 
 def half_line(path: Path, end: int | None = None) -> bytes:
@@ -233,91 +191,3 @@ def last_lines(path: Path, count: int) -> Sequence[str]:
         file.seek(max(0, path.stat().st_size - count * 4096))
         cutter = LineCutter()
         return shown(cutter.feed(file.read(count * 4096)) + cutter.end())[-count:]
-
-
-# Seconds between two entries of one file: a week of output takes 2 MB.
-EVERY = 10.0
-# Bytes of one index that are read.
-LARGEST_INDEX = 64 << 20
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-CLOCKS = ("%H:%M", "%H:%M:%S")
-DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
-
-
-def index_of(log: Path) -> Path:
-    """Return the index of a log, `rank-0.out.times`: lines of a time here and how many bytes had been written."""
-    return log.with_name(log.name + ".times")
-
-
-class LogTimes:
-    """Writes the indexes.
-
-    The age of output is measured on the node and subtracted from the time here, so that no node's clock matters.
-    """
-
-    def __init__(self) -> None:
-        self._noted: dict[Path, float] = {}
-        self._passed: dict[Path, str] = {}
-
-    def note(self, log: Path, end: int, age: object) -> None:
-        """Record that the bytes up to `end` were written `age` seconds ago.
-
-        A chunk from the middle of a file has no age.
-        """
-        seconds = age_of(age)
-        if seconds is None:
-            return
-        written = time.time() - seconds
-        entry = f"{written:.3f} {end}\n"
-        if written - self._noted.get(log, 0.0) < EVERY:
-            self._passed[log] = entry
-            return
-        self._noted[log] = written
-        with open_private(index_of(log), "a") as file:
-            # Include the last entry before a silence, which ends here.
-            file.write(self._passed.pop(log, "") + entry)
-
-
-def offset_since(log: Path, when: float) -> int:
-    """Return where the bytes begin that were written at or after a time; the end of the file if all are older.
-
-    Earlier bytes may be among them, up to those of one entry.
-    """
-    present = log.stat()
-    if present.st_mtime < when:
-        return present.st_size
-    start = 0
-    for written, end in _entries(log):
-        if written >= when:
-            break
-        start = end
-    return min(start, present.st_size)
-
-
-def _entries(log: Path) -> list[tuple[float, int]]:
-    try:
-        with index_of(log).open(encoding="ascii", errors="replace") as file:
-            text = file.read(LARGEST_INDEX)
-    except FileNotFoundError:
-        return []
-    result = re.findall(r"^(\d{1,15}\.\d{1,9}) (\d{1,18})$", text, re.MULTILINE | re.ASCII)
-    return [(float(written), int(end)) for written, end in result]
-
-
-def moment(text: str, now: float | None = None) -> float:
-    """Return `10m` (ago), `14:30` (today) or `2026-01-31 14:30` as seconds since the epoch."""
-    now = time.time() if now is None else now
-    if match := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*([smhd])\s*", text):
-        return now - float(match[1]) * UNITS[match[2]]
-    today = time.strftime("%Y-%m-%d ", time.localtime(now))
-    for form, prefix in [
-        *((f"%Y-%m-%d {clock}", today) for clock in CLOCKS),
-        *((date, "") for date in DATES),
-    ]:
-        try:
-            return time.mktime(time.strptime(prefix + text.strip(), form))
-        except (ValueError, OverflowError):
-            continue
-    raise UsageError(
-        f"--since {text}: not a time", "for example --since 10m, 2h, 14:30 or '2026-01-31 14:30'"
-    )

@@ -108,6 +108,40 @@ def test_twenty_cut_connections_lose_and_double_no_line(tmp_path: Path, cluster_
             assert [int(line.split()[0]) for line in lines[:-1]] == list(range(len(lines) - 1))
 
 
+TIMED = """
+import os, sys, time
+rank = int(os.environ["RANK"])
+time.sleep(0.3 * rank)
+for number in range(3):
+    print(f"out {rank} {number}", flush=True)
+    time.sleep(0.6)
+    print(f"err {rank} {number}", file=sys.stderr, flush=True)
+    time.sleep(0.6)
+"""
+
+
+def test_lines_of_ranks_and_streams_are_shown_in_the_order_in_which_they_were_written(shell: Shell) -> None:
+    (shell.folder / "timed.py").write_text(TIMED)
+    assert shell("launch", "-n", "node1", "--", "python3", "timed.py").returncode == 0
+    lines = shell("logs", "show", "last", "--rank", "0,1", "--no-prefix").stdout.splitlines()
+    assert lines == [
+        f"{stream} {rank} {number}" for number in range(3) for stream in ("out", "err") for rank in (0, 1)
+    ]
+    told = [
+        json.loads(line) for line in shell("logs", "show", "last", "-r", "0,1", "--json").stdout.splitlines()
+    ]
+    times = [line["time"] for line in told]
+    assert times == sorted(times) and 2.5 < times[-1] - times[0] < 25
+    middle = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(times[6]))
+    early = shell("logs", "show", "last", "-r", "0,1", "--until", middle, "--no-prefix").stdout.splitlines()
+    late = shell("logs", "show", "last", "-r", "0,1", "--since", middle, "--no-prefix").stdout.splitlines()
+    assert early + late == lines and 3 <= len(early) <= 7
+    ends = shell("logs", "show", "last", "-r", "0,1", "--tail", "2", "-t", "--no-prefix").stdout.splitlines()
+    assert [line[24:] for line in ends] == lines[-2:]
+    around = shell("logs", "show", "last", "-r", "0,1", "-g", "err 0 1", "-B", "1", "--no-prefix").stdout
+    assert around.splitlines() == ["out 0 1", "err 0 1"]
+
+
 def test_logs_are_followed_folded_and_pulled(shell: Shell, tmp_path: Path) -> None:
     code = """
 import os, sys, time
@@ -131,7 +165,7 @@ print("done", end="")
         for text in ("loading", f"step 1 loss {rank}", "done")
     ]
     assert sorted(followed.stdout.splitlines()) == sorted(wanted)
-    assert shell("logs", "tail", "last", "-n", "1", "--rank", "1", "--no-prefix").stdout == "done\n100%\n"
+    assert shell("logs", "tail", "last", "-n", "1", "--rank", "1", "--no-prefix").stdout == "100%\ndone\n"
     assert (
         shell("logs", "show", "last", "--since", "1h", "--rank", "1", "--node", "node1").stdout.count("\n")
         == 4

@@ -10,7 +10,7 @@ from clusterctl.cli import screen
 from clusterctl.cli.views.log_printer import LogPrinter
 from clusterctl.cli.views.tables import log_line, start_text, step_text
 from clusterctl.cli.views.waiting import Waiting
-from clusterctl.logs.store import LogFilter
+from clusterctl.logs.select import LogFilter
 from clusterctl.runs.overview import TrainProgress
 from clusterctl.text import duration
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,8 @@ from clusterctl.text import plural
 if TYPE_CHECKING:
     from clusterctl.cli.views.log_printer import LogPrinter
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.logs.store import LogFilter
+    from clusterctl.logs.select import LogFilter
+    from clusterctl.logs.times import Span
     from clusterctl.runs.watching.kept_watch import KeptWatch
     from clusterctl.runs.watching.watch import RunWatcher
     from clusterctl.transport.fanout import Connections
@@ -58,6 +60,18 @@ class LogOptions:
             help="Show only lines since this time: 10m (ago), 14:30, '2026-01-31 14:30'.",
         ),
     ] = None
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Show only lines up to this time, as for --since.")
+    ] = None
+    before: Annotated[
+        int, typer.Option("-B", min=0, metavar="N", help="With --grep: show N lines of the rank before.")
+    ] = 0
+    after: Annotated[
+        int, typer.Option("-A", min=0, metavar="N", help="With --grep: show N lines of the rank after.")
+    ] = 0
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Begin each line with the time when it was written.")
+    ] = False
     errors: Annotated[bool, typer.Option("--errors", help="Show only lines that look like errors.")] = False
     no_prefix: Annotated[
         bool, typer.Option("--no-prefix", help="Do not write node:rank before each line.")
@@ -68,17 +82,18 @@ class LogOptions:
         """Return the printer of the lines."""
         from clusterctl.cli.views.log_printer import LogPrinter
 
-        return LogPrinter(prefix=not self.no_prefix, as_json=self.as_json)
+        return LogPrinter(prefix=not self.no_prefix, as_json=self.as_json, times=self.timestamps)
 
-    def begin(self) -> float | None:
-        """Return the time of --since, or None."""
-        from clusterctl.logs.store import moment
+    def span(self) -> Span:
+        """Return the times of --since and --until."""
+        from clusterctl.logs.times import Span, moment
 
-        return None if self.since is None else moment(self.since)
+        given = ((option, text) for option, text in (("--since", self.since), ("--until", self.until)))
+        return Span(*(None if text is None else moment(text, option=option) for option, text in given))
 
     def filter(self, run: RunDir) -> LogFilter:
         """Return the filter for the lines of a run."""
-        from clusterctl.logs.store import LogFilter, parse_ranks
+        from clusterctl.logs.select import LogFilter, parse_ranks
 
         record = run.read_record()
         nodes = frozenset(record.cluster.select(self.node).names) if self.node else None
@@ -88,8 +103,10 @@ class LogOptions:
             raise UsageError(
                 f"--rank {self.rank}: {run.run_id} has no such rank", f"use 0 to {record.world_size - 1}"
             )
+        if (self.before or self.after) and not (self.grep or self.errors):
+            raise UsageError("-A and -B need --grep or --errors", "say around which lines: --grep REGEX")
         grep, exclude = _pattern("--grep", self.grep), _pattern("--exclude", self.exclude)
-        return LogFilter(ranks, nodes, grep, self.errors, exclude)
+        return LogFilter(ranks, nodes, grep, self.errors, exclude, before=self.before, after=self.after)
 
 
 Attempt = Annotated[
@@ -113,32 +130,34 @@ def tail(
 ) -> None:
     """Show the last lines of the logs of a run; -f keeps following."""
     found = options.run_named(chosen.run)
-    wanted, when, printer = chosen.filter(found), chosen.begin(), chosen.printer()
+    wanted, span, printer = chosen.filter(found), chosen.span(), chosen.printer()
+    if follow and span.until is not None:
+        raise UsageError("--until contradicts --follow", "leave out one of them")
     while follow and found.phase() is Phase.PENDING:
         _await_nodes(found)
     if (found.root / "kubernetes.json").exists():
-        _tail_pods(found, wanted, lines, when, printer, follow=follow)
+        _tail_pods(found, wanted, lines, span, printer, follow=follow)
         return
     if follow and not found.phase().is_final:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
             # The run may have ended while this command connected; Slurm has then taken its nodes away.
             if not found.phase().is_final:
-                read = _tail(found, wanted, lines, when, printer, goes_on=True)
+                read = _tail(found, wanted, lines, span, printer, goes_on=True)
                 _show_on(found, watch, read, wanted, printer, connections)
                 return
     bring_home(found)
-    _tail(found, wanted, lines, when, printer)
+    _tail(found, wanted, lines, span, printer)
 
 
 def _tail_pods(
-    run: RunDir, wanted: LogFilter, lines: int, when: float | None, printer: LogPrinter, *, follow: bool
+    run: RunDir, wanted: LogFilter, lines: int, span: Span, printer: LogPrinter, *, follow: bool
 ) -> None:
     """Show the last lines of a run's pods; with `follow`, also those that come until it has ended."""
     from clusterctl.logs.store import kept_files
     from clusterctl.platforms import kube_api
 
     bring_home(run)
-    read = _tail(run, wanted, lines, when, printer, goes_on=follow)
+    read = _tail(run, wanted, lines, span, printer, goes_on=follow)
     while follow:
         ended = options.run_named(str(run.root)).phase().is_final
         bring_home(run)
@@ -178,24 +197,34 @@ def show(
     fuzzy: Annotated[
         bool, typer.Option("--fuzzy", help="With --fold: treat lines that differ only in numbers as equal.")
     ] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=1, metavar="N", help="Show only the last N of the lines.")
+    ] = None,
     attempt: Attempt = None,
 ) -> None:
-    """Show the logs of a run from the beginning, rank by rank."""
+    """Show the logs of a run from the beginning, in the order of time."""
+    from clusterctl.logs.select import last_of
     from clusterctl.logs.store import kept_chunks
 
     if fuzzy and not fold:
         raise UsageError("--fuzzy needs --fold", "add --fold, or leave out --fuzzy")
     found = options.run_named(chosen.run)
-    wanted, when, printer = chosen.filter(found), chosen.begin(), chosen.printer()
+    wanted, span, printer = chosen.filter(found), chosen.span(), chosen.printer()
+    if fold and (tail or wanted.before or wanted.after):
+        raise UsageError("--fold contradicts --tail, -A and -B", "leave out one of them")
     number = _attempt(found, attempt)
     bring_home(found)
     if fold:
         from clusterctl.logs.fold import fold_lines
 
         wanted = replace(wanted, everybody=True)
-        printer.folded(fold_lines(kept_chunks(found, wanted, number, when), wanted, fuzzy=fuzzy))
+        printer.folded(fold_lines(kept_chunks(found, wanted, number, span), wanted, fuzzy=fuzzy))
         return
-    for chunk in kept_chunks(found, wanted, number, when):
+    chunks = kept_chunks(found, wanted, number, span)
+    if tail:
+        printer.lines(last_of(chunks, wanted, tail))
+        return
+    for chunk in chunks:
         printer.chunk(chunk, wanted)
 
 
@@ -277,7 +306,7 @@ def _tail(
     run: RunDir,
     wanted: LogFilter,
     lines: int,
-    since: float | None,
+    span: Span,
     printer: LogPrinter,
     *,
     goes_on: bool = False,
@@ -286,21 +315,16 @@ def _tail(
 
     If the caller continues from there (`goes_on`), an incomplete last line is left for it.
     """
-    from clusterctl.logs.lines import LogChunk
-    from clusterctl.logs.store import kept_files, offset_since
+    from clusterctl.logs.store import kept_files
 
-    read = {}
+    read, last = {}, []
     for file in kept_files(run, run.read_record().attempt):
         read[file.path] = size = file.path.stat().st_size
-        start = 0 if since is None else offset_since(file.path, since)
-        end = size if goes_on else None
-        if start == size or not lines:
-            continue
-        if wanted.wants_all(LogChunk(file.node, file.rank, file.stream, b"")):
-            for chunk in file.chunks(file.start_of_last(lines, start, end), end):
-                printer.chunk(chunk, wanted)
-        else:
-            printer.lines(file.last(lines, wanted, start, end))
+        start, end = span.bytes_of(file.path)
+        # A file that goes on may end in half a line.
+        end = size if goes_on and end is None else end
+        last.append(file.last(lines, wanted, start, end))
+    printer.lines(heapq.merge(*last, key=lambda line: line.at))
     return read
 
 

@@ -78,7 +78,7 @@ class KeptWatch:
             if final and not grew:
                 # Include an incomplete line that was read before and never grew.
                 for path, source in self.sources.items():
-                    yield from from_lines(source, self._cutter(path).end())
+                    yield from from_lines(source, self._cutter(path).end(), time.time())
                 return
             if not grew:
                 # Checking a thousand files costs 10 ms.
@@ -104,7 +104,7 @@ class KeptWatch:
             if source.rank >= 0 and path != self.run.log(
                 source.node, source.rank, source.stream.value, self.attempt
             ):
-                yield from from_lines(source, self._cutter(path).end())
+                yield from from_lines(source, self._cutter(path).end(), time.time())
 
     def _find(self) -> None:
         """Add the files of an attempt that has begun."""
@@ -144,7 +144,7 @@ class KeptWatch:
                 cutter = self._cutter(path)
                 self.offsets[path] = self.offsets.get(path, 0) + len(data)
                 self.read += len(data)
-                yield from from_lines(source, cutter.feed(data))
+                yield from from_lines(source, cutter.feed(data), time.time())
 
 
 def _read_from(path: Path, offset: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from clusterctl.files import add_lines
 from clusterctl.jobs.run_lines import Metric
 from clusterctl.logs.steps import FORMATS, LONGEST, StepParser, pattern_format
-from clusterctl.logs.store import age_of
+from clusterctl.logs.times import age_of
 from clusterctl.runs.watching.updates import Source, Stream
 
 if TYPE_CHECKING:

@@ -80,11 +80,11 @@ def _is_rank(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def from_lines(source: Source, block: bytes) -> Iterator[Update]:
-    """Yield the updates in complete lines of a file."""
+def from_lines(source: Source, block: bytes, at: float) -> Iterator[Update]:
+    """Yield the updates in complete lines of a file, of which the last was written at a time."""
     if source.rank >= 0:
         if block:
-            yield Update(node=source.node, chunk=LogChunk(source.node, source.rank, source.stream, block))
+            yield Update(node=source.node, chunk=LogChunk(source.node, source.rank, source.stream, block, at))
         return
     for text in shown(block):
         try:

@@ -20,7 +20,8 @@ from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter
-from clusterctl.logs.store import LogKeeper, LogTimes, half_line
+from clusterctl.logs.store import LogKeeper, half_line
+from clusterctl.logs.times import LogTimes, age_of
 from clusterctl.runs.state import SUPERVISOR_SILENCE, FollowEnd, NodeAnswer
 from clusterctl.runs.stop import StopRequest
 from clusterctl.runs.watching.kept_watch import KeptWatch
@@ -436,7 +437,7 @@ class RunWatcher:
             self.silence.stepped(node.name, source.rank, finished=self.log_steps.finished)
             self._put(Update(node=node.name, metric=metric))
         if self.lines or source.stream is Stream.METRICS:
-            self._put_lines(source, cutter.feed(fresh))
+            self._put_lines(source, cutter.feed(fresh), time.time() - (age_of(age) or 0.0))
 
     def _finish(self, follow: Follow) -> Phase:
         """Report incomplete lines, because no more data will come; return how the attempt ended there."""
@@ -446,7 +447,7 @@ class RunWatcher:
         if end.report is not None:
             self.reports[follow.node.name] = end.report
         for home, source in follow.homes.values() if end.state is not Phase.LOST else ():
-            self._put_lines(source, self._cutter(home).end())
+            self._put_lines(source, self._cutter(home).end(), time.time())
         return end.state
 
     def _cutter(self, home: Path) -> LineCutter:
@@ -471,8 +472,8 @@ class RunWatcher:
         """Return how many bytes of a file here came from other nodes: rank 0 may move, and its metrics with it."""
         return self.record.metrics_base if source.stream is Stream.METRICS else 0
 
-    def _put_lines(self, source: Source, block: bytes) -> None:
-        for update in from_lines(source, block):
+    def _put_lines(self, source: Source, block: bytes, at: float) -> None:
+        for update in from_lines(source, block, at):
             self._put(update)
 
 

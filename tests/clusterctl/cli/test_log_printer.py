@@ -20,7 +20,7 @@ from clusterctl.cli.views.log_printer import LogPrinter
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.lines import LogChunk
-from clusterctl.logs.store import LogFilter
+from clusterctl.logs.select import LogFilter
 from clusterctl.runs.watching.watch import RunWatcher
 from tests.support.records import record_of
 
@@ -60,7 +60,13 @@ def test_what_would_move_a_terminal_is_escaped(capsys: pytest.CaptureFixture[str
 def test_json_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, LogPrinter(as_json=True), LogChunk("n", 1, "err", b"a\nb\n"), EVERYBODY)
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["a", "b"]
-    assert json.loads(out.splitlines()[0]) == {"node": "n", "rank": 1, "stream": "err", "text": "a"}
+    known = {"node": "n", "rank": 1, "stream": "err", "time": None, "text": "a"}
+    assert json.loads(out.splitlines()[0]) == known
+    timed = LogChunk("n", 1, "err", b"a\n", 1795865598.6734)
+    out = printed(capsys, LogPrinter(as_json=True), timed, EVERYBODY)
+    assert json.loads(out) == {**known, "time": 1795865598.673}
+    out = printed(capsys, LogPrinter(times=True), timed, EVERYBODY)
+    assert re.fullmatch(r"2026-11-\d\d \d\d:\d\d:18\.673 n:1 a\n", out), out
 
 
 def test_a_rank_keeps_its_colour_and_errors_are_red(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clusterctl.logs.fold import fold_lines, ranks_text
 from clusterctl.logs.lines import LogChunk
-from clusterctl.logs.store import LogFilter
+from clusterctl.logs.select import LogFilter
 
 EVERYBODY = LogFilter(everybody=True)
 

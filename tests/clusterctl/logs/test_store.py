@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,9 @@ from clusterctl.logs.lines import (
     LogLine,
     shown,
 )
-from clusterctl.logs.store import (
-    KeptFile,
-    LogFilter,
-    LogKeeper,
-    LogTimes,
-    index_of,
-    kept_chunks,
-    kept_files,
-    last_lines,
-    moment,
-    offset_since,
-    parse_ranks,
-)
+from clusterctl.logs.select import LogFilter, Selection, last_of, parse_ranks
+from clusterctl.logs.store import ALWAYS, KeptFile, LogKeeper, kept_chunks, kept_files, last_lines
+from clusterctl.logs.times import LogTimes, Span, entries_of, index_of, moment, offset_since
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
@@ -181,8 +172,8 @@ def test_since_begins_where_the_index_says(tmp_path: Path) -> None:
     times.note(log, 14, 1e12)
     times.note(log, 14, "x")
     times.note(log, 14, 5.0)
-    times.note(log, 15, 4.8)
-    times.note(log, 16, 4.7)
+    times.note(log, 15, 4.98)
+    times.note(log, 16, 4.96)
     assert len(index_of(log).read_text().splitlines()) == 4
     # An hour of silence.
     times._noted[log] -= 3600
@@ -201,16 +192,72 @@ def test_a_time_is_read_or_refused() -> None:
             moment(bad, now)
 
 
-def test_kept_chunks_come_rank_by_rank(tmp_path: Path) -> None:
+def write(run: RunDir, rank: int, stream: str, lines: dict[float, str]) -> None:
+    """Write lines and the times at which they were written."""
+    log = run.log(f"n{rank}", rank, stream)
+    text, index = "", ""
+    for at, line in lines.items():
+        text += line
+        index += f"{at:.3f} {len(text)}\n"
+    LogKeeper.keep(log, 0, text.encode())
+    index_of(log).write_text(index)
+
+
+def shown_lines(run: RunDir, wanted: LogFilter, span: Span = ALWAYS) -> list[tuple[float, str]]:
+    selection, chunks = Selection(wanted), kept_chunks(run, wanted, span=span)
+    return [(line.at, line.text) for chunk in chunks for line in selection.of(chunk.lines())]
+
+
+def test_lines_of_all_streams_come_in_the_order_of_time(tmp_path: Path) -> None:
+    run, all_ranks = RunDir(tmp_path), LogFilter(ranks=frozenset(range(3)))
+    write(run, 0, "out", {10.0: "step 1\nste", 12.0: "p 2\n", 20.0: "step 3\n"})
+    write(run, 0, "err", {11.0: "Traceback\n", 11.5: "ValueError: no\n"})
+    write(run, 1, "out", {10.5: "of rank 1\n", 19.0: "last\n"})
+    told = [
+        (10.0, "step 1"),
+        (10.5, "of rank 1"),
+        (11.0, "Traceback"),
+        (11.5, "ValueError: no"),
+        (12.0, "step 2"),
+        (19.0, "last"),
+        (20.0, "step 3"),
+    ]
+    assert shown_lines(run, all_ranks) == told
+    assert shown_lines(run, all_ranks, Span(11.0, 19.5)) == told[2:6]
+    assert shown_lines(run, all_ranks, Span(None, 9.0)) == []
+    assert shown_lines(run, all_ranks, Span(None, 1e12)) == told
+    around = replace(all_ranks, grep=re.compile("ValueError"), before=2, after=1)
+    # Lines of the same rank.
+    assert [text for _, text in shown_lines(run, around)] == ["step 1", *(text for _, text in told[2:5])]
+    assert [line.text for line in last_of(kept_chunks(run, all_ranks), all_ranks, 2)] == ["last", "step 3"]
+
+
+def test_an_index_stays_small_and_keeps_the_newest_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.logs.times.LARGEST_INDEX", 2000)
+    log, times, now = tmp_path / "rank-0.out", LogTimes(), time.time()
+    log.write_bytes(b"x" * 1000)
+    for number in range(1000):
+        times.note(log, number + 1, 1000.0 - number)
+    entries = entries_of(log)
+    assert index_of(log).stat().st_size < 4000
+    assert [end for _, end in entries[-20:]] == list(range(981, 1001))
+    assert entries == sorted(entries)
+    # Each file is synced while it is thinned, which takes time.
+    assert all(abs(written - (now - 1001 + end)) < 60 for written, end in entries)
+
+
+def test_a_log_without_an_index_has_the_time_of_its_file(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for node, rank, text in (("b", 1, b"one\n"), ("a", 0, b"zero\nno end")):
         LogKeeper.keep(run.log(node, rank, "out"), 0, text)
     everything = LogFilter(ranks=frozenset(range(9)))
     kept = [line for chunk in kept_chunks(run, everything) for line in chunk.lines()]
     assert [(line.rank, line.text) for line in kept] == [
+        (1, "one"),
         (0, "zero"),
         (0, "no end"),
-        (1, "one"),
     ]
     assert last_lines(run.log("a", 0, "out"), 1) == ["no end"]
 
