@@ -88,6 +88,9 @@ def test_a_pair_of_files_that_do_not_belong_together_is_refused(words: Path, tmp
         Tokenizer.load(folder)
     assert "merge 1 has a token that is not in vocab.json" in caught.value.message
     assert "merge 2 is not two tokens" in caught.value.message
+    (folder / "vocab.json").write_text('{"a": ' + "[" * 300 + "]" * 300 + "}")
+    with pytest.raises(DataError, match=r"vocab\.json: not a vocabulary: the id of 'a' is \[+\.\.\.\]+\n"):
+        Tokenizer.load(folder)
     (folder / "merges.txt").unlink()
     with pytest.raises(DataError, match=r"the merges belong|no such file"):
         Tokenizer.load(folder / "vocab.json")
