@@ -203,9 +203,9 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
 
     groups: dict[str, type[Any]] = {}
     flattened: list[inspect.Parameter] = []
-    types = get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind = types[name]
+    # Unlike these types, those that Python 3.10's `get_type_hints` returns are wrapped where the default is None.
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind = parameter.annotation
         if not (isinstance(kind, type) and is_dataclass(kind)):
             flattened.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
             continue
