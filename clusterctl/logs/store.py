@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from clusterctl.files import make_private_folder, open_private
@@ -146,8 +147,10 @@ def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
     return sorted(result, key=lambda entry: (entry.rank, entry.stream == "err"))
 
 
-def kept_chunks(run: RunDir, wanted: LogFilter, attempt: int = 1, span: Span = ALWAYS) -> Iterator[LogChunk]:
-    """Yield the local output of the chosen ranks in the order of time."""
+def kept_chunks(
+    run: RunDir, wanted: LogFilter, attempt: int = 1, span: Span = ALWAYS, *, by_time: bool = True
+) -> Iterator[LogChunk]:
+    """Yield the local output of the chosen ranks in the order of time; or else rank by rank, stream by stream."""
     chosen = [file for file in kept_files(run, attempt) if wanted.may_want(file.node, file.rank)]
     piece = max(SMALLEST, min(READ, MOST_BUFFERED // max(1, len(chosen))))
     streams = []
@@ -155,7 +158,7 @@ def kept_chunks(run: RunDir, wanted: LogFilter, attempt: int = 1, span: Span = A
         start, end = span.bytes_of(file.path)
         if start < (file.path.stat().st_size if end is None else end):
             streams.append(file.chunks(start, end, piece))
-    in_order = heapq.merge(*streams, key=lambda chunk: chunk.at)
+    in_order = heapq.merge(*streams, key=lambda chunk: chunk.at) if by_time else chain.from_iterable(streams)
     return (chunk for chunk in in_order if not wanted.wants_none(chunk))
 
 

@@ -218,7 +218,9 @@ def show(
         from clusterctl.logs.fold import fold_lines
 
         wanted = replace(wanted, everybody=True)
-        printer.folded(fold_lines(kept_chunks(found, wanted, number, span), wanted, fuzzy=fuzzy))
+        printer.folded(
+            fold_lines(kept_chunks(found, wanted, number, span, by_time=False), wanted, fuzzy=fuzzy)
+        )
         return
     chunks = kept_chunks(found, wanted, number, span)
     if tail:
