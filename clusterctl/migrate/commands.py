@@ -8,6 +8,7 @@ from clusterctl.bash.texts import is_open, shown
 from clusterctl.errors import UsageError
 from clusterctl.migrate.families import trained_option
 from clusterctl.migrate.found import Found
+from clusterctl.migrate.option import ZERO
 from clusterctl.migrate.tables.verbs import TASKS
 from clusterctl.migrate.write import comment
 
@@ -40,7 +41,7 @@ def command_text(found: Found) -> str:
             words += option.target.split("=")
         elif option.kind == "flag":
             words.append(option.target)
-        elif not (option.target in OFF and values and float(values[0]) == 0):
+        elif not (option.target in OFF and values and ZERO.fullmatch(values[0])):
             words += [word for value in values for word in (option.target, value)]
     comments += [f"{_listed(list(dict.fromkeys(names)))}: {reason}" for reason, names in reasons.items()]
     comments += [f"{place}: {reason}" for place, reason in found.unknown.items()]
@@ -82,20 +83,21 @@ def _generate(found: Found, facts: dict[str, list[str]], words: list[str]) -> li
 
 def _eval(found: Found, facts: dict[str, list[str]], words: list[str]) -> list[str]:
     first, folder = _weights(found, facts)
-    name = facts.get("task", ["none"])[0]
-    task, convention = TASKS.get(name.lower(), ("", ""))
-    if not task:
+    names = facts.get("task", ["none"])[0].split(",")
+    tasks = [TASKS.get(name.lower(), ("", "")) for name in names]
+    missing = ", ".join(name for name, (task, _) in zip(names, tasks, strict=True) if not task)
+    if missing:
         ours = ", ".join(dict.fromkeys(task for task, _ in TASKS.values()))
-        problem = f"{found.source}: the task {name} has no counterpart"
+        problem = f"{found.source}: the task {missing} has no counterpart"
         raise UsageError(
             problem, f"tasks of clusterctl eval: {ours}; for others run lm-eval on `clusterctl serve`"
         )
-    files = facts.get("file", [])
-    own = convention if found.family != "glm" else ""
-    if own and "--convention" not in words:
-        words = [*words, "--convention", own]
-    tasks = [word for file in files or [""] for word in ("--task", f"{task}={file}" if file else task)]
-    return [*first, _line("eval", folder, *tasks, *words)]
+    convention = tasks[0][1] if found.family != "glm" and len(tasks) == 1 else ""
+    if convention and "--convention" not in words:
+        words = [*words, "--convention", convention]
+    files = facts.get("file", [""])
+    given = [f"{task}={file}" if file else task for task, _ in tasks for file in files]
+    return [*first, _line("eval", folder, *(word for text in given for word in ("--task", text)), *words)]
 
 
 def _import(found: Found, facts: dict[str, list[str]], words: list[str]) -> list[str]:

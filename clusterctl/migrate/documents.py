@@ -14,7 +14,7 @@ from clusterctl.migrate.families import KNOWN
 from clusterctl.migrate.found import Found, Given
 from clusterctl.migrate.option import options_by_name, plain
 from clusterctl.migrate.start import parse, start
-from clusterctl.migrate.tables import manifest, mindformers
+from clusterctl.migrate.tables import manifest, mindformers, torchtitan
 
 
 def from_document(document: Document, path: Path) -> Found:
@@ -24,6 +24,10 @@ def from_document(document: Document, path: Path) -> Found:
         raise UsageError(f"{path}: not a mapping", "name a job of Kubernetes or a run_*.yaml of MindFormers")
     if "kind" in value and "spec" in value:
         return _from_manifest(document, path)
+    if path.suffix == ".toml":
+        found = from_keys(document, torchtitan.KEYS, "torchtitan", torchtitan.TITLE, path)
+        found.defaults = torchtitan.DEFAULTS
+        return found
     if not {"parallel_config", "runner_config", "model", "base_config"} & value.keys():
         problem = f"{path}: neither a job of Kubernetes nor a configuration of MindFormers"
         raise UsageError(problem, "a job has `kind` and `spec`; a run_*.yaml has `parallel_config`")

@@ -6,13 +6,13 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
+from clusterctl.migrate.model import set_model, set_task
 from clusterctl.migrate.tables import ascend
+from clusterctl.migrate.values import Facts, current, leave_out, number, of, wrong
 
 if TYPE_CHECKING:
     from clusterctl.migrate.translation import Translation
 
-# Values by name, each with the option that gave it.
-Facts = dict[str, tuple[object, str]]
 SCHEDULES = {
     "cosine": "cosine",
     "linear": "linear",
@@ -34,6 +34,7 @@ OPTIMIZERS = (
     "fusedcastadamweightdecay",
     "fp32stateadamweightdecay",
 )
+# Tasks of GLM that can be learned here.
 TASKS = ("copa",)
 
 
@@ -41,7 +42,7 @@ def combine(result: Translation, facts: Facts) -> None:
     """Turn facts into keys of the job."""
     for step in (
         _recipe,
-        _model,
+        set_model,
         _nodes,
         _layout,
         _batches,
@@ -51,101 +52,34 @@ def combine(result: Translation, facts: Facts) -> None:
         _optimizer,
         _precision,
         _files,
+        set_task,
         _kubernetes,
         _rest,
     ):
         step(result, facts)
 
 
-def _of(facts: Facts, name: str) -> object:
-    return facts[name][0] if name in facts else None
-
-
-def _number(facts: Facts, name: str) -> float:
-    value = _of(facts, name)
-    return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def _current(result: Translation, key: str, default: float = 1) -> float:
-    value = result.values[key].value if key in result.values else default
-    return float(value) if isinstance(value, (int, float)) else default
-
-
 def _recipe(result: Translation, facts: Facts) -> None:
     """Add the values that the ModelZoo script sets for a model size."""
-    size = _of(facts, "model_size") or ("345M" if result.found.family == "ascend" else "")
+    size = of(facts, "model_size") or ("345M" if result.found.family == "ascend" else "")
     if not size:
         return
     chosen = ascend.MODEL_SIZES.get(str(size))
     if chosen is None:
         known = ", ".join(ascend.MODEL_SIZES)
-        raise _wrong(result, facts["model_size"][1], f"there is no size {size!r}", f"use one of {known}")
+        raise wrong(result, facts["model_size"][1], f"there is no size {size!r}", f"use one of {known}")
     result.found.defaults = {**chosen, **result.found.defaults}
 
 
-def _wrong(result: Translation, name: str, problem: str, remedy: str) -> Exception:
-    from clusterctl.errors import Fault, InputFaults
-
-    where = next((given.where for given in result.found.given if given.name == name), result.found.source)
-    return InputFaults([Fault(f"{where} {name}", problem, remedy)])
-
-
-def _model(result: Translation, facts: Facts) -> None:
-    positions = str(_of(facts, "positions") or "")
-    if positions == "rope":
-        result.set("train.model.rotary", True, f"{facts['positions'][1]} rope")
-    elif positions not in ("", "learned_absolute", "learned"):
-        _leave_out(result, facts, "positions", f"positions of kind {positions} are not supported")
-    norm = str(_of(facts, "normalization") or "")
-    if norm == "RMSNorm":
-        result.set("train.model.norm", "rms", f"{facts['normalization'][1]} {norm}")
-    if "qkv_bias" in facts and "train.model.bias" in result.values:
-        result.set("train.model.bias", "qkv", facts["qkv_bias"][1])
-    if "expand" in facts:
-        hidden = int(_current(result, "train.model.hidden", 0))
-        result.set("train.model.ffn", int(_number(facts, "expand")) * hidden, facts["expand"][1])
-    act = str(_of(facts, "activation") or "")
-    if act:
-        exact = act in ("gelu_erf", "gelu_exact")
-        result.set(
-            "train.model.activation", "gelu" if exact else "gelu_tanh", f"{facts['activation'][1]} {act}"
-        )
-        if act not in ("gelu", "fast_gelu", "gelu_tanh", "gelu_erf", "gelu_exact"):
-            _leave_out(result, facts, "activation", f"{act} is not supported; gelu_tanh is used instead")
-    if _number(facts, "experts") > 1:
-        _leave_out(result, facts, "experts", "describe experts by train.model: {experts, top_k}")
-    kind = result.values.get("train.model.kind")
-    is_glm = result.found.family == "glm" or (kind is not None and kind.value == "glm")
-    if "train.model.vocab" not in result.values and result.found.family in ("megatron", "oneflow", "glm"):
-        vocab = 50_257 + 9 * is_glm
-        result.set("train.model.vocab", vocab, "GPT-2's vocabulary; correct it for another one")
-    architecture = str(_of(facts, "architecture") or "")
-    if architecture and not architecture.startswith("GPT2"):
-        _leave_out(
-            result,
-            facts,
-            "architecture",
-            f"{architecture} is not a GPT-2: compare the model with `clusterctl schema`",
-        )
-
-
-def _leave_out(result: Translation, facts: Facts, name: str, reason: str) -> None:
-    """Move an option from the mapped ones to those that are not mapped."""
-    option = facts[name][1]
-    if option in result.mapped:
-        result.mapped.remove(option)
-    result.unmapped.append((option, reason))
-
-
 def _nodes(result: Translation, facts: Facts) -> None:
-    devices = int(_number(facts, "devices"))
-    text = str(_of(facts, "range") or "")
+    devices = int(number(facts, "devices"))
+    text = str(of(facts, "range") or "")
     if found := re.fullmatch(r"\[?(\d+),(\d+)[\])]?", text):
         devices = int(found[2]) - int(found[1])
-    world = int(_number(facts, "world"))
+    world = int(number(facts, "world"))
     nodes = (
-        int(str(_of(facts, "nodes") or "0").partition(":")[0] or 0)
-        if str(_of(facts, "nodes") or "0")[:1].isdigit()
+        int(str(of(facts, "nodes") or "0").partition(":")[0] or 0)
+        if str(of(facts, "nodes") or "0")[:1].isdigit()
         else 0
     )
     if world and devices and not nodes:
@@ -157,42 +91,42 @@ def _nodes(result: Translation, facts: Facts) -> None:
         facts["all_ranks"] = (devices * max(nodes, 1), origin)
     if nodes:
         noun = "node" if nodes == 1 else "nodes"
-        hosts = f" ({_of(facts, 'addresses')})" if "addresses" in facts else ""
+        hosts = f" ({of(facts, 'addresses')})" if "addresses" in facts else ""
         result.notes.append(
             f"it ran on {nodes} {noun}{hosts}: choose nodes with `nodes:`, or with -n when you launch"
         )
     if "rdma" in facts:
-        result.set("network.rdma", "on" if _of(facts, "rdma") else "auto", facts["rdma"][1])
-    if "device" in facts and str(_of(facts, "device")) not in ("Ascend", "GPU", "CPU"):
-        _leave_out(result, facts, "device", "the inventory names the kind of the devices")
+        result.set("network.rdma", "on" if of(facts, "rdma") else "auto", facts["rdma"][1])
+    if "device" in facts and str(of(facts, "device")) not in ("Ascend", "GPU", "CPU"):
+        leave_out(result, facts, "device", "the inventory names the kind of the devices")
 
 
 def _layout(result: Translation, facts: Facts) -> None:
     if "virtual_layers" in facts:
-        layers, stages = _current(result, "train.model.layers"), _current(result, "train.parallel.pipeline")
-        pieces = int(layers / stages / max(1.0, _number(facts, "virtual_layers")))
+        layers, stages = current(result, "train.model.layers"), current(result, "train.parallel.pipeline")
+        pieces = int(layers / stages / max(1.0, number(facts, "virtual_layers")))
         result.set("train.parallel.interleave", max(1, pieces), facts["virtual_layers"][1])
-    if _of(facts, "recompute") and "train.recompute.mode" not in result.values:
+    if of(facts, "recompute") and "train.recompute.mode" not in result.values:
         result.set("train.recompute.mode", "full", facts["recompute"][1])
-    if _of(facts, "select_recompute"):
+    if of(facts, "select_recompute"):
         result.set("train.recompute.mode", "selective", facts["select_recompute"][1])
-    if _of(facts, "zero") and "train.zero" not in result.values:
+    if of(facts, "zero") and "train.zero" not in result.values:
         result.set("train.zero", 1, facts["zero"][1])
 
 
 def _batches(result: Translation, facts: Facts) -> None:
-    micro = int(_current(result, "train.micro_batch", 0))
-    accumulation = int(_number(facts, "accumulation") or _number(facts, "micro_batches") or 1)
-    cuts = _current(result, "train.parallel.tensor") * _current(result, "train.parallel.pipeline")
-    cuts *= _current(result, "train.parallel.context")
-    if "parallel_mode" in facts and _number(facts, "parallel_mode") == 0:
+    micro = int(current(result, "train.micro_batch", 0))
+    accumulation = int(number(facts, "accumulation") or number(facts, "micro_batches") or 1)
+    cuts = current(result, "train.parallel.tensor") * current(result, "train.parallel.pipeline")
+    cuts *= current(result, "train.parallel.context")
+    if "parallel_mode" in facts and number(facts, "parallel_mode") == 0:
         # MindSpore's mode of data parallel ranks alone.
-        facts["data_parallel"] = (int(_number(facts, "all_ranks")), facts["parallel_mode"][1])
-    ranks = int(_number(facts, "data_parallel") or _number(facts, "all_ranks") // cuts)
+        facts["data_parallel"] = (int(number(facts, "all_ranks")), facts["parallel_mode"][1])
+    ranks = int(number(facts, "data_parallel") or number(facts, "all_ranks") // cuts)
     name = next(
         (facts[key][1] for key in ("accumulation", "micro_batches", "data_parallel") if key in facts), ""
     )
-    batch = int(_current(result, "train.global_batch", 0))
+    batch = int(current(result, "train.global_batch", 0))
     if not batch and micro and ranks and name:
         product = micro * ranks * accumulation
         result.set(
@@ -207,40 +141,40 @@ def _batches(result: Translation, facts: Facts) -> None:
         result.set(
             "train.micro_batch", max(1, batch // ranks // accumulation), "global batch / ranks / accumulation"
         )
-    ramp = _of(facts, "ramp")
+    ramp = of(facts, "ramp")
     if isinstance(ramp, list) and len(ramp) == 3 and all(str(part).isdigit() for part in ramp):
         for key, part in zip(("start", "increment", "samples"), ramp, strict=True):
             result.set(f"train.batch_ramp.{key}", int(part), facts["ramp"][1])
 
 
 def _length(result: Translation, facts: Facts) -> None:
-    given = [name for name in ("tokens", "samples", "epochs") if _number(facts, name)]
+    given = [name for name in ("tokens", "samples", "epochs") if number(facts, name)]
     has_steps = "train.steps" in result.values
     task = "task" in facts or "train.tune.task" in result.found.defaults
     if task and "epochs" in facts:
-        result.set("train.tune.epochs", int(_number(facts, "epochs")), facts["epochs"][1])
+        result.set("train.tune.epochs", int(number(facts, "epochs")), facts["epochs"][1])
         given = [name for name in given if name != "epochs"]
     for name in given if has_steps else given[1:]:
-        _leave_out(result, facts, name, "another option gives the training's length, and that one is used")
+        leave_out(result, facts, name, "another option gives the training's length, and that one is used")
     if given and not has_steps:
-        amount = _short(int(_number(facts, given[0])))
+        amount = _short(int(number(facts, given[0])))
         result.set("train.length", f"{amount} {given[0]}", facts[given[0]][1])
 
 
 def _curriculum(result: Translation, facts: Facts) -> None:
     """Turn DeepSpeed's curriculum of sequence lengths into train.curriculum."""
     names = [name for name in facts if name.startswith("curriculum_")]
-    kind = str(_of(facts, "curriculum_kind") or "seqlen_truncate")
-    schedule = str(_of(facts, "curriculum_schedule") or "fixed_linear")
+    kind = str(of(facts, "curriculum_kind") or "seqlen_truncate")
+    schedule = str(of(facts, "curriculum_schedule") or "fixed_linear")
     reason = ""
-    if not _of(facts, "curriculum_on"):
+    if not of(facts, "curriculum_on"):
         reason = "the curriculum is off"
     elif not kind.startswith("seqlen"):
         reason = f"a curriculum of {kind} is not supported: only the length of samples can grow"
     elif schedule not in ("fixed_linear", "fixed_root"):
         reason = f"the schedule {schedule} is not supported: use fixed_linear or fixed_root"
     for name in names if reason else ():
-        _leave_out(result, facts, name, reason)
+        leave_out(result, facts, name, reason)
     if reason:
         return
     for key, name in (
@@ -256,12 +190,12 @@ def _curriculum(result: Translation, facts: Facts) -> None:
         result.set(
             "train.curriculum.schedule", schedule.removeprefix("fixed_"), facts["curriculum_schedule"][1]
         )
-    whole = int(_number(facts, "curriculum_whole"))
-    sequence = int(_current(result, "train.model.sequence", 0))
+    whole = int(number(facts, "curriculum_whole"))
+    sequence = int(current(result, "train.model.sequence", 0))
     if whole and not sequence:
         result.set("train.model.sequence", whole, facts["curriculum_whole"][1])
     elif whole and whole != sequence:
-        _leave_out(result, facts, "curriculum_whole", f"lengths grow up to train.model.sequence, {sequence}")
+        leave_out(result, facts, "curriculum_whole", f"lengths grow up to train.model.sequence, {sequence}")
 
 
 def _short(number: int) -> str:
@@ -274,80 +208,80 @@ def _short(number: int) -> str:
 
 def _schedule(result: Translation, facts: Facts) -> None:
     if "schedule" in facts:
-        word = str(_of(facts, "schedule")).lower().replace("_", "").replace("-", "")
+        word = str(of(facts, "schedule")).lower().replace("_", "").replace("-", "")
         if word in SCHEDULES:
             result.set(
                 "train.optimizer.schedule",
                 SCHEDULES[word],
-                f"{facts['schedule'][1]} {_of(facts, 'schedule')}",
+                f"{facts['schedule'][1]} {of(facts, 'schedule')}",
             )
         else:
-            _leave_out(
+            leave_out(
                 result,
                 facts,
                 "schedule",
-                f"there is no schedule {_of(facts, 'schedule')!r}, only {', '.join(dict.fromkeys(SCHEDULES.values()))}",
+                f"there is no schedule {of(facts, 'schedule')!r}, only {', '.join(dict.fromkeys(SCHEDULES.values()))}",
             )
     for kind, key in (("decay", "train.optimizer.decay"), ("warmup", "train.optimizer.warmup")):
         for unit in ("tokens", "samples", "steps"):
             name = f"{kind}_{unit}"
-            if _number(facts, name) > 0 and key not in result.values:
-                result.set(key, f"{_short(int(_number(facts, name)))} {unit}", facts[name][1])
-            elif name in facts and _number(facts, name) <= 0:
-                _leave_out(
+            if number(facts, name) > 0 and key not in result.values:
+                result.set(key, f"{_short(int(number(facts, name)))} {unit}", facts[name][1])
+            elif name in facts and number(facts, name) <= 0:
+                leave_out(
                     result,
                     facts,
                     name,
                     "it is 0 or less, which means the whole training" if kind == "decay" else "it is 0",
                 )
-    if _number(facts, "warmup_part") > 0 and "train.optimizer.warmup" not in result.values:
-        part = _number(facts, "warmup_part")
+    if number(facts, "warmup_part") > 0 and "train.optimizer.warmup" not in result.values:
+        part = number(facts, "warmup_part")
         result.set("train.optimizer.warmup", f"{part * 100:g}%", facts["warmup_part"][1])
     elif "warmup_part" in facts:
-        _leave_out(result, facts, "warmup_part", "it is 0, or another warm-up is given")
+        leave_out(result, facts, "warmup_part", "it is 0, or another warm-up is given")
     if "lr_ratio" in facts and "train.optimizer.lr" in result.values:
-        rate = _current(result, "train.optimizer.lr") * _number(facts, "lr_ratio")
+        rate = current(result, "train.optimizer.lr") * number(facts, "lr_ratio")
         result.set("train.optimizer.min_lr", float(f"{rate:g}"), facts["lr_ratio"][1])
 
 
 def _optimizer(result: Translation, facts: Facts) -> None:
-    if "optimizer" in facts and str(_of(facts, "optimizer")).lower() not in OPTIMIZERS:
-        _leave_out(result, facts, "optimizer", "AdamW is the only optimizer")
+    if "optimizer" in facts and str(of(facts, "optimizer")).lower() not in OPTIMIZERS:
+        leave_out(result, facts, "optimizer", "AdamW is the only optimizer")
     if "beta1" in facts or "beta2" in facts:
         default = result.found.defaults.get("train.optimizer.betas", [0.9, 0.999])
         assert isinstance(default, list)
         betas = [
-            _number(facts, name) if name in facts else default[at]
+            number(facts, name) if name in facts else default[at]
             for at, name in enumerate(("beta1", "beta2"))
         ]
         origin = ", ".join(facts[name][1] for name in ("beta1", "beta2") if name in facts)
         result.set("train.optimizer.betas", betas, origin)
     if "clip" in facts:
-        result.set("train.optimizer.clip", 1.0 if _of(facts, "clip") else 0.0, facts["clip"][1])
+        result.set("train.optimizer.clip", 1.0 if of(facts, "clip") else 0.0, facts["clip"][1])
 
 
 def _precision(result: Translation, facts: Facts) -> None:
     for name in ("fp16", "bf16"):
-        if _of(facts, name):
+        if of(facts, name):
             result.set("train.precision", name, facts[name][1])
     if "dtype" in facts:
-        word = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(str(_of(facts, "dtype")), "")
+        word = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(str(of(facts, "dtype")), "")
         if word:
             result.set("train.precision", word, facts["dtype"][1])
         else:
-            _leave_out(result, facts, "dtype", f"{_of(facts, 'dtype')} is not one of fp32, bf16, fp16")
-    if _number(facts, "fixed_scale"):
-        result.set("train.loss_scale.initial", _number(facts, "fixed_scale"), facts["fixed_scale"][1])
+            leave_out(result, facts, "dtype", f"{of(facts, 'dtype')} is not one of fp32, bf16, fp16")
+    if number(facts, "fixed_scale"):
+        result.set("train.loss_scale.initial", number(facts, "fixed_scale"), facts["fixed_scale"][1])
         result.set("train.loss_scale.dynamic", False, facts["fixed_scale"][1])
     if "scale_power" in facts:
-        result.set("train.loss_scale.initial", 2.0 ** _number(facts, "scale_power"), facts["scale_power"][1])
+        result.set("train.loss_scale.initial", 2.0 ** number(facts, "scale_power"), facts["scale_power"][1])
 
 
 def _files(result: Translation, facts: Facts) -> None:
     """Set the job's `data` folder, and the paths of the corpora and of the tokenizer in it."""
-    prefixes = _corpora(_of(facts, "data"))
-    folder = posixpath.dirname(prefixes[0][0]) if prefixes else str(_of(facts, "data_folder") or "data")
-    task = result.found.defaults.get("train.tune.task") or _of(facts, "task")
+    prefixes = _corpora(of(facts, "data"))
+    folder = posixpath.dirname(prefixes[0][0]) if prefixes else str(of(facts, "data_folder") or "data")
+    task = result.found.defaults.get("train.tune.task") or of(facts, "task")
     name = next((facts[key][1] for key in ("data", "data_folder") if key in facts), "where the corpora are")
     if folder.startswith("/"):
         result.set("data_there", folder, name)
@@ -361,7 +295,7 @@ def _files(result: Translation, facts: Facts) -> None:
     elif not task:
         result.set("train.data.prefix", "{data}/corpus_text_document", "what `clusterctl data build` wrote")
     for kind in ("train_data", "valid_data"):
-        found = _corpora(_of(facts, kind))
+        found = _corpora(of(facts, kind))
         if found:
             result.values.pop("train.data.prefix", None)
             result.set(
@@ -369,7 +303,7 @@ def _files(result: Translation, facts: Facts) -> None:
                 [f"{{data}}/{_stem(path)}" for path, _ in found],
                 facts[kind][1],
             )
-    vocabulary = str(_of(facts, "tokenizer") or _of(facts, "vocab_file") or "")
+    vocabulary = str(of(facts, "tokenizer") or of(facts, "vocab_file") or "")
     file = posixpath.basename(vocabulary.rstrip("/")) or "tokenizer.json"
     origin = next((facts[key][1] for key in ("tokenizer", "vocab_file") if key in facts), "put it there")
     result.set(
@@ -377,6 +311,9 @@ def _files(result: Translation, facts: Facts) -> None:
         f"{{data}}/{file}",
         f"{origin}: copy it into the data folder" if vocabulary else origin,
     )
+    if task and str(task).lower() not in TASKS:
+        known = "tasks: copa; `tune: {task: classify}` reads texts with labels"
+        raise wrong(result, facts["task"][1], f"there is no task {task} here", known)
     if task:
         result.set(
             "train.tune.task", str(task).lower(), facts["task"][1] if "task" in facts else "fine-tuning"
@@ -390,7 +327,7 @@ def _files(result: Translation, facts: Facts) -> None:
 
 def _kubernetes(result: Translation, facts: Facts) -> None:
     """Set the job's part for Kubernetes from a manifest; data on a claim is there, and not pushed."""
-    claims = _of(facts, "claims")
+    claims = of(facts, "claims")
     if isinstance(claims, dict):
         name = facts["claims"][1]
         result.set("kubernetes.claims", claims["claims"], name)
@@ -405,10 +342,10 @@ def _kubernetes(result: Translation, facts: Facts) -> None:
         return
     resource = facts["devices"][1] if "devices" in facts else ""
     if resource:
-        result.set("kubernetes.devices", int(_number(facts, "devices")), resource)
+        result.set("kubernetes.devices", int(number(facts, "devices")), resource)
         result.set("kubernetes.kind", "npu" if "ascend" in resource.lower() else "cuda", resource)
-    if _number(facts, "nodes"):
-        result.set("kubernetes.nodes", int(_number(facts, "nodes")), facts["nodes"][1])
+    if number(facts, "nodes"):
+        result.set("kubernetes.nodes", int(number(facts, "nodes")), facts["nodes"][1])
 
 
 def _stem(path: str) -> str:
@@ -430,7 +367,7 @@ def _corpora(value: object) -> list[tuple[str, float]]:
 
 
 def _rest(result: Translation, facts: Facts) -> None:
-    save, load = _of(facts, "save"), _of(facts, "load")
+    save, load = of(facts, "save"), of(facts, "load")
     if save:
         result.notes.append(
             f"{facts['save'][1]} {save}: checkpoints are in the run's folder; `save: {{dir: ...}}` names a shared disk"
@@ -442,15 +379,13 @@ def _rest(result: Translation, facts: Facts) -> None:
             f"{facts['load'][1]}: a failed run resumes automatically from its newest valid checkpoint"
         )
     if "finetune" in facts and not load:
-        _leave_out(result, facts, "finetune", "no weights are given: set train.init")
-    if str(_of(facts, "run_mode") or "train") not in ("train", "finetune"):
-        _leave_out(result, facts, "run_mode", "use `clusterctl generate` or `clusterctl eval` for this")
-    offload = _of(facts, "cpu_offload")
+        leave_out(result, facts, "finetune", "no weights are given: set train.init")
+    if str(of(facts, "run_mode") or "train") not in ("train", "finetune"):
+        leave_out(result, facts, "run_mode", "use `clusterctl generate` or `clusterctl eval` for this")
+    offload = of(facts, "cpu_offload")
     if offload is True or (isinstance(offload, dict) and offload.get("device") not in (None, "none")):
         result.set("train.offload", True, facts["cpu_offload"][1])
-    if _of(facts, "profile"):
+    if of(facts, "profile"):
         result.set("train.profile.repeat", 1, facts["profile"][1])
     if "deepspeed_config" in facts:
-        result.set(
-            "train.engine", {"deepspeed": _of(facts, "deepspeed_config")}, facts["deepspeed_config"][1]
-        )
+        result.set("train.engine", {"deepspeed": of(facts, "deepspeed_config")}, facts["deepspeed_config"][1])

@@ -13,8 +13,10 @@ from clusterctl.migrate.tables import (
     launchers,
     megatron,
     mindformers,
+    mindspeed,
     oneflow,
     preprocess,
+    torchtitan,
     verbs,
 )
 
@@ -49,12 +51,19 @@ FAMILIES = (
     Family(
         "mindformers", mindformers.TITLE, mindformers.PROGRAMS, (mindformers.OPTIONS,), mindformers.DEFAULTS
     ),
+    Family("torchtitan", torchtitan.TITLE, torchtitan.PROGRAMS, (torchtitan.OPTIONS,)),
     Family("preprocess", "preprocess_data.py", preprocess.PROGRAMS, (preprocess.OPTIONS,), verb="data"),
     Family("server", "a text generation server", verbs.SERVERS, verbs.TABLES["serve"], verb="serve"),
     Family("generator", "text generation", verbs.GENERATORS, verbs.TABLES["generate"], verb="generate"),
     Family("evaluator", "an evaluation", verbs.EVALUATORS, verbs.TABLES["eval"], verb="eval"),
     Family("converter", "a conversion of weights", verbs.CONVERTERS, verbs.TABLES["import"], verb="import"),
-    Family("megatron", megatron.TITLE, megatron.PROGRAMS, (megatron.OPTIONS,), megatron.DEFAULTS),
+    Family(
+        "megatron",
+        megatron.TITLE,
+        megatron.PROGRAMS,
+        (megatron.OPTIONS, mindspeed.OPTIONS),
+        megatron.DEFAULTS,
+    ),
 )
 LAUNCHER = Family("launcher", "", (), (launchers.OPTIONS,))
 KNOWN = ", ".join(name for family in FAMILIES for name in family.programs[:1])

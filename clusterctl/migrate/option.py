@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+# The text of a number that is 0.
+ZERO = re.compile(r"0+(\.0*)?")
 KINDS = ("flag", "int", "float", "text", "words", "bool", "any")
 
 
@@ -17,7 +20,8 @@ class Option:
     kind: str
     """flag: it takes no value; words: all words up to the next option; bool: true or false; any: not read."""
     target: str
-    """A key of the job; `key=value` for a flag; `@name` for a value that is combined with others; "" if not mapped."""
+    """A key of the job; `key=value` for a flag; `@name` for a value that is combined with others; `!` if no model
+    here has what it asks for; "" if not mapped."""
     note: str = ""
     """A remark about a mapped option; the reason if the option is not mapped."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 from clusterctl.bash.evaluate import evaluate
 from clusterctl.bash.evaluator import Command, Script, Word
 from clusterctl.bash.texts import shown, unknown
-from clusterctl.document import MAX_BYTES, load_document, parse_document
+from clusterctl.document import MAX_BYTES, Document, load_document, parse_document
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.migrate.documents import from_document, from_keys
 from clusterctl.migrate.families import FAMILIES, KNOWN, Family
 from clusterctl.migrate.found import Found, Given
+from clusterctl.migrate.option import ZERO
 from clusterctl.migrate.start import parse, refuse, start, start_by_options
 from clusterctl.migrate.tables import deepspeed, verbs
 
@@ -27,10 +29,26 @@ def read(text: str) -> Found:
         if path.suffix in (".yaml", ".yml"):
             found = from_document(load_document(path), path)
             return _right_verb(_with_files(found, path, evaluate("", str(path), path)))
+        if path.suffix == ".toml":
+            return from_document(_document(_text(path), path), path)
         if path.suffix == ".json":
             return from_keys(load_document(path), deepspeed.KEYS, "deepspeed", "DeepSpeed", path)
         return _from_script(evaluate(_text(path), str(path), path), path.name, path)
     return _from_script(evaluate(text, "the command"), "a command", Path())
+
+
+def _document(text: str, path: Path) -> Document:
+    """Return a configuration file; TOML needs Python 3.11, which has a reader of it."""
+    if path.suffix != ".toml":
+        return parse_document(text, str(path))
+    try:
+        toml = importlib.import_module("tomllib")
+    except ModuleNotFoundError:
+        raise UsageError(f"{path}: Python 3.10 has no reader of TOML", "use Python 3.11 or newer") from None
+    try:
+        return Document(str(path), toml.loads(text), {})
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", "is this the right file?") from None
 
 
 def _text(path: Path) -> str:
@@ -52,13 +70,12 @@ def _from_script(script: Script, source: str, path: Path) -> Found:
     # A training counts more than what is done before and after it, and what is certain more than what may be.
     commands = [command for command in _commands(script) if not command.followed]
     starts = [(command, *found) for command in commands if (found := start(command.words))]
-    starts = starts or [
-        (command, *found) for command in commands if (found := start_by_options(command.words))
-    ]
-    starts.sort(key=lambda each: (each[1].verb == "job", each[0].certain))
     if not starts:
         for command in commands:
             refuse(command.words)
+        starts = [(command, *found) for command in commands if (found := start_by_options(command.words))]
+    starts.sort(key=lambda each: (each[1].verb == "job", each[0].certain))
+    if not starts:
         raise _nothing_found(script, commands, source)
     command, family, at = starts[-1]
     result = parse(family, command.words, at, source, path)
@@ -137,7 +154,7 @@ def _with_files(found: Found, path: Path, script: Script) -> Found:
                 f"{given.where} {given.name}: no file {shown(name)}", "start in the folder that contains it"
             )
         neighbour = path.parent / name
-        made = from_document(parse_document(text, str(neighbour)), neighbour)
+        made = from_document(_document(text, neighbour), neighbour)
         made.given += [each for each in found.given if each is not given]
         made.unknown = found.unknown
         return made
@@ -161,7 +178,9 @@ def _right_verb(found: Found) -> Found:
     values = {given.option.target: given.values for given in found.given if given.option and given.values}
     task = str(values.get("@task", ("",))[0]).lower()
     mode = str(values.get("@run_mode", ("",))[0])
-    if found.family == "glm" and (task in verbs.EVALUATED or float(str(values.get("@epochs", (1,))[0])) == 0):
+    if found.family == "glm" and (
+        task in verbs.EVALUATED or ZERO.fullmatch(str(values.get("@epochs", (1,))[0]))
+    ):
         found.verb = "eval"
     elif mode in ("predict", "eval"):
         found.verb = "generate" if mode == "predict" else "eval"

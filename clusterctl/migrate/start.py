@@ -29,6 +29,7 @@ OTHER_PROGRAM = re.compile(
 def start_by_options(words: Sequence[Word]) -> tuple[Family, int] | None:
     """Return the family that knows most of a command's options, if at least three, and the place before the first."""
     names = [word.text.partition("=")[0] for word in words if word.text.startswith("--")]
+    names = [name for name in names if LAUNCHER.option(name) is None]
     training = [family for family in FAMILIES if family.verb == "job"]
     family = max(training, key=lambda each: sum(each.option(name) is not None for name in names))
     first = next((at for at, word in enumerate(words) if word.text.startswith("--")), 0) - 1
@@ -90,7 +91,7 @@ def _options(family: Family, words: Sequence[Word]) -> Iterator[Given]:
         if not re.match(r"--?[A-Za-z]", word.text):
             continue
         name, equals, value = word.text.partition("=")
-        option = family.option(name)
+        option = family.option(name) or (LAUNCHER.option(name) if name.startswith("--") else None)
         where = word.where
         values = [value] if equals else []
         most = 0 if equals or (option and option.kind == "flag") else 1

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from clusterctl.bash.texts import is_open, shown
 from clusterctl.errors import Fault, InputFaults, did_you_mean
-from clusterctl.migrate.facts import Facts, combine
+from clusterctl.migrate.facts import combine
 from clusterctl.migrate.families import FAMILIES
 from clusterctl.migrate.found import Found, Given
 from clusterctl.migrate.option import options_by_name
 from clusterctl.migrate.translation import Translation
+from clusterctl.migrate.values import Facts
 
 
 def translate(found: Found) -> Translation:
     """Return the job of a training; raise InputFaults with every value that cannot be read."""
     result = Translation(found, notes=list(found.notes))
     facts: Facts = {}
-    faults: list[Fault] = []
+    faults = [
+        Fault(f"{given.where} {given.name}", given.option.note, "such a model is not trained here")
+        for given in found.given
+        if given.option is not None and given.option.target == "!" and _asks(given)
+    ]
+    if faults:
+        raise InputFaults(faults, f"{found.source} is not converted")
     for given in found.given:
         try:
             _translate_option(given, result, facts)
@@ -44,6 +52,9 @@ def _translate_option(given: Given, result: Translation, facts: Facts) -> None:
         result.unmapped.append(
             (given.name, f"unknown to this table; {closest}" if closest else "unknown to this table")
         )
+        return
+    if option.target == "!":
+        result.unmapped.append((given.name, "it is off"))
         return
     if not option.target:
         result.unmapped.append((given.name, option.note))
@@ -75,13 +86,20 @@ def _translate_option(given: Given, result: Translation, facts: Facts) -> None:
     result.mapped.append(given.name)
 
 
+def _asks(given: Given) -> bool:
+    """Return whether an option asks for something; a size of 0 does not."""
+    return not given.values or str(given.values[0]) not in ("0", "0.0", "none", "None", "false", "False")
+
+
 def _shown(given: Given) -> str:
     text = " ".join(str(value) for value in given.values)
     return f"{given.name} {text}".strip()[:80]
 
 
 def _text(given: Given) -> object:
-    return str(given.values[0]) if given.values and given.values[0] != "" else None
+    text = str(given.values[0]) if given.values else ""
+    # Quotes inside of a variable are text for the shell.
+    return text[1:-1] if re.fullmatch(r"'[^']*'|\"[^\"]*\"", text) else text or None
 
 
 def _int(given: Given) -> object:
@@ -151,11 +169,32 @@ def _make_consistent(result: Translation) -> None:
     positions, sequence = values.get("train.model.positions"), values.get("train.model.sequence")
     if positions is not None and sequence is not None and positions.value == sequence.value:
         del values["train.model.positions"]
+    if has("train.parallel.context") and values["train.parallel.context"].value == 1:
+        del values["train.parallel.context"]
+    dropout = values.get("train.model.attention_dropout")
+    refused = {
+        "dropout of attention": dropout is not None and dropout.value != 0,
+        "documents that do not see each other": has("train.data.reset_attention"),
+        "experts": has("train.model.experts"),
+    }
+    for reason in (reason for reason, holds in refused.items() if holds):
+        _drop(result, "train.parallel.context", f"does not go with {reason}; its ranks are data parallel")
+    if has("train.parallel.context") and has("train.engine") and values["train.engine"].value != "torch":
+        del values["train.engine"]
+        result.notes.append("engine torch is used: DeepSpeed's engine has no context parallel ranks here")
+    if has("train.tune.task") and values["train.tune.task"].value != "chat":
+        _drop(result, "train.parallel.sequence", "needs longer rows than those of this task")
     groups, heads = values.get("train.model.query_groups"), values.get("train.model.heads")
     if groups is not None and heads is not None and groups.value == heads.value:
         del values["train.model.query_groups"]
-    if has("train.model.experts") and values["train.model.experts"].value in (1, ["1"]):
-        del values["train.model.experts"]
+    if not has("train.model.experts"):
+        for key in ("top_k", "aux_loss", "renormalize", "capacity", "shared_ffn"):
+            values.pop(f"train.model.{key}", None)
+    elif has("train.engine") and values["train.engine"].value != "torch":
+        del values["train.engine"]
+        result.notes.append(
+            "engine torch is used: DeepSpeed's engine does not train models with experts here"
+        )
 
 
 def _drop(result: Translation, key: str, reason: str) -> None:

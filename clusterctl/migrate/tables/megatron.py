@@ -13,7 +13,7 @@ OPTIONS = """
 --position-embedding-type | text | @positions
 --use-rotary-position-embeddings | flag | train.model.rotary=true
 --no-position-embedding | flag | - | rotary positions have no position table
---rotary-base --rope-theta | float | train.model.rope.base
+--rotary-base --rope-theta --rotary-position-embeddings-theta | float | train.model.rope.base
 --rotary-percent | float | train.model.rope.part
 --swiglu | flag | train.model.swiglu=true
 --normalization | text | @normalization
@@ -32,7 +32,7 @@ OPTIONS = """
 --no-bias-gelu-fusion | flag | - | chosen by the device: train.native
 --no-masked-softmax-fusion | flag | - | chosen by the device: train.native
 --no-bias-dropout-fusion | flag | - | dropout is not fused here
---num-experts | words | train.model.experts
+--num-experts --num-moe-experts | words | @expert_counts
 --moe-router-topk --topk | int | train.model.top_k
 --moe-aux-loss-coeff --moe-loss-coeff | float | train.model.aux_loss
 --train-iters | int | train.steps
@@ -155,7 +155,7 @@ OPTIONS = """
 --curriculum-learning --curriculum-learning-legacy --data-efficiency-curriculum-learning | flag | - | its lengths are in the DeepSpeed configuration: train.curriculum
 --label-smoothing | float | train.model.label_smoothing
 """
-PROGRAMS = ("pretrain_gpt.py", "pretrain_gpt2.py", "pretrain_gpt_mcore.py")
+PROGRAMS = ("pretrain_gpt.py", "pretrain_gpt2.py", "pretrain_gpt_mcore.py", "posttrain_gpt.py")
 # The program's defaults, where those of the job differ.
 DEFAULTS = {
     "train.model.dropout": 0.1,

@@ -41,7 +41,8 @@ model.model_config.do_sample | bool | @sample
 --recompute --cache-dir --input-source --hf-chat-template --task model.model_config.use_past | any | - | keys and values are always kept; texts come from --prompt and --prompts
 """
 EVAL = """
---task | text | @task
+--task --task_list | text | @task
+--results_path --adaptive_seq_len --eval_fp32 --num_fewshot --inference --max-new-tokens --evaluation-batch-size | any | - | scored by tokens that fit in memory, without examples before the question
 --valid-data --test-data --task-data-path --data-dir --data-path --dataset --dataset_dir --eval_dataset_dir | words | @file
 --strict-lambada | flag | --convention=megatron-strict
 --overlapping-eval | int | --stride
@@ -79,7 +80,7 @@ TASKS = {
 EVALUATED = ("lambda", "wikitext", "lm", "language_model", "multichoice")
 SERVERS = ("run_text_generation_server.py", "run_inference_server.py")
 GENERATORS = ("generate_samples.py", "generate_samples_gpt.py", "inference.py", "run_text_generation.py")
-EVALUATORS = ("tasks/main.py", "evaluation.py")
+EVALUATORS = ("tasks/main.py", "evaluation.py", "eval_harness/evaluate.py")
 CONVERTERS = (
     "tools/checkpoint/convert.py",
     "tools/checkpoint/util.py",
@@ -98,5 +99,6 @@ REFUSED = {
     "pretrain_vision_inpaint.py": "a model of images has no counterpart",
     "pretrain_mamba.py": "a state-space model (Mamba) has no counterpart",
     "pretrain_hybrid.py": "a state-space model (Mamba) has no counterpart",
+    "train_fsdp2.py": "its configuration is a file of that trainer; name the folder of the weights: init --from DIR",
     "train_rl.py": "reinforcement learning has no counterpart; `train.tune` has the task dpo",
 }

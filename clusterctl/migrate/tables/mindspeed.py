@@ -1,0 +1,64 @@
+"""Options of newer Megatron-LM and of MindSpeed-LLM; with the target `!` an option that no model here has."""
+
+OPTIONS = """
+--stage | text | @stage
+--is-instruction-dataset --prompt-type --no-pad-to-seq-lengths --variable-seq-lengths --neat-pack --pack --padded-samples --handler-name --tokenizer-not-use-fast --hf-chat-template --dataset-additional-keys | any | - | tune reads conversations as JSON lines, and the tokenizer's own template
+--lora-r | int | train.tune.lora.rank
+--lora-alpha | float | train.tune.lora.alpha
+--lora-target-modules | words | @lora_targets
+--lora-fusion --lora-load --lora-ckpt-filter | any | - | adapters are saved alone; train.init names the base model
+--dpo-beta | float | train.tune.beta
+--moe-ffn-hidden-size --moe-intermediate-size | int | @expert_width
+--moe-shared-expert-intermediate-size | int | train.model.shared_ffn
+--n-shared-experts | int | @shared_experts
+--norm-topk-prob | flag | train.model.renormalize=true
+--moe-expert-capacity-factor --moe-train-capacity-factor | float | train.model.capacity
+--moe-eval-capacity-factor --moe-min-capacity --moe-pad-expert-input-to-capacity --disable-moe-token-dropping --moe-token-drop-policy | any | - | capacity counts in training and evaluation alike
+--first-k-dense-replace | int | @dense_layers
+--moe-layer-freq --expert-interval | any | @expert_layers
+--moe-router-score-function | text | @router_score
+--moe-router-enable-expert-bias --moe-router-num-groups --moe-router-group-topk | any | ! | its router chooses experts by groups or with a bias that is not learned
+--moe-router-load-balancing-type --seq-aux --moe-router-dtype --moe-router-topk-scaling-factor --moe-router-pre-softmax --router-gating-in-fp32 --moe-z-loss-coeff --create-moe-param-group --moe-per-layer-logging --moe-input-jitter-eps | any | - | one router: softmax, the best top_k, an auxiliary loss
+--moe-token-dispatcher-type --moe-grouped-gemm --moe-permutation-async-comm --moe-alltoall-overlap-comm --moe-allgather-overlap-comm --moe-permute-fusion --moe-tp-extend-ep --moe-fb-overlap --moe-hot-expert-num --use-fused-moe-token-permute-and-unpermute --moe-zero-memory --moe-zero-memory-num-layers --moe-shared-expert-overlap --moe-expert-parallel-size --expert-tensor-parallel-size --num-experts-switch --enable-expert-tensor-parallelism --fix-router | any | - | tensor parallel ranks divide the experts; how is chosen by the device
+--mlp-type | text | - | the residual experts of DeepSpeed have no counterpart
+--multi-latent-attention --kv-lora-rank --q-lora-rank --qk-pos-emb-head-dim --qk-rope-head-dim --qk-nope-head-dim --qk-head-dim --v-head-dim --o-lora-rank --kv-compress --mla-fa-without-pad --mla-mm-split | any | ! | its attention has latent projections (MLA)
+--enable-dsa-indexer --index-topk --index-n-heads --index-head-dim --use-sparse-flash-attn --indexer-loss-coeff | any | ! | its attention chooses the tokens that it reads (sparse attention)
+--full-attention-interval --linear-key-head-dim --linear-num-key-heads --linear-num-value-heads --linear-value-head-dim --mamba-d-conv --mamba-expand --mamba-chunk-size --use-triton-gdn --hybrid-layer-pattern --hybrid-override-pattern --hybrid-attention-ratio --is-hybrid-model --mamba-state-dim | any | ! | it has layers of linear attention or of a state space (Mamba)
+--img-h --img-w --patch-dim --vision-model-type --language-model-type --freeze-ViT --freeze-LM --image-tag-type --dataset-provider --disable-vision-class-token | any | ! | it is a model of images and texts
+--decoder-seq-length --vocab-extra-ids-decoder | any | ! | it has an encoder and a decoder
+--bert-no-binary-head --bert-binary-head | flag | ! | BERT reads in both directions
+--retro-workdir --retro-project-dir --retro-add-retriever | any | ! | it reads neighbours from a data base
+--kd --num-layers-teacher --hidden-size-teacher --num-attention-heads-teacher --load-teacher | any | ! | it learns from a second model (distillation)
+--enable-mhc --hc-mult --n-hash-layers | any | ! | its residual stream has several parts
+--softmax-type --enable-gpt-oss --glu-linear-offset --activation-func-clamp-value | any | ! | its attention has sinks, or its gate an offset
+--mtp-num-layers --mtp-loss-scaling-factor --mtp-mem-efficient-logits --mtp-loss-coeff | any | - | the extra layers that predict further tokens are left out
+--noop-layers --num-layer-list --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers --overlap-p2p-communication --schedules-method --pipeline-model-parallel-split-rank | any | - | layers are divided among the stages by `plan`
+--add-rmsnorm-offset --apply-layernorm-1p | flag | - | weights of norms are stored as they are, not less 1: a new model starts alike
+--post-norm | flag | train.model.sandwich_norms=true
+--input-embeds-norm --embedding-multiplier-scale --output-multiplier-scale --output-logit-softcapping --attn-logit-softcapping --scale-emb --scale-depth --dim-model-base | any | ! | it scales norms, embeddings or scores in a way that no model here has
+--window-size --sliding-window-size --sliding-window | words | @window
+--window-attn-skip-freq --interleave-sliding-window | any | ! | only some of its layers have a window
+--rope-scaling-type --rope-type | text | @rope_scaling
+--rope-scaling-factor --rotary-scaling-factor | float | train.model.rope.factor
+--rope-scaling-original-max-position-embeddings --original-max-position-embeddings | int | train.model.rope.original
+--low-freq-factor | float | train.model.rope.low_freq
+--high-freq-factor | float | train.model.rope.high_freq
+--beta-fast --rope-scaling-beta-fast | float | train.model.rope.beta_fast
+--beta-slow --rope-scaling-beta-slow | float | train.model.rope.beta_slow
+--rope-scaling-mscale --rope-scaling-mscale-all-dim --rotary-seq-len-interpolation-factor --use-rope-scaling --longrope-freqs-type --long-factor --short-factor | any | - | see train.model.rope
+--partial-rotary-factor | float | train.model.rope.part
+--use-glm-rope --rotary-interleaved | flag | train.model.rope.interleaved=true
+--add-dense-bias --add-bias-linear | flag | - | biases are described by train.model.bias
+--qk-layernorm-hidden-dim | flag | ! | its norm of queries and keys spans all heads
+--use-fused-swiglu --use-fused-rmsnorm --use-fused-rotary-pos-emb --use-fused-ring-attention-update --use-fused-mlp --no-gradient-accumulation-fusion --gemm-gradient-accumulation-fusion --no-rope-fusion --no-bias-swiglu-fusion --cross-entropy-loss-fusion --cross-entropy-fusion-impl --use-flash-attn-triton --attention-backend --use-fast-softmax --use-ascend-coc --coc-fused-kernel --coc-parallel-num --shape-order --use-te --use-transformer-engine --tp-comm-overlap --disable-bf16-reduced-precision-matmul --jit-compile --enable-hbmfault-repair --use-ascend-mc2 --attention-mask-type --sparse-mode --use-cp-send-recv-overlap --context-parallel-algo --cp-window-size --attention-mask-on-cpu --cp-comm-type --hierarchical-context-parallel-sizes --rmsnorm-weight-in-fp32 | any | - | chosen by the device: train.native
+--no-async-tensor-model-parallel-allreduce --tp-2d --no-overlap-p2p-communication --overlap-param-gather-with-optimizer-step --ddp-bucket-size --ddp-average-in-collective --use-tp-pp-dp-mapping --delay-wgrad-compute --defer-embedding-wgrad-compute --data-parallel-sharding-strategy --use-megatron-fsdp --use-custom-fsdp --use-torch-fsdp2 --num-distributed-optimizer-instances --nccl-communicator-config-path --gradient-accumulation-fusion --use-nccl-ub | any | - | exchanges follow from the layout
+--fp8-format --fp8-param-gather --fp8-amax-compute-algo --fp8-amax-history-len --fp8-margin --fp8-recipe --fp8-hybrid --fp4-format --fp4-recipe --first-last-layers-bf16 | any | - | products are computed in the precision of the job: there is no fp8
+--reuse-fp32-param --use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype --swap-optimizer --virtual-optimizer --optimizer-cpu-offload --optimizer-offload-fraction | any | - | see train.optimizer and train.offload
+--swap-attention --swap-modules --recompute-activation-function --recompute-activation-function-num-layers --recompute-modules --recompute-norm --recompute-in-advance --adaptive-memory-optimization --recompute-in-bubble --enable-recompute-layers-per-pp-rank --mtp-recompute --recompute-mtp-norm --recompute-mtp-layer | any | - | see train.recompute
+--spec --model-type-hf --ai-framework --enable-hf2mg-convert --mg-save-hf-dir --auto-detect-ckpt-format --dist-ckpt-strictness --dist-ckpt-format --ckpt-fully-parallel-load --ckpt-assume-constant-structure --async-save --use-persistent-ckpt-worker --use-dist-ckpt --no-use-tokenizer-model-from-checkpoint-args --export-force-local-attention --export-te-mcore-model --exit-on-missing-checkpoint --no-load-lr-state --reset-iteration --universal-checkpoint --non-persistent-save-interval --pretrained-checkpoint --dataloader-save --load-checkpoint-loosely --save-checkpoint-loosely | any | - | one model and one format for every layout; `checkpoint import` reads others
+--workers --npu-deterministic --disable-gloo-group --kv-head-repeat-before-uly-alltoall --ulysses-degree-in-cp --ds-sequence-parallel-fpdt --ds-sequence-parallel-fpdt-chunk-size --ds-sequence-parallel-fpdt-offloading --enable-zbh1-pipeline --enable-zbh1-exact-semantics --repeated-dataloader --o2-optimizer --o2-gradient --input-jitter --no-shuffle --enable-thinking --is-pairwise-dataset --dpo-loss-type --pad-to-multiple-of --no-shared-storage --manual-gc --manual-gc-interval --empty-unused-memory-level --no-check-for-nan-in-loss-and-grad --check-for-nan-in-loss-and-grad --rerun-mode --calculate-per-token-loss --loss-compute-mode --loss-chunk-size --use-mc2 --enable-high-availability --tiktoken-pattern --tiktoken-num-special-tokens --tiktoken-special-tokens --no-mmap-bin-files --no-create-attention-mask --num-dataset-builder-threads --mock-data --train-data-exact-num-epochs --return-data-index --per-split-data-args-path --object-storage-cache-path --inference --exit-signal-handler --disable-gloo-process-groups --high-priority-stream-groups --log-progress --logging-level --straggler --log-straggler --log-memory-interval --step-batch-size-schedule | any | - | has no counterpart, or is always so
+--decoupled-lr --decoupled-min-lr --embedding-lr-multiplier | float | - | all parameters have one learning rate
+--cuda-graph-impl --cuda-graph-scope --enable-cuda-graph --cuda-graph-warmup-steps --te-rng-tracker --external-cuda-graph | any | - | chosen by the device: train.native
+--eval-interval-by-samples --tokenizer-prompt-format --tokenizer-padding-side --null-tokenizer-eod-id | any | - | the tokenizer file defines it
+--bind_core --worker_num --local_worker_num --join --cluster_time_out --sched_port | any | - | set by the launcher
+"""
