@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs.job import Job
+from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.parts.notify import remember
 from clusterctl.typed_json import BadValue, decode, encode
 
@@ -89,6 +89,10 @@ class RunRecord:
     def node_of(self, rank: int) -> str | None:
         """Return the name of the node that runs a rank."""
         return next((name for name, ranks in self.ranks.items() if rank in ranks), None)
+
+    def devices_on(self, node: str) -> tuple[int, ...]:
+        """Return the devices of a node that the run uses; below a launcher, each has a worker."""
+        return next((devices_on(self.job, each) for each in self.cluster.nodes if each.name == node), ())
 
     def device_of(self, node: str, rank: int) -> int | None:
         """Return the device of a rank on a node."""

@@ -12,9 +12,11 @@ LONGEST_LINE = 1 << 16
 CUT = b" [...]"
 ERROR_LINE = re.compile(
     r"(?i:(?:error|exception)\b|\b(?:traceback|fatal|critical|killed|segmentation fault)\b)|\bE[A-Z]?[0-9]{4,5}\b"
+    # torchrun's report of the worker that failed first.
+    r"|^Root Cause \(|^  (?:host|rank|exitcode|error_file|traceback) *: "
 )
 ERROR_WORDS = (b"error", b"exception", b"traceback", b"fatal", b"critical", b"killed", b"segmentation fault")
-ERROR_CODE = re.compile(rb"E[A-Z]?[0-9]{4}")
+ERROR_CODE = re.compile(rb"E[A-Z]?[0-9]{4}|^Root Cause \(", re.MULTILINE)
 
 
 @dataclass(frozen=True)

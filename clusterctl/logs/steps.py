@@ -231,6 +231,10 @@ Held = tuple[Format, Values, str, int]
 """A line without a step: its format, values and text, and where the progress bar was when it came."""
 
 
+# What torchrun writes before each line of a worker.
+_WORKER = re.compile(rb"^\[(?:rank|default)\d+\]:")
+
+
 @dataclass
 class StepParser:
     """Reads the streams of one rank; remembers the format that fits and the values of earlier lines."""
@@ -297,6 +301,7 @@ class StepParser:
         return not known.hints or any(hint in data for hint in known.hints)
 
     def _line(self, raw: bytes, wanted: list[Format]) -> Iterator[StepLine]:
+        raw = _WORKER.sub(b"", raw)
         if raw.isspace() and len(raw) > len(_BLANK):
             self._erases = self._erased = True
             return

@@ -77,6 +77,8 @@ class RankState:
     """The rank hung because a signal had stopped its process."""
     world: str = ""
     """What the rank's launcher did that the plan does not have."""
+    ended_here: bool = False
+    """Its supervisor was ending the ranks when it ended."""
     stands: str = ""
     """Where all ranks stood when the run hung."""
     odd: bool = False

@@ -92,6 +92,47 @@ def test_accelerate_trains_on_all_nodes_together(shell: Shell) -> None:
     assert ranks(shell, ACCELERATED, "accelerate", "launch") == ALL
 
 
+FAILS = """
+import os, sys, time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print("up", flush=True)
+if os.environ["RANK"] == "3":
+    time.sleep(1)
+    {how}
+dist.barrier()
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
+@pytest.mark.parametrize(
+    ("launcher", "how", "words"),
+    [
+        ("torchrun", "raise ValueError('bad worker')", "exited with code 1: ValueError: bad worker"),
+        ("torchrun", "os.kill(os.getpid(), 11)", "ended by a segmentation fault (SIGSEGV)"),
+        ("deepspeed", "raise ValueError('bad worker')", "exited with code 1: ValueError: bad worker"),
+        ("torchrun", "time.sleep(600)", "3 of 4 ranks wait in barrier at"),
+    ],
+)
+def test_the_worker_that_fails_below_a_launcher_is_the_cause(
+    shell: Shell, launcher: str, how: str, words: str
+) -> None:
+    if importlib.util.find_spec("deepspeed") is None and launcher == "deepspeed":
+        pytest.skip("no deepspeed here")
+    (shell.folder / "train.py").write_text(FAILS.format(how=how))
+    limit = ["--hang-after", "20s"] if "sleep(600)" in how else []
+    done = shell("launch", *limit, "--", launcher, "train.py", timeout=280)
+    assert done.returncode != 0
+    cause = json.loads(next((shell.folder / "runs").glob("*/cause.json")).read_text())
+    assert (cause["rank"], cause["node"], cause["device"]) == (3, "node2", 1), cause
+    assert words in cause["title"]
+    assert "out-of-memory" not in cause["others"] + cause["title"]
+    shown = shell("logs", "show", "last", "--errors").stdout
+    assert launcher != "torchrun" or limit or "Root Cause (first observed failure)" in shown
+    assert launcher != "torchrun" or limit or "rank      : 3 (local_rank: 1)" in shown
+
+
 HIDDEN = """
 import subprocess
 import sys

@@ -14,11 +14,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List
 
-# A thread in the output of each, and one of its frames.
+# A thread in the output of each, and one of its frames. A prefix of the line may have taken one of its blanks.
 SPIED_THREAD = re.compile(r"Thread \S+ \(.*?\)(?:: \"(?P<name>.*)\")?$")
 SPIED_FRAME = re.compile(r"    (?P<function>.+?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)$")
 WRITTEN_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
-WRITTEN_FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
+WRITTEN_FRAME = re.compile(r' {1,2}File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
 MAIN = "MainThread"
 # Limit of frames that are kept, from the innermost on, and of characters of a source line.
 MOST, WIDEST = 40, 160
@@ -45,16 +45,18 @@ def frames_in(text: str) -> List[Frame]:
     Of several outputs, the last one counts.
     """
     threads: Dict[str, List[Frame]] = {}
-    current: List[Frame] = []
+    name, begins = "", True
     for line in text.splitlines():
         spied, written = SPIED_THREAD.match(line), WRITTEN_THREAD.match(line)
         if spied or written:
-            current = []
             # Python writes the main thread last, because it is the oldest one.
-            threads[spied["name"] or "" if spied else MAIN] = current
+            name, begins = (spied["name"] or "" if spied else MAIN), True
             continue
         frame = SPIED_FRAME.match(line) or WRITTEN_FRAME.match(line)
-        if frame and len(current) < MOST:
+        if frame and (begins or len(threads[name]) < MOST):
             number = frame["line"] or ""
-            current.append(Frame(frame["function"], frame["file"], int(number) if number.isdigit() else 0))
+            found = Frame(frame["function"], frame["file"], int(number) if number.isdigit() else 0)
+            # An output that was cut off before its first frame replaces none.
+            threads[name] = [found] if begins else [*threads[name], found]
+            begins = False
     return threads.get(MAIN) or next((found for found in reversed(list(threads.values())) if found), [])

@@ -69,10 +69,12 @@ def processes_of(files: AttemptFiles, spec: Dict[str, Any]) -> List[Process]:
         depths = {pid: depth for pid in environs for depth in _below(pid, top, parents)}
         tree = sorted(depths, key=lambda pid: (depths[pid], pid))
         workers = _workers(tree, environs)
+        found = workers
         if not workers:
-            workers = {number: next((pid for pid in tree if stacks.is_python(pid)), top)}
-        for rank, pid in sorted(workers.items()):
+            found = {number: next((pid for pid in tree if stacks.is_python(pid)), top)}
+        for rank, pid in sorted(found.items()):
             process = Process(rank, number, pid, str(argv[0]), path)
+            process.worker = bool(workers)
             local = _variables(environs[pid]).get("LOCAL_RANK", "")
             process.local_rank = int(local) if local.isdigit() else None
             result.append(process)

@@ -47,6 +47,8 @@ class Process:
     def __init__(self, rank: int, via: int, pid: int, program: str, path: str) -> None:
         """`via`: the rank whose log has the output. `program` and `path` are those that the rank was started with."""
         self.rank, self.via, self.pid, self.program, self.path = rank, via, pid, program, path
+        # Whether it is one of a launcher's workers.
+        self.worker = False
         self.local_rank: Optional[int] = None
         self.exit_code: Optional[int] = None
         self.signal: Optional[int] = None
@@ -56,7 +58,7 @@ class Process:
 
     def as_json(self) -> Dict[str, object]:
         """Return its part of an observation."""
-        names = ("rank", "via", "local_rank", "exit_code", "signal", "unseen")
+        names = ("rank", "via", "worker", "local_rank", "exit_code", "signal", "unseen")
         frames = [{**frame._asdict(), "text": frame.text()} for frame in self.frames]
         return {**{name: getattr(self, name) for name in names}, "pid": self.pid or None, "frames": frames}
 
@@ -121,15 +123,29 @@ def catches(pid: int, number: int) -> bool:
     return bool(rows and int(rows[0][1], 16) >> (number - 1) & 1)
 
 
-def abort(pids: Iterable[int]) -> None:
-    """End the processes that write their stacks when they are aborted, and that SIGTERM would end at once too."""
-    chosen = [pid for pid in pids if catches(pid, signal.SIGABRT) and not catches(pid, signal.SIGTERM)]
-    for pid in chosen:
-        _without_core(pid)
-    send(chosen, signal.SIGABRT)
+def abort(files: AttemptFiles, processes: Iterable[Process]) -> None:
+    """End the processes that write their stacks when they are aborted, and that SIGTERM would end at once too.
+
+    What a worker wrote into a file of its own is copied to the log of its launcher, which is ended right after.
+    """
+    found = [process for process in processes if process.pid]
+    chosen = [
+        each for each in found if catches(each.pid, signal.SIGABRT) and not catches(each.pid, signal.SIGTERM)
+    ]
+    own = [(each, _error_log(each.pid)) for each in chosen if each.worker]
+    ends = [(each, log, os.path.getsize(log)) for each, log in own if log]
+    for each in chosen:
+        _without_core(each.pid)
+    send([each.pid for each in chosen], signal.SIGABRT)
     deadline = time.monotonic() + WRITING
-    while any(stat_of(pid)[:1] not in ([], ["Z"], ["X"]) for pid in chosen) and time.monotonic() < deadline:
+    while any(stat_of(each.pid)[:1] not in ([], ["Z"], ["X"]) for each in chosen):
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.01)
+    for each, log, end in ends:
+        lines = _text_after(log, end).splitlines()
+        text = "".join(f"[rank{each.rank}]:{line}\n" for line in lines)
+        _append(files.log(each.via, "err"), text.encode("utf-8", "replace"))
 
 
 def _without_core(pid: int) -> None:
@@ -208,9 +224,13 @@ def _output_of(process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
 
 
 def _write(log: str, pid: int, output: bytes) -> None:
-    """Append the stacks in one piece, so that they stay together although the rank writes too."""
+    _append(log, f"clusterctl: where process {pid} stands, by py-spy:\n".encode() + output)
+
+
+def _append(log: str, output: bytes) -> None:
+    """Append in one piece, so that it stays together although the rank writes too."""
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(fd, f"clusterctl: where process {pid} stands, by py-spy:\n".encode() + output)
+        os.write(fd, output)
     finally:
         os.close(fd)

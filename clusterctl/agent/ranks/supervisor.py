@@ -253,8 +253,7 @@ class Supervisor:
         from clusterctl.agent.ranks import roll_call, stacks
 
         self.ending = True
-        found = roll_call.processes_of(self.files, self.spec)
-        stacks.abort(process.pid for process in found if process.pid)
+        stacks.abort(self.files, roll_call.processes_of(self.files, self.spec))
 
     def request_stop(self, *_: object) -> None:
         """Handle SIGTERM: start no more ranks and end those that run."""
@@ -303,8 +302,10 @@ class Supervisor:
         rank.record.update(
             state="exited", exit_code=code, signal=number, ended=time.time(), monotonic=time.monotonic()
         )
+        if self.ending:
+            rank.record["ended_here"] = True
         # A rank that we end was not killed because memory ran out.
-        if code != 0 and not self.ending:
+        elif code != 0:
             evidence = {**self.kills.of(time.monotonic()), **fullness(self.files.run_dir)}
             rank.record.update(
                 {key: evidence[key] for key in evidence if key != "oom" or number == signal.SIGKILL}

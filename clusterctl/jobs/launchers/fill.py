@@ -21,7 +21,15 @@ SPELLED = {
     "--log_dir": "$CLUSTERCTL_RUN_DIR/launcher",
 }  # fmt: skip
 # Options whose absence hurts on no node.
-DISPENSABLE = ("--mixed_precision", "--dynamo_backend", "--log_dir", "--join", "--block", "--multi_gpu")
+DISPENSABLE = (
+    "--mixed_precision",
+    "--dynamo_backend",
+    "--log_dir",
+    "--tee",
+    "--join",
+    "--block",
+    "--multi_gpu",
+)
 DEEPSPEED_FILTERS = ("--include", "-i", "--exclude", "-e")
 
 
@@ -280,6 +288,10 @@ def variables(shape: Shape) -> dict[str, str]:
         "PET_MASTER_PORT": str(shape.master_port),
         "PET_RDZV_ENDPOINT": where,
         "PET_RDZV_ID": "clusterctl",
+        # Each worker has files of its own, and its whole lines stand in torchrun's output with its rank.
+        "PET_LOG_DIR": shape.log_dir,
+        "PET_TEE": "3",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]:",
         # paddle.distributed.launch.
         "PADDLE_MASTER": where,
         "PADDLE_NNODES": str(shape.nodes),

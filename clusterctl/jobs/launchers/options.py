@@ -140,6 +140,9 @@ def accelerate(shape: Shape, given: dict[str, str]) -> list[Option]:
         Option(("--main_process_ip",), shape.master, shape.names),
         _free("--main_process_port", given, str(shape.master_port)),
     ]
+    # accelerate's own defaults count more than torchrun's variables.
+    if not {"--tee", "-t"} & given.keys():
+        options += [Option(("--tee",), "3"), _free("--log_dir", given, shape.log_dir)]
     # Without a configuration file accelerate guesses from the devices that it sees.
     if "--config_file" not in given:
         options += [_free("--mixed_precision", given, "no"), _free("--dynamo_backend", given, "no")]

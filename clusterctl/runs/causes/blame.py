@@ -29,6 +29,8 @@ class Observation:
     rank: int
     via: int = -1
     """The rank whose log has its output: that of its launcher, or its own."""
+    worker: bool = False
+    """It is one of a launcher's workers, and `rank` is its global rank."""
     node: str = ""
     device: int | None = None
     local_rank: int | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
 from clusterctl.runs.causes.patterns import Kind, kind_of, lost_another, raised_in
 from clusterctl.runs.causes.patterns import how_it_ended as how_it_ended
+from clusterctl.runs.causes.workers import Worker, failed_worker
 from clusterctl.runs.state import write_state
 from clusterctl.text import plural
 from clusterctl.typed_json import BadValue, decode, encode
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 # Lines of the failed rank's log that are shown.
 TAIL = 20
 # Last lines of the log that are searched for the cause.
-READ = 200
+READ = 1000
 # Number of ranks up to which they are named one by one.
 FEW = 4
 # Seconds: the order of ends that are closer is uncertain, because two clocks and two supervisors are involved.
@@ -153,6 +155,10 @@ def _key(rank: RankState) -> tuple[str, int]:
     return rank.node, rank.rank
 
 
+def _is_same(rank: RankState, other: RankState | None) -> bool:
+    return other is not None and _key(rank) == _key(other)
+
+
 class _Ends:
     """How the ranks of an attempt ended, in order of time."""
 
@@ -164,11 +170,40 @@ class _Ends:
             # The failure says more than the rank's own record, which for a hang only shows how clusterctl ended the
             # process.
             self.all = [rank for rank in self.all if _key(rank) != _key(self.failure)] + [self.failure]
+        self.workers: dict[tuple[str, int], Worker] = {}
+        self.all = [self._with_worker(rank) for rank in self.all]
         bad = [
-            rank for rank in self.all if rank.exit_code or rank.signal or rank.hang or rank is self.failure
+            rank
+            for rank in self.all
+            if rank.exit_code or rank.signal or rank.hang or _is_same(rank, self.failure)
         ]
         self.kinds = {_key(rank): self._kind(rank) for rank in bad}
         self.bad = sorted(bad, key=lambda rank: rank.end_time)
+
+    def _with_worker(self, rank: RankState) -> RankState:
+        """Return a launcher that failed with the end of its worker that failed first."""
+        if not rank.exit_code or rank.hang:
+            return rank
+        # DeepSpeed's launcher names its worker on stdout.
+        out = last_lines(self.run.log(rank.node, rank.rank, "out", self.attempt), TAIL)
+        worker = failed_worker([*self.log_of(rank)[1], *out], partial(self._first_rank, rank.node))
+        if worker is None:
+            return rank
+        self.workers[_key(rank)] = worker
+        own = self.run.read_record().devices_on(rank.node)
+        device = own[worker.local_rank] if worker.local_rank < len(own) else rank.device
+        code, number = worker.exit_code, worker.signal
+        new = replace(rank, worker=worker.rank, device=device, exit_code=code, signal=number, error="")
+        self.failure = new if _is_same(rank, self.failure) else self.failure
+        return new
+
+    def _first_rank(self, node: str) -> int:
+        """Return the global rank of the first worker on a node: one runs on each device, in the order of the nodes."""
+        record = self.run.read_record()
+        names = record.cluster.names
+        return (
+            sum(len(record.devices_on(name)) for name in names[: names.index(node)]) if node in names else 0
+        )
 
     def _kind(self, rank: RankState) -> Kind:
         if self._was_stopped(rank):
@@ -177,6 +212,8 @@ class _Ends:
 
     def _was_stopped(self, rank: RankState) -> bool:
         """Return True if clusterctl itself ended the rank, after the first failure."""
+        if rank.ended_here and rank.worker is None and not _is_same(rank, self.failure):
+            return True
         signals = (*AFTER_STOP, signal.SIGABRT) if self.failure and self.failure.hang else AFTER_STOP
         if self.failure is None or rank.signal not in signals:
             return False
@@ -184,6 +221,8 @@ class _Ends:
 
     def log_of(self, rank: RankState) -> tuple[Path, list[str]]:
         """Return a rank's log and its last lines: of stderr, or of stdout if stderr is empty."""
+        if own := list(getattr(self.workers.get(_key(rank)), "lines", ())):
+            return self.run.log(rank.node, rank.rank, "err", self.attempt), own
         logs = [self.run.log(rank.node, rank.rank, stream, self.attempt) for stream in ("err", "out")]
         recorded = [line for line in rank.error.splitlines() if line.strip()][-READ:]
         for log in logs:

@@ -12,6 +12,7 @@ from clusterctl.errors import UsageError
 from clusterctl.logs.store import last_lines
 from clusterctl.runs.causes.blame import STOPPED, Observation, judge
 from clusterctl.runs.causes.places import Frame
+from clusterctl.runs.causes.workers import own_lines
 from clusterctl.transport.fanout import within
 from clusterctl.typed_json import BadValue, decode, encode
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 # Seconds that nodes have to answer.
 LIMIT = 5.0
 # Last lines of a log in which the stacks of an aborted rank are searched.
-READ = 400
+READ = 1000
 ABORTED = "Fatal Python error: Aborted"
 
 
@@ -58,9 +59,9 @@ def call_roll(
 
 
 def _device(record: RunRecord, node: str, seen: Observation) -> int | None:
-    if seen.rank == seen.via:
+    if not seen.worker:
         return record.device_of(node, seen.rank)
-    devices = record.devices.get(node, ())
+    devices = record.devices_on(node)
     local = seen.local_rank
     return devices[local] if local is not None and local < len(devices) else None
 
@@ -88,9 +89,12 @@ def read_roll(run: RunDir, attempt: int) -> Roll | None:
 
 def _with_log(run: RunDir, attempt: int, seen: Observation) -> Observation:
     """Return an observation with the stack that a rank wrote when it was aborted."""
-    if seen.frames or seen.pid is None or seen.rank != seen.via:
+    if seen.frames or seen.pid is None:
         return seen
-    text = "\n".join(last_lines(run.log(seen.node, seen.via, "err", attempt), READ))
+    lines = last_lines(run.log(seen.node, seen.via, "err", attempt), READ)
+    if seen.worker:
+        lines = own_lines(seen.rank, seen.local_rank, lines)
+    text = "\n".join(lines)
     found = frames_in(text.rpartition(ABORTED)[2]) if ABORTED in text else []
     frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in found)
     return replace(seen, frames=frames, unseen="") if frames else seen
@@ -131,7 +135,7 @@ def _as_failure(failure: RankState, blamed: Observation, state: RunState) -> Ran
         device=blamed.device,
         local_rank=known.local_rank if known else None,
         pid=known.pid if known else None,
-        worker=None if blamed.rank == blamed.via else blamed.rank,
+        worker=blamed.rank if blamed.worker else None,
         step=blamed.step if blamed.step is not None else failure.step,
         stopped=blamed.state == STOPPED,
     )

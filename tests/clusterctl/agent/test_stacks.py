@@ -89,7 +89,7 @@ def test_a_program_with_a_fault_handler_writes_its_stacks_when_it_is_aborted(tmp
     try:
         for one in started:
             assert one.stdout and one.stdout.readline() == b"ready\n"
-        stacks.abort(one.pid for one in started)
+        stacks.abort(attempt(tmp_path), [Process(0, 0, one.pid, "python", "") for one in started])
         assert started[0].wait(60) == -signal.SIGABRT
         assert [frame.line for frame in frames_in((tmp_path / "handler").read_text())] == [1]
         # SIGTERM lets one of the others save a checkpoint first, and SIGABRT would tell nothing of the other.

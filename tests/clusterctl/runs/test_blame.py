@@ -31,7 +31,7 @@ def works(function: str = "load_batch", line: int = 12) -> tuple[Frame, ...]:
 def roll(*ranks: dict[str, Any]) -> list[Observation]:
     """Return observations of two ranks on each node."""
     return [
-        Observation(rank, rank, f"node{rank // 2 + 1}", rank % 2, **{"pid": 100 + rank, **facts})
+        Observation(rank, rank, node=f"node{rank // 2 + 1}", device=rank % 2, **{"pid": 100 + rank, **facts})
         for rank, facts in enumerate(ranks)
     ]
 
@@ -278,7 +278,14 @@ NATIVE = """Thread 12 (active): "MainThread"
 
 
 @pytest.mark.parametrize(
-    "text", [SPIED, WRITTEN, "Current thread 0x1 (most recent call first):\n" + WRITTEN, NATIVE + SPIED]
+    "text",
+    [
+        SPIED,
+        WRITTEN,
+        WRITTEN + "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n",
+        "Current thread 0x1 (most recent call first):\n" + WRITTEN,
+        NATIVE + SPIED,
+    ],
 )
 def test_the_main_threads_frames_are_read_from_either_tool(text: str) -> None:
     assert [tuple(frame) for frame in frames_in(text)] == [
