@@ -174,7 +174,9 @@ def ours(source: Path, tokenizer: Path, output: Path, workers: int) -> list[str]
 def made_tokenizer(folder: Path, source: Path) -> Path:
     arguments = ["--input", str(source), "--vocab-size", "32000", "--output", str(folder / "tokenizer.json")]
     subprocess.run(
-        [sys.executable, "-m", "trainer", "tokenizer-train", *arguments], check=True, stdout=sys.stderr
+        [sys.executable, "-m", "trainer", "tokenizer-train", *arguments, "--replace"],
+        check=True,
+        stdout=sys.stderr,
     )
     return folder / "tokenizer.json"
 

@@ -96,6 +96,7 @@ def train_tokenizer(corpus: Path, output: Path, size: int = VOCABULARY) -> int:
         str(size),
         "--output",
         str(output),
+        "--replace",
         "--json",
     ]
     return ask_trainer(lambda answer: int(answer["vocab"]), argv)

@@ -310,7 +310,7 @@ def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokeniz
         eod=tokenizer.eod,
         eod_token=tokenizer.token_of(tokenizer.eod),
         glm=tokenizer.glm_ids(),
-        tokenizer=TokenizerRecord(str(order.tokenizer), tokenizer.sha256),
+        tokenizer=TokenizerRecord(str(order.tokenizer), tokenizer.sha256, tokenizer.fingerprint),
         dropped={why: store.facts[why] for why in DROPPED},
         bad=tuple(store.bad),
         filters={**filters, "dedup": recipe.dedup},

@@ -166,6 +166,7 @@ def _tokenizer_arguments(verb: ADD) -> None:
     glm.add_argument("--eod", default="", help="The token that ends a document. Default: <|endoftext|>.")
     glm.add_argument("--output", type=Path, required=True, metavar="FILE", help="The tokenizer to write.")
     for each in (parser, glm):
+        each.add_argument("--replace", action="store_true", help="Overwrite another tokenizer of that name.")
         each.add_argument("--json", action="store_true", help="Print one JSON document.")
 
 
@@ -210,16 +211,17 @@ def _tokenizer_train(arguments: argparse.Namespace) -> int:
     from trainer.corpus.tokenizer import train_tokenizer
 
     texts = texts_of(arguments.input, arguments.key, arguments.format, arguments.each)
-    answer = train_tokenizer(some_text(texts), arguments.vocab_size, arguments.output)
+    answer = train_tokenizer(
+        some_text(texts), arguments.vocab_size, arguments.output, overwrite=arguments.replace
+    )
     return _show(arguments, answer, _tokenizer_text)
 
 
 def _tokenizer_glm(arguments: argparse.Namespace) -> int:
     from trainer.corpus.tokenizer import add_glm_tokens
 
-    return _show(
-        arguments, add_glm_tokens(arguments.tokenizer, arguments.output, arguments.eod), _tokenizer_text
-    )
+    answer = add_glm_tokens(arguments.tokenizer, arguments.output, arguments.eod, overwrite=arguments.replace)
+    return _show(arguments, answer, _tokenizer_text)
 
 
 def _build(arguments: argparse.Namespace) -> int:
@@ -287,12 +289,15 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from trainer.corpus.verify import tokenizer_vocab, verify
+    from trainer.corpus.tokenizer import Tokenizer
+    from trainer.corpus.verify import verify
 
     if arguments.vocab is not None and arguments.vocab < 1:
         raise InputError(f"--vocab is {arguments.vocab}; at least 1 is needed", "as in --vocab 50304")
-    vocab = tokenizer_vocab(arguments.tokenizer) if arguments.tokenizer else arguments.vocab
-    looked = [verify(prefix, vocab, not arguments.no_hash) for prefix in dict.fromkeys(arguments.prefix)]
+    tokenizer = Tokenizer.load(arguments.tokenizer) if arguments.tokenizer else None
+    vocab = tokenizer.vocab if tokenizer else arguments.vocab
+    prefixes = dict.fromkeys(arguments.prefix)
+    looked = [verify(prefix, vocab, not arguments.no_hash, tokenizer) for prefix in prefixes]
     if arguments.json:
         _write_json([pair.as_json() for pair in looked])
     else:

@@ -13,7 +13,7 @@ from trainer.corpus.build import entropy
 from trainer.corpus.indexed import Corpus, bin_path, open_corpus
 from trainer.corpus.manifest import Manifest, TokenizerRecord
 from trainer.corpus.tokenizer import Tokenizer
-from trainer.corpus.verify import read_manifest, token_pieces
+from trainer.corpus.verify import other_tokenizer, read_manifest, token_pieces
 from trainer.errors import DataError, InputError
 
 SAMPLE_TOKENS = 48
@@ -104,7 +104,7 @@ def describe(
     manifest, _ = read_manifest(prefix)
     counts = _id_counts(corpus)
     lengths = document_lengths(corpus)
-    decoder = _tokenizer(tokenizer, manifest, samples, eod)
+    decoder = _tokenizer(prefix, tokenizer, manifest, samples, eod)
     return CorpusInfo(
         prefix=str(prefix),
         documents=corpus.documents,
@@ -178,7 +178,9 @@ def _common_end(corpus: Corpus) -> int | None:
     return int(ends[0]) if len(ends) and (ends == ends[0]).all() else None
 
 
-def _tokenizer(given: Path | None, manifest: Manifest | None, samples: int, eod: str) -> Tokenizer | None:
+def _tokenizer(
+    prefix: Path, given: Path | None, manifest: Manifest | None, samples: int, eod: str
+) -> Tokenizer | None:
     if not samples:
         return None
     recorded = manifest and manifest.tokenizer
@@ -187,10 +189,8 @@ def _tokenizer(given: Path | None, manifest: Manifest | None, samples: int, eod:
             return None
         given = Path(recorded.path)
     decoder = Tokenizer.load(given, eod or (manifest and manifest.eod_token) or "")
-    if recorded and decoder.sha256 != recorded.sha256:
-        raise DataError(
-            f"{given}: is not the tokenizer that made this data", "name the right one with --tokenizer"
-        )
+    if problem := other_tokenizer(prefix, decoder):
+        raise DataError(*problem)
     return decoder
 
 

@@ -34,6 +34,8 @@ class TokenizerRecord:
 
     path: str
     sha256: str
+    fingerprint: str = ""
+    """The hash of what decides the ids of a text, the same for every form of its files; "" in older manifests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,11 @@ def _from_json(value: JsonObject) -> Manifest:
     if not outputs["bin"].sha256:
         raise ValueError("the hash of .bin is missing")
     recorded = value.get("tokenizer")
-    tokenizer = recorded and TokenizerRecord(str(recorded.get("path", "")), _checked(recorded["sha256"], str))
+    tokenizer = recorded and TokenizerRecord(
+        str(recorded.get("path", "")),
+        _checked(recorded["sha256"], str),
+        str(recorded.get("fingerprint", "")),
+    )
     inputs = tuple(
         InputRecord(_checked(entry["path"], str), _checked(entry["bytes"], int), entry["sha256"])
         for entry in value.get("inputs") or ()

@@ -92,6 +92,13 @@ class Tokenizer:
         found: JsonObject = json.loads(self._inner.to_str())
         return found
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash of what decides the ids of a text: vocabulary, merges and how words are split."""
+        definition = self.definition()
+        parts = [definition[name] for name in ("model", "normalizer", "pre_tokenizer")]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its spelling, or None."""
         number: int | None = self._inner.token_to_id(token)
@@ -331,10 +338,13 @@ class WrittenTokenizer:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> WrittenTokenizer:
+def train_tokenizer(
+    texts: Iterator[str], vocab: int, output: Path, *, overwrite: bool = False
+) -> WrittenTokenizer:
     """Train a vocabulary on texts; write `output`, and `<output>.info.json` with the eod id.
 
-    An output whose name does not end in .json is a folder; it also gets vocab.json and merges.txt.
+    An output whose name does not end in .json is a folder; it also gets vocab.json and merges.txt. Another tokenizer of
+    that name is kept without `overwrite`.
     """
     if vocab < SMALLEST_VOCAB:
         raise InputError(
@@ -353,10 +363,10 @@ def train_tokenizer(texts: Iterator[str], vocab: int, output: Path) -> WrittenTo
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
-    return replace(_write(inner, output, END_OF_DOCUMENT), asked_vocab=vocab)
+    return replace(_write(inner, output, END_OF_DOCUMENT, overwrite), asked_vocab=vocab)
 
 
-def add_glm_tokens(path: Path, output: Path, eod: str = "") -> WrittenTokenizer:
+def add_glm_tokens(path: Path, output: Path, eod: str = "", *, overwrite: bool = False) -> WrittenTokenizer:
     """Write a copy of a tokenizer with GLM's special tokens after its last id."""
     tokenizer = Tokenizer.load(path, eod)
     existing = [token for token in GLM_TOKENS.values() if tokenizer.id_of(token) is not None]
@@ -367,11 +377,14 @@ def add_glm_tokens(path: Path, output: Path, eod: str = "") -> WrittenTokenizer:
     inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.definition()))
     inner.add_special_tokens(list(GLM_TOKENS.values()))
     end = tokenizer.token_of(tokenizer.eod) or ""
-    return replace(_write(inner, output, end), glm=Tokenizer(inner, 0).glm_ids())
+    return replace(_write(inner, output, end, overwrite), glm=Tokenizer(inner, 0).glm_ids())
 
 
-def _write(inner: tokenizers.Tokenizer, output: Path, end: str) -> WrittenTokenizer:
+def _write(inner: tokenizers.Tokenizer, output: Path, end: str, overwrite: bool) -> WrittenTokenizer:
     file = output if output.suffix == ".json" else output / FILE
+    if not overwrite and file.is_file() and file.read_bytes() != inner.to_str().encode():
+        problem = f"{file}: another tokenizer is there; data that it encoded would no longer fit"
+        raise InputError(problem, "name another --output, or add --replace")
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, inner.to_str().encode())
     if file is not output:

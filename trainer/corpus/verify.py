@@ -25,6 +25,7 @@ from trainer.corpus.manifest import FileRecord, Manifest, load_manifest, manifes
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
 from trainer.files import link_or_copy, sha256
+from trainer.side_files import TOKENIZER
 
 TOKENS_AT_ONCE = 1 << 22
 
@@ -76,8 +77,13 @@ class Repaired:
         return {key: value for key, value in asdict(self).items() if key != "why"}
 
 
-def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verified:
-    """Check the index itself, and compare it with the tokens, the vocabulary and the manifest."""
+def verify(
+    prefix: Path, vocab: int | None = None, hashes: bool = True, tokenizer: Tokenizer | None = None
+) -> Verified:
+    """Check the index itself, and compare it with the tokens, the vocabulary, the manifest and the tokenizer.
+
+    `tokenizer`: by default the one that the manifest names, if it is there.
+    """
     index, faults = look(prefix)
     findings = [Finding(problem, remedy) for problem, remedy in faults]
     checked = ["index"]
@@ -98,6 +104,11 @@ def verify(prefix: Path, vocab: int | None = None, hashes: bool = True) -> Verif
     if manifest is not None:
         checked.append("manifest")
         findings += _against(prefix, manifest, hashes)
+        recorded = manifest.tokenizer
+        if tokenizer is None and recorded and hashes and Path(recorded.path).is_file():
+            tokenizer = Tokenizer.load(Path(recorded.path), manifest.eod_token or "")
+        if tokenizer is not None and (other := other_tokenizer(prefix, tokenizer)):
+            findings.append(Finding(*other))
     known = vocab if vocab is not None or manifest is None else manifest.vocab
     largest = -1
     if not any("has" in finding.what and ".bin" in finding.what for finding in findings):
@@ -140,6 +151,22 @@ def _against(prefix: Path, manifest: Manifest, hashes: bool) -> Iterator[Finding
 
 def _changed(path: Path) -> str:
     return f"{path.name} was changed or mixed up after it was built: copy it again, or build it again"
+
+
+def other_tokenizer(prefix: Path, tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """Return a problem and its remedy if the manifest of a pair records that another tokenizer encoded it."""
+    manifest, _ = read_manifest(prefix)
+    recorded = manifest.tokenizer if manifest else None
+    # An old manifest has no fingerprint, and a vocabulary with merges has another hash than the same tokenizer.json.
+    if (
+        recorded is None
+        or recorded.sha256 == tokenizer.sha256
+        or (not recorded.fingerprint and Path(recorded.path).name != TOKENIZER)
+        or recorded.fingerprint == tokenizer.fingerprint
+    ):
+        return None
+    problem = f"{tokenizer.source}: is not the tokenizer that encoded {prefix}"
+    return problem, "name that tokenizer, or build the data again with this one"
 
 
 def id_range(binary: Path, dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -264,8 +291,3 @@ def _write_repaired(index: Index, lengths: NDArray[np.int64], prefix: Path, outp
         for path in asides.values():
             path.unlink(missing_ok=True)
     read_index(idx_path(output))
-
-
-def tokenizer_vocab(path: Path | None, eod: str = "") -> int | None:
-    """Return the size of the vocabulary of the named tokenizer, or None without one."""
-    return Tokenizer.load(path, eod).vocab if path is not None else None

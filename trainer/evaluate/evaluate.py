@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.checkpoint.store import Checkpoint, open_checkpoint
 from trainer.corpus.indexed import idx_path
-from trainer.corpus.tokenizer import Tokenizer
+from trainer.corpus.verify import other_tokenizer
 from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.errors import DataError, InputError
@@ -27,11 +27,10 @@ from trainer.evaluate.tasks import CONTINUING, TASKS, by_example
 from trainer.evaluate.text import Reader
 from trainer.files import sha256
 from trainer.generate.blanks import own_tokens
-from trainer.generate.loading import load_model
+from trainer.generate.loading import load_model, tokenizer_for
 from trainer.generate.precision import weight_type
 from trainer.model.glm import GLM
 from trainer.parallel.group import Group
-from trainer.side_files import TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,7 @@ class Subject:
             raise InputError(f"--weights {weights}: a CPU evaluates in fp32", "leave out --weights")
         weight_type(weights, device)
         checkpoint = open_checkpoint(folder)
-        if tokenizer is None and not (folder / TOKENIZER).is_file():
-            raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
-        loaded = Tokenizer.load(tokenizer or folder / TOKENIZER)
+        loaded = tokenizer_for(folder, tokenizer)
         model = load_model(checkpoint, base, device, weights)
         if loaded.vocab > model.config.vocab:
             problem = f"the tokenizer has {loaded.vocab:,} ids, but the model only {model.config.vocab:,}"
@@ -143,6 +140,9 @@ def _inputs(subject: Subject, order: Order) -> Inputs:
         data = Path(prefix)
     if not data.exists() and prefix_of(data) is None:
         raise DataError(f"{data} does not exist", "name a local file, or a corpus without .bin, with --data")
+    corpus = prefix_of(data)
+    if corpus and (problem := other_tokenizer(corpus, subject.reader.tokenizer)):
+        raise DataError(*problem)
     return Inputs(
         data,
         subject.reader,

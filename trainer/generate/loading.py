@@ -13,7 +13,7 @@ import native
 from native.decode.matrix import TYPES
 from native.decode.packed import KINDS
 from native.decode.paged import PAGE
-from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify
+from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify, verify_file
 from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import Tokenizer
@@ -21,6 +21,7 @@ from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.engine.rank_state import load_parameters
 from trainer.errors import CheckpointError, InputError
+from trainer.files import sha256
 from trainer.generate.batcher import SCORED_TOKENS
 from trainer.generate.blanks import special_tokens
 from trainer.generate.decoder import Decoder
@@ -206,10 +207,7 @@ def open_decoder(
     ranks = ranks or alone()
     # Check the type before any file is read.
     kind = weight_type(kind, ranks.group.device)
-    named = tokenizer or folder / TOKENIZER
-    if tokenizer is None and not named.is_file():
-        raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
-    loaded = Tokenizer.load(named)
+    loaded = tokenizer_for(folder, tokenizer)
     net, found, pages = load_network(folder, kind, cache, ranks, division, base)
     config = net.config
     if not net.is_glm and loaded.vocab > config.vocab:
@@ -217,10 +215,28 @@ def open_decoder(
             f"the tokenizer has ids up to {loaded.vocab - 1}, the model only {config.vocab}",
             "use the tokenizer that made the training data",
         )
-    data, side = found.manifest.config.data, SideFiles.beside(named, folder)
+    data, side = found.manifest.config.data, SideFiles.beside(tokenizer or folder, folder)
     glm = special_tokens(config, loaded, data) if net.is_glm else None
     ends = [*side.ends(loaded, side.template(template)), *([] if data.eod is None else [data.eod])]
     return Decoder(net, loaded, pages, glm, found, most_running, ends, loaded.prefix(add_bos))
+
+
+def tokenizer_for(folder: Path, named: Path | None) -> Tokenizer:
+    """Return the verified tokenizer of a checkpoint, or the named one; refuse one that gives a text other ids."""
+    own, found = folder / TOKENIZER, open_checkpoint(folder)
+    if not own.is_file():
+        if named is None:
+            raise InputError(f"{folder}: contains no tokenizer", "name one with --tokenizer")
+        return Tokenizer.load(named)
+    if TOKENIZER in found.files:
+        verify_file(found, TOKENIZER)
+    if named is None:
+        return Tokenizer.load(own)
+    loaded = Tokenizer.load(named)
+    if sha256(own) != loaded.sha256 and Tokenizer.load(own).fingerprint != loaded.fingerprint:
+        problem = f"{named}: is not the tokenizer of {folder}, which gives texts other ids"
+        raise InputError(problem, "leave out --tokenizer")
+    return loaded
 
 
 def load_model(

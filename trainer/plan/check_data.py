@@ -10,7 +10,7 @@ from trainer.config.data import Source
 from trainer.config.glm import SPECIAL_TOKENS
 from trainer.corpus.indexed import Index, bin_path, look
 from trainer.corpus.tokenizer import Tokenizer
-from trainer.corpus.verify import id_range, recorded_largest_id
+from trainer.corpus.verify import id_range, other_tokenizer, recorded_largest_id
 from trainer.errors import Fault, TrainerError
 from trainer.plan.checks import CorpusUse
 from trainer.samples.blend import blend_fault, normal, split_fault
@@ -134,7 +134,7 @@ def check_tokenizer(config: TrainConfig, base: Path) -> tuple[list[Fault], list[
         tokenizer = Tokenizer.load(file)
     except TrainerError as error:
         return [Fault("train.data.tokenizer", error.message, error.hint)], []
-    return list(_faults(config, tokenizer)), list(_notes(config, tokenizer))
+    return list(_faults(config, tokenizer, base)), list(_notes(config, tokenizer))
 
 
 def _ids(config: TrainConfig, tokenizer: Tokenizer) -> int:
@@ -143,13 +143,16 @@ def _ids(config: TrainConfig, tokenizer: Tokenizer) -> int:
     return tokenizer.vocab if laid_on else tokenizer.vocab + SPECIAL_TOKENS
 
 
-def _faults(config: TrainConfig, tokenizer: Tokenizer) -> Iterator[Fault]:
+def _faults(config: TrainConfig, tokenizer: Tokenizer, base: Path) -> Iterator[Fault]:
     needed, vocab = _ids(config, tokenizer), config.model.vocab
     if needed > vocab:
         own = " with GLM's special tokens" if config.model.kind == "glm" else ""
         yield Fault(
             "train.model.vocab", f"is {vocab}, but the tokenizer has {needed} ids{own}", f"use {needed}"
         )
+    for prefix in config.data.prefixes().values():
+        if problem := other_tokenizer(base / prefix, tokenizer):
+            yield Fault("train.data.tokenizer", *problem)
 
 
 def _notes(config: TrainConfig, tokenizer: Tokenizer) -> Iterator[str]:

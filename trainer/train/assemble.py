@@ -19,6 +19,7 @@ from trainer.config.data import DataConfig, DataIdentity
 from trainer.config.deepspeed import uses_disk
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.tokenizer import Tokenizer, single_file
+from trainer.corpus.verify import other_tokenizer
 from trainer.device import Device, open_device, pool_buffers
 from trainer.engine.passes import Model
 from trainer.engine.torch_engine import Engine, TorchEngine
@@ -258,12 +259,17 @@ def _check_tokenizer(config: TrainConfig) -> None:
                 f"train.model.vocab is {vocab}, but the tokenizer and GLM's special tokens need {needed}"
             )
             raise InputError(problem, f"use vocab: {needed}")
-    elif config.data.tokenizer:
-        ids = Tokenizer.load(Path(config.data.tokenizer)).vocab
-        if ids > vocab:
-            raise InputError(
-                f"train.model.vocab is {vocab}, but the tokenizer has {ids} ids", f"use vocab: {ids}"
-            )
+    if not config.data.tokenizer:
+        return
+    tokenizer = Tokenizer.load(Path(config.data.tokenizer))
+    if config.model.kind != "glm" and tokenizer.vocab > vocab:
+        raise InputError(
+            f"train.model.vocab is {vocab}, but the tokenizer has {tokenizer.vocab} ids",
+            f"use vocab: {tokenizer.vocab}",
+        )
+    for prefix in config.data.prefixes().values():
+        if other := other_tokenizer(Path(prefix), tokenizer):
+            raise InputError(f"train.data.tokenizer: {other[0]}", other[1])
 
 
 def _ends(data: DataConfig) -> Ends | None:

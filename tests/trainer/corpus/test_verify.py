@@ -14,7 +14,8 @@ from trainer.corpus.indexed import Writer, open_corpus
 from trainer.corpus.info import Epochs, describe, histogram, token_count
 from trainer.corpus.manifest import manifest_path
 from trainer.corpus.shards import merge, shard_name, split
-from trainer.corpus.verify import repair, verify
+from trainer.corpus.tokenizer import Tokenizer, single_file, train_tokenizer
+from trainer.corpus.verify import other_tokenizer, repair, verify
 from trainer.errors import DataError, InputError
 
 DOCUMENTS = [[[5, 6, 7]], [[8], [9, 10]], [], [[11] * 40], [[12, 13]]]
@@ -294,7 +295,7 @@ def test_info_of_a_corpus_without_a_manifest_or_without_tokens(tmp_path: Path) -
 def test_another_tokenizer_than_the_datas_own_is_refused(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     words = small_tokenizer(tmp_path / "t", 290)
-    with pytest.raises(DataError, match="is not the tokenizer that made this data"):
+    with pytest.raises(DataError, match="is not the tokenizer that encoded"):
         describe(pair, words, samples=1)
 
 
@@ -315,3 +316,37 @@ def test_budgets_are_read_as_people_write_them() -> None:
     for text in ("many", "", "-", "nan"):
         with pytest.raises(InputError):
             token_count(text)
+
+
+def test_data_are_bound_to_the_tokenizer_that_encoded_them(tmp_path: Path) -> None:
+    words = small_tokenizer(tmp_path)
+    prefix = tmp_path / "c"
+    built(prefix, words, write_lines(tmp_path / "in.jsonl", SAYINGS * 5))
+    assert verify(prefix, tokenizer=Tokenizer.load(words)).findings == ()
+    # The same tokenizer in another form of its files.
+    train_tokenizer(iter(SAYINGS), 300, tmp_path / "pair")
+    (tmp_path / "pair/tokenizer.json").unlink()
+    assert other_tokenizer(prefix, Tokenizer.load(tmp_path / "pair")) is None
+    assert single_file(tmp_path / "pair", tmp_path / "whole").read_bytes() != words.read_bytes()
+    assert other_tokenizer(prefix, Tokenizer.load(tmp_path / "whole")) is None
+    # Another one, under the recorded name too.
+    train_tokenizer(iter(["the mat; café"] * 9), 280, tmp_path / "other.json")
+    (finding,) = verify(prefix, tokenizer=Tokenizer.load(tmp_path / "other.json")).findings
+    assert "is not the tokenizer that encoded" in finding.what
+    words.write_bytes((tmp_path / "other.json").read_bytes())
+    assert "is not the tokenizer that encoded" in verify(prefix).findings[0].what
+    assert verify(prefix, hashes=False).findings == ()
+
+
+def test_a_tokenizer_is_not_overwritten_by_another(tmp_path: Path) -> None:
+    texts = write_lines(tmp_path / "in.jsonl", SAYINGS * 5)
+    words = ["tokenizer-train", "--input", str(texts), "--output", str(tmp_path / "tokenizer.json")]
+    assert verb(*words, "--vocab-size", "300").returncode == 0
+    before = (tmp_path / "tokenizer.json").read_bytes()
+    # The same once more changes nothing.
+    assert verb(*words, "--vocab-size", "300").returncode == 0
+    refused = verb(*words, "--vocab-size", "280")
+    assert refused.returncode == 2 and b"another tokenizer is there" in refused.stderr
+    assert (tmp_path / "tokenizer.json").read_bytes() == before
+    assert verb(*words, "--vocab-size", "280", "--replace").returncode == 0
+    assert (tmp_path / "tokenizer.json").read_bytes() != before

@@ -19,7 +19,7 @@ import native
 from tests.support import weights
 from tests.support.building import SAYINGS, built, small_tokenizer, verb, with_prefix, write_lines
 from trainer.checkpoint.store import open_checkpoint
-from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens
+from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens, train_tokenizer
 from trainer.device import Device, open_device
 from trainer.errors import DataError, InputError
 from trainer.evaluate import detokenize, packed_scorer
@@ -29,6 +29,7 @@ from trainer.evaluate.results import Progress
 from trainer.evaluate.scorer import Scorer
 from trainer.evaluate.statistics import mean, ratio_perplexity
 from trainer.evaluate.text import Reader
+from trainer.generate.loading import open_decoder
 from trainer.model.glm import GLM
 from trainer.parallel.group import Group
 
@@ -524,3 +525,22 @@ def test_texts_begin_as_lm_evals_with_the_tokenizers_own_tokens(tmp_path: Path) 
     assert first.context[0] == bos and first.target[0] == bos
     plain = replace(reader, prefix=tokenizer.prefix(False))
     assert plain.continuation("the cat", " sat")[0].context == tuple(tokenizer.encode("the cat"))
+
+
+def test_another_tokenizer_than_the_models_or_the_datas_is_refused(material: Path, tmp_path: Path) -> None:
+    model = replace(weights.GPT, sequence=24)
+    folder = weights.checkpoint(tmp_path / "model", model, weights.random_state(model))
+    train_tokenizer(iter(["the mat; café"] * 9), 280, tmp_path / "other.json")
+    cpu = open_device("cpu", 0, 1, 1, deterministic=False)
+    # Without a tokenizer of its own, a model takes any; the data know theirs.
+    subject = Subject.load(folder, tmp_path / "other.json", cpu)
+    with pytest.raises(DataError, match="is not the tokenizer that encoded"):
+        evaluate(
+            subject, Order("ppl", material / "corpus", tmp_path / "out"), Group(0, 1, cpu), lambda *_: None
+        )
+    (folder / "tokenizer.json").write_bytes((material / "tokenizer.json").read_bytes())
+    with pytest.raises(InputError, match="is not the tokenizer of"):
+        Subject.load(folder, tmp_path / "other.json", cpu)
+    with pytest.raises(InputError, match="is not the tokenizer of"):
+        open_decoder(folder, tmp_path / "other.json")
+    assert Subject.load(folder, material / "tokenizer.json", cpu).reader.tokenizer.vocab <= 300

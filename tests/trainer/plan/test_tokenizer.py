@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.building import SAYINGS, built, small_tokenizer, write_lines
 from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
+from trainer.errors import InputError
 from trainer.plan.summary import check
 
 Make = Callable[..., dict[str, Any]]
@@ -51,3 +53,22 @@ def test_what_is_surely_not_meant_is_noted(asked: Callable[..., Any], tmp_path: 
     assert "most of its table is never trained" in notes and "its own end of a document is" in notes
     assert "is called gpt-bf16, but it trains in fp32" in notes
     assert asked("run-fp32", vocab=there)["summary"]["notes"] == []
+
+
+def test_data_of_another_tokenizer_are_a_fault_in_plan_and_in_a_run(
+    raw_config: Make, train_here: Callable[..., Any], tmp_path: Path
+) -> None:
+    words, prefix = small_tokenizer(tmp_path), tmp_path / "c"
+    built(prefix, words, write_lines(tmp_path / "in.jsonl", SAYINGS * 40), append_eod=True)
+    data = {"prefix": str(prefix), "split": "80,20,0", "tokenizer": str(words)}
+    model = {**MODEL, "vocab": 300}
+
+    def planned() -> dict[str, Any]:
+        train = raw_config(model=model, data=data)
+        return check({"train": train, "name": "run", "base_dir": str(tmp_path), "check_data": True})
+
+    assert planned()["ok"]
+    train_tokenizer(iter(["the mat; café"] * 9), 280, words, overwrite=True)
+    assert "is not the tokenizer that encoded" in faults(planned())["train.data.tokenizer"]
+    with pytest.raises(InputError, match="is not the tokenizer that encoded"):
+        train_here(tmp_path / "run", steps=20, model=model, data=data)
