@@ -13,6 +13,7 @@ from clusterctl.errors import LinkLost, UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs.causes.aftermath import with_aftermath, with_clock, with_error_files
+from clusterctl.runs.causes.cause import read_cause, record_end
 from clusterctl.runs.causes.roll_call import with_blame
 from clusterctl.runs.state import (
     SUPERVISOR_SILENCE,
@@ -58,11 +59,21 @@ def current_state(run: RunDir, connections: Connections) -> RunState:
         # it was lost, and answers again.
         left = {**state.left, **_living(state)}
         state = replace(state, phase=last.phase, nodes={**state.nodes, **last.nodes}, left=left)
+        if set(state.rebooted) - set(last.rebooted):
+            _explain_again(run, replace(last, rebooted=state.rebooted))
     if not state.unreachable and (last.is_final or not state.is_final):
         # A full disk here hides no answer of the nodes.
         with suppress(OSError):
             write_state(run, state)
     return state
+
+
+def _explain_again(run: RunDir, state: RunState) -> None:
+    """Record the cause of a run's end anew: a node that was lost then answers now, and was restarted."""
+    cause = read_cause(run)
+    if cause is not None and cause.node in state.rebooted and cause.rank is None:
+        with suppress(OSError):
+            record_end(run, state)
 
 
 def _living(state: RunState) -> dict[str, tuple[str, ...]]:

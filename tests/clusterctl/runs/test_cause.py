@@ -13,13 +13,18 @@ import pytest
 
 from clusterctl.errors import LinkLost
 from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs.causes import cause as causes
 from clusterctl.runs.causes.aftermath import exception_in, with_aftermath, with_clock, with_error_files
 from clusterctl.runs.causes.cause import Cause, how_it_ended
-from clusterctl.runs.query import combine
+from clusterctl.runs.query import combine, current_state, query_nodes
 from clusterctl.runs.state import NodeAnswer, RankState, RunState, read_state, write_state
+from clusterctl.runs.stop import stop_run
+from clusterctl.transport.fanout import Connections
+from clusterctl.transport.local import LocalTransport
 from clusterctl.typed_json import decode
+from tests.clusterctl.runs.test_run import launched, program
 from tests.support.records import outcome, rank_of, record_of
 from tests.support.records import state_of as make_state
 from tests.support.scripted import ScriptedTransport
@@ -513,3 +518,25 @@ def test_the_kernels_words_are_found_by_pid_and_time() -> None:
     assert about(7, 104.0, 9, KERNEL) == {"oom": False, "kernel": []}
     assert about(41, 90.5, 11, KERNEL)["kernel"] == [KERNEL[0][1]]
     assert about(8, 50.0, 9, KERNEL) == {"oom": False, "kernel": []}
+
+
+def test_a_lost_node_that_answers_again_after_the_end_is_seen_to_have_been_restarted(tmp_path: Path) -> None:
+    job = program("import time; time.sleep(600)", grace=0.5)
+    with Connections(LocalTransport()) as connections:
+        run = launched(tmp_path, connections, job)
+        assert stop_run(run, connections) == {"node1": 0, "node2": 0}
+        lost = replace(query_nodes(run, connections), phase=Phase.LOST)
+        lost = replace(lost, nodes={**lost.nodes, "node2": Phase.LOST})
+        cause = causes.record_end(run, lost)
+        write_state(run, lost)
+        assert cause is not None and cause.title == "lost node2: the node or its link is gone"
+        # Another boot id: the node of this test is this machine.
+        folder = NodeFiles(run.read_record().run_dirs["node2"]).attempt_dir
+        supervisor = Path(folder, "supervisor.json")
+        supervisor.write_text(
+            json.dumps({**json.loads(supervisor.read_text()), "boot_id": "of an earlier boot"})
+        )
+        current_state(run, connections)
+        again = causes.read_cause(run)
+    assert again is not None and again.title == "node2 was restarted (another boot id)"
+    assert run.phase() is Phase.LOST
