@@ -23,7 +23,7 @@ def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
         os.replace(aside, path)
     except BaseException as problem:
         aside.unlink(missing_ok=True)
-        if isinstance(problem, OSError):
+        if isinstance(problem, OSError) and problem.errno:
             problem.filename = str(path)
         raise
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Limit of listed entries of one folder.
 MOST_ENTRIES = 200_000
 # Folders below the work folder: `remove` touches nothing else.
-OWN_FOLDERS = ("runs", "store", "trees", "tmp")
+OWN_FOLDERS = ("runs", "store", "trees", "tmp", "work")
 
 
 def put(request: Request) -> Dict[str, Any]:
@@ -166,6 +166,8 @@ ELSEWHERE = {
     "stop": ("ranks.attempts", "stop"),
     "roll_call": ("ranks.roll_call", "roll_call"),
     "evidence": ("ranks.kernel", "evidence"),
+    "work_folder": ("files.work_folder", "work_folder"),
+    "collect_store": ("files.work_folder", "collect_store"),
     "receive": ("files.transfer", "receive"),
     "tree": ("files.transfer", "send_tree"),
     "examine": ("examine", "examine"),

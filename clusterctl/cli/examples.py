@@ -136,6 +136,7 @@ EXAMPLES = {
     "pull": """
         clusterctl pull /var/log/app.log ./logs
         clusterctl pull '~/results' ./results -n node[1-4] --fold
+        clusterctl pull last ./written
     """,
     "keeper": """
         clusterctl exec all --persist 10m -- true

@@ -35,10 +35,11 @@ from clusterctl.jobs.parts.pods import (
 from clusterctl.jobs.parts.read_restart import read_restart, take_seconds
 from clusterctl.jobs.parts.slurm import SlurmOptions, read_slurm
 from clusterctl.jobs.parts.step_pattern import compiled
+from clusterctl.jobs.parts.workdir import WORKDIR_CHOICES, work_folder
 from clusterctl.jobs.restarts import Restart
 from clusterctl.storage.address import StoreOptions, is_address
 
-COLLECT_CHOICES = ("checkpoints", "profile")
+COLLECT_CHOICES = ("checkpoints", "profile", "work")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
 PROCESS_CHOICES = ("auto", "device", "node", "launcher")
 DEVICE_ID_CHOICES = ("visible", "physical")
@@ -84,6 +85,8 @@ class Job:
     """The value of DEVICE_ID on NPUs: the position among the visible devices, or the physical id."""
     code: Path | None = None
     """A local folder that is pushed; the processes start in it."""
+    workdir: str = "new"
+    """The folder in which a program starts: a new one for each run, or one that all runs of the job's name keep."""
     data: Path | None = None
     """A local folder with training data that is pushed."""
     trainer: bool = False
@@ -135,6 +138,17 @@ class Job:
     """The container that the ranks run in, unless their node sets one."""
     source: str = ""
     document: Document | None = field(default=None, repr=False, compare=False)
+
+    def work_on(self, run_dir: str) -> str:
+        """Return the working folder of a program on a node; "" for the trainer, which writes into the run's folder."""
+        if not self.command or self.trainer:
+            return ""
+        return work_folder(run_dir, self.name if self.workdir == "keep" else "")
+
+    @property
+    def prepares_work(self) -> bool:
+        """Whether commands of the setup run in the working folder, where they may build something."""
+        return self.setup is not None and bool(self.setup.run) and bool(self.work_on(""))
 
     @property
     def per_node(self) -> bool:
@@ -194,6 +208,7 @@ def _read(top: Section, path: Path) -> Job:
         devices=_devices(top),
         device_ids=_choice(top, "device_ids", DEVICE_ID_CHOICES, "visible"),
         code=None if code_in_image(top) else _folder(top, "code", path),
+        workdir=_choice(top, "workdir", WORKDIR_CHOICES, "new"),
         data=None if is_address(top.value.get("data")) else _folder(top, "data", path),
         data_there=take_data_there(top),
         data_store=take_data_store(top),

@@ -126,7 +126,7 @@ def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
             master=master,
             master_port=facts.master_port,
             run_dir=run_dir,
-            code=_code_on(node, job, facts),
+            code=job.work_on(run_dir) or _code_on(node, job, facts),
             data=data_on(node, job, facts),
         )
         plans.append(_node_plan(place, same, facts))
@@ -164,7 +164,12 @@ def needs_links(job: Job) -> bool:
 
 def run_dir_on(node: Node, facts: Facts) -> str:
     """Return the folder of a run on a node; it contains the node's name, since homes may be one shared disk."""
-    return posixpath.join(facts.workdirs.get(node.name, node.workdir), "runs", facts.run_id, node.name)
+    return run_dir_in(facts.workdirs.get(node.name, node.workdir), facts.run_id, node)
+
+
+def run_dir_in(workdir: str, run_id: str, node: Node) -> str:
+    """Return the folder of a run on a node whose own work folder is known."""
+    return posixpath.join(workdir, "runs", run_id, node.name)
 
 
 def data_on(node: Node, job: Job, facts: Facts) -> str:
@@ -200,7 +205,8 @@ def _node_plan(place: NodePlace, job: Job, facts: Facts) -> NodePlan:
         process = ProcessSpec(rank, local_rank, device, argv, env, cwd, posixpath.dirname(python))
         processes.append(_in_container(process, place, job, facts) if contained else process)
     train = None if job.train is None else fill_all(job.train, place.placeholders(), f"{job.source}: train")
-    setup = request_for(node.setup, job.setup, place.code)
+    code = place.code if job.prepares_work else _code_on(node, job, facts)
+    setup = request_for(node.setup, job.setup, code)
     return NodePlan(node, place.run_dir, tuple(processes), train, setup)
 
 

@@ -64,6 +64,12 @@ class RunRecord:
         return self.saved_as or self.run
 
     @property
+    def work_dirs(self) -> dict[str, str]:
+        """By node, the folder in which the ranks of a program start; empty for a training."""
+        found = {name: self.job.work_on(run_dir) for name, run_dir in self.run_dirs.items()}
+        return {name: path for name, path in found.items() if path}
+
+    @property
     def full_size(self) -> int:
         """Number of nodes at the start of the run, which it uses again as soon as enough nodes answer."""
         return self.size or len(self.cluster.nodes)

@@ -15,6 +15,7 @@ from clusterctl.jobs.parts import own_table
 from clusterctl.jobs.parts.interconnect import RDMA_CHOICES, TUNING
 from clusterctl.jobs.parts.pods import CHIPS, CODE_CHOICES
 from clusterctl.jobs.parts.read_restart import GROW_CHOICES
+from clusterctl.jobs.parts.workdir import WORKDIR_CHOICES
 
 # A part of a JSON schema; it is written, never read.
 Schema = dict[str, object]
@@ -48,7 +49,7 @@ def _own() -> Schema:
             {"enum": list(DEVICE_ID_CHOICES)},
             "DEVICE_ID on NPUs. visible: index in ASCEND_RT_VISIBLE_DEVICES. physical: physical id, without that list.",
         ),
-        "code": (TEXT, "Folder to push. The ranks start in it."),
+        "code": (TEXT, "Folder to push. The ranks start in a copy of it."),
         "data": (
             TEXT,
             "Folder with data to push, or s3://BUCKET/FOLDER or obs://BUCKET/FOLDER, which each node fetches. `{data}` "
@@ -100,8 +101,13 @@ def _own() -> Schema:
 
 
 def _around() -> dict[str, tuple[Schema, str]]:
-    """Return the keys that concern the entire run: failures, the network, the platform of the nodes."""
+    """Return the keys that concern the entire run: its folder, failures, the network, the platform of the nodes."""
     return {
+        "workdir": (
+            {"enum": list(WORKDIR_CHOICES)},
+            "Folder in which a program starts. new: one for each run, which `resume` uses again. keep: one for all runs"
+            " of this name; pushed files that changed are replaced in it.",
+        ),
         "restart": (_restart(), "Restart the run after a failure."),
         "network": (_network(), "How ranks on different nodes communicate."),
         "slurm": (_slurm(), "What `clusterctl submit slurm` asks Slurm for."),

@@ -31,6 +31,7 @@ from clusterctl.platforms import rank_table
 from clusterctl.platforms.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.runs import start as runs
 from clusterctl.runs.prepare.stage import Tell, push_code, push_data
+from clusterctl.runs.prepare.work import WorkFolders
 from clusterctl.storage.client import check_access
 
 if TYPE_CHECKING:
@@ -73,6 +74,15 @@ class Part:
         access = access_of(job, saved_as or run.run_id)
         if access:
             check_access(self.here.nodes, access, connections.of)
+        code = push_code(self.here, job, connections, tell, folder)
+        work = WorkFolders(
+            self.here,
+            job,
+            connections,
+            code,
+            {self.own.name: plans.run_dir_in(hello.workdir, run.run_id, self.own)},
+            lambda altered: push_code(altered, job, connections, tell, folder),
+        )
         facts = Facts(
             run_id=run.run_id,
             saved_as=saved_as,
@@ -81,7 +91,7 @@ class Part:
             workdirs={self.own.name: hello.workdir},
             homes={self.own.name: hello.home},
             cpus={self.own.name: hello.cpus},
-            code_paths=push_code(self.here, job, connections, tell, folder),
+            code_paths=code,
             data_paths=push_data(self.here, job, connections, tell),
             forwarded=passed_on(environment()),
             rank_table=self.table if rank_table_wanted(job, self.whole) else "",
@@ -91,6 +101,7 @@ class Part:
         if access and (text := bring_from_store(access, whole, self.own, connections)):
             tell("checkpoint", text)
         wait_for_name(made.master_address, tell)
+        work.ready()
         try:
             runs.start_all(run, made, connections, tell)
         except BaseException as problem:

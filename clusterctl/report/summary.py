@@ -121,6 +121,8 @@ class RunSummary:
     checkpoint: SavedStep | None = None
     repeated: int = 0
     """Number of steps that were repeated after a restart."""
+    work: str = ""
+    """For a program: the folder on its nodes in which it started."""
     evaluations: tuple[Evaluation, ...] = ()
     """Results of `clusterctl eval` and of tasks that the training evaluated."""
     damaged_evaluations: tuple[str, ...] = ()
@@ -180,6 +182,7 @@ def summary_of(run: RunDir, sources: Sources, *, now: float | None = None) -> Ru
         seconds=seconds,
         trains=record.job.train is not None or bool(len(history.steps)),
         program=record.job.train is None,
+        work=next(iter(record.work_dirs.values()), ""),
         verdict=sources.verdict,
         cause=next((attempt.cause for attempt in reversed(attempts) if attempt.cause), "")
         if sources.phase in (Phase.FAILED, Phase.LOST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from clusterctl.transport.fanout import on_all
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.run_lines import Metric
+    from clusterctl.transfer.push import PushResult
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections
 
@@ -74,7 +76,27 @@ def collect(run: RunDir, connections: Connections) -> list[str]:
     names = bring_checkpoint(run, connections) if contract.CHECKPOINT_DIR in wanted else []
     if contract.PROFILE_DIR in wanted:
         names += bring_traces(run, connections)
+    if "work" in wanted:
+        names += [f"work/{name}" for name in bring_outputs(run, connections, run.root / "work")]
     return names
+
+
+def bring_outputs(run: RunDir, connections: Connections, dest: Path) -> dict[str, PushResult]:
+    """Copy what the ranks wrote into their working folders to DEST/<node>; return the results by node.
+
+    Pushed files come too if a rank changed them.
+    """
+    from clusterctl.transfer.pull import pull_tree
+
+    record = run.read_record()
+    paths = record.work_dirs
+    nodes = [node for node in record.cluster.nodes if node.name in paths]
+
+    def bring(node: Node, link: Connection) -> PushResult:
+        code = record.code_paths.get(node.name, "")
+        return pull_tree(link, paths[node.name], dest / node.name, without=code)
+
+    return on_all(connections, nodes, bring)
 
 
 def bring_checkpoint(run: RunDir, connections: Connections) -> list[str]:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs.parts.workdir import work_folder
 from clusterctl.jobs.record import Abandoned
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections
+    from clusterctl.transport.fanout import Connections, Outcome
 
 Connect = Callable[["Cluster"], AbstractContextManager["Connections"]]
 
@@ -77,8 +78,12 @@ def prune(
     here_only: bool = False,
     dry_run: bool = False,
     on_each: Callable[[Pruned], None] = lambda pruned: None,
+    on_store: Callable[[str, Store], None] = lambda node, store: None,
 ) -> list[Pruned]:
-    """Remove runs and return what was done with each. Runs that may still run are kept. A dry run removes nothing."""
+    """Remove runs and return what was done with each. Runs that may still run are kept. A dry run removes nothing.
+
+    Then remove from the store of each node the code and data that no run there uses; `on_store` is called with them.
+    """
     done = []
     for cluster, group in _by_cluster(runs):
         if here_only or cluster is None:
@@ -88,7 +93,35 @@ def prune(
             survey = _Survey(connections, group)
             for run in group:
                 done.append(_prune_everywhere(run, survey, connections, dry_run, on_each))
+            gone = {pruned.run for pruned in done if not pruned.kept}
+            shares = [entry for run in group if run.run_id in gone for entry in survey.shares[run]]
+            for outcome in _collect_stores(shares, connections, dry_run):
+                if outcome.ok:
+                    on_store(outcome.node.name, outcome.get())
     return done
+
+
+@dataclass(frozen=True)
+class Store:
+    """What was, or would be, removed from the store of a node: names such as `code/<hash>`, and their bytes."""
+
+    names: tuple[str, ...]
+    size: int
+
+
+def _collect_stores(
+    shares: Sequence[Abandoned], connections: Connections, dry_run: bool
+) -> list[Outcome[Store]]:
+    """Remove from the nodes' stores what no run uses; `shares` are the nodes and folders of the removed runs."""
+    folders: dict[str, list[str]] = {}
+    for entry in shares:
+        folders.setdefault(entry.node.name, []).append(entry.run_dir)
+    nodes = {entry.node.name: entry.node for entry in shares}
+
+    def collect(node: Node, link: Connection) -> Store:
+        return link.ask(Store, "collect_store", {"look": dry_run, "without": folders[node.name]})
+
+    return connections.on_each(list(nodes.values()), collect)
 
 
 Shares = dict["RunDir", list[Abandoned]]
@@ -212,6 +245,7 @@ def _remove_from_nodes(shares: Sequence[Abandoned], connections: Connections) ->
     folders = {entry.node.name: entry.run_dir for entry in shares}
 
     def remove(node: Node, link: Connection) -> None:
+        link.call("remove", {"path": work_folder(folders[node.name])})
         link.call("remove", {"path": folders[node.name], "empty_above": True})
 
     outcomes = connections.on_each([entry.node for entry in shares], remove)

@@ -32,6 +32,7 @@ from clusterctl.runs.prepare.stage import (
     push_data,
     stage_again,
 )
+from clusterctl.runs.prepare.work import WorkFolders
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import RunState, end_half_line, write_state
 from clusterctl.runs.stop import StopRequest, stop_nodes
@@ -72,10 +73,16 @@ def launch(
     everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
     hellos = reach(everywhere, connections, tell)
     code = push_code(everywhere, job, connections, tell, runs)
-    run_setups(cluster, job, connections, code, tell)
+
+    def push_again(altered: Cluster) -> None:
+        push_code(altered, job, connections, tell, runs)
+
+    work = _begin_work(run, cluster, job, connections, hellos, code, push_again)
+    run_setups(cluster, job, connections, work.paths if job.prepares_work else code, tell)
     data = push_data(everywhere, job, connections, tell)
     facts = prepare(cluster, job, connections, hellos, Stored(code, data), tell, question)
     made = plan.make_plan(cluster, job, replace(facts, run_id=run.run_id))
+    work.ready()
     try:
         start_all(run, made, connections, tell, spares)
     except BaseException as problem:
@@ -126,7 +133,12 @@ def start_next(
     stored = Stored(record.code_paths, record.data_paths)
     stage_again(cluster, job, connections, stored, tell)
     _count_on_after_loss(run, record, cluster.nodes[0], connections)
-    run_setups(cluster, job, connections, record.code_paths, tell)
+
+    def push_again(altered: Cluster) -> None:
+        stage_again(altered, job, connections, stored, tell)
+
+    work = _begin_work(run, cluster, job, connections, hellos, stored.code, push_again)
+    run_setups(cluster, job, connections, work.paths if job.prepares_work else stored.code, tell)
     facts = prepare(cluster, job, connections, hellos, stored, tell)
     facts = replace(facts, run_id=run.run_id, attempt=record.attempt + 1)
     made = plan.make_plan(cluster, job, facts)
@@ -134,7 +146,25 @@ def start_next(
     if text := bring_checkpoint(run, made, connections):
         run.add_event("note", text=text)
         tell("checkpoint", text)
+    work.ready()
     start_all(run, made, connections, tell)
+
+
+def _begin_work(
+    run: RunDir,
+    cluster: Cluster,
+    job: Job,
+    connections: Connections,
+    hellos: Mapping[str, Hello],
+    code: Mapping[str, str],
+    push_again: Callable[[Cluster], object],
+) -> WorkFolders:
+    """Begin to make the working folders of a program; return when they are there if a setup starts in them."""
+    dirs = {node.name: plan.run_dir_in(hellos[node.name].workdir, run.run_id, node) for node in cluster.nodes}
+    work = WorkFolders(cluster, job, connections, code, dirs, push_again)
+    if job.prepares_work:
+        work.ready()
+    return work
 
 
 def _count_on_after_loss(run: RunDir, record: RunRecord, first: Node, connections: Connections) -> None:
@@ -334,6 +364,13 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> Started:
         "share_devices": made.job.share_devices,
         "secrets": sorted(made.facts.forwarded),
         "setup": part.setup,
+        "work": made.job.work_on(part.run_dir),
+        # What the run needs of the node's store: `runs prune` leaves it there.
+        "stored": [
+            paths[part.node.name]
+            for paths in (made.facts.code_paths, made.facts.data_paths)
+            if part.node.name in paths
+        ],
         "master_port": made.facts.master_port if any(rank["rank"] == 0 for rank in ranks) else None,
     }
     files = _files(part, made)

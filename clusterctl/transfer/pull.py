@@ -37,18 +37,19 @@ def pull_tree(
     progress: Progress | None = None,
     others: tuple[Path, ...] = (),
     files: Sequence[str] | None = None,
+    without: str = "",
 ) -> PushResult:
     """Make the local folder `dest` equal to a folder on the node; a file arrives inside a folder.
 
     Nothing is written outside `dest`, even if the node sends bad paths, and the data is compared with the
     hashes of the node's manifest. Data that is already in one of the local folders `others` is not sent. An
-    interrupted pull is resumed by the next one. With `files`, only these files of the folder are pulled.
+    interrupted pull is resumed by the next one. With `files`, only these files of the folder are pulled, with `without`
+    only those that differ from this other folder on the node.
     """
     began = time.monotonic()
     dest = Path(os.path.abspath(dest))
-    request = connection.open(
-        "tree", {"path": node_path, **({} if files is None else {"files": list(files)})}
-    )
+    which = {} if files is None else {"files": list(files)}
+    request = connection.open("tree", {"path": node_path, "without": without, **which})
     replies = iter(request)
     try:
         builder = _builder(dest, replies)

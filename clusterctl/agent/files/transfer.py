@@ -43,10 +43,13 @@ def receive(request: Request) -> Dict[str, Any]:
     """
     dest = request.path("dest")
     named, single = bool(request.params.get("content_named")), bool(request.params.get("single"))
+    noted = record_path(request, dest)
     if named and os.path.isdir(dest):
+        if os.path.exists(noted):
+            # When it was last needed.
+            os.utime(noted)
         return _same(dest)
-    record_path = _record_path(request, dest)
-    old = read_record(record_path)
+    old = read_record(noted)
     if single and os.path.isdir(dest):
         raise Refused("exists", f"{dest} is a folder; with a / at its end the file goes into it")
     free = named or single or request.params.get("replace") or old is not None or not os.path.lexists(dest)
@@ -54,14 +57,14 @@ def receive(request: Request) -> Dict[str, Any]:
         raise Refused("exists", f"{dest} exists, and no push created it")
     if request.params.get("recheck") and old is not None:
         old = old._replace(rows={}, tree="")
-    if old is not None and old.tree == request.need("tree", str) and _is_unchanged(request, old, record_path):
+    if old is not None and old.tree == request.need("tree", str) and _is_unchanged(request, old, noted):
         return _same(dest)
     builder = _builder(request, dest)
     builder.find_missing([Base(builder.root, old.rows if old else {})])
     if builder.is_same() and not (old and not single and _left_over(builder, old)):
         if not request.params.get("transient"):
             name, text = request.need("tree", str), builder.manifest
-            _write_record(record_path, builder.root, name, builder.entries, builder.known, manifest=text)
+            _write_record(noted, builder.root, name, builder.entries, builder.known, manifest=text)
         return _same(dest)
     if request.params.get("look"):
         return _estimate(builder, _other_bases(request, dest) if named else [])
@@ -71,19 +74,19 @@ def receive(request: Request) -> Dict[str, Any]:
             if builder.is_same():
                 # Another transfer has installed it meanwhile.
                 return _same(dest)
-        return _take(request, builder, record_path, old, _other_bases(request, dest) if named else [])
+        return _take(request, builder, noted, old, _other_bases(request, dest) if named else [])
     finally:
         builder.close()
 
 
-def _is_unchanged(request: Request, old: Record, record_path: str) -> bool:
+def _is_unchanged(request: Request, old: Record, noted: str) -> bool:
     """Return when the state of an unchanged tree was taken, for the launcher's next comparison.
 
     None if it changed.
     """
     dest, at = request.path("dest"), time.time_ns()
     reported = tree_state.state(dest) if request.params.get("note") else tree_state.NOTHING
-    rows = _holds(_root(request), old, record_path)
+    rows = _holds(_root(request), old, noted)
     if rows is None:
         return False
     tree_state.keep(
@@ -103,7 +106,7 @@ def _left_over(builder: Builder, old: Record) -> bool:
 
 
 def _take(
-    request: Request, builder: Builder, record_path: str, old: Optional[Record], bases: Sequence[Base]
+    request: Request, builder: Builder, noted: str, old: Optional[Record], bases: Sequence[Base]
 ) -> Dict[str, Any]:
     builder.adopt()
     ready = sum(builder.ready)
@@ -113,30 +116,28 @@ def _take(
     if not request.params.get("relay"):
         builder.copy_over()
         take_pieces(request, builder, wanted)
-        return _put_in_place(request, builder, record_path, old)
+        return _put_in_place(request, builder, noted, old)
     # Imported here, because its cryptography takes 20 ms and few transfers need it.
     from clusterctl.agent.files import relay
 
     with relay.Exchange(request, builder, read_answer(request)) as exchange:
         builder.copy_over()
         exchange.fetch(wanted)
-        result = {**_put_in_place(request, builder, record_path, old), **exchange.report}
+        result = {**_put_in_place(request, builder, noted, old), **exchange.report}
         request.send(lean.dumps(result).encode(), built=True)
         # Other nodes may still fetch from here, until the launcher reports the end.
         request.body.read_line(MAX_ANSWER)
     return result
 
 
-def _put_in_place(
-    request: Request, builder: Builder, record_path: str, old: Optional[Record]
-) -> Dict[str, Any]:
+def _put_in_place(request: Request, builder: Builder, noted: str, old: Optional[Record]) -> Dict[str, Any]:
     builder.finish()
     if old is not None and not request.params.get("single"):
         builder.keep_others([entry.path for entry in old.entries])
     builder.switch()
     if not request.params.get("transient"):
         name, entries, text = request.need("tree", str), builder.entries, builder.manifest
-        _write_record(record_path, builder.root, name, entries, {}, builder.written, text)
+        _write_record(noted, builder.root, name, entries, {}, builder.written, text)
     return {"path": builder.dest, "unchanged": False}
 
 
@@ -193,7 +194,7 @@ def _other_bases(request: Request, dest: str) -> List[Base]:
     newest = sorted(present, key=lambda entry: entry.stat(follow_symlinks=False).st_ctime)[-1:]
     result = []
     for entry in newest:
-        record = read_record(_record_path(request, entry.path))
+        record = read_record(record_path(request, entry.path))
         result.append(Base(entry.path, record.rows if record else {}))
     return result
 
@@ -205,13 +206,13 @@ def _is_empty(path: str) -> bool:
 # ---- the record of a push
 
 
-def _record_path(request: Request, dest: str) -> str:
+def record_path(request: Request, dest: str) -> str:
     """Return where the record about `dest` is kept: not next to it, since that folder is the user's."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(dest))).hexdigest()[:32]
     return os.path.join(request.workdir, "trees", name + ".json")
 
 
-def _holds(dest: str, record: Record, record_path: str) -> Optional[Dict[str, CacheEntry]]:
+def _holds(dest: str, record: Record, noted: str) -> Optional[Dict[str, CacheEntry]]:
     """Return the files as they are if a folder is still what the last push made of it.
 
     Only changed files are read.
@@ -232,7 +233,7 @@ def _holds(dest: str, record: Record, record_path: str) -> Optional[Dict[str, Ca
     except OSError:
         return None
     if knows.read_bytes:
-        _write_record(record_path, dest, record.tree, record.entries, knows.now)
+        _write_record(noted, dest, record.tree, record.entries, knows.now)
     return knows.now
 
 
@@ -285,15 +286,14 @@ def _write_record(
 def send_tree(request: Request) -> Dict[str, Any]:
     """Send a folder or a file: its manifest, then the bytes of the pieces that the launcher requests.
 
-    With `files`, only these files directly in the folder are sent.
+    With `files`, only these files directly in the folder are sent. With `without`, a tree of the store, files that are
+    still as they are there are left out.
     """
     path = request.path()
     if not os.path.lexists(path):
         raise Refused("not-found", f"no {path}")
     if os.path.isdir(path):
-        files = request.params.get("files")
-        names = {str(name) for name in files} if isinstance(files, list) else None
-        root, scanned = path, tree.scan(path, lambda name, is_dir: names is not None and name not in names)
+        root, scanned = path, _scan(request, path)
     else:
         root, scanned = os.path.dirname(path), _one_file(path)
     pieces = send_manifest(request, scanned)
@@ -303,6 +303,16 @@ def send_tree(request: Request) -> Dict[str, Any]:
     except BadTree as problem:
         raise Refused("changed", f"{problem}; pull again") from None
     return {"path": path, "is_folder": os.path.isdir(path), "warnings": scanned.warnings}
+
+
+def _scan(request: Request, path: str) -> tree.Scanned:
+    if request.params.get("without"):
+        from clusterctl.agent.files.outputs import scan_outputs
+
+        return scan_outputs(path, request.path("without"))
+    files = request.params.get("files")
+    names = {str(name) for name in files} if isinstance(files, list) else None
+    return tree.scan(path, lambda name, is_dir: names is not None and name not in names)
 
 
 def _one_file(path: str) -> tree.Scanned:

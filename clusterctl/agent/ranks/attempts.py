@@ -74,7 +74,7 @@ def start(request: Request) -> Dict[str, Any]:
         taken = conflicts(run_dir, spec)
         if taken:
             raise Refused("in_use", "; ".join(taken))
-        for folder in (files.root, files.ranks, files.logs):
+        for folder in filter(None, (files.root, files.ranks, files.logs, spec.get("work"))):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         for path, text in (request.params.get("files") or {}).items():
             _write_text(path, text)

@@ -60,6 +60,9 @@ class JobRequest(NodeOptions):
         ),
     ] = None
     no_code: Annotated[bool, typer.Option("--no-code", help="Do not push a folder.")] = False
+    keep_workdir: Annotated[
+        bool, typer.Option("--keep-workdir", help="Start in the folder of earlier runs of this name.")
+    ] = False
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,6 +134,7 @@ class JobRequest(NodeOptions):
         errors.raise_all()
         given = {name: value for name, value in pairs if value is not None}
         job = jobs.from_command(argv, code, self.devices, given)
+        job = replace(job, workdir="keep" if self.keep_workdir else "new")
         return self._changed(replace(job, forward=tuple(name for name, value in pairs if value is None)))
 
     def _refuse_words(self, argv: Sequence[str]) -> None:
@@ -163,6 +167,7 @@ class JobRequest(NodeOptions):
         remedies = {
             "--code": (self.code, "--set code=DIR"),
             "--no-code": (self.no_code, "leave `code` out of the file"),
+            "--keep-workdir": (self.keep_workdir, "--set workdir=keep"),
             "--env": (self.env, "--set env.NAME=VALUE"),
         }
         given = [name for name, (value, _) in remedies.items() if value]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from clusterctl.cli.views.progress_bar import Bar
     from clusterctl.inventory.cluster import Node
+    from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transfer.push import PushEstimate, PushResult, Source
     from clusterctl.transfer.relay import Relay
     from clusterctl.transport.connection import Connection
@@ -191,7 +192,12 @@ def _source(source: Path, node_path: str | None, include_vcs: bool, checksum: bo
 
 
 def pull(
-    node_path: Annotated[str, typer.Argument(metavar="NODE_PATH", help="A folder or file on the nodes.")],
+    node_path: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE_PATH", help="A folder or file on the nodes; or a run, for what its program wrote."
+        ),
+    ],
     dest: Annotated[
         Path, typer.Argument(metavar="DST", help="A local folder; the files of each node go to DST/<node>/.")
     ],
@@ -211,6 +217,10 @@ def pull(
     from clusterctl.cli.views.progress_bar import bar
     from clusterctl.transfer import pull as pulling
 
+    if (run := _named_run(node_path)) is not None:
+        if not dry_run:
+            _refuse_dest(dest)
+        return _pull_outputs(run, dest, dry_run=dry_run, as_json=as_json)
     _refuse_node_in(node_path, f"clusterctl pull {{path}} {shlex.quote(str(dest))} -n {{nodes}}")
     chosen = selection.chosen()
     places = {node.name: pulling.pull_place(dest, node.name, node_path) for node in chosen.nodes}
@@ -238,6 +248,37 @@ def pull(
         files, saved = pulling.fold([places[outcome.node.name] for outcome in outcomes if outcome.ok])
         screen.log(f"{text.plural(files, 'file')} stored once, {text.size(saved)} saved")
     show_pushed(outcomes, as_json)
+
+
+def _named_run(word: str) -> RunDir | None:
+    """Return the run that a word names in full, or `last`; None for the path of a folder on the nodes."""
+    from clusterctl.jobs.run_folder import all_runs
+
+    if word.startswith(("/", "~", ".")):
+        return None
+    runs = all_runs(options.runs_folder())
+    return next((run for run in runs if word in ("last", run.run_id)), None)
+
+
+def _pull_outputs(run: RunDir, dest: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Copy what the ranks wrote to DST/<node>/; what they did not change of the pushed code stays there."""
+    from clusterctl.runs.finish import bring_outputs
+    from clusterctl.transport.fanout import Outcome
+
+    record = run.read_record()
+    paths = record.work_dirs
+    if not paths:
+        hint = f"its files are in {run.root}; for checkpoints: clusterctl checkpoint pull {run.run_id}"
+        raise UsageError(f"{run.run_id} is a training, which has no working folder", hint)
+    if dry_run:
+        rows = [{"node": name, "from": path, "to": str(dest / name)} for name, path in paths.items()]
+        lines = "".join(f"{row['node']}: {row['from']} -> {row['to']}\n" for row in rows)
+        return screen.show_json(rows) if as_json else screen.write(lines)
+    with options.connected_to(run) as connections:
+        done = bring_outputs(run, connections, dest)
+    show_pushed(
+        [Outcome(node, done[node.name]) for node in record.cluster.nodes if node.name in done], as_json
+    )
 
 
 def _refuse_dest(dest: Path) -> None:

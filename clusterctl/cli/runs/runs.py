@@ -111,10 +111,18 @@ def prune(
         if not as_json:
             screen.write(escape_controls(line) + "\n")
 
-    results = pruning.prune(old, options.connected, here_only=here, dry_run=dry_run, on_each=report)
+    stores: dict[str, pruning.Store] = {}
+    results = pruning.prune(
+        old, options.connected, here_only=here, dry_run=dry_run, on_each=report, on_store=stores.__setitem__
+    )
     deleted = [run for run in results if not run.kept]
     if as_json:
-        screen.show_json({"dry_run": dry_run, "runs": [asdict(run) for run in results]})
+        unused = {node: asdict(store) for node, store in stores.items()}
+        screen.show_json({"dry_run": dry_run, "runs": [asdict(run) for run in results], "stores": unused})
+    for node, store in stores.items():
+        if store.names and not as_json:
+            action = f"{verb} from the store of {node} ({size(store.size)})"
+            screen.write(f"{action}: {', '.join(store.names)}\n")
     total = f"{plural(len(deleted), 'run')}, {size(sum(run.size for run in deleted))} here"
     screen.log(f"{verb} {total}; {kept} {len(runs) - len(deleted)}")
 

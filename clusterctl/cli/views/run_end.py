@@ -67,6 +67,12 @@ def _facts(summary: RunSummary, *, unicode: bool) -> Iterator[tuple[str, str]]:
         yield result.task, f"{figures_text(result)} (step {result.step:,}, {result.convention})"
     for damaged in summary.damaged_evaluations:
         yield "evaluation", f"damaged: {escape_controls(damaged)}"
+    if summary.work and summary.is_final:
+        nodes = "the node" if summary.nodes == 1 else "each node"
+        yield (
+            "folder",
+            f"{summary.work} on {nodes}; fetch what was written there: clusterctl pull {summary.run} DIR",
+        )
     if summary.checkpoint:
         yield "checkpoint", checkpoint_text(summary)
 

@@ -103,9 +103,9 @@ def test_ranks_get_what_the_setups_of_node_and_job_change(
         cluster, job, connections, tmp_path / "runs", lambda phase, text: said.append(f"{phase}: {text}")
     )
     to_the_end(run, connections)
-    pushed = run.read_record().code_paths
+    work = run.read_record().work_dirs
     for node, rank in (("node1", 0), ("node2", 3)):
-        assert run.log(node, rank, "out").read_text() == f"node-job {pushed[node]}:/cann None\n"
+        assert run.log(node, rank, "out").read_text() == f"node-job {work[node]}:/cann None\n"
     setup = next(text for text in said if text.startswith("setup: "))
     assert "TOOLKIT" in setup and "took up to" in setup and "on 2 nodes" in setup
     # The values are known to the nodes only.
