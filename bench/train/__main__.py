@@ -20,7 +20,6 @@ import contextlib
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -54,8 +53,6 @@ WORKS = {
     "llama-124m-bf16": Work("llama-124M", 1, "bf16"),
     "llama-124m-fp32": Work("llama-124M", 1, "fp32"),
     "1.3b-bf16": Work("gpt2-1.3B", 1, "bf16", narrow=True, sequential=True),
-    "gpu-345m": Work("gpt2-345M", 8, "bf16", device="cuda:0", square=8192),
-    "gpu-1.3b": Work("gpt2-1.3B", 4, "bf16", device="cuda:0", square=8192),
 }
 # The smallest number of rounds.
 LEAST = 3
@@ -256,15 +253,6 @@ def speed(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     return found, table(found)
 
 
-def gpu(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
-    """Measure a row on a CUDA device as on a CPU, or report that there is none."""
-    ask = "import torch; print(torch.cuda.is_available())"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
-    if done.stdout.strip() == "True":
-        return speed(name, options)
-    return {"row": name, "missing": "no CUDA device"}, f"{name}: not measured: torch sees no CUDA device here"
-
-
 def memory(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     """Measure the peak memory of steps, one subject after another; other load on the machine does not change it."""
     subjects = [
@@ -338,8 +326,6 @@ ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[JsonObject, str]]] = {
     "start": start,
     "memory": memory,
     "losses": losses,
-    "gpu-345m": gpu,
-    "gpu-1.3b": gpu,
 }
 DEFAULT = (
     "124m-bf16",
@@ -350,8 +336,6 @@ DEFAULT = (
     "start",
     "memory",
     "losses",
-    "gpu-345m",
-    "gpu-1.3b",
 )
 
 

@@ -85,13 +85,11 @@ class OtherAdamW:
                     low.copy_(master)
 
 
-def adamw_of(device: str) -> tuple[str, Callable[..., Any]] | None:
-    """Return the other project's AdamW for a device and its name, or None if it is not installed.
+def adamw_of() -> tuple[str, Callable[..., Any]] | None:
+    """Return DeepSpeed's AdamW for CPUs and its name, or None if it is not installed.
 
     DeepSpeed compiles its kernel at the first use, which takes a minute.
     """
     with contextlib.suppress(ModuleNotFoundError):
-        if device == "cpu":
-            return "deepspeed", importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
-        return "apex", importlib.import_module("apex.optimizers").FusedAdam
+        return "deepspeed", importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
     return None

@@ -1,6 +1,6 @@
 """Measure how much faster each backend on this machine is than plain torch: forward and backward.
 
-    python -m bench.train.ops [--device cuda] [--repeat 15] [--threads 1] [--compile] [--only OP ...] [--json]
+    python -m bench.train.ops [--repeat 15] [--threads 1] [--compile] [--only OP ...] [--json]
     python -m bench.train.ops --levels [--repeat 15] [--threads 1]    # attention by each kernel, in turn
 
 All backends take turns in one process, with the buffers that every rank of a launch has: the allocator settings of the
@@ -11,9 +11,7 @@ value. Copying the inputs is not measured. With one thread, which a rank among m
 which is reliable on a busy machine. With more threads it is wall time, which is not, because threads wait for each
 other.
 
-Other projects take part if they are installed: Liger and apex on a GPU, DeepSpeed's AdamW on a CPU. Their values and
-gradients are compared with plain torch first; a function that is wrong is named and not measured. The tests do this for
-our own. `--device cuda` has not run on a GPU yet.
+DeepSpeed's AdamW takes part if it is installed. `python -m bench.hardware` measures the ops on GPUs and NPUs.
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ class Request:
     compiled: bool
     only: tuple[str, ...]
     """The ops that are measured; all of them if this is empty."""
-    device: str = "cpu"
 
 
 def measure(request: Request) -> list[Row]:
@@ -78,39 +75,31 @@ def measure(request: Request) -> list[Row]:
 
     if request.threads:
         torch.set_num_threads(request.threads)
-    if request.device == "cpu":
-        use_pool()
-    device = request.device
-    clock = clock_of(device)
-    reference = native.choose(device, "reference")
+    use_pool()
+    clock = clock_of()
+    reference = native.choose("cpu", "reference")
     rows = []
-    for status in native.survey(device):
+    for status in native.survey("cpu"):
         if (
             status.backend == "reference"
             or not status.available
             or (request.only and status.op not in request.only)
         ):
             continue
-        chosen = native.choose(device, {status.op: status.backend})
+        chosen = native.choose("cpu", {status.op: status.backend})
         for case in (case for case in cases.large_cases() if case.op == status.op):
             plain, run = (partial(getattr(ops, case.op), **case.arguments) for ops in (reference, chosen))
-            # The state of dropout stays on the CPU: reading it from a GPU would wait for the GPU.
-            inputs = tuple(
-                x if case.op == "dropout_add" and not x.is_floating_point() else x.to(device)
-                for x in case.inputs()
-            )
+            inputs = case.inputs()
             peers = [] if case.op in PRODUCTS and products.widens(inputs[0]) else [plain]
-            theirs = correct_peers(case, inputs) if device != "cpu" else {}
             if request.compiled and peers:
                 # After eight versions of one function torch.compile runs the rest without compilation.
                 torch.compiler.reset()
                 peers.append(torch.compile(plain, dynamic=False))
             # Other virtual machines share the memory, so the rate may double within minutes.
-            before = copy_rate(clock, device)
-            times = medians([run, *theirs.values(), *peers], inputs, request.repeat, clock)
-            own, others = times[0], dict(zip(theirs, times[1:], strict=False))
-            eager, compiled = (*times[1 + len(theirs) :], None, None)[:2]
-            rate = (before + copy_rate(clock, device)) / 2
+            before = copy_rate(clock)
+            own, *times = medians([run, *peers], inputs, request.repeat, clock)
+            eager, compiled = (*times, None, None)[:2]
+            rate = (before + copy_rate(clock)) / 2
             least = least_bytes(case.op, run, inputs) / rate * 1e3
             rows.append(
                 Row(
@@ -123,45 +112,17 @@ def measure(request: Request) -> list[Row]:
                     eager / own if eager else None,
                     compiled,
                     own / least if least else None,
-                    others,
                 )
             )
         rows += of_weights(status.op, status.backend, [reference, chosen], request, clock)
     return rows
 
 
-def clock_of(device: str) -> Callable[[], float]:
-    """Return the clock for a device; that of a GPU waits until the GPU is idle."""
+def clock_of() -> Callable[[], float]:
+    """Return the clock: processor time of one thread, else wall time."""
     import torch
 
-    if device == "cpu":
-        return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-
-    def after_all() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    return after_all
-
-
-def correct_peers(case: Any, inputs: tuple) -> dict[str, Callable]:
-    """Return the functions of other projects whose value and gradients are those of the case; name the others."""
-    import native.reference
-    from bench.train.op_peers import peers_of
-    from tests.support import op_cases as cases
-
-    expected = cases.meaning(case, getattr(native.reference, case.op), inputs)
-    allowed = 10 * max(case.allowed("reference"))
-    found = {}
-    for name, peer in peers_of(case.op, case.shape).items():
-        got = cases.run(case, peer, inputs)
-        pairs = zip((got.value, *got.gradients), (expected.value, *expected.gradients), strict=True)
-        worst = max(cases.error(actual, right) for actual, right in pairs)
-        if worst <= allowed:
-            found[name] = partial(peer, **case.arguments)
-        else:
-            print(f"{name} {case}: off by {worst:.1e} of the largest number, not measured", file=sys.stderr)
-    return found
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def use_pool() -> None:
@@ -172,11 +133,11 @@ def use_pool() -> None:
         print(f"buffers from glibc's heap: {why}", file=sys.stderr)
 
 
-def copy_rate(clock: Callable[[], float], device: str = "cpu") -> float:
-    """Return the bytes per second that the device reads and writes while it copies 256 MB."""
+def copy_rate(clock: Callable[[], float]) -> float:
+    """Return the bytes per second that this machine reads and writes while it copies 256 MB."""
     import torch
 
-    source, target = torch.ones(2, 1 << 26, device=device)
+    source, target = torch.ones(2, 1 << 26)
     times = []
     for _ in range(7):
         start = clock()
@@ -214,7 +175,7 @@ def print_levels(repeat: int, threads: int) -> None:
 
     if threads:
         torch.set_num_threads(threads)
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = clock_of()
     loaded = library.load()
     levels = {library.LEVELS[level]: level for level in range(loaded.level, -1, -1)}
     if library.attention_level() == 3:
@@ -243,12 +204,10 @@ def of_weights(op: str, backend: str, both: list, request: Request, clock: Calla
 
     if op not in ("adamw", "square_sum"):
         return []
-    device, rows = request.device, []
+    rows = []
     for dtype in (torch.float32, torch.bfloat16):
-        held, averages, squares = (
-            [torch.rand(1 << 20, device=device) for _ in range(WEIGHTS)] for _ in range(3)
-        )
-        gradients = [torch.rand(1 << 20, device=device).to(dtype) for _ in held]
+        held, averages, squares = ([torch.rand(1 << 20) for _ in range(WEIGHTS)] for _ in range(3))
+        gradients = [torch.rand(1 << 20).to(dtype) for _ in held]
         lowered = [None if dtype == torch.float32 else tensor.to(dtype) for tensor in held]
         numbers = ([0.1] * WEIGHTS, 10, RATE, (0.9, 0.95), 1e-8)
         given: tuple[Any, ...] = (gradients,)
@@ -258,12 +217,12 @@ def of_weights(op: str, backend: str, both: list, request: Request, clock: Calla
             name: partial(getattr(choice, op), *given)
             for name, choice in zip(("eager", "ours"), both, strict=True)
         }
-        if op == "adamw" and (other := other_adamw(held, device)):
+        if op == "adamw" and (other := other_adamw(held)):
             runs[other[0]] = partial(
                 other[1].step, gradients, [None if x is None else x.clone() for x in lowered]
             )
         times: dict[str, list[float]] = {name: [] for name in runs}
-        before = copy_rate(clock, device)
+        before = copy_rate(clock)
         for _ in range(request.repeat + 2):
             for name, run in runs.items():
                 start = clock()
@@ -271,7 +230,7 @@ def of_weights(op: str, backend: str, both: list, request: Request, clock: Calla
                 times[name].append(clock() - start)
         ms = {name: statistics.median(own[2:]) * 1e3 for name, own in times.items()}
         eager, ours = ms.pop("eager"), ms.pop("ours")
-        rate = (before + copy_rate(clock, device)) / 2
+        rate = (before + copy_rate(clock)) / 2
         # AdamW reads weight, gradient and two averages; it writes all but the gradient, and a bf16 copy.
         each = 12 + gradients[0].element_size() + 12 + (2 if dtype == torch.bfloat16 else 0)
         each = gradients[0].element_size() if op == "square_sum" else each
@@ -281,17 +240,17 @@ def of_weights(op: str, backend: str, both: list, request: Request, clock: Calla
     return rows
 
 
-def other_adamw(held: list, device: str) -> tuple[str, Any] | None:
+def other_adamw(held: list) -> tuple[str, Any] | None:
     """Return another project's AdamW over copies of `held`, and its name, if a step of it equals one of torch's."""
     import torch
 
     from bench.train.op_peers import OtherAdamW, adamw_of
 
-    found = adamw_of(device)
+    found = adamw_of()
     if not found:
         return None
     name, make = found
-    start, gradient = torch.rand(1000, device=device), torch.rand(1000, device=device)
+    start, gradient = torch.rand(2, 1000)
     theirs = OtherAdamW(make, [start], RATE)
     theirs.step([gradient], [None])
     expected = torch.nn.Parameter(start.clone())
@@ -332,7 +291,6 @@ def run_once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's default")
     parser.add_argument("--json", action="store_true")
@@ -348,9 +306,7 @@ def main() -> None:
     if options.levels:
         print_levels(options.repeat, options.threads)
         return
-    request = Request(options.repeat, options.threads, options.compile, tuple(options.only), options.device)
-    if why := missing(options.device):
-        sys.exit(f"--device {options.device}: {why}")
+    request = Request(options.repeat, options.threads, options.compile, tuple(options.only))
     rows = measure(request)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
@@ -362,13 +318,6 @@ def main() -> None:
         columns = "".join(f"{'-' if value is None else f'{value:.2f}':>11}" for value in values)
         others = "".join(f"  {name} {ms:.2f} ms" for name, ms in row.others.items())
         print(f"{row.op:<21}{row.backend:<9}{row.case:<22}{row.dtype:<10}{columns}{others}")
-
-
-def missing(device: str) -> str:
-    """Return why ops cannot be measured on a device, or an empty string."""
-    import torch
-
-    return "torch sees no GPU" if device == "cuda" and not torch.cuda.is_available() else ""
 
 
 if __name__ == "__main__":

@@ -71,6 +71,12 @@ class StepFigures:
     step: float = 0.0
     """Of the subject `products`: operations per second in the products of a step, by torch; `own`: by the trainer's."""
     own: float = 0.0
+    wall: float = 0.0
+    """Of a recorded step: see `activities.Activities`."""
+    busy: float = 0.0
+    count: int = 0
+    starts: int = 0
+    waits: int = 0
     missing: str = ""
 
     @classmethod

@@ -2,7 +2,8 @@
 
     python -m bench.train.subject SPEC.json      (commands on stdin, one line of JSON per answer on stdout)
 
-`go` takes a step, `reset` resets the peak memory, `end` ends the process. Ours is the trainer as a rank of a launch
+`go` takes a step, `profile` records what the device does until the next answer, `reset` resets the peak memory, `end`
+ends the process. Ours is the trainer as a rank of a launch
 runs it: it reports and waits at the place where the trainer checks after each step whether it must stop.
 """
 
@@ -12,9 +13,11 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from bench.train.activities import Recorder, runtime_of, wait
 from bench.train.spec import Spec, StepFigures
 
 # The size of the first matrix product, which makes libraries load their parts for the first use.
@@ -38,13 +41,16 @@ class Gate:
         self.out: TextIO = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self.base = 0
+        self.recorder: Recorder | None = None
         self.began, self.cpu = time.perf_counter(), time.process_time()
 
     def loaded(self) -> None:
         """Record the resident memory as that of the libraries; later memory belongs to the model."""
         import torch
 
-        warm = torch.randn(WARM, WARM, requires_grad=True)
+        # On a device this also starts its runtime, which a peak cannot be asked of before.
+        runtime_of(self.device)
+        warm = torch.randn(WARM, WARM, requires_grad=True, device=self.device)
         (warm @ warm).sum().backward()
         if self.device == "cpu":
             self.base = resident("VmRSS")
@@ -54,30 +60,40 @@ class Gate:
         if self.device == "cpu":
             Path("/proc/self/clear_refs").write_text("5")
         else:
-            import torch
-
-            torch.cuda.reset_peak_memory_stats(self.device)
+            runtime_of(self.device).reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
         """Return the peak memory in bytes, of this process or on its device."""
         if self.device == "cpu":
             return resident("VmHWM")
-        import torch
-
-        return int(torch.cuda.max_memory_allocated(self.device))
+        return int(runtime_of(self.device).max_memory_allocated(self.device))
 
     def step_done(
         self, loss: float | None = None, square: float = 0.0, step: float = 0.0, own: float = 0.0
     ) -> None:
         """Report the step that started with the last `go`; return when the next one must start."""
         seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.cpu
-        self.report(StepFigures(seconds, cpu, self.base, self.peak(), loss, square, step, own))
+        figures = StepFigures(seconds, cpu, self.base, self.peak(), loss, square, step, own)
+        if self.recorder:
+            done = self.recorder.stop()
+            self.recorder = None
+            figures = replace(
+                figures,
+                wall=done.wall,
+                busy=done.busy,
+                count=done.count,
+                starts=done.starts,
+                waits=done.waits,
+            )
+        self.report(figures)
         for line in sys.stdin:
             word = line.strip()
-            if word == "go":
+            if word == "profile":
+                self.recorder = Recorder(self.device)
+            elif word == "go":
                 self.began, self.cpu = time.perf_counter(), time.process_time()
                 return
-            if word == "reset":
+            elif word == "reset":
                 self.forget_peak()
             else:
                 break
@@ -233,23 +249,19 @@ def products(spec: Spec, gate: Gate) -> None:
 
     clock = time.process_time if spec.threads == 1 and device == "cpu" else time.perf_counter
 
-    def wait() -> None:
-        if device != "cpu":
-            torch.cuda.synchronize()
-
     def triple(inputs: int, outputs: int, repeat: int) -> tuple[float, float]:
         """Return the seconds of a product and those of both gradients together, by torch and by our functions."""
         x, weight = (torch.randn(n, inputs, device=device, dtype=kind) for n in (tokens, outputs))
         gradient = torch.randn(tokens, outputs, device=device, dtype=kind)
         seconds = []
         for forward, product in ((F.linear, torch.mm), (linear, mm)):
-            wait()
+            wait(device)
             began = clock()
             for _ in range(repeat):
                 forward(x, weight)
                 product(gradient, weight)
                 product(gradient.t(), x)
-            wait()
+            wait(device)
             seconds.append((clock() - began) / repeat)
         return seconds[0], seconds[1]
 
@@ -259,11 +271,11 @@ def products(spec: Spec, gate: Gate) -> None:
     left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
     F.linear(left, right)
     while True:
-        wait()
+        wait(device)
         began = clock()
         for _ in range(5):
             F.linear(left, right)
-        wait()
+        wait(device)
         square = 5 * 2 * size**3 / (clock() - began)
         each = [triple(*shape, 2) for shape in layer]
         last = triple(hidden, model["vocab"], 1)

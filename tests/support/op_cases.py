@@ -125,7 +125,7 @@ def _upstream(value: Tensor, seed: int) -> Tensor:
     It is the same for every type of value.
     """
     generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(value.shape, generator=generator, dtype=torch.float64) + 0.5).to(BF16).to(value.dtype)
+    return (torch.rand(value.shape, generator=generator, dtype=torch.float64) + 0.5).to(BF16).to(value)
 
 
 def _layer_norm(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
