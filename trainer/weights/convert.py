@@ -13,6 +13,7 @@ from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import MANIFEST, Origin
 from trainer.config.model import ModelConfig
 from trainer.errors import InputError
+from trainer.side_files import SideFiles
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.deepspeed import step_folder
 from trainer.weights.glm import is_glm, read_glm
@@ -125,6 +126,9 @@ def import_weights(
     if read is None:
         raise InputError(f"{formats[name].title} cannot be imported", "name another format with --from")
     contents = read(source, request)
+    if not contents.files:
+        # Our exports to formats without such files write them next to the weights.
+        contents = replace(contents, files=SideFiles.beside(source).files)
     for option, given, found in (
         ("--heads", request.heads, contents.model.heads),
         ("--vocab", request.vocab, contents.model.vocab),

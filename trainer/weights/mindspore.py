@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trainer.checkpoint.manifest import Origin
@@ -14,6 +15,8 @@ from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.protobuf import read_mindspore, write_mindspore
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
+from trainer.weights.huggingface import as_json, read_json
+from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for
 from trainer.weights.lazy import DTYPES, Lazy, cast
 from trainer.weights.ours import shapes_for
@@ -23,6 +26,9 @@ from trainer.weights.target import Target
 # MindSpore's names for the averages of a parameter.
 AVERAGES = {"exp_avg": "adam_m", "exp_avg_sq": "adam_v"}
 FILE = "gpt2"
+DESCRIPTION = "clusterctl_model.json"
+RECORDED = ("heads", "activation", "eps", "dropout", "attention_dropout", "init_std")
+SHOWN = ("layers", "hidden", "heads", "sequence", "vocab", "ffn")
 _TABLE = "backbone.embedding.word_embedding.embedding_table"
 _POSITIONS = "backbone.embedding.position_embedding.embedding_table"
 # Steps, rates and loss scales that MindSpore saves with the model.
@@ -79,7 +85,10 @@ def read_mindformers(source: Path, request: ImportRequest) -> Contents:
     if request.vocab > vocab:
         raise InputError(f"--vocab is {request.vocab}, but the token table has {vocab} rows")
     layers = 1 + max(numbers, default=0)
-    heads, notes = heads_for(str(file), "gpt", layers, hidden, request.heads)
+    recorded = _recorded(file)
+    heads, notes = heads_for(
+        str(file), "gpt", layers, hidden, request.heads or (recorded.heads if recorded else 0)
+    )
     if hidden % heads:
         raise CheckpointError(f"{file}: hidden {hidden} is not divisible by {heads} heads")
     up = found.get("backbone.blocks.0.output.mapping.bias")
@@ -92,9 +101,30 @@ def read_mindformers(source: Path, request: ImportRequest) -> Contents:
         vocab=request.vocab or vocab,
         ffn=0 if inner == 4 * hidden else inner,
     )
+    if recorded:
+        model = replace(recorded, **{name: getattr(model, name) for name in SHOWN})
     tensors = _ours(file, model, found, request.state)
     origin = Origin("mindspore", str(file))
     return Contents(model, tensors, origin, notes=tuple(notes))
+
+
+def _recorded(file: Path) -> ModelConfig | None:
+    """Return the settings of a model that its shapes do not show, from what our export writes next to the tensors."""
+    description = file.with_name(DESCRIPTION)
+    if not description.is_file():
+        return None
+    keys, usual = Keys(str(description), read_json(description)), ModelConfig()
+    found = replace(
+        usual,
+        heads=keys.number("heads"),
+        activation=keys.choice("activation", {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}, usual.activation),
+        eps=keys.real("eps", default=usual.eps),
+        dropout=keys.real("dropout", default=usual.dropout),
+        attention_dropout=keys.real("attention_dropout", default=usual.attention_dropout),
+        init_std=keys.real("init_std", default=usual.init_std),
+    )
+    keys.check()
+    return found
 
 
 def _ours(file: Path, model: ModelConfig, found: Mapping[str, Lazy], state: bool) -> dict[str, Lazy]:
@@ -173,5 +203,7 @@ def _write(contents: Contents, target: Target, wanted: ExportRequest, report: Re
 
     target.write(name, write)
     target.verify(name)
+    recorded = {name: getattr(model, name) for name in RECORDED}
+    target.write_bytes(DESCRIPTION, as_json(recorded))
     for other, content in contents.files.items():
         target.write_bytes(other, content if isinstance(content, bytes) else content.read_bytes())

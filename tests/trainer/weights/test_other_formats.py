@@ -9,12 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.building import small_tokenizer
 from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of, write_glm
 from trainer.errors import CheckpointError, InputError
+from trainer.generate.loading import open_decoder
+from trainer.side_files import SideFiles
 from trainer.weights.contents import ExportRequest, ImportRequest
-from trainer.weights.convert import export_weights, import_weights
+from trainer.weights.convert import FORMATS, export_weights, import_weights, writable
 from trainer.weights.files import protobuf
 from trainer.weights.files.protobuf import read_mindspore
+from trainer.weights.ours import read_ours
+from trainer.weights.target import open_target
 
 # -- GLM ------------------------------------------------------------------------------------------------------
 
@@ -183,3 +188,31 @@ def test_a_glm_cannot_be_exported_as_gpt2(tmp_path: Path) -> None:
         with pytest.raises(InputError):
             export_weights(source, tmp_path / form, form, ExportRequest())
         assert not (tmp_path / form).exists()
+
+
+# -- every format ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", writable())
+def test_an_import_is_the_inverse_of_an_export(tmp_path: Path, form: str) -> None:
+    """Without options: heads of an unusual number, settings that shapes do not show, and the tokenizer's files."""
+    model = replace(GPT, heads=2, activation="gelu", dropout=0.0)
+    ours = checkpoint(tmp_path / "ours", model, random_state(model))
+    small_tokenizer(ours)
+    (ours / "generation_config.json").write_text('{"eos_token_id": 0}')
+    (ours / "chat_template.jinja").write_text("{{ messages }}")
+    (ours / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    contents = read_ours(ours, state=False)
+    side = SideFiles.beside(ours).files
+    with open_target(tmp_path / "out", {}, 0) as target:
+        write = FORMATS[form].write
+        assert write is not None
+        write(replace(contents, files=side), target, ExportRequest(), lambda done, total: None)
+        target.publish()
+    done = import_weights(tmp_path / "out", tmp_path / "again")
+    assert done.model == model
+    assert_equal(state_of(tmp_path / "again"), state_of(ours))
+    again = SideFiles.beside(tmp_path / "again").files
+    assert again.keys() == side.keys()
+    assert (tmp_path / "again/tokenizer.json").read_bytes() == (ours / "tokenizer.json").read_bytes()
+    open_decoder(tmp_path / "again")
