@@ -36,6 +36,9 @@ class ClusterctlError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            # Tracebacks of Python 3.11 and of notebooks end with these lines.
+            self.__notes__ = [f"try: {line}" for line in hint.splitlines()]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle needs: an error may be raised in another process than it was made in."""

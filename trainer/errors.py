@@ -75,6 +75,7 @@ OF_FILES = {
     errno.ENOTDIR: "check the path: a part of it is a file",
     errno.ELOOP: "check the path: its symbolic links form a circle",
     errno.ENAMETOOLONG: "use a shorter name",
+    errno.EFBIG: "allow larger files with `ulimit -f`",
 }
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -132,6 +132,8 @@ def limits(reply: NodeAnswers) -> Iterator[Finding]:
         wanted.append(("MEMLOCK", UNLIMITED, "memlock", "bytes of locked memory, which RDMA needs", "-l"))
     for key, least, check, subject, flag in wanted:
         soft, hard = reply.found.limits[key]
+        # A start raises this limit for the ranks, up to the hard one.
+        soft = hard if key == "NOFILE" else soft
         if soft == UNLIMITED or (least != UNLIMITED and soft >= least):
             continue
         want = "unlimited" if least == UNLIMITED else str(max(least, 65536))

@@ -56,7 +56,6 @@ _LAUNCH = {
     "-f": "name the job file alone: clusterctl launch job.yaml",
 }
 _LOGS = {
-    **dict.fromkeys(("-t", "--tail"), "-n 20, or --lines 20, of `clusterctl logs tail` shows the last lines"),
     **dict.fromkeys(("--nodes", "-w"), "--node SET shows the ranks of these nodes"),
     **dict.fromkeys(("-c", "--container"), "--rank N shows one rank"),
     **dict.fromkeys(("-p", "--previous"), "`clusterctl logs show RUN --attempt N` shows an earlier attempt"),
@@ -67,7 +66,8 @@ OPTIONS = {
     "exec": _EXEC,
     "launch": _LAUNCH,
     "plan": _LAUNCH,
-    **dict.fromkeys(("logs show", "logs tail"), _LOGS),
+    "logs show": _LOGS,
+    "logs tail": {**_LOGS, "--tail": "-n N shows the last N lines"},
 }
 
 

@@ -22,6 +22,7 @@ OF_THIS_MACHINE = {
     errno.EACCES: "check the owner and permissions of this file",
     errno.EPERM: "check the owner and permissions of this file",
     errno.EMFILE: "allow more open files with `ulimit -n`, or contact fewer nodes at a time with --fanout",
+    errno.EFBIG: "allow larger files with `ulimit -f`",
     errno.ENOMEM: "free some memory on this machine",
 }
 # The named file is a wrong input: another one can be named.

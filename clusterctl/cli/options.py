@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
@@ -266,8 +266,6 @@ def with_devices(cluster: Cluster, *, remote: bool = True, accept_new: bool = Fa
 
     Without `remote`, only a node that is this machine is asked.
     """
-    from dataclasses import replace
-
     unnamed = tuple(node for node in cluster.nodes if node.is_asked and (remote or node.host == "local"))
     if not unnamed:
         return cluster
@@ -341,8 +339,6 @@ def place_here() -> Place | None:
 
 def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
     """Record whether the kinds of a cluster are a guess; raise a UsageError if --kind contradicts its file."""
-    from dataclasses import replace
-
     from clusterctl.hostfile.detect import kind_of_file
 
     file = Path(cluster.source)
@@ -359,8 +355,6 @@ def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
 
 def _of_kind(node: Node, kind: str) -> Node:
     """Return a node with this kind, if the inventory names none; one CPU, or the devices that the node will report."""
-    from dataclasses import replace
-
     if "kind" not in node.unnamed:
         return node
     unnamed = () if kind == "cpu" else tuple(key for key in node.unnamed if key != "kind")
@@ -458,13 +452,23 @@ def run_named(name: str) -> RunDir:
     return run
 
 
-def run_with_results(name: str) -> RunDir:
-    """Return the run that a command line names for its results; `last` is never a run of generate, serve or eval."""
+def run_with_results(name: str, *, trains: bool = False) -> RunDir:
+    """Return the run that a command line names for its results; `last` is never a run of generate, serve or eval.
+
+    With `trains`, `last` is the newest training, or run of another program with a checkpoint here, if there is one.
+    """
     from clusterctl.jobs.run_folder import all_runs
 
     if name == "last":
-        newest = (run.run_id for run in all_runs(runs_folder()) if not run.read_record().job.only_reads_model)
-        name = next(newest, name)
+        candidates = []
+        for run in all_runs(runs_folder()):
+            job = run.read_record().job
+            if job.only_reads_model:
+                continue
+            candidates.append(run.run_id)
+            if not trains or job.train is not None or run.checkpoints.is_dir():
+                return run_named(run.run_id)
+        name = candidates[0] if candidates else name
     return run_named(name)
 
 

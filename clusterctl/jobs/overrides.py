@@ -44,8 +44,13 @@ def with_overrides(document: Document, overrides: Sequence[str]) -> Document:
                 break
             section = inner
         else:
-            section[keys[-1]] = _given_value(name, given)
+            wanted = _given_value(name, given)
             flags.add(tuple(keys))
+            if wanted is None and keys[0] == "train":
+                # As if the file did not have the key: its default counts.
+                section.pop(keys[-1], None)
+            else:
+                section[keys[-1]] = wanted
     if faults:
         raise InputFaults(faults)
     return Document(document.source, value, document.lines, frozenset(flags))

@@ -67,6 +67,15 @@ def _connection(logins: Logins, node: Node, first: Login, streams: dict[str, Wri
             if not self.is_connected:
                 use(self, logins.log_in(node))
 
+        def run(self, command: str, **options: Any) -> Any:
+            return super().run(command, **_hidden(options))
+
+        def sudo(self, command: str, **options: Any) -> Any:
+            return super().sudo(command, **_hidden(options))
+
+        def local(self, *words: Any, **options: Any) -> Any:
+            return super().local(*words, **_hidden(options))
+
     def use(connection: Any, login: Login) -> None:
         # Fabric waits for channels as paramiko does, so a thread must read the connection.
         login.session.start()
@@ -84,6 +93,36 @@ def _connection(logins: Logins, node: Node, first: Login, streams: dict[str, Wri
     connection = CheckedConnection(node.host, user=first.user, port=node.port, config=nothing)
     use(connection, first)
     return connection
+
+
+def _hidden(options: dict[str, object]) -> dict[str, object]:
+    """Return the options of a command with `hide` obeyed: invoke ignores it where a connection has own streams."""
+    hide = options.get("hide")
+    found: dict[str, object] = dict(options)
+    if hide in (True, "both", "out", "stdout"):
+        found.setdefault("out_stream", Nowhere())
+    if hide in (True, "both", "err", "stderr"):
+        found.setdefault("err_stream", Nowhere())
+    return found
+
+
+class Nowhere:
+    """A stream that drops what is written."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is kept."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        # invoke copies every stream without this method.
+        raise OSError("this stream has no file")
 
 
 def refuse_unknown_keys() -> None:

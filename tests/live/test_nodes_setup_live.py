@@ -102,6 +102,11 @@ def fails(c):
     raise ValueError("a bug of mine")
 
 @task
+def hides(c):
+    print(len(c.run("echo topsecret", hide=True).stdout))
+    c.run("echo topsecret; echo shown >&2", hide="out")
+
+@task
 def elsewhere(c):
     import fabric
     c.close()
@@ -113,7 +118,7 @@ def elsewhere(c):
 def test_a_fabfile_runs_on_each_node_with_its_output_and_exit_code(shell: Shell) -> None:
     (shell.folder / "fabfile.py").write_text(FABFILE)
     listed = shell("fab", "fabfile.py", "--list", "--json")
-    assert json.loads(listed.stdout) == {"elsewhere": "", "fails": "", "hello": "Say hello."}
+    assert json.loads(listed.stdout) == {"elsewhere": "", "fails": "", "hello": "Say hello.", "hides": ""}
     done = shell("fab", "fabfile.py", "hello", "-n", "all", "--json", "--", "--name", "you")
     rows = json.loads(done.stdout)
     assert [(row["node"], row["exit_code"], row["stdout"]) for row in rows] == [
@@ -125,6 +130,8 @@ def test_a_fabfile_runs_on_each_node_with_its_output_and_exit_code(shell: Shell)
     bug = shell("fab", "fabfile.py", "fails", "-n", "node1")
     assert bug.returncode == 1 and "node1: ValueError: a bug of mine" in bug.stderr
     assert "clusterctl/ssh" not in bug.stderr
+    hides = shell("fab", "fabfile.py", "hides", "-n", "node1")
+    assert hides.stdout == "node1: 10\n" and hides.stderr == "node1: shown\n"
     elsewhere = shell("fab", "fabfile.py", "elsewhere", "-n", "node1")
     assert elsewhere.returncode == 1 and "not found in known_hosts" in elsewhere.stderr
     unknown = shell("fab", "fabfile.py", "helo", "-n", "node1")

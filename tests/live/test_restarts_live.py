@@ -200,6 +200,18 @@ def test_a_terminal_that_follows_puts_a_new_controller_in_the_place_of_a_dead_on
     assert lines == [str(n) for n in range(len(lines))]
 
 
+def test_ctrl_c_ends_only_the_command_that_follows(shell: Shell) -> None:
+    run = detached(shell, TICKS.format(count=600))
+    argv = [sys.executable, "-m", "clusterctl", "attach", run.run_id]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(argv, cwd=shell.folder, env=shell.env, text=True, **both)
+    assert process.stdout is not None and process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=100)[1]
+    assert process.returncode == 130 and "interrupted" not in text and "the run continues" in text
+    assert run.is_watched() and shell("stop", run.run_id).returncode == 0
+
+
 def test_a_stop_without_a_controller_brings_the_last_lines_home(shell: Shell) -> None:
     ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('the last line', flush=True)))\n"
     run = detached(shell, "import signal, sys\n" + ends + TICKS.format(count=600))

@@ -335,6 +335,7 @@ def _drain(fd: int) -> None:
 def main(run_dir: str, attempt: int, ready: int, change: Optional[Dict[str, Any]] = None) -> None:
     """Start the ranks, report that to the agent through `ready`, and supervise them until they have ended."""
     become_subreaper()
+    allow_open_files()
     supervisor = Supervisor(run_dir, attempt, change)
     # Do this before the pid is known, because a stop may follow immediately.
     signal.signal(signal.SIGTERM, supervisor.request_stop)
@@ -350,6 +351,20 @@ def main(run_dir: str, attempt: int, ready: int, change: Optional[Dict[str, Any]
     os.write(ready, lean.dumps({**me, "note": locks.note}).encode() + b"\n")
     os.close(ready)
     supervisor.supervise()
+
+
+# So many open files suffice for any rank; a larger limit slows programs that close all possible ones.
+OPEN_FILES = 65536
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit of open files for the ranks: a login often has 1024, and a hard limit that is higher."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 # Where npu-smi is: on the path, or where the vendor installs it.

@@ -225,7 +225,8 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
     from clusterctl.migrate import read, write
     from clusterctl.migrate.commands import command_text
 
-    if Path(source).is_dir():
+    # Path("") would be the current folder.
+    if source and Path(source).is_dir():
         result = _tuning_of(Path(source))
         found = result.found
     else:

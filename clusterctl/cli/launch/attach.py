@@ -13,6 +13,7 @@ from clusterctl.cli.launch.run import (
     put_in_charge,
     warn_about_missing_variables,
 )
+from clusterctl.interrupts import EXIT_INTERRUPTED
 
 
 def attach(
@@ -47,16 +48,22 @@ def attach(
             warn_about_missing_variables(found)
             put_in_charge(found)
         known = found.written_metrics()
-        follow_to_the_end(
-            found,
-            connections,
-            stop_on_interrupt=False,
-            trains=trains,
-            quiet=quiet,
-            as_json=as_json,
-            known=known,
-            progress=read_progress(found.metric_lines()) if trains else None,
-        )
+        try:
+            follow_to_the_end(
+                found,
+                connections,
+                stop_on_interrupt=False,
+                trains=trains,
+                quiet=quiet,
+                as_json=as_json,
+                known=known,
+                progress=read_progress(found.metric_lines()) if trains else None,
+            )
+        except KeyboardInterrupt:
+            # The run is not interrupted, only this command.
+            again = f"clusterctl attach {found.run_id}"
+            screen.log(f"the run continues; {again} follows it again, clusterctl stop {found.run_id} ends it")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def control(run: options.RunName) -> None:

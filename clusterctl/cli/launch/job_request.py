@@ -151,6 +151,8 @@ class JobRequest(NodeOptions):
                     "change keys of a job with --set; give either a job file or a command",
                 )
             return
+        if argv[0] == "-":
+            raise UsageError("-: a job is not read from standard input", "write it to a file: job.yaml")
         if not argv[0].strip():
             raise UsageError(
                 "the command is empty", "name a program after `--`; is a variable of the shell unset?"

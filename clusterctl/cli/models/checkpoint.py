@@ -35,7 +35,7 @@ def found_at(where: str) -> Iterator[CheckpointList]:
     if find.is_folder(where):
         yield find.of_folder(Path(where))
         return
-    run = options.run_with_results(where)
+    run = options.run_with_results(where, trains=True)
     if (run.root / "kubernetes.json").exists():
         yield in_store(run)
         return
@@ -149,7 +149,7 @@ def pull(
         if output is None:
             if find.is_folder(where):
                 raise UsageError(f"{where} is on this machine", "name the folder of the copy: -o DIR")
-            output = options.run_with_results(where).checkpoints / checkpoint.name
+            output = options.run_with_results(where, trains=True).checkpoints / checkpoint.name
         made = plan_pull(checkpoint, checkpoint.manifest(), output.absolute())
         if not dry_run:
             with bar("pull") as drawn:
@@ -245,6 +245,6 @@ def side_at(where: str) -> Iterator[Side]:
     named = colon and step.isascii() and step.isdecimal() and not is_folder(where)
     with found_at(name if named else where) as found:
         checkpoint = found.chosen(int(step) if named else None)
-        run = None if is_folder(where) else options.run_with_results(name if named else where)
+        run = None if is_folder(where) else options.run_with_results(name if named else where, trains=True)
         code = run.read_record().code_paths if run else {}
         yield Side(checkpoint, checkpoint.manifest(), code)

@@ -125,7 +125,7 @@ def _corpus_of(where: str) -> Path | None:
 
     if find.is_folder(where):
         return None
-    run = options.run_with_results(where)
+    run = options.run_with_results(where, trains=True)
     corpus = corpus_here(run.read_record().job)
     if corpus is None or corpus.with_name(f"{corpus.name}.idx").is_file():
         return corpus
@@ -140,5 +140,5 @@ def results_of(where: str) -> Path:
     return (
         Path(EVALUATIONS_DIR)
         if Path(where).is_dir()
-        else options.run_with_results(where).root / EVALUATIONS_DIR
+        else options.run_with_results(where, trains=True).root / EVALUATIONS_DIR
     )

@@ -54,7 +54,7 @@ def _here(where: str) -> Path:
         folder = folder_of(where)
         extras.require_trainer()
         return folder
-    run = options.run_with_results(where)
+    run = options.run_with_results(where, trains=True)
     # Before anything is fetched.
     extras.require_trainer()
     local = newest(run.checkpoints)
@@ -106,7 +106,7 @@ def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
         folder = folder_of(where)
         screen.log(f"{folder} is pushed to {', '.join(cluster.names)}")
         return OnNodes(cluster, local=folder)
-    run = options.run_with_results(where)
+    run = options.run_with_results(where, trains=True)
     with options.connected_to(run) as connections:
         found = find.of_run(run, connections)
         whole = _whole_on(found.newest())

@@ -153,7 +153,9 @@ def tensorboard(
 ) -> None:
     """Write the metrics of a training as TensorBoard files, with Megatron's tags. TensorBoard need not be installed."""
     folder = (
-        Path(where) if (Path(where) / METRICS_FILE).is_file() else options.run_with_results(where).progress
+        Path(where)
+        if (Path(where) / METRICS_FILE).is_file()
+        else options.run_with_results(where, trains=True).progress
     )
     arguments = ["--output", str(output)] if output else []
     forward("tensorboard", "tensorboard", [str(folder), *arguments])
@@ -167,7 +169,7 @@ def checkpoint_of(where: str) -> Path:
         raise UsageError(
             f"{where}: not a checkpoint: it has no manifest.json", "name a step-... folder, or a run"
         )
-    run = options.run_with_results(where)
+    run = options.run_with_results(where, trains=True)
     found = sorted(path for path in run.checkpoints.glob("step-*") if (path / "manifest.json").is_file())
     if not found:
         node, folder = next(iter(run.read_record().run_dirs.items()))

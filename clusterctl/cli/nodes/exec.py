@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Work = Callable[[Node, Callable[[str, bytes], None]], Completed]
     """Called with a node, and with what receives its output: "stdout" or "stderr", and bytes."""
 
+# The exit code of shells for a program that they do not find.
+NOT_FOUND = 127
 # The exit code that shells give for a program ended by SIGPIPE.
 OUTPUT_GONE = 141
 # Seconds without another failed node after which failed nodes are reported, although the command still runs on others.
@@ -193,9 +195,19 @@ def exec_(
     with connection.open(chosen, at_once) as connections:
         command = replace(command, code=_pushed_code(job, chosen, connections)) if job else command
         outcomes = _execute(command, chosen, form, connections, how)
+    if any(outcome.value and outcome.value.exit_code == NOT_FOUND for outcome in outcomes):
+        _explain_not_found(words, how)
     if form.out:
         screen.log(f"{form.out}: the output of {plural(len(chosen.nodes), 'node')}")
     conclude(outcomes)
+
+
+def _explain_not_found(words: Sequence[str], how: CommandOptions) -> None:
+    """Report that a whole line was taken for the name of a program."""
+    if len(words) == 1 and len(words[0].split()) > 1 and not how.shell:
+        screen.log(
+            f"{words[0]!r} was taken for one program; as words: -- {words[0]}; for a line of /bin/sh: --shell"
+        )
 
 
 def _job_with_setup(path: Path) -> Job:

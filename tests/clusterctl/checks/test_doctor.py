@@ -98,8 +98,8 @@ def test_two_clocks_that_are_each_near_ours_may_be_far_from_each_other() -> None
         (
             "nofile",
             "warning",
-            {"limits": {"NOFILE": [1024, 4096]}},
-            "1024 open files (ulimit -n; hard limit 4096)",
+            {"limits": {"NOFILE": [256, 1024]}},
+            "1024 open files (ulimit -n; hard limit 1024)",
         ),
         ("nproc", "warning", {"limits": {"NPROC": [512, -1]}}, "hard limit none"),
         ("memlock", "warning", {"rdma": [PORT]}, "65536 bytes of locked memory"),

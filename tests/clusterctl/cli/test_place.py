@@ -107,11 +107,17 @@ def test_the_last_run_with_results_is_no_run_that_reads_them(
         os.utime(run.record, (1000 - age, 1000 - age))
     assert options.run_named("last").run_id == "served"
     assert options.run_with_results("last").run_id == "trained"
+    os.utime(tmp_path / "program" / "run.json", (3000, 3000))
+    assert options.run_with_results("last").run_id == "program"
+    # A command that has saved nothing is not what `generate last` means.
+    assert options.run_with_results("last", trains=True).run_id == "trained"
+    (tmp_path / "program" / "checkpoints").mkdir()
+    assert options.run_with_results("last", trains=True).run_id == "program"
     (tmp_path / "trained" / "run.json").unlink()
     # A program of the user's may save checkpoints too.
     assert options.run_with_results("last").run_id == "program"
     (tmp_path / "program" / "run.json").unlink()
-    assert options.run_with_results("last").run_id == "served"
+    assert options.run_with_results("last", trains=True).run_id == "served"
     assert options.run_with_results("served").run_id == "served"
 
 

@@ -215,3 +215,13 @@ def faults(schema: dict[str, Any], value: Any, place: str) -> list[str]:
             else []
         )
     return found
+
+
+def test_null_on_the_command_line_leaves_a_key_out(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(TRAIN + "  optimizer: {lr: 1.0}\n  loss_scale: {initial: 8}\n")
+    where = ("--what-if", "nodes=2,devices=8,kind=npu", "--json")
+    words = ("--set", "train.optimizer.lr=null", "--set", "train.loss_scale=null")
+    code, _, err = run("plan", "small.yaml", *where, *words)
+    assert code == 0, err
+    code, _, err = run("plan", "small.yaml", *where, "--set", "train.steps=null")
+    assert code == 2 and "train.steps" in err and "None" not in err
