@@ -19,6 +19,9 @@ from clusterctl.migrate.option import ZERO
 from clusterctl.migrate.start import parse, refuse, start, start_by_options
 from clusterctl.migrate.tables import deepspeed, verbs
 
+# How often DeepSpeed itself prints; the program has its own interval.
+PRINTED = "steps_per_print"
+
 
 def read(text: str) -> Found:
     """Return the training that a command, or the file of this name, describes; raise UsageError if there is none."""
@@ -164,7 +167,10 @@ def _with_files(found: Found, path: Path, script: Script) -> Found:
 def _add_deepspeed(found: Found, given: Given, text: str, name: str) -> None:
     """Add the keys of DeepSpeed's configuration: some count more than the command's options, others less."""
     own = from_keys(parse_document(text, name), deepspeed.KEYS, "deepspeed", "", Path(name)).given
-    first = [each for each in own if found.family == "glm" or each.name.startswith(deepspeed.STRONGER)]
+    glm = found.family == "glm"
+    first = [
+        each for each in own if (glm and each.name != PRINTED) or each.name.startswith(deepspeed.STRONGER)
+    ]
     found.given = [each for each in own if each not in first] + [
         each for each in found.given if each is not given
     ]

@@ -28,7 +28,7 @@ set -- --data=/d --size 3 "x y"; while [ $# -gt 0 ]; do case $1 in --*=*) show $
 #### getopts
 for para in "--a=1" "--b=2"; do if [[ $para == --a* ]]; then a=`echo ${para#*=}`; fi; done; show $a
 #### loops
-for ((i=0; i<3; i++)); do for j in {1..2} a{x,y}; do show $i $j; [ $j = 2 ] && break; done; done; i=0; until [ $i -ge 2 ]; do i=$((i+1)); [ $i = 1 ] && continue; show $i; done
+for ((i=0; i<3; i++)); do for j in {1..2} a{x,y} {0..0}; do show $i $j; [ $j = 2 ] && break; done; done; i=0; until [ $i -ge 2 ]; do i=$((i+1)); [ $i = 1 ] && continue; show $i; done
 #### substitution
 A=$(echo "a b"; echo c); B=`dirname /x/y/z.sh`; show "$A" $A $B $(basename /x/y.sh .sh) $(seq 2 4) $(expr 3 + 4) "$(printf "%s-%d" a 3)"
 #### filters
