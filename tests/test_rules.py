@@ -51,7 +51,7 @@ MAY = {
         "storage": "inventory transport",
         "downloads": "",
         "jobs": "agent inventory hostfile ranktable storage bash",
-        "logs": "inventory transport jobs",
+        "logs": "agent inventory transport jobs",
         "sandbox": "jobs",
         "platforms": "inventory transport transfer hostfile ranktable storage jobs checkpoints runs",
         "checkpoints": "agent inventory transport transfer storage jobs",

@@ -23,6 +23,7 @@ from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.parts.data_source import take_data_store, take_data_there, take_storage
 from clusterctl.jobs.parts.engine_file import with_engine_file
 from clusterctl.jobs.parts.interconnect import NetworkOptions, read_network
+from clusterctl.jobs.parts.log_limit import LOG_LIMIT, take_log_limit
 from clusterctl.jobs.parts.notify import FORMS, problem_of
 from clusterctl.jobs.parts.own_table import take_rank_table
 from clusterctl.jobs.parts.pods import (
@@ -114,6 +115,8 @@ class Job:
     """Port of the rendezvous; 0 lets the first node choose a free port."""
     grace: float = 30.0
     """Seconds between SIGTERM and SIGKILL, for a last checkpoint."""
+    log_limit: int = LOG_LIMIT
+    """Bytes of the disk that each log of a rank may take, on its node and here; 0 means no limit."""
     collect: tuple[str, ...] = ()
     """What is copied back at the end, in addition to logs and metrics."""
     share_devices: bool = False
@@ -221,6 +224,7 @@ def _read(top: Section, path: Path) -> Job:
         rank_table=take_rank_table(top, path),
         master_port=_port(top),
         grace=_grace(top),
+        log_limit=take_log_limit(top),
         collect=_known_words(top, "collect", COLLECT_CHOICES),
         share_devices=top.take("share_devices", bool, False) or False,
         restart=read_restart(top),

@@ -103,6 +103,11 @@ def _own() -> Schema:
 def _around() -> dict[str, tuple[Schema, str]]:
     """Return the keys that concern the entire run: its folder, failures, the network, the platform of the nodes."""
     return {
+        "log_limit": (
+            {"type": ["string", "boolean"]},
+            "Size of each log of a rank, on its node and here, such as 2GB. Beyond it, the middle is dropped. Default:"
+            " 256 MiB; off: no limit.",
+        ),
         "workdir": (
             {"enum": list(WORKDIR_CHOICES)},
             "Folder in which a program starts. new: one for each run, which `resume` uses again. keep: one for all runs"

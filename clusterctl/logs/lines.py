@@ -64,6 +64,11 @@ class LogChunk:
         return len(self.data) > LONGEST_LINE and max(map(len, self.data.split(b"\n"))) > LONGEST_LINE
 
 
+def dropped(count: int) -> bytes:
+    """Return the line that is shown in place of bytes that were dropped because a log became too long."""
+    return f"[clusterctl: {count / 1e6:,.1f} MB of this log were dropped: log_limit]\n".encode()
+
+
 class LineCutter:
     """Cuts one stream after its last line break; of a line without one, it keeps only what is shown."""
 

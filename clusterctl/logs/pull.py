@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl import contract
+from clusterctl.agent.holes import read
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.logs.lines import dropped
 from clusterctl.logs.store import LogKeeper, kept_files
 from clusterctl.logs.times import index_of
 
@@ -117,7 +119,12 @@ def _join(paths: Iterable[Path], target: Path) -> None:
             if joined.tell() and not _ends_whole(target, joined.tell()):
                 joined.write(b"\n")
             with path.open("rb") as part:
-                shutil.copyfileobj(part, joined, 1 << 20)
+                at, size = 0, path.stat().st_size
+                while at < size:
+                    start, data = read(part.fileno(), at, 1 << 20)
+                    joined.write(dropped(start - at) if start > at else b"")
+                    joined.write(data)
+                    at = start + len(data)
             joined.flush()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from clusterctl.agent.holes import read, trim
 from clusterctl.files import make_private_folder, open_private
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.lines import (
@@ -17,6 +18,7 @@ from clusterctl.logs.lines import (
     LineCutter,
     LogChunk,
     LogLine,
+    dropped,
     shown,
 )
 from clusterctl.logs.select import LogFilter, Selection
@@ -25,6 +27,8 @@ from clusterctl.logs.times import Span, entries_of
 # Bytes that are read of a file in one piece.
 READ = 1 << 18
 ALWAYS = Span()
+# Bytes that a copy grows between two checks of its size.
+TRIMMED = 1 << 24
 # Bytes that are held of all files together, and at least of each.
 MOST_BUFFERED, SMALLEST = 64 << 20, 1 << 12
 # Bytes at a file's end in which its last lines are searched first.
@@ -46,16 +50,28 @@ class LogKeeper:
         return path.stat().st_size if path.exists() else 0
 
     @staticmethod
-    def keep(path: Path, offset: int, data: bytes) -> bytes:
-        """Append the new part of a chunk that begins at `offset`; return that part."""
+    def keep(path: Path, offset: int, data: bytes, hole: int = 0, limit: int = 0) -> bytes:
+        """Append the new part of a chunk that begins at `offset`; return that part.
+
+        The node has dropped the `hole` bytes before it. A copy that takes more than `limit` bytes is trimmed.
+        """
         have = LogKeeper.cursor(path)
-        if offset > have:
-            raise ValueError(f"{path}: bytes {have} to {offset} are missing")
-        fresh = data[have - offset :]
+        if offset - hole > have:
+            raise ValueError(f"{path}: bytes {have} to {offset - hole} are missing")
+        fresh = data[max(0, have - offset) :]
         if fresh:
             make_private_folder(path.parent)
             with open_private(path, "ab") as file:
-                file.write(fresh)
+                if offset > have:
+                    file.truncate(offset)
+                if any(fresh[:1]) or any(fresh):
+                    file.write(fresh)
+                else:
+                    # A hole that was read as zeros.
+                    file.truncate(max(have, offset) + len(fresh))
+            end = max(have, offset) + len(fresh)
+            if limit and end // TRIMMED != have // TRIMMED:
+                trim(str(path), limit)
         return fresh
 
 
@@ -80,9 +96,14 @@ class KeptFile:
         for written, stop in _segments(self.path, start, size):
             while at < stop:
                 if at >= begin + len(data):
-                    begin, data = at, self._read(at, min(piece, size - at))
-                    if not data:
+                    begin, data = self._read(at, min(piece, size - at))
+                    if not data or begin >= size:
                         return
+                    if begin > at:
+                        block = cutter.end() + dropped(begin - at)
+                        yield LogChunk(self.node, self.rank, self.stream, block, written)
+                        at = begin
+                        continue
                 part = data[at - begin : stop - begin]
                 at += len(part)
                 if block := cutter.feed(part):
@@ -90,10 +111,9 @@ class KeptFile:
         if end is None and (block := cutter.end()):
             yield LogChunk(self.node, self.rank, self.stream, block, written)
 
-    def _read(self, start: int, count: int) -> bytes:
+    def _read(self, start: int, count: int) -> tuple[int, bytes]:
         with self.path.open("rb") as file:
-            file.seek(start)
-            return file.read(count)
+            return read(file.fileno(), start, count)
 
     def lines(self, wanted: LogFilter, start: int = 0, end: int | None = None) -> Iterator[LogLine]:
         selection = Selection(wanted)

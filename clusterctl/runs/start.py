@@ -356,6 +356,7 @@ def _start(link: Connection, part: plan.NodePlan, made: plan.Plan) -> Started:
         "node": part.node.name,
         "ranks": ranks,
         "grace": made.job.grace,
+        "log_limit": made.job.log_limit,
         "hang_after": made.job.hang_after,
         "world": made.world,
         "kind": part.node.kind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import defaultdict
@@ -140,6 +141,41 @@ def test_lines_of_ranks_and_streams_are_shown_in_the_order_in_which_they_were_wr
     assert [line[24:] for line in ends] == lines[-2:]
     around = shell("logs", "show", "last", "-r", "0,1", "-g", "err 0 1", "-B", "1", "--no-prefix").stdout
     assert around.splitlines() == ["out 0 1", "err 0 1"]
+
+
+VERBOSE = """
+import time
+print("the first line", flush=True)
+for part in range(10):
+    for number in range(50000):
+        print(f"{part} {number}", "x" * 100)
+    time.sleep(0.5)
+print("the last line")
+"""
+
+
+def test_a_log_takes_no_more_of_a_disk_than_its_limit(shell: Shell) -> None:
+    (shell.folder / "verbose.py").write_text(VERBOSE)
+    job = {"command": ["python3", "verbose.py"], "code": ".", "nodes": "node1", "devices": 1}
+    (shell.folder / "job.yaml").write_text(json.dumps({**job, "log_limit": "16MB"}))
+    done = shell("launch", "job.yaml", timeout=300)
+    assert done.returncode == 0, done.stderr
+    size = 10 * sum(len(f"0 {number} ") + 101 for number in range(50000)) + 29
+    home = Path(os.environ.get("CLUSTERCTL_CLUSTER", shell.env["CLUSTERCTL_CLUSTER"])).parent
+    here = list((shell.folder / "runs").glob("*/attempts/1/logs/node1/rank-0.out"))
+    there = [path for path in home.rglob("logs/rank-0.out") if path.stat().st_size == size]
+    for log in (*here, *there):
+        status = log.stat()
+        # A log grows between two checks.
+        assert status.st_size == size and status.st_blocks * 512 < 45 << 20, (log, status)
+    assert here and there
+    shown = shell("logs", "show", "last").stdout.splitlines()
+    assert shown[0] == "node1:0 the first line" and shown[-1] == "node1:0 the last line"
+    (gap,) = (index for index, line in enumerate(shown) if "of this log were dropped: log_limit" in line)
+    assert 1000 < gap < len(shown) - 1000 and max(map(len, shown)) < 150
+    assert shell("logs", "pull", "last", "pulled").returncode == 0
+    (text,) = (shell.folder / "pulled").rglob("rank-0.txt")
+    assert text.stat().st_size < 45 << 20 and b"\0" not in text.read_bytes()
 
 
 def test_logs_are_followed_folded_and_pulled(shell: Shell, tmp_path: Path) -> None:

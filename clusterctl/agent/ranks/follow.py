@@ -9,6 +9,7 @@ from io import FileIO
 
 from clusterctl.agent import lean
 from clusterctl.agent.frames import CHUNK, StreamEnded
+from clusterctl.agent.holes import read
 from clusterctl.agent.processes import state_letter
 from clusterctl.agent.ranks.attempts import read_node, read_state
 from clusterctl.agent.ranks.changes import Changes
@@ -51,21 +52,21 @@ class _Files:
 
     def find(self) -> None:
         """Open files that have appeared."""
-        for path, offset in self.offsets.items():
+        for path in self.offsets:
             if path not in self.open and os.path.isfile(path):
                 # The file stays open while it grows.
-                file = FileIO(path)
-                file.seek(offset)
-                self.open[path] = file
+                self.open[path] = FileIO(path)
 
     def send_new(self) -> int:
         """Send one piece of each file, so that a long one does not delay the others; return how many bytes."""
         sent = 0
         for path, file in self.open.items():
-            chunk = file.read(CHUNK)
+            start, chunk = read(file.fileno(), self.offsets[path], CHUNK)
             if chunk:
-                self.request.send(chunk, path=path, offset=self.offsets[path], **_age(file, chunk))
-                self.offsets[path] += len(chunk)
+                # Bytes of a log that became too long were dropped.
+                hole = {"hole": start - self.offsets[path]} if start > self.offsets[path] else {}
+                self.request.send(chunk, path=path, offset=start, **_age(file, chunk), **hole)
+                self.offsets[path] = start + len(chunk)
                 sent += len(chunk)
         return sent
 

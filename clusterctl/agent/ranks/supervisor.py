@@ -12,6 +12,7 @@ import select
 import time
 
 from clusterctl.agent import lean
+from clusterctl.agent.holes import trim
 from clusterctl.agent.processes import GRACE, end_all, identity
 from clusterctl.agent.ranks import containers
 from clusterctl.agent.ranks.descendants import adopted, become_subreaper, names_of, reap_adopted
@@ -200,6 +201,9 @@ class Supervisor:
         """Check the ranks' heartbeats: a rank that hangs, or that a signal has stopped, is the failure of this node."""
         now = time.monotonic()
         self.kills.check(now)
+        for rank in self.ranks if self.spec.get("log_limit") else ():
+            for stream in ("out", "err"):
+                trim(self.files.log(rank.spec["rank"], stream), int(self.spec["log_limit"]))
         self.adopted += reap_adopted(self._own())
         self.records.again()
         hung, pace = self.steps.find_hung(now), self.steps.pace(now)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.holes import read
 from clusterctl.errors import WorkFailed
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.logs.lines import LineCutter
+from clusterctl.logs.lines import LineCutter, dropped
 from clusterctl.logs.store import READ, half_line
 from clusterctl.runs.watching.updates import Source, Stream, Update, from_lines
 
@@ -139,20 +140,22 @@ class KeptWatch:
 
     def _grown(self) -> Iterator[Update]:
         for path, source in self.sources.items():
-            data = _read_from(path, self.offsets.get(path, 0))
+            offset = self.offsets.get(path, 0)
+            start, data = _read_from(path, offset)
             if data:
                 cutter = self._cutter(path)
-                self.offsets[path] = self.offsets.get(path, 0) + len(data)
+                if start > offset and source.rank >= 0:
+                    yield from from_lines(source, cutter.end() + dropped(start - offset), time.time())
+                self.offsets[path] = start + len(data)
                 self.read += len(data)
                 yield from from_lines(source, cutter.feed(data), time.time())
 
 
-def _read_from(path: Path, offset: int) -> bytes:
+def _read_from(path: Path, offset: int) -> tuple[int, bytes]:
     try:
         if path.stat().st_size <= offset:
-            return b""
+            return offset, b""
     except FileNotFoundError:
-        return b""
+        return offset, b""
     with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(READ)
+        return read(file.fileno(), offset, READ)

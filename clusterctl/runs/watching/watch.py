@@ -19,7 +19,7 @@ from clusterctl.files import make_private_folder
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.logs.lines import LineCutter
+from clusterctl.logs.lines import LineCutter, dropped
 from clusterctl.logs.store import LogKeeper, half_line
 from clusterctl.logs.times import LogTimes, age_of
 from clusterctl.runs.state import SUPERVISOR_SILENCE, FollowEnd, NodeAnswer
@@ -430,7 +430,12 @@ class RunWatcher:
         offset += follow.before[path]
         # Make the cutter before the copy grows: it begins with the half line at the end of the copy.
         cutter = self._cutter(home)
-        fresh = LogKeeper.keep(home, offset, frame.payload)
+        hole = frame.fields.get("hole")
+        hole = hole if isinstance(hole, int) and source.rank >= 0 else 0
+        if hole and self.lines:
+            self._put_lines(source, cutter.end() + dropped(hole), time.time())
+        limit = self.record.job.log_limit if source.rank >= 0 else 0
+        fresh = LogKeeper.keep(home, offset, frame.payload, hole, limit)
         age = frame.fields.get("age")
         self.times.note(home, offset + len(frame.payload), age)
         for metric in self.log_steps.feed(source, fresh, age):

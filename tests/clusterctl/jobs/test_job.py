@@ -9,6 +9,7 @@ import pytest
 
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import TRAIN_KEYS, load
+from clusterctl.jobs.parts.log_limit import LOG_LIMIT
 from trainer.config.train_config import TrainConfig
 
 
@@ -23,3 +24,18 @@ def test_a_key_of_train_at_the_top_is_shown_its_place(tmp_path: Path) -> None:
 
 def test_the_keys_that_belong_under_train_are_keys_of_the_trainer() -> None:
     assert set(TRAIN_KEYS) <= {field.name for field in fields(TrainConfig)}
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"), [("", LOG_LIMIT), ("log_limit: 2GB", 2_000_000_000), ("log_limit: off", 0)]
+)
+def test_the_size_of_logs_is_read(tmp_path: Path, text: str, limit: int) -> None:
+    (tmp_path / "job.yaml").write_text(f"command: [a]\n{text}\n")
+    assert load(tmp_path / "job.yaml").log_limit == limit
+
+
+@pytest.mark.parametrize("text", ["5MB", "5", "many", "-1GB"])
+def test_a_size_of_logs_that_loses_lines_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.yaml").write_text(f"command: [a]\nlog_limit: {text}\n")
+    with pytest.raises(InputFaults, match="no size of at least 16 MB"):
+        load(tmp_path / "job.yaml")

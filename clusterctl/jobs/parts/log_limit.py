@@ -1,0 +1,28 @@
+"""How much of a disk the logs of a rank may take."""
+
+from __future__ import annotations
+
+from clusterctl.document import Section
+from clusterctl.inventory.cluster import bytes_of
+
+# Bytes of each stream of a rank, on its node and on the launching machine: 64 ranks take at most 32 GB here.
+LOG_LIMIT = 256 << 20
+# A smaller log would lose lines before they are copied.
+LEAST = 16_000_000
+
+
+def take_log_limit(top: Section) -> int:
+    """Read `log_limit`: a size such as 1GB, or off."""
+    top.taken.append("log_limit")
+    # YAML reads `off` as false.
+    value = top.value.get("log_limit")
+    if value is None:
+        return LOG_LIMIT
+    if value in (False, "off"):
+        return 0
+    limit = int(bytes_of(str(value)))
+    if limit < LEAST:
+        top.fault(
+            "log_limit", f"{value!r} is no size of at least 16 MB", "as in 500MB or 2GB; off for no limit"
+        )
+    return limit
