@@ -111,7 +111,9 @@ def _behind(ranks: Sequence[Observation]) -> list[Observation]:
         first, last = min(done.values()), max(done.values())
         awaited |= {rank for rank, count in done.items() if count < last}
         waiting |= {rank for rank, count in done.items() if count > first}
-    return [known[rank] for rank in sorted(awaited - waiting)]
+    behind = [known[rank] for rank in sorted(awaited - waiting)]
+    # Messages between single ranks are not counted: a rank may be behind because it waits for one.
+    return [seen for seen in behind if seen.place and not seen.place.waits] or behind
 
 
 def _not_waiting(ranks: Sequence[Observation]) -> list[Observation]:

@@ -90,6 +90,15 @@ CASES = {
         ],
         [3],
     ),
+    "behind, because it waits for a message of one that is behind too": (
+        [
+            counted(5, left=1, all=0),
+            {**counted(5, left=0, all=0), "frames": waits("recv", 50)},
+            counted(5, right=1, all=0),
+            {**counted(5, right=0, all=0), "frames": works()},
+        ],
+        [3],
+    ),
     "a group with a member that did not answer": (
         [counted(5, all=7), counted(5, all=7), counted(5, all=6), {**SLEEPS}],
         [3],

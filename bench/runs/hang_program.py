@@ -1,0 +1,49 @@
+"""A program of the drills that knows nothing of clusterctl: it meets in gloo's collectives as a layout does.
+
+train.py LAYOUT STEP RANK WAY     (the rank hangs in a step)
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import hang_ways  # type: ignore[import-not-found]
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    layout, step, guilty, way = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+    own, grads = pairs[rank // 2], torch.ones(8)
+
+    def pipeline() -> None:
+        if rank > 0:
+            dist.recv(grads, rank - 1)
+        if rank < world - 1:
+            dist.send(grads, rank + 1)
+
+    def tensor() -> None:
+        for _ in range(3):
+            dist.all_reduce(grads, group=own)
+
+    parts = {"data": [], "tensor": [tensor], "pipeline": [pipeline], "both": [tensor, pipeline]}
+    for number in range(1, 10_000):
+        if (number, rank) == (step, guilty):
+            hang_ways.WAYS[way]()
+        time.sleep(0.01)
+        for part in parts.get(layout, ()):
+            part()
+        if layout == "sharded":
+            dist.all_gather([torch.empty(8) for _ in range(world)], grads)
+        if layout == "barrier":
+            dist.barrier()
+        dist.all_reduce(grads)
+        if rank == 0 and number < 100:
+            print(f"number {number}", flush=True)
+
+
+main()

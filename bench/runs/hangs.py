@@ -1,0 +1,176 @@
+"""Drill hangs: runs in which one rank hangs in a known way, and whether the cause names that rank and its line.
+
+    python -m bench.runs.hangs [--runs 24] [--seed 1] [--hang-after 8]
+
+Four ranks on two sshd nodes; the way, the rank, the step, the program (our trainer, or one that knows nothing of
+clusterctl) and its layout are drawn. The confusion table has a row per way: runs, how often the rank was right, how
+often the frame, and the ranks that were named instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+from bench.runs import hang_ways
+from bench.runs.field import Ground, ground
+
+OWN = {
+    "data": {},
+    "sharded": {"zero": 2},
+    "tensor": {"parallel": {"tensor": 2}},
+    "pipeline": {"parallel": {"pipeline": 2}},
+    "both": {"parallel": {"tensor": 2, "pipeline": 2}},
+    "context": {"parallel": {"context": 2}},
+}
+FOREIGN = ("data", "sharded", "tensor", "pipeline", "both", "barrier")
+# What a cause must contain besides the rank, where that is not the name of the way's function.
+FRAMES = {"gc": "`__del__`", "stopped": "SIGSTOP", "exit": "has ended with code 0", "order": "broadcast"}
+# Imported by every Python on the nodes: our trainer's drill calls time.sleep(60), and then hangs in another way.
+HOOK = """
+import os, time
+if os.environ.get("DRILL_WAY"):
+    import hang_ways
+    rest = time.sleep
+    time.sleep = lambda seconds: hang_ways.WAYS[os.environ["DRILL_WAY"]]() if seconds == 60 else rest(seconds)
+"""
+# Seconds for the start of a program.
+START = 15.0
+# Seconds for one run.
+LIMIT = 280.0
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One run of the drills."""
+
+    way: str
+    program: str
+    layout: str
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the cause of a run named."""
+
+    drill: Drill
+    rank: int | None
+    title: str
+    seconds: float
+
+    @property
+    def has_rank(self) -> bool:
+        return self.rank == self.drill.rank
+
+    @property
+    def has_frame(self) -> bool:
+        wanted = FRAMES.get(self.drill.way, f"hang_{self.drill.way}")
+        return self.has_rank and wanted in self.title.rpartition(f"rank {self.drill.rank} ")[2]
+
+
+def draw(runs: int, seed: int) -> list[Drill]:
+    """Return drills in which each way comes equally often, with both programs."""
+    chance, ways = random.Random(seed), cycle(hang_ways.WAYS)
+    drills = []
+    for number in range(runs):
+        program = ("own", "foreign")[(number + number // len(hang_ways.WAYS)) % 2]
+        layout = chance.choice(list(OWN) if program == "own" else FOREIGN)
+        drills.append(Drill(next(ways), program, layout, chance.randrange(4), chance.randrange(90, 110)))
+    return drills
+
+
+def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
+    """Run one drill to its end."""
+    code = site.folder / "code"
+    shutil.rmtree(code, ignore_errors=True)
+    code.mkdir()
+    here = Path(__file__).parent
+    shutil.copy(here / "hang_ways.py", code)
+    job: dict[str, object] = {"name": "drill", "code": str(code), "hang_after": hang_after, "grace": 2}
+    if drill.program == "own":
+        (code / "sitecustomize.py").write_text(HOOK)
+        train = {
+            "model": {"name": "gpt-tiny", "vocab": 1024},
+            "data": {
+                "prefix": str(site.data / "text"),
+                "tokenizer": str(site.data / "tokenizer.json"),
+                "split": "90,10,0",
+            },
+            **{"steps": 100_000, "micro_batch": 1, "precision": "fp32", "eval": {"batches": 0}},
+            **{"save": {"every": 100_000}, **OWN[drill.layout]},
+        }
+        (code / "train.json").write_text(json.dumps(train))
+        fault = f"rank{drill.rank}:step{drill.step}:hang"
+        # As a command, so that the hook is imported.
+        job |= {"command": ["python", "-u", "-m", "trainer", "train", "train.json"]}
+        job |= {"env": {"CLUSTERCTL_FAULT": fault, "DRILL_WAY": drill.way}}
+    else:
+        shutil.copy(here / "hang_program.py", code / "train.py")
+        words = ["python", "train.py", drill.layout, str(drill.step), str(drill.rank), drill.way]
+        job |= {"command": words}
+    # Before its first line a program imports torch, in silence.
+    job["hang_after"] = hang_after + START
+    path = site.folder / "job.yaml"
+    path.write_text(json.dumps(job))
+    began = time.monotonic()
+    argv = [sys.executable, "-m", "clusterctl", "launch", str(path)]
+    done = subprocess.run(argv, cwd=site.folder, env=site.env, capture_output=True, text=True, timeout=LIMIT)
+    cause = max(
+        (site.folder / "runs").glob("*/cause.json"), key=lambda found: found.stat().st_mtime, default=None
+    )
+    seconds = time.monotonic() - began
+    if cause is None or cause.stat().st_mtime < time.time() - seconds:
+        return Outcome(drill, None, f"no cause: {done.stderr[-300:]}", seconds)
+    value = json.loads(cause.read_text())
+    return Outcome(drill, value["rank"], value["title"], seconds)
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Return the confusion table."""
+    lines = [f"{'way':<12}{'runs':>5}{'rank':>6}{'frame':>7}  named instead"]
+    for way in hang_ways.WAYS:
+        some = [outcome for outcome in outcomes if outcome.drill.way == way]
+        wrong = Counter(
+            "nobody" if each.rank is None else f"rank {each.rank}" for each in some if not each.has_rank
+        )
+        names = ", ".join(f"{name} {count}" for name, count in wrong.items())
+        ranks, frames = (
+            (sum(values) for values in zip(*((each.has_rank, each.has_frame) for each in some), strict=True))
+            if some
+            else (0, 0)
+        )
+        lines.append(f"{way:<12}{len(some):>5}{ranks:>6}{frames:>7}  {names}".rstrip())
+    total = (len(outcomes), sum(each.has_rank for each in outcomes), sum(each.has_frame for each in outcomes))
+    return "\n".join([*lines, f"{'all':<12}{total[0]:>5}{total[1]:>6}{total[2]:>7}"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hang-after", type=float, default=8.0)
+    options = parser.parse_args()
+    outcomes: list[Outcome] = []
+    with ground(nodes=2, devices=2) as site:
+        for drill in draw(options.runs, options.seed):
+            outcome = play(site, drill, options.hang_after)
+            outcomes.append(outcome)
+            mark = "ok" if outcome.has_frame else "RANK ONLY" if outcome.has_rank else "WRONG"
+            print(f"{mark}: {drill} ({outcome.seconds:.0f} s): {outcome.title}", flush=True)
+    print(table(outcomes))
+    return 0 if all(outcome.has_rank for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
