@@ -1,12 +1,12 @@
 # Thin names for one command each; .ci/run calls `make test`.
 PYTHON ?= python3
 VENV   ?= .venv
-# Pinned: a plain `torch` fetches the newest build with gigabytes of CUDA libraries.
+# Pinned: a plain `torch` fetches the newest build with gigabytes of CUDA libraries. `make torch-matrix` tests others.
 TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test quick extended check live docs bench judges sanitize aarch64 wheel install clean
+.PHONY: demo test quick extended check live docs bench judges torch-matrix sanitize aarch64 wheel install clean
 
 demo: install
 	$(BIN)/clusterctl demo
@@ -67,6 +67,12 @@ judges: $(VENV)/.developing
 	$(JUDGES)/mindspore/bin/python -m pip install --quiet 'mindspore==2.10.0'
 	$(BIN)/python -m pytest -q tests/judges tests/trainer/weights
 
+# The models, engines, ops and layouts with other versions of torch, each in an environment of its own of 6 GB.
+TORCHES ?= 2.6.0 2.8.0 2.11.0 2.15.0
+torch-matrix: $(VENV)/.developing
+	for torch in $(TORCHES); do bash .ci/other - $$torch tests/trainer/test_compat.py tests/trainer/model \
+		tests/trainer/engine tests/trainer/parallel tests/native || exit 1; done
+
 bench: $(VENV)/.developing
 	$(BIN)/python -m bench.train.ops
 	$(BIN)/python -m bench.cli.start
@@ -83,4 +89,4 @@ $(VENV)/.developing: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-other build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from native import products
+from trainer.compat import reduce_scatter
 
 # The dimension of (batch, sequence, hidden) that sequence parallel divides.
 SEQUENCE = 1
@@ -89,7 +90,7 @@ class Parallel:
         shape = list(x.shape)
         shape[dim] //= self.size
         out = x.new_empty(shape)
-        dist.reduce_scatter_single(out.view(-1), parts, group=self.group)
+        reduce_scatter(out.view(-1), parts, group=self.group)
         return out
 
 

@@ -15,6 +15,7 @@ from native import products
 from native.compiled import build
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.checkpointer import Checkpointer
+from trainer.compat import why_not_sharded
 from trainer.config.data import DataConfig, DataIdentity
 from trainer.config.deepspeed import uses_disk
 from trainer.config.train_config import TrainConfig
@@ -336,6 +337,8 @@ def model_on_device(config: TrainConfig, ops: native.Choice, groups: Groups, dev
     divide one block after another, and DeepSpeed moves the model itself.
     """
     sharded = config.zero >= 2 and groups.data.world > 1
+    if sharded and config.engine == "torch" and (problem := why_not_sharded()):
+        raise InputError(f"train.zero: {config.zero} {problem}", "use zero: 1, or engine: deepspeed")
     if config.engine == "deepspeed" or (device.kind == "cpu" and not sharded):
         return build_model(config, ops, groups, drawn=False)
     with Unallocated():

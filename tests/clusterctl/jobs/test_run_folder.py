@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ def test_a_replaced_file_is_old_or_new_and_leaves_nothing_beside_it(
     replace_file(path, "old")
 
     def fail(*_: object) -> None:
-        raise OSError("disk")
+        raise OSError(errno.ENOSPC, "disk")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="disk"):

@@ -123,4 +123,6 @@ for shape in ({}, {"rotary": True, "norm": "rms", "swiglu": True, "bias": "none"
 print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.stdout == "[]\n", done.stderr
+    # Torch 2.6 loads sympy at the first call of an op.
+    expected = ["sympy"] if torch.__version__.startswith("2.6.") else []
+    assert done.stdout == f"{expected}\n", done.stderr

@@ -27,6 +27,8 @@ SHAPES = [(2, 1, 2), (2, 1, 5), (4, 1, 8), (4, 1, 3), (2, 2, 4), (2, 3, 6), (4, 
 def test_the_interleaved_order_is_torchs(stages: int, pieces: int, micros: int) -> None:
     from torch.distributed.pipelining import schedules
 
+    if not hasattr(schedules, "_get_warmup_ops"):
+        pytest.skip("this torch has its order within a class")
     for stage in range(stages):
         warm = schedules._get_warmup_ops(stage, pieces, stages, stages, micros)
 
