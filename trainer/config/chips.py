@@ -91,6 +91,16 @@ _910C = {
     "host_gbytes": "assumed as the 910B's",
     "latency": "assumed",
 }
+_950 = {
+    "": "Huawei, Ascend 950 (Huawei Connect, September 2025): memory, interconnect, 1 PFLOP/s in fp8",
+    "half": "assumed: half of the rate in fp8",
+    "full": "assumed: a quarter of the rate in bf16",
+    "efficiency": "assumed as the 910B's",
+    "node_gbytes": "Huawei, Ascend 950: 2 TB/s in both directions together",
+    "net_gbytes": "assumed: 400 Gbit/s a device",
+    "host_gbytes": "assumed: PCIe 5.0",
+    "latency": "assumed",
+}
 _CPU = {"": "measured on one Zen 4 core: 219 GFLOP/s in bf16, 95 in fp32; gloo sums 64 MiB in 45 ms"}
 _WIDENS = "as fp32, in which such a processor multiplies bf16"
 _CPU_AVX512 = {**_CPU, "half": _WIDENS}
@@ -136,6 +146,10 @@ CHIPS = (
         ("NVIDIAH200",), {**_HOPPER, "": "NVIDIA, H200 datasheet (SXM)"},
     ),
     Chip(
+        "H20", _CUDA, "an H20 (SXM) of 96 GB", 96, 148, 44, 0.28, 450, 50, 4000, 64, 2e-5, ALL, ALL,
+        ("NVIDIAH20-96GB", "NVIDIAH20"), {**_HOPPER, "": "NVIDIA, H20 datasheet (SXM)"},
+    ),
+    Chip(
         "V100-32", _CUDA, "a V100 of 32 GB", 32, 125, 15.7, 0.3, 150, 12.5, 900, 16, 2e-5, WITHOUT_BF16, WITHOUT_BF16,
         ("TeslaV100-SXM2-32GB", "TeslaV100-SXM3-32GB", "TeslaV100-PCIE-32GB"), _V100,
     ),
@@ -155,10 +169,28 @@ CHIPS = (
         "910C", "npu", "one die of an Ascend 910C (Atlas A3), 64 GB", 64, 376, 94, 0.24, 196, 25, 1600, 32, 3e-5,
         ALL, ALL, ("Ascend910_93", "910_93", "910C"), _910C,
     ),
+    Chip(
+        "950PR", "npu", "an Ascend 950PR (Atlas A5) of 128 GB", 128, 500, 125, 0.24, 1000, 50, 1600, 64, 3e-5,
+        ALL, ALL, ("Ascend950PR", "950PR"), _950,
+    ),
+    Chip(
+        "950DT", "npu", "an Ascend 950DT (Atlas A5) of 144 GB", 144, 500, 125, 0.24, 1000, 50, 4000, 64, 3e-5,
+        ALL, ALL, ("Ascend950DT", "950DT"), _950,
+    ),
 )
 # fmt: on
 NAMED = {chip.name: chip for chip in CHIPS}
 NAMES = tuple(NAMED)
+
+
+def chip_name(raw: object) -> str:
+    """Return the chip that a text names in large or small letters; raise ValueError if it names several."""
+    text = str(raw)
+    begun = [name for name in NAMES if name.casefold().startswith(text.casefold())] if text else []
+    exact = next((name for name in begun if len(name) == len(text)), "")
+    if len(begun) > 1 and not exact:
+        raise ValueError(f"is {text!r}; there are {' and '.join(begun)}")
+    return exact or text
 
 
 def reported_chip(name: str) -> Chip | None:

@@ -30,7 +30,11 @@ SIZES: dict[str, ModelConfig] = {
     # The same as 124M: 117M is how the paper counted it.
     "gpt2-117M": _gpt(12, 768, 12, 1024),
     "gpt2-124M": _gpt(12, 768, 12, 1024),
+    # The same as 355M, for the same reason.
     "gpt2-345M": _gpt(24, 1024, 16, 1024),
+    "gpt2-355M": _gpt(24, 1024, 16, 1024),
+    "gpt2-774M": _gpt(36, 1280, 20, 1024),
+    "gpt2-1.5B": _gpt(48, 1600, 25, 1024),
     # One node of eight devices: 2 x 4 x 1.
     "gpt2-1536x16": _gpt(16, 1536, 16, 2048),
     "gpt2-1.3B": _gpt(24, 2048, 16, 1024),
@@ -55,6 +59,14 @@ SIZES: dict[str, ModelConfig] = {
     "glm-10B": _glm(48, 4096, 64, 1024),
     **FAMILIES,
 }
+
+
+_BY_LETTERS = {name.casefold(): name for name in SIZES}
+
+
+def size_name(name: object) -> str:
+    """Return the size that a text names in large or small letters; "" if there is none."""
+    return _BY_LETTERS.get(str(name).casefold(), "")
 
 
 def sized(name: str, **changes: object) -> ModelConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainer.config.amounts import amount_text, gigabytes
-from trainer.config.chips import NAMES
+from trainer.config.chips import NAMES, chip_name
 from trainer.config.reader import setting
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd", "polynomial", "exponential")
@@ -212,7 +212,7 @@ class HardwareConfig:
 
     kind: str = setting("", choices=("", "cpu", "cuda", "npu"))
     """The launcher fills it from the inventory."""
-    chip: str = setting("", choices=("", *NAMES))
+    chip: str = setting("", choices=("", *NAMES), read=chip_name)
     """Name of the chip, which gives its memory, number types, rates and links; without one, the plan assumes a chip."""
     devices_per_node: int = setting(0, least=0)
     """The launcher fills it from the inventory."""

@@ -66,7 +66,8 @@ def _object(kind: Any) -> JsonObject:
     properties, required = {}, []
     for item in fields(kind):
         bounds = item.metadata
-        schema = {"type": ["string", "number"]} if bounds.get("read") else _value(hints[item.name], bounds)
+        free = bounds.get("read") and not bounds.get("choices")
+        schema = {"type": ["string", "number"]} if free else _value(hints[item.name], bounds)
         schema = {**schema, "description": texts.get(item.name, "")}
         default = item.default
         if default is not MISSING and default is not None and not bounds.get("required"):

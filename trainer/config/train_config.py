@@ -14,7 +14,7 @@ from trainer.config.data import DataConfig, listed_sources
 from trainer.config.deepspeed import with_settings
 from trainer.config.layout import Layout, Piece, pieces_of
 from trainer.config.model import ModelConfig
-from trainer.config.model_sizes import SIZES, sized
+from trainer.config.model_sizes import SIZES, size_name, sized
 from trainer.config.parts import (
     BatchRamp,
     EvalConfig,
@@ -229,19 +229,21 @@ SHORT: dict[str, Callable[[object], object]] = {
 def _read_model(raw: object, faults: list[Fault]) -> ModelConfig:
     names = list(SIZES)
     if isinstance(raw, str):
-        if raw not in SIZES:
+        known = size_name(raw)
+        if not known:
             faults.append(Fault("train.model", f"there is no model {raw!r}", closest_match(raw, names)))
-        return SIZES.get(raw, ModelConfig())
+        return SIZES.get(known, ModelConfig())
     if not isinstance(raw, Mapping):
         problem = "missing" if raw is None else f"is {raw!r}; a name or a mapping is needed"
         faults.append(
             Fault("train.model", problem, f"one of {', '.join(names)}, or layers, hidden, heads, ...")
         )
         return ModelConfig()
-    name = raw.get("name", "gpt-tiny")
-    if name not in SIZES:
+    given = raw.get("name", "gpt-tiny")
+    name = size_name(given)
+    if not name:
         faults.append(
-            Fault("train.model.name", f"there is no model {name!r}", closest_match(str(name), names))
+            Fault("train.model.name", f"there is no model {given!r}", closest_match(str(given), names))
         )
         name = "gpt-tiny"
     changes = {key: value for key, value in raw.items() if key != "name"}

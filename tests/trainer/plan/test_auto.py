@@ -196,6 +196,9 @@ def test_every_figure_of_a_chip_has_a_source() -> None:
         ("Tesla V100-SXM2-16GB", "V100-16"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("Ascend950PR", "950PR"),
+        ("Ascend950DT", "950DT"),
         ("NVIDIA GeForce RTX 4090", None),
     ],
 )
