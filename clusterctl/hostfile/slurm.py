@@ -25,6 +25,8 @@ from clusterctl.inventory.addresses import address_fault
 # The second is the old name.
 NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 TASKS = ("SLURM_TASKS_PER_NODE",)
+# The number of components of an allocation such as `salloc -N1 : -N1`.
+COMPONENTS = "SLURM_HET_SIZE"
 VARIABLES = (*NODES, *TASKS)
 MAX_BRACKETS = 8
 # The largest Slurm clusters have about 10,000 nodes.
@@ -70,11 +72,23 @@ def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
 
 def from_variables(variables: Mapping[str, str]) -> tuple[list[Entry], list[Fault]]:
     """Return the nodes of the Slurm allocation in these variables."""
+    if fault := heterogeneous(variables):
+        return [], [fault]
     names = [name for name in VARIABLES if variables.get(name)]
     entries, faults = inspect_text("".join(f"{name}={variables[name]}\n" for name in names), "")
     lines_of = {f":{number}": f"${name}" for number, name in enumerate(names, 1)}
     renamed = [replace(fault, where=lines_of.get(fault.where, "the Slurm allocation")) for fault in faults]
     return [replace(entry, line=0) for entry in entries], renamed
+
+
+def heterogeneous(variables: Mapping[str, str]) -> Fault | None:
+    """Return the fault of an allocation with several components, which Slurm describes by other variables."""
+    count = variables.get(COMPONENTS, "")
+    if count in ("", "0", "1"):
+        return None
+    problem = f"is {count}: a heterogeneous allocation, of which srun starts one component at a time"
+    remedy = "allocate all nodes in one component: salloc -N2; or use one: srun --het-group=0"
+    return Fault(f"${COMPONENTS}", problem, remedy)
 
 
 def _named(lists: Iterable[tuple[int, str]], source: str, faults: list[Fault]) -> Iterator[Entry]:

@@ -15,7 +15,7 @@ from clusterctl.platforms import slurm
 
 JOB = "SLURM_JOB_ID"
 # Slurm's variables that describe the allocation of this process.
-VARIABLES = (JOB, *node_lists.VARIABLES)
+VARIABLES = (JOB, node_lists.COMPONENTS, *node_lists.VARIABLES)
 # The kind of device for the name of a gres.
 KINDS = {"gpu": "cuda", "npu": "npu", "ascend": "npu", "ascend910": "npu", "ascend910b": "npu"}
 PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")

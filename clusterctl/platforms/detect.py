@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from clusterctl import contract
 from clusterctl.environment import environment
 from clusterctl.errors import Fault, InputFaults
+from clusterctl.hostfile.slurm import heterogeneous
 from clusterctl.inventory.cluster import HOST, KINDS, MAX_DEVICES, MAX_NODES, Cluster, Node
 
 # Used if a platform names no port: all pods must use the same port without communicating.
@@ -210,6 +211,9 @@ class _Reader:
 
     def place(self) -> Place:
         platform = self.platform
+        fault = heterogeneous(self.seen.variables) if platform.name == "slurm" else None
+        if fault:
+            raise InputFaults([fault])
         peers, own = self._peers()
         count = self._number(platform.count, 1, MAX_NODES) or len(peers)
         index = own if own is not None else self._number(platform.index, 0, MAX_NODES)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path, PurePath
 
 from clusterctl.jobs.launchers import options
+from clusterctl.jobs.launchers.installed import flags
 from clusterctl.jobs.launchers.known import MPI, TORCH_MODULES, Launcher
 from clusterctl.jobs.launchers.options import Option, Shape
 from clusterctl.jobs.launchers.reader import Use, uses
@@ -220,7 +222,15 @@ def _width(word: str, launcher: Launcher) -> int:
     name = _spelled(word.partition("=")[0], launcher)
     if name in launcher.pairs:
         return 3
-    return 1 if "=" in word or name in launcher.flags else 2
+    if "=" in word or name in launcher.flags:
+        return 1
+    if launcher.parser and not _is_known(name, launcher):
+        return 1 if name in flags(launcher.parser) else 2
+    return 2
+
+
+def _is_known(name: str, launcher: Launcher) -> bool:
+    return name in _names(launcher) or any(fnmatchcase(name, pattern) for pattern in launcher.valued)
 
 
 def _names(launcher: Launcher) -> list[str]:

@@ -26,6 +26,10 @@ class Launcher:
     options: Options = options.nothing
     flags: tuple[str, ...] = ()
     """Its options without a value."""
+    valued: tuple[str, ...] = ()
+    """Further options with a value, besides those that are filled in or checked; a star stands for any end."""
+    parser: str = ""
+    """The name under which the launcher's own parser is asked for options that are not known; empty: never."""
     pairs: tuple[str, ...] = ()
     """Its options with two values."""
     verbs: tuple[str, ...] = ()
@@ -39,17 +43,23 @@ class Launcher:
 
 
 def _torch(name: str) -> Launcher:
-    return Launcher(name, options.torchrun, options.TORCH_FLAGS, by_variables=True)
+    valued = options.TORCH_VALUED
+    return Launcher(name, options.torchrun, options.TORCH_FLAGS, valued, "torchrun", by_variables=True)
 
 
-DEEPSPEED = Launcher("deepspeed", options.deepspeed, options.DEEPSPEED_FLAGS)
-ACCELERATE = Launcher("accelerate", options.accelerate, options.ACCELERATE_FLAGS)
+DEEPSPEED = Launcher(
+    "deepspeed", options.deepspeed, options.DEEPSPEED_FLAGS, options.DEEPSPEED_VALUED, "deepspeed"
+)
+ACCELERATE = Launcher(
+    "accelerate", options.accelerate, options.ACCELERATE_FLAGS, options.ACCELERATE_VALUED, "accelerate"
+)
 MSRUN = Launcher("msrun", options.msrun)
 COMPOSER = Launcher("composer", options.composer, ("-v", "--verbose", "-c", "--command_mode"))
 PADDLE = Launcher("paddle", options.paddle, by_variables=True)
 LLAMAFACTORY = Launcher("llamafactory-cli", verbs=("train",), by_variables=True)
 COLOSSALAI = Launcher("colossalai", options.colossalai, verbs=("run",), instead="torchrun")
 HOROVOD = Launcher("horovodrun", options.mpi, ("--gloo", "--mpi", "--verbose"), instead="mpirun")
+OF_MPI = Launcher("mpirun", options.mpi, options.MPI_FLAGS, pairs=options.MPI_PAIRS, by_variables=True)
 PROGRAMS = {
     "torchrun": _torch("torchrun"),
     "deepspeed": DEEPSPEED,
@@ -66,7 +76,7 @@ PROGRAMS = {
     "torchx": Launcher("torchx", verbs=("run",), instead="torchrun"),
     "srun": Launcher("srun", instead=""),
     "ray": Launcher("ray", options.ray_start, ("--head", "--block", "--disable-usage-stats"), verbs=("start",)),
-    **{name: Launcher(name, options.mpi, options.MPI_FLAGS, options.MPI_PAIRS, by_variables=True) for name in MPI},
+    **{name: replace(OF_MPI, name=name) for name in MPI},
 }  # fmt: skip
 MODULES = {
     **{name: _torch(name) for name in TORCH_MODULES},

@@ -223,6 +223,22 @@ DEEPSPEED_FLAGS = (
     "--no_python", "--no_local_rank", "--save_pid", "--bind_cores_to_rank", "--force_multi", "--no_ssh",
     "--no_ssh_check", "--elastic_training", "--enable_elastic_training", "-q", "--quiet",
 )  # fmt: skip
+# Further options with a value; a star stands for any end.
+TORCH_VALUED = (
+    "--rdzv_*", "--max_restarts", "--monitor_interval", "--start_method", "--event_log_handler", "--role", "--log_dir",
+    "--redirects", "-r", "--tee", "-t", "--local_ranks_filter", "--duplicate_*", "--local_addr", "--logs_specs",
+    "--numa_binding", "--signals_to_handle", "--shutdown_timeout",
+)  # fmt: skip
+DEEPSPEED_VALUED = (
+    "--include", "-i", "--exclude", "-e", "--launcher", "--launcher_args", "--enable_each_rank_log", "--autotuning",
+    "--bind_core_list", "--ssh_port", "--venv_script", "--log_level", "--min_elastic_nodes", "--max_elastic_nodes",
+)  # fmt: skip
+ACCELERATE_VALUED = (
+    "--config_file", "--num_cpu_threads_per_process", "--dynamo_*", "--gpu_ids", "--tee", "-t", "--log_dir", "--role",
+    "--rdzv_*", "--max_restarts", "--monitor_interval", "--main_training_function", "--deepspeed_*", "--zero*",
+    "--offload_*", "--gradient_*", "--fsdp_*", "--megatron_lm_*", "--fp8_*", "--aws_*", "--mpirun_*",
+    "--parallelism_config_*",
+)  # fmt: skip
 # Of Open MPI and of MPICH; both accept one dash or two.
 MPI_FLAGS = (
     "--oversubscribe", "--allow-run-as-root", "--tag-output", "--timestamp-output", "--display-map", "--nolocal",

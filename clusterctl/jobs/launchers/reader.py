@@ -52,6 +52,7 @@ WRAPPERS: dict[str, tuple[str, int]] = {
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 # Python's program in a variable.
 PYTHON_VARIABLE = re.compile(r"\$\{?\w*python\w*\}?", re.IGNORECASE)
+POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9][0-9]*)(?::?-[^{}]*)?\})")
 # Scripts that start each other.
 DEEPEST = 10
 LARGEST = 1 << 20
@@ -120,7 +121,7 @@ class _Reader:
 
     def _file(self, name: str, depth: int) -> Iterator[Use]:
         """Yield the launchers of a script of the pushed folder; a variable before its name counts as that folder."""
-        name = re.sub(r"^\$\{?\w+\}?/", "", name)
+        name = re.sub(r"^(\$\{?\w+\}?|\$\(.*\)|`[^`]*`)/", "", name)
         if self.code is None or not name or os.path.isabs(name):
             return
         path = self.code / name
@@ -182,6 +183,8 @@ def _skip_wrappers(words: Sequence[str]) -> int:
 def shell_commands(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Yield the commands that a text of the shell may start, with what is known of its variables filled in."""
     known = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
+    # A value that the caller of a script gives is not known.
+    text = POSITIONAL.sub(lambda found: f"$argument_{found[1] or found[2]}", text)
     try:
         script = evaluate(known + text, "", alone=True)
     except InputFaults:

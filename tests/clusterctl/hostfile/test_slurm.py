@@ -92,6 +92,8 @@ def test_all_faults_of_an_allocation_come_at_once_by_the_variables_names() -> No
     variables = {"SLURM_JOB_NODELIST": "n[1-2],n2,-x", "SLURM_TASKS_PER_NODE": "0", "OTHER": "1"}
     faults = from_variables(variables)[1]
     assert [fault.where for fault in faults] == ["$SLURM_JOB_NODELIST", "$SLURM_TASKS_PER_NODE"]
+    (fault,) = from_variables({"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n1"})[1]
+    assert fault.where == "$SLURM_HET_SIZE" and "heterogeneous" in fault.what
     faults = from_variables({"SLURM_JOB_NODELIST": "n[1-2],n2"})[1]
     assert [(fault.where, fault.what) for fault in faults] == [
         ("$SLURM_JOB_NODELIST", "n2 is listed twice here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
+from clusterctl.jobs.launchers import fill, installed, options
 from clusterctl.jobs.plan import ProcessSpec, make_plan
 
 CLUSTER = Cluster(
@@ -180,6 +182,26 @@ def test_what_cannot_be_filled_in_is_refused_with_the_form_that_works(
     found = faults(command, code)
     assert any(problem in fault.what for fault in found), found
     assert all(fault.remedy for fault in found)
+
+
+def test_options_that_no_table_has_are_asked_of_the_installed_launcher(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(fill, "flags", lambda name: asked.append(name) or frozenset(["--new_flag"]))
+    command = "torchrun --new-flag --rdzv-conf a=1 --max-restarts 3 train.py"
+    assert fill.program_of(shlex.split(command)) == "train.py" and set(asked) == {"torchrun"}
+    asked.clear()
+    assert (
+        fill.program_of(shlex.split("accelerate launch --fsdp_version 2 --vm a.py")) == "a.py" and not asked
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
+def test_our_tables_have_the_flags_of_the_installed_torchrun() -> None:
+    found = installed.flags("torchrun")
+    assert {"--standalone", "--no_python"} <= found
+    assert found - set(options.TORCH_FLAGS) == {"-h", "--help", "-m", "--module"}
 
 
 def test_the_refusal_names_what_the_script_must_say(code: Path) -> None:
