@@ -145,7 +145,8 @@ class TrainConfig:
             )
             > 1,
             f"zero is {self.zero}, which gathers weights within a micro-batch": self.zero >= 2,
-            "the number of rows of an expert varies": self.model.experts > 0,
+            "with a capacity, the number of rows that experts compute varies": self.model.experts > 0
+            and self.model.capacity > 0,
             "samples of a GLM vary in length": self.model.kind == "glm",
             "samples of a task vary in length": bool(self.tune.task),
             "recomputation draws the masks of dropout again": bool(drops) and self.recompute.mode != "none",

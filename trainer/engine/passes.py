@@ -56,11 +56,11 @@ class SingleStageRunner:
     def run(self, micro: Micro, weight: float) -> Tensor:
         """Compute the gradients of the micro-batch's loss times `weight`; return this product."""
         self.model.check_ids(micro)
-        self.model.aux_weight = weight
         return self.both_passes(moved(micro, self.device), weight)
 
     def both_passes(self, inputs: Micro, weight: float | Tensor) -> Tensor:
         """Run the forward and the backward pass of inputs on the device; return the loss times `weight`."""
+        self.model.aux_weight = weight
         with self.device.autocast(self.precision):
             loss = self.model(*self.model.arguments(inputs)) * weight
         loss.backward()

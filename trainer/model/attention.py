@@ -29,7 +29,7 @@ class Sight:
     """Cosines and sines of the rotary positions."""
     context: Parallel = ALONE
     """Context parallel: the ranks that have other parts of the same samples."""
-    aux_weight: float = 0.0
+    aux_weight: float | Tensor = 0.0
     """The weight of the experts' auxiliary loss in the loss of the step."""
 
 

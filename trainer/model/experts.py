@@ -66,7 +66,7 @@ class Experts(nn.Module):
         self.own = len(self.up.weight)
         """The number of experts on this rank."""
 
-    def forward(self, x: Tensor, aux_weight: float = 0.0) -> Tensor:
+    def forward(self, x: Tensor, aux_weight: float | Tensor = 0.0) -> Tensor:
         """Return (batch, sequence, hidden). `aux_weight`: the weight of the auxiliary loss in the loss of the step."""
         tokens = x.flatten(0, 1)
         chances, weights, chosen = self.ops.route(
@@ -77,9 +77,10 @@ class Experts(nn.Module):
         mixed = mix(tokens, weights.to(x.dtype), chosen).view(x.shape)
         if self.shared is not None:
             mixed = mixed + self.shared(x)
-        if aux_weight and self.config.aux_loss:
+        # A tensor is the weight of a captured pass, whose value the host does not know.
+        if self.config.aux_loss and (isinstance(aux_weight, Tensor) or aux_weight):
             mixed = _apply(
-                _Attached, mixed, self._imbalance(chances, chosen), aux_weight * self.config.aux_loss
+                _Attached, mixed, self._imbalance(chances, chosen), aux_weight, self.config.aux_loss
             )
         return mixed
 
@@ -102,35 +103,48 @@ class Experts(nn.Module):
     def _own_experts(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Return the results of all ranks' experts for all tokens."""
         tokens, weights = self.parallel.enter(tokens), self.parallel.enter(weights)
-        first = self.own * self.parallel.rank
-        mine = (chosen >= first) & (chosen < first + self.own) & (weights > 0)
-        index, choice = mine.nonzero(as_tuple=True)
-        experts = chosen[index, choice] - first
-        order = torch.argsort(experts, stable=True)
-        index, choice = index[order], choice[order]
-        results = self._run(self.ops.embedding(index, tokens), torch.bincount(experts, minlength=self.own))
-        mixed = torch.zeros_like(tokens).index_add(0, index, results * weights[index, choice].unsqueeze(-1))
-        return self.parallel.leave(mixed)
+        experts, first = chosen.flatten(), self.own * self.parallel.rank
+        if self.parallel.size == 1 and not self.config.capacity:
+            # Every choice is computed, so the host need not know how many there are.
+            places = torch.argsort(experts, stable=True)
+        else:
+            mine = (experts >= first) & (experts < first + self.own) & (weights.flatten() > 0)
+            places = mine.nonzero().flatten()
+            experts = experts[places] - first
+            places = places[torch.argsort(experts, stable=True)]
+        rows = self.ops.embedding(places // self.config.top_k, tokens)
+        results = self._run(rows, _counts(experts, self.own))
+        return self.parallel.leave(self._mixed(results, places, weights))
+
+    def _mixed(self, results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        """Return each token's weighted sum of its choices, in their order: the same bits in every run.
+
+        `places`: of each row, token x top_k + choice. A choice without a row counts as 0.
+        """
+        of_choices = results.new_zeros(weights.numel(), results.shape[1]).index_copy(0, places, results)
+        mixed: Tensor = (of_choices.unflatten(0, weights.shape) * weights.unsqueeze(-1)).sum(1)
+        return mixed
 
     def _across_ranks(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Return the results for this rank's tokens, which are sent to the ranks of their experts and back."""
         size, rank = self.parallel.size, self.parallel.rank
-        index, choice = (weights > 0).nonzero(as_tuple=True)
-        experts = chosen[index, choice]
-        order = torch.argsort(experts, stable=True)
-        index, choice = index[order], choice[order]
-        counts = torch.bincount(experts, minlength=self.config.experts)
+        places = (weights.flatten() > 0).nonzero().flatten()
+        experts = chosen.flatten()[places]
+        places = places[torch.argsort(experts, stable=True)]
+        counts = _counts(experts, self.config.experts)
         # How many rows each rank sends for each expert.
         table = self.parallel.gather(counts.view(1, -1), 0).view(size, size, self.own)
         sent, received = table[rank].sum(-1).tolist(), table[:, rank].sum(-1).tolist()
-        arrived = _apply(_Exchanged, self.ops.embedding(index, tokens), sent, received, self.parallel)
+        arrived = _apply(
+            _Exchanged, self.ops.embedding(places // self.config.top_k, tokens), sent, received, self.parallel
+        )
         of_expert = torch.arange(self.own, device=counts.device).repeat(size)
         of_expert = of_expert.repeat_interleave(table[:, rank].flatten())
         order = torch.argsort(of_expert, stable=True)
-        results = self._run(arrived[order], torch.bincount(of_expert, minlength=self.own))
+        results = self._run(arrived[order], _counts(of_expert, self.own))
         results = results[torch.argsort(order)]
         returned = _apply(_Exchanged, results, received, sent, self.parallel)
-        return torch.zeros_like(tokens).index_add(0, index, returned * weights[index, choice].unsqueeze(-1))
+        return self._mixed(returned, places, weights)
 
     def _run(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the results of this rank's experts; rows are sorted by expert, `counts` are the rows of each."""
@@ -140,7 +154,7 @@ class Experts(nn.Module):
     def _imbalance(self, chances: Tensor, chosen: Tensor) -> Tensor:
         """Return experts x sum over experts of (fraction of choices x mean probability): 1 if all are used equally."""
         parallel, divided = self.parallel, self.parallel.divides_sequence
-        counts = torch.bincount(chosen.flatten(), minlength=self.config.experts).float()
+        counts = _counts(chosen.flatten(), self.config.experts).float()
         total = float(chances.shape[0] * (parallel.size if divided else 1))
         means = chances.sum(0) / total
         if divided:
@@ -150,26 +164,33 @@ class Experts(nn.Module):
         return self.config.experts * (parts * means).sum()
 
 
+def _counts(experts: Tensor, count: int) -> Tensor:
+    """Return how often each expert occurs; unlike torch.bincount, the host does not wait for the device."""
+    return torch.zeros(count, dtype=torch.int64, device=experts.device).scatter_add_(
+        0, experts, torch.ones_like(experts)
+    )
+
+
 def _apply(function: Any, *arguments: Any) -> Tensor:
     result: Tensor = function.apply(*arguments)
     return result
 
 
 class _Attached(torch.autograd.Function):
-    """Returns its input; the backward pass adds the gradient of an auxiliary loss times its weight.
+    """Returns its input; the backward pass adds the gradient of an auxiliary loss times its weight and share.
 
     In this way each pipeline stage computes the auxiliary loss of its own layers.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor, weight: float) -> Tensor:
-        ctx.weight = loss.new_tensor(weight)
+    def forward(ctx: Any, x: Tensor, loss: Tensor, weight: float | Tensor, share: float) -> Tensor:
+        ctx.weight = (weight if isinstance(weight, Tensor) else loss.new_tensor(weight)) * share
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
-        return upstream, ctx.weight, None
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        return upstream, ctx.weight, None, None
 
 
 class _Exchanged(torch.autograd.Function):

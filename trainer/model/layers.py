@@ -165,7 +165,7 @@ class Block(nn.Module):
         mixed = self.attention(self.norm_1(x), sight, wanted, **given)
         return self.rest(picked(x, wanted), mixed, sight.aux_weight)
 
-    def rest(self, x: Tensor, mixed: Tensor, aux_weight: float = 0.0) -> Tensor:
+    def rest(self, x: Tensor, mixed: Tensor, aux_weight: float | Tensor = 0.0) -> Tensor:
         """Return the block's result from its input and the attention result; `aux_weight` is as in Sight."""
         drops = self.training and self.dropout > 0
         if drops or self.post_norm_1 is not None or self.parallel_residual:
@@ -245,7 +245,7 @@ class Transformer(nn.Module):
         """
         super().__init__()
         # Set before each pass with gradients.
-        self.aux_weight = 0.0
+        self.aux_weight: float | Tensor = 0.0
         self.seeds = Seeds()
         # Whether hooks of modules look at each pass, so that it must run op by op.
         self.observed = False

@@ -102,14 +102,15 @@ def feed_forward_inner(micro: MicroBatch, width: int) -> int:
 
 
 def experts(micro: MicroBatch) -> int:
-    """Return the bytes of equally used experts: their rows, inner activations and results, and the router's choices."""
+    """Return the bytes of equally used experts: rows, inner activations, results and the router's choices."""
     model = micro.model
     chosen = model.top_k * micro.width * micro.tokens * model.hidden // micro.tensor
     router = micro.own_tokens * (WIDE * model.experts + model.top_k * 34)
     # Under autocast the rows are in fp32, and each has a 16-bit copy.
     wide = chosen * (WIDE - micro.width) // micro.width if micro.cast else 0
     return (
-        3 * chosen
+        # Under autocast the results are kept in one type only.
+        (2 if micro.cast else 3) * chosen
         + wide
         + model.top_k * inner(micro, model.inner)
         + feed_forward_inner(micro, model.shared_ffn)

@@ -30,6 +30,7 @@ from trainer.parallel.group import Group, Groups
 from trainer.plan.resolve import try_config
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocab": 64}
+EXPERTS = {"experts": 4, "top_k": 2, "bias": "none", "swiglu": True, "aux_loss": 0.02}
 LLAMA = {"rotary": True, "norm": "rms", "swiglu": True, "bias": "none", "query_groups": 2, "tied": False}
 
 
@@ -80,11 +81,15 @@ def same(first: Any, second: Any) -> bool:
 @pytest.mark.parametrize("micros", [1, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(
-    "model", [{}, {"dropout": 0.2}, LLAMA, {"window": 5}], ids=["gpt", "dropout", "llama", "window"]
+    "model",
+    [{}, {"dropout": 0.2}, LLAMA, {"window": 5}, EXPERTS],
+    ids=["gpt", "dropout", "llama", "window", "experts"],
 )
 def test_captured_steps_are_those_op_by_op_to_the_last_bit(
     model: dict[str, Any], precision: str, micros: int
 ) -> None:
+    if model is EXPERTS and precision == "bf16":
+        pytest.skip("the stand-in's dispatch mode alone changes the last bit of a product of few rows")
     device = RecordingDevice("cpu")
     engine = engine_of(config_of(precision, **model), device)
     assert isinstance(engine.runner, CapturedRunner)
@@ -203,7 +208,7 @@ def test_the_stand_in_undoes_what_is_captured_and_refuses_to_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "world", "reason"),
     [
-        ({"model": {**SHAPE, "experts": 4, "top_k": 2}}, 1, "rows of an expert"),
+        ({"model": {**SHAPE, "experts": 4, "top_k": 2, "capacity": 1.5}}, 1, "with a capacity"),
         ({"parallel": {"tensor": 2}}, 2, "parallel ranks exchange"),
         ({"zero": 3}, 2, "zero is 3"),
         ({"model": {**SHAPE, "dropout": 0.1}, "recompute": "full"}, 1, "recomputation draws"),
