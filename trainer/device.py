@@ -203,6 +203,8 @@ def prepare_import() -> str:
 
     torch loads an installed torch_npu automatically, and that breaks `import torch` where CANN is missing.
     """
+    # Triton 3.9 warns in each rank's log where this is not set, and 3.10 has another default, which changes results.
+    env.preset("TRITON_DEFAULT_FP_FUSION", "1")
     fault = npu_fault()
     if fault:
         env.preset("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
@@ -233,8 +235,8 @@ def open_device(
         )
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            "the device kind is cuda, but torch sees no CUDA device",
-            "use the kind cpu: in cluster.yaml, or by --device cpu",
+            f"the device kind is cuda, but torch cannot use a GPU: {_cuda_fault()}",
+            "repair what this names; on a node without a GPU use the kind cpu: in cluster.yaml, or by --device cpu",
         )
     device = Device(kind, 0 if kind == "cpu" else _visible(kind, local_rank))
     if kind == "cpu":
@@ -244,6 +246,19 @@ def open_device(
     if deterministic:
         _make_deterministic(torch)
     return device
+
+
+def _cuda_fault() -> str:
+    """Return what torch or the driver says of its GPUs, such as a driver that is too old."""
+    import torch
+
+    if env.value_of("CUDA_VISIBLE_DEVICES") == "":
+        return "CUDA_VISIBLE_DEVICES is empty"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return "it sees none"
 
 
 def _visible(kind: str, local_rank: int) -> int:

@@ -127,6 +127,11 @@ def install_command(extra: str) -> str:
     return f"install clusterctl's extra `{extra}` there: see `clusterctl nodes setup`"
 
 
+def value_of(name: str) -> str | None:
+    """Return the value of a variable; None if it is not set."""
+    return os.environ.get(name)
+
+
 def preset(name: str, value: str) -> None:
     """Set a variable for libraries loaded later, unless the user already set it."""
     os.environ.setdefault(name, value)

@@ -34,7 +34,7 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         x, weight = (each.to(torch.get_autocast_dtype(device)) for each in (x, weight))
     if x.dtype != weight.dtype or not language.computes("grouped_linear", x):
         return plain(x, weight, counts)
-    result: Tensor = _FORWARD(x, weight, F.pad(counts.cumsum(0), (1, 0)))
+    result: Tensor = _FORWARD(x, weight, F.pad(counts.to(x.device).cumsum(0), (1, 0)))
     return result
 
 

@@ -67,7 +67,7 @@ def test_a_rank_takes_its_device_and_asks_it_for_time_and_memory(asked: str, cud
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"), [("cuda", "torch sees no CUDA device"), ("npu", "torch_npu is not installed")]
+    ("asked", "says"), [("cuda", "torch cannot use a GPU: "), ("npu", "torch_npu is not installed")]
 )
 def test_a_device_that_is_not_there_is_refused(
     asked: str, says: str, monkeypatch: pytest.MonkeyPatch
@@ -75,6 +75,35 @@ def test_a_device_that_is_not_there_is_refused(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match=says):
         open_device(asked, 0, 1, 1, deterministic=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "hidden", "says"),
+    [
+        (
+            RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nmore"),
+            None,
+            r"11040\)\.$",
+        ),
+        (AssertionError("Torch not compiled with CUDA enabled"), "0", "not compiled with CUDA"),
+        (None, "", "CUDA_VISIBLE_DEVICES is empty"),
+    ],
+)
+def test_the_error_of_the_driver_is_quoted(
+    error: Exception | None, hidden: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    with pytest.raises(InputError) as refused:
+        open_device("cuda", 0, 1, 1, deterministic=False)
+    assert re.search(says, str(refused.value).splitlines()[0])
 
 
 def config(**changes: Any) -> Any:
