@@ -88,7 +88,7 @@ def test_a_rate_that_is_no_positive_number_is_refused(raw_config: Make, value: o
 
 
 def test_an_unknown_model_names_a_near_one(raw_config: Make) -> None:
-    assert "gpt2-124M" in faults_of(raw_config(model="gpt2-124m"))["train.model"]
+    assert "gpt2-124M" in faults_of(raw_config(model="gpt2-124"))["train.model"]
 
 
 def test_unknown_ops_and_backends_are_refused_before_a_start(raw_config: Make) -> None:
@@ -101,7 +101,7 @@ def test_unknown_ops_and_backends_are_refused_before_a_start(raw_config: Make) -
 
 def test_nothing_is_told_of_a_default_that_stands_for_what_could_not_be_read(raw_config: Make) -> None:
     raw = raw_config(
-        model="gpt2-13b", precision="bf61", loss_scale=4096, parallel={"tensor": 3}, global_batch=7
+        model="gpt2-14b", precision="bf61", loss_scale=4096, parallel={"tensor": 3}, global_batch=7
     )
     assert set(faults_of(raw, 8)) == {"train.model", "train.precision", "train.parallel"}
     raw = raw_config(precision="bf16", loss_scale={"initial": 4096})
