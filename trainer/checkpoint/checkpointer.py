@@ -65,6 +65,8 @@ class Progress:
     eval_loss: float | None = None
     accuracy: float | None = None
     """The last measured accuracy."""
+    tokens: int | None = None
+    """The tokens that were read, if samples vary in length; None: as the config says."""
 
 
 class Checkpointer:
@@ -88,6 +90,8 @@ class Checkpointer:
         # Notes for the user about the resume, on every rank.
         self.notes: list[str] = []
         self.resumed_from = ""
+        # The tokens that were read before the first step of this process.
+        self.tokens = 0
         # The weights that adapters are added to.
         self.base: BaseWeights | None = None
         self.folder = meet_at(folder, group)
@@ -205,7 +209,7 @@ class Checkpointer:
             state=config.save.state,
             optimizer_steps=self.engine.optimizer_steps,
             consumed_samples=config.batches.consumed(progress.step),
-            tokens=config.tokens(progress.step),
+            tokens=config.tokens(progress.step) if progress.tokens is None else progress.tokens,
             loss=progress.loss,
             eval_loss=progress.eval_loss,
             accuracy=progress.accuracy,
@@ -236,6 +240,7 @@ class Checkpointer:
             return 0
         self.notes += self._changes(checkpoint)
         self.resumed_from = str(checkpoint.path)
+        self.tokens = checkpoint.manifest.tokens or self.config.tokens(checkpoint.step)
         self.engine.loss_scale.load(checkpoint.manifest.loss_scale)
         return checkpoint.step
 

@@ -18,7 +18,7 @@ from trainer.plan.memory import Stage, learned_parameters, stages
 from trainer.plan.offload import offload_disk
 from trainer.plan.reported import with_reported
 from trainer.plan.resolve import plan_config
-from trainer.plan.time import CONVENTIONS, cost, per_token
+from trainer.plan.time import CONVENTIONS, Cost, cost, passes_of, per_token, shortened
 
 if TYPE_CHECKING:
     from trainer.plan.auto import Choice
@@ -41,14 +41,16 @@ def check(document: object) -> JsonObject:
     config, faults = found.config, [*chip_faults, *found.faults]
     uses: list[CorpusUse] = []
     data_notes: list[str] = []
+    length: float | None = None
     if document.get("check_data") and config.data.prefixes():
         data_faults, data_notes, uses = _check_data(config, base, faults)
         faults += data_faults
     if config.tune.task and document.get("check_data") and not faults:
-        from trainer.plan.tune import check_examples
+        from trainer.plan.tune import check_examples, sample_length
 
         example_faults, example_notes = check_examples(config, Path(str(document.get("base_dir") or ".")))
         faults, data_notes = faults + example_faults, data_notes + example_notes
+        length = None if faults else sample_length(config, base)
     if config.init.source and not faults:
         from trainer.plan.check_init import check_init
 
@@ -59,7 +61,7 @@ def check(document: object) -> JsonObject:
         )
         faults += init_faults
         data_notes = [*data_notes, *init_notes]
-    whole = None if faults else summary(config, world, uses, found.choice)
+    whole = None if faults else summary(config, world, uses, found.choice, length)
     if not faults:
         layout = config.layout(world)
         faults = disk_faults(config, checkpoint_cost(config, layout, hardware_of(config, world)))
@@ -100,19 +102,28 @@ def _answer(faults: list[Fault]) -> JsonObject:
 
 
 def summary(
-    config: TrainConfig, world: int, uses: Sequence[CorpusUse] = (), choice: Choice | None = None
+    config: TrainConfig,
+    world: int,
+    uses: Sequence[CorpusUse] = (),
+    choice: Choice | None = None,
+    length: float | None = None,
 ) -> JsonObject:
-    """Return the figures of a checked config; `epochs` is None if the data is unknown."""
+    """Return the figures of a checked config; `epochs` is None if the data is unknown.
+
+    `length`: the mean tokens of a task's samples, if they vary.
+    """
     assert config.global_batch is not None
     layout = config.layout(world)
-    a_step = config.global_batch * config.model.sequence
+    a_step = round(config.global_batch * (length or config.model.sequence))
+    total = config.tokens(config.steps) if length is None else config.steps * a_step
     drawn = config.batches.consumed(config.steps) * config.model.sequence
     micros = accumulation(config.global_batch, config.micro_batch, layout.readers)
     hardware, found = hardware_of(config, world), stages(config, layout)
-    step = cost(config, layout, hardware)
+    part = length / config.tune.rows / config.model.sequence if length else 1.0
+    step = shortened(cost(config, layout, hardware), a_step, part)
     highest = max(found, key=lambda stage: stage.memory.total)
     need = highest.memory
-    flops = per_token(config.model, config.recompute.mode)
+    flops = per_token(config.model, config.recompute.mode, passes_of(config))
     rates = {name: count * step.tokens_per_second / world / 1e12 for name, count in flops.items()}
     return {
         "parameters": config.model.parameters(),
@@ -128,7 +139,7 @@ def summary(
         "accumulation": micros,
         "bubble": (layout.pipeline - 1) / config.parallel.interleave / micros,
         "tokens_per_step": a_step,
-        "tokens_total": config.tokens(config.steps),
+        "tokens_total": total,
         "epochs": drawn / sum(use.tokens for use in uses) if uses else None,
         "corpora": [asdict(use) for use in uses],
         "memory_per_device_bytes": need.as_json(),
@@ -139,12 +150,7 @@ def summary(
         "usable_memory_bytes": int(hardware.room) or None,
         "fits": need.total <= hardware.room if hardware.room else None,
         "stages": [_stage_json(stage, layout) for stage in found],
-        "time": {
-            **asdict(step),
-            "seconds": step.seconds,
-            "tokens_per_second": step.tokens_per_second,
-            "in_all": config.tokens(config.steps) / step.tokens_per_second,
-        },
+        "time": _time_json(step, total),
         "checkpoints": checkpoint_cost(config, layout, hardware, step.seconds).as_json(),
         "flops_per_token": flops,
         "tflops_per_device": rates,
@@ -153,6 +159,11 @@ def summary(
         "chosen": choice.as_json() if choice else None,
         "notes": lint(config, layout, hardware, need, uses),
     }
+
+
+def _time_json(step: Cost, total: int) -> dict[str, object]:
+    rate = step.tokens_per_second
+    return {**asdict(step), "seconds": step.seconds, "tokens_per_second": rate, "in_all": total / rate}
 
 
 def _stage_json(stage: Stage, layout: Layout) -> JsonObject:

@@ -8,7 +8,7 @@ It also counts floating point operations per token, by each usual convention; th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.config.layout import Layout, accumulation
@@ -55,6 +55,12 @@ class Cost:
         return self.tokens / self.seconds
 
 
+def shortened(cost: Cost, tokens: int, part: float) -> Cost:
+    """Return the cost of a step whose samples have `part` of the longest length, and `tokens` together."""
+    names = ("compute", "tensor", "pipeline", "bubble")
+    return replace(cost, tokens=tokens, **{name: getattr(cost, name) * part for name in names})
+
+
 def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
     """Return the cost of one step in a layout."""
     micro = micro_batch_of(config, layout)
@@ -86,8 +92,7 @@ def _compute(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: H
     """Return the seconds of one micro-batch's forward and backward passes through a stage."""
     model = config.model
     layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
-    # Forward, the input's gradient, and the weights' gradient unless only adapters are learned.
-    passes = 2 if config.tune.lora.rank else 3
+    passes = passes_of(config)
     work = layers * (passes * layer_forward(model) + recomputed(model, config.recompute.mode))
     if stage == layout.pipeline - 1:
         work += passes * head_forward(model, layout.tensor)
@@ -184,13 +189,18 @@ def recomputed(model: ModelConfig, mode: str) -> int:
     return {"none": 0, "full": layer_forward(model), "selective": attention_forward(model)}[mode]
 
 
-def per_token(model: ModelConfig, recompute: str = "none") -> dict[str, int]:
+def passes_of(config: TrainConfig) -> int:
+    """Return the passes through each matrix: forward, the input's gradient, and the weights' unless they are frozen."""
+    return 2 if config.tune.lora.rank else 3
+
+
+def per_token(model: ModelConfig, recompute: str = "none", passes: int = 3) -> dict[str, int]:
     """Return the operations of training per token, by convention."""
-    passes = 3 * (model.layers * layer_forward(model) + head_forward(model))
+    products = passes * (model.layers * layer_forward(model) + head_forward(model))
     # A token embedding that is not the output matrix multiplies nothing.
     numbers = model.active_parameters() - (0 if model.tied else model.vocab * model.hidden)
     return {
-        "model": passes,
-        "hardware": passes + model.layers * recomputed(model, recompute),
-        "palm": 6 * numbers + 12 * model.layers * model.attention_width * model.sequence,
+        "model": products,
+        "hardware": products + model.layers * recomputed(model, recompute),
+        "palm": 2 * passes * numbers + 4 * passes * model.layers * model.attention_width * model.sequence,
     }

@@ -146,3 +146,17 @@ def check_examples(config: TrainConfig, base: Path) -> tuple[list[Fault], list[s
         except TrainerError as error:
             faults.append(Fault(f"train.tune.{key}", error.message, error.hint))
     return faults, []
+
+
+def sample_length(config: TrainConfig, base: Path) -> float | None:
+    """Return the mean number of tokens of a task's samples; None if it is `model.sequence` or is not known here."""
+    tune = config.tune
+    if tune.task in CLOZE or tune.packing or not (base / tune.train).is_file():
+        return None
+    try:
+        from trainer.tune.files import data_of
+
+        examples = data_of(config, base).examples(tune.train)
+    except (ImportError, TrainerError):
+        return None
+    return tune.rows * float(examples.lengths.mean())

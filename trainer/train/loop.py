@@ -32,6 +32,9 @@ from trainer.train.events import (
 class Checkpoints(Protocol):
     """Saves that may continue in the background; each method returns the checkpoint completed since the last call."""
 
+    tokens: int
+    """The tokens that were read before the first step of this process."""
+
     def save(self, progress: Progress, last: bool = False) -> Sequence[Event]:
         """Save, or start to; at the end of the training, return after the save."""
 
@@ -83,11 +86,14 @@ def train(run: Training, step: int = 0) -> Ended:
     loss, saved_at, stopping, first = None, step, False, step + 1
     # Number of consecutive non-finite steps.
     lost: list[StepDone] = []
+    # The samples of a task vary in length, so their tokens are counted.
+    tokens = run.checkpoints.tokens if config.tune.task else None
     while step < config.steps and not stopping:
         started = time.monotonic()
         run.emit(StepBegan(step + 1))
-        done = _step(run, step, started, search=not lost)
+        done = _step(run, step, started, tokens, search=not lost)
         step, loss = step + 1, done.loss
+        tokens = None if tokens is None else done.tokens
         run.emit(done)
         _emit_all(run, run.checkpoints.done())
         if run.measure and step == first:
@@ -102,12 +108,12 @@ def train(run: Training, step: int = 0) -> Ended:
             stopping = stopping or run.engine.any(run.is_enough(measured))
         if step == config.steps or stopping or _due(step, config.save.every):
             last = step == config.steps or stopping
-            _emit_all(run, run.checkpoints.save(Progress(step, loss, measured.loss, measured.accuracy), last))
+            progress = Progress(step, loss, measured.loss, measured.accuracy, tokens)
+            _emit_all(run, run.checkpoints.save(progress, last))
             saved_at = step
     if saved_at != step:
-        _emit_all(
-            run, run.checkpoints.save(Progress(step, loss, measured.loss, measured.accuracy), last=True)
-        )
+        progress = Progress(step, loss, measured.loss, measured.accuracy, tokens)
+        _emit_all(run, run.checkpoints.save(progress, last=True))
     _emit_all(run, run.checkpoints.finish())
     if run.measure:
         run.emit(run.measure(step))
@@ -138,8 +144,11 @@ def _failed(run: Training, lost: Sequence[StepDone]) -> TrainingFailed:
     return TrainingFailed(message, "lower train.optimizer.lr, or raise warmup_steps")
 
 
-def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
-    """Take one step; with `search`, repeat one that is not finite to find the cause."""
+def _step(run: Training, finished: int, began: float, tokens: int | None, *, search: bool) -> StepDone:
+    """Take one step; with `search`, repeat one that is not finite to find the cause.
+
+    `tokens`: those read before, if they are counted.
+    """
     config = run.config
     consumed = config.batches.consumed(finished)
     samples = config.batches.after(consumed)
@@ -164,7 +173,7 @@ def _step(run: Training, finished: int, began: float, search: bool) -> StepDone:
         result.loss,
         rate,
         result.grad_norm,
-        tokens=config.tokens(finished + 1),
+        tokens=config.tokens(finished + 1) if tokens is None else tokens + result.tokens,
         tokens_per_second=result.tokens / seconds,
         step_seconds=seconds,
         skipped=result.skipped,

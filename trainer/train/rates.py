@@ -12,7 +12,7 @@ from trainer.device import Device
 from trainer.parallel.group import Group
 from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import stages
-from trainer.plan.time import CONVENTIONS, per_token
+from trainer.plan.time import CONVENTIONS, passes_of, per_token
 from trainer.train.events import MemoryTaken, StepDone
 
 # Dense bf16 or fp16 rates of chips that the table of chips lacks, TFLOP/s; the first name in a device's own counts.
@@ -57,7 +57,7 @@ class Rates:
             source = f"the sheet of {reported.name}"
         elif not config.hardware.tflops and sheet and config.precision != "fp32":
             peak, source = SHEETS[sheet], f"the sheet of {sheet}"
-        return cls(per_token(config.model, config.recompute.mode), world, peak, source)
+        return cls(per_token(config.model, config.recompute.mode, passes_of(config)), world, peak, source)
 
     def tflops(self, tokens_per_second: float) -> dict[str, float]:
         """Return the TFLOP/s of a device by each convention."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ import native
 from native.reference import hidden
 from tests.support.tuning import CHATML, completion, config_for, conversation, learn, lines, losses_of
 from trainer.chat_template import ChatTemplate, TemplateError
+from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import DataError
 from trainer.plan.resolve import plan_config, read_config
-from trainer.plan.summary import check
+from trainer.plan.summary import check, summary
 from trainer.side_files import SideFiles
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
 from trainer.tune.conversations import ChatReader, read_rows
 from trainer.tune.examples import UNCOUNTED, packed
+from trainer.tune.files import data_of
 
 
 def learned_text(data: ChatData, row: int) -> str:
@@ -286,3 +290,43 @@ def test_a_file_that_cannot_be_read_names_the_key_to_correct(tmp_path: Path) -> 
         with pytest.raises(DataError, match=problem) as caught:
             read_rows(file, lambda line, row: [])
         assert "train.tune" in caught.value.hint
+
+
+@pytest.mark.parametrize("task", ["chat", "dpo"])
+def test_the_tokens_of_samples_that_vary_in_length_are_counted(
+    material: Path, tmp_path: Path, task: str
+) -> None:
+    rows = [completion(number) for number in range(8)]
+    if task == "dpo":
+        rows = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "no"} for row in rows]
+    (tmp_path / "train.jsonl").write_text(lines(rows))
+    tune = {"task": task, "train": str(tmp_path / "train.jsonl"), "valid": "", "epochs": 2}
+    raw = config_for(material, tune=tune, eval={"batches": 0}, save={"every": 2})
+    raw["data"] = {**raw["data"], "seed": 3}
+    data = data_of(read_config(raw))
+    examples = data.examples(tune["train"])
+    whole = int(examples.lengths.sum())
+    # Two epochs of 8 samples in 4 steps.
+    planned = check({"train": raw, "world_size": 1, "check_data": True})["summary"]
+    assert planned["tokens_total"] == pytest.approx(2 * whole, rel=0.05)
+    assert planned["time"]["tokens_per_second"] > 0
+    learn(tmp_path / "run", raw)
+    events = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [event for event in events if event["event"] == "step"]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4] and steps[-1]["tokens"] == 2 * whole
+    assert open_checkpoint(tmp_path / "run/checkpoints/step-00000004").manifest.tokens == 2 * whole
+    # A resume continues to count.
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000004")
+    learn(tmp_path / "run", raw)
+    assert open_checkpoint(tmp_path / "run/checkpoints/step-00000004").manifest.tokens == 2 * whole
+
+
+def test_frozen_weights_have_no_gradient_to_compute(material: Path) -> None:
+    """A plan never exceeds the efficiency that it assumes, with adapters too."""
+    raw = config_for(
+        material, tune={"lora": {"rank": 2}}, hardware={"tflops": 10, "efficiency": 0.5}, init="base"
+    )
+    config = read_config({**raw, "steps": 4})
+    for lora in (config.tune.lora, type(config.tune.lora)()):
+        found = summary(replace(config, tune=replace(config.tune, lora=lora)), 1)
+        assert found["tflops_per_device"]["model"] <= 10 * 0.5 * 1.001
