@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from bench.hardware.runner import Runner, Step
@@ -21,10 +22,25 @@ from bench.hardware.table import tables
 
 def steps(device: str) -> list[Step]:
     """Return the steps in their order; the shares are seconds on an H200 with slow cores."""
+    training = partial(Step, module="bench.hardware.training")
+    small, large = ((device, model) for model in ("gpt2-345M", "gpt2-1.3B"))
+    decoding = partial(Step, module="bench.hardware.decoding")
     return [
         Step("facts", "bench.hardware.facts", (device,), 20),
-        Step("cases", "bench.hardware.cases", (device,), 60),
-        Step("ops", "bench.hardware.ops", (device,), 50),
+        Step("cases", "bench.hardware.cases", (device,), 55),
+        Step("ops", "bench.hardware.ops", (device,), 45),
+        training("345M ours", arguments=(*small, "ours", "auto"), share=35),
+        training("345M ours, off", arguments=(*small, "ours", "off"), share=30),
+        training("345M eager", arguments=(*small, "eager"), share=30),
+        training("345M regional", arguments=(*small, "regional"), share=40),
+        training("1.3B ours", arguments=(*large, "ours", "auto"), share=35),
+        training("1.3B eager", arguments=(*large, "eager"), share=35),
+        Step("captured", "bench.hardware.captured", (device,), 40),
+        Step("whole", "bench.hardware.whole", (device,), 60),
+        decoding("decoding", arguments=(*small, "ours"), share=40),
+        decoding("decoding, transformers", arguments=(*small, "transformers"), share=40),
+        # The compiler needs longer than all others, so it has what is left.
+        training("345M compile", arguments=(*small, "compile"), share=60),
     ]
 
 

@@ -30,13 +30,14 @@ class Clock:
     """A sink that records when tokens arrive."""
 
     def __init__(self, clock: Now) -> None:
-        self.times, self.clock = list[float](), clock
+        self.times, self.ids, self.clock = list[float](), list[int](), clock
 
     def scored(self, prompt: Sequence[Drawn]) -> None:
         pass
 
     def token(self, drawn: Drawn) -> bool:
         self.times.append(self.clock())
+        self.ids.append(drawn.id)
         return False
 
     def end(self, reason: End, message: str = "", closing: Drawn | None = None) -> None:
@@ -62,23 +63,28 @@ def figures(only: str, clock: Now = time.perf_counter) -> Iterator[dict[str, Any
 
 
 def run(
-    network: Network, orders: Sequence[tuple[Sequence[int], int]], clock: Now
+    network: Network,
+    orders: Sequence[tuple[Sequence[int], int]],
+    clock: Now = time.perf_counter,
+    pages: int = PAGES,
 ) -> tuple[float, list[Clock]]:
     """Run requests (ids, number of tokens) together; return when they began, and their sinks."""
-    batcher, clocks = Batcher(network, PAGES), list[Clock]()
+    batcher, clocks = Batcher(network, pages), list[Clock]()
     for ids, count in orders:
         sampling = Sampling(count, temperature=0)
         clocks.append(Clock(clock))
-        batcher.submit(Request(Continuation(ids, sampling, [], CONFIG.sequence), sampling, clocks[-1]))
+        batcher.submit(
+            Request(Continuation(ids, sampling, [], network.config.sequence), sampling, clocks[-1])
+        )
     began = clock()
     while not batcher.idle:
         batcher.step()
     return began, clocks
 
 
-def prompts(count: int, length: int) -> list[list[int]]:
+def prompts(count: int, length: int, vocab: int = CONFIG.vocab) -> list[list[int]]:
     random = torch.Generator().manual_seed(1)
-    return [torch.randint(0, CONFIG.vocab, (length,), generator=random).tolist() for _ in range(count)]
+    return [torch.randint(0, vocab, (length,), generator=random).tolist() for _ in range(count)]
 
 
 def decode(network: Network, texts: int, clock: Now) -> float:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from bench.field import ROOT
+from bench.hardware.__main__ import steps
 from bench.hardware.runner import Runner, Step
 from bench.hardware.table import tables
 from bench.train.activities import spent
@@ -82,6 +86,14 @@ def test_the_table_shows_every_row_and_its_share_of_the_ceilings() -> None:
     assert ["a", "ours", "350", "yes", "50%", "35%", ""] in lines
     assert ["b", "eager/x", "", "NO", "", "", "OutOfMemoryError"] in lines
     assert ["c", "8", "2", "25.0%"] in lines
+
+
+def test_its_steps_need_no_other_packages_than_torch_and_numpy() -> None:
+    absent = ("tokenizers", "safetensors", "deepspeed", "paramiko", "fabric", "invoke", "aiohttp")
+    modules = {step.module for step in steps("cuda")} | {"trainer.train.assemble", "trainer.__main__"}
+    code = f"import sys\nfor name in {absent}: sys.modules[name] = None\nimport {', '.join(sorted(modules))}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_on_a_cpu_there_is_time_and_no_activity_of_a_device() -> None:

@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from native import reference
+from trainer.config.train_config import TrainConfig
 from trainer.device import Device
+from trainer.model import gpt
+from trainer.model.layers import TokenTable
 
 READS = (
     "aten::_local_scalar_dense",
@@ -106,3 +112,22 @@ class RecordingDevice(Device):
 
     def restart_generator(self) -> None:
         """Do nothing: the CPU's generator knows nothing of graphs."""
+
+
+@contextmanager
+def captured_steps() -> Iterator[None]:
+    """Let `compile: graph` capture on a CPU too."""
+    with (
+        mock.patch.object(TrainConfig, "captures", lambda self, kind: self.compile == "graph"),
+        # The tokens' dropout draws from the generator of the seeds on a CPU.
+        mock.patch.object(gpt.F, "dropout", lambda x, *_: x),
+        # The loss of a CPU reads the weight of its gradient; on a device a kernel does that.
+        mock.patch.object(gpt.GPT, "_loss_of", lambda self, x: partial(_loss_of, self.head, x)),
+    ):
+        yield
+
+
+def _loss_of(head: TokenTable, x: Tensor, targets: Tensor) -> Tensor:
+    return reference.linear_cross_entropy(
+        x.flatten(0, 1), head.output_matrix(), targets.flatten(), head.vocab
+    )

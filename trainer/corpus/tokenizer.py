@@ -11,16 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as shown
-from typing import Any
-
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import DataError, InputError
 from trainer.files import replace_file, sha256
 from trainer.json_types import JsonObject
 from trainer.side_files import TOKENIZER as FILE
 from trainer.side_files import TOKENIZER_CONFIG, SideFiles
+
+if TYPE_CHECKING:
+    # A training without texts needs no tokenizer: the functions that make one import the package.
+    import tokenizers
 
 END_OF_DOCUMENT = "<|endoftext|>"
 # The 256 bytes, and the end-of-document token.
@@ -75,7 +76,7 @@ class Tokenizer:
         `eod` names the token that ends a document, if that is not <|endoftext|>.
         """
         files = _files(path)
-        inner = _from_pair(*files) if len(files) == 2 else tokenizers.Tokenizer.from_str(_checked(files[0]))
+        inner = _from_pair(*files) if len(files) == 2 else _from_text(_checked(files[0]))
         name = eod or _own_end(inner, files[0])
         number = inner.token_to_id(name) if name else None
         if number is None:
@@ -262,6 +263,24 @@ def _checked(path: Path) -> str:
     return text
 
 
+def _from_text(text: str) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a tokenizer.json."""
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_str(text)
+
+
+def _byte_level(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> tokenizers.Tokenizer:
+    """Return a tokenizer that splits text as GPT-2's."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    inner = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges)))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
 def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
     """Load GPT-2's two files, as other tools read them."""
     try:
@@ -273,9 +292,7 @@ def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:
         ) from None
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     _check_parts(vocab, merges, vocab_file, merges_file)
-    inner = tokenizers.Tokenizer(models.BPE(vocab, [(left, right) for left, right in merges]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
+    inner = _byte_level(vocab, [(left, right) for left, right in merges])
     if END_OF_DOCUMENT in vocab:
         inner.add_special_tokens([END_OF_DOCUMENT])
     return inner
@@ -353,9 +370,9 @@ def train_tokenizer(
         )
     if vocab > LARGEST_VOCAB:
         raise InputError(f"a vocabulary of {vocab} is too large", f"use at most {LARGEST_VOCAB}")
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
+    from tokenizers import pre_tokenizers, trainers
+
+    inner = _byte_level({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
         special_tokens=[END_OF_DOCUMENT],
@@ -374,7 +391,7 @@ def add_glm_tokens(path: Path, output: Path, eod: str = "", *, overwrite: bool =
         raise DataError(
             f"{path}: has {', '.join(existing)} already", "use it unchanged, or name a tokenizer without them"
         )
-    inner = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.definition()))
+    inner = _from_text(json.dumps(tokenizer.definition()))
     inner.add_special_tokens(list(GLM_TOKENS.values()))
     end = tokenizer.token_of(tokenizer.eod) or ""
     return replace(_write(inner, output, end, overwrite), glm=Tokenizer(inner, 0).glm_ids())
