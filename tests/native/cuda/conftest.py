@@ -1,13 +1,18 @@
-"""Collect these tests only where Triton's interpreter runs the kernels: in the process that test_cuda.py starts."""
+"""Run these tests on a GPU; without one only in Triton's interpreter, in the process that test_cuda.py starts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
+from native.cuda import language
+from tests.support.on_device import tensors_on
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+collect_ignore_glob = ["test_*.py"] if language.why_not() else []
 
 if INTERPRETED:
     from tests.support import triton_rounding
@@ -16,8 +21,10 @@ if INTERPRETED:
 
 
 @pytest.fixture(autouse=True)
-def one_thread_of_torch() -> None:
-    """Keep the reference on one thread: its products are too small to share."""
+def on_the_device() -> Iterator[None]:
+    """Make the tensors of a test where its kernels run. On a CPU the reference's products are too small for threads."""
     import torch
 
     torch.set_num_threads(1)
+    with tensors_on(DEVICE):
+        yield

@@ -88,9 +88,10 @@ def test_a_seed_drops_the_same_numbers_as_on_a_cpu(dtype: torch.dtype, compiled:
     results = []
     for backend in ("cpu", "cuda"):
         op = importlib.import_module(f"native.{backend}.dropout_add").dropout_add
-        leaf = x.clone().requires_grad_()
-        value = op(leaf, residual, None, state, 0.4)
-        value.backward(upstream)
-        results.append((value.detach(), leaf.grad))
+        place = "cpu" if backend == "cpu" else x.device
+        leaf = x.detach().clone().to(place).requires_grad_()
+        value = op(leaf, residual.to(place), None, state.to(place), 0.4)
+        value.backward(upstream.to(place))
+        results.append((value.detach().cpu(), leaf.grad.cpu()))
     assert torch.allclose(results[0][0], results[1][0], rtol=1e-6, atol=1e-6)
     assert torch.equal(results[0][1], results[1][1])

@@ -1,4 +1,4 @@
-"""Attention over pages by Triton's kernel, run by its interpreter."""
+"""Attention over pages by Triton's kernel, on a GPU or in its interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The update of weights and the sum of squares by Triton's kernels, run by its interpreter."""
+"""The update of weights and the sum of squares by Triton's kernels, on a GPU or in its interpreter."""
 
 from __future__ import annotations
 
