@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -37,7 +37,7 @@ from trainer.plan.resolve import read_config
 TABLE = "captured next to op by op"
 SHAPE = {"layers": 2, "hidden": 128, "heads": 4, "sequence": 64, "vocab": 384}
 LLAMA = {"rotary": True, "norm": "rms", "swiglu": True, "bias": "none", "query_groups": 2, "tied": False}
-FORMS: dict[str, dict[str, Any]] = {
+FORMS: dict[str, dict[str, object]] = {
     "GPT": {},
     "dropout": {"dropout": 0.1},
     "attention dropout": {"attention_dropout": 0.1},
@@ -60,7 +60,7 @@ class Trained:
         return same and self.figures == other.figures
 
 
-def config_of(compiled: str, precision: str, form: dict[str, Any]) -> TrainConfig:
+def config_of(compiled: str, precision: str, form: Mapping[str, object]) -> TrainConfig:
     raw = {"model": {**SHAPE, **form}, "steps": STEPS, "data": {"prefix": "x"}, "compile": compiled}
     return replace(read_config(raw), precision=precision, loss_scale=LossScaleConfig(initial=8.0))
 

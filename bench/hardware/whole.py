@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bench.hardware.step import emit, part
 from bench.train.field import draw_corpus
@@ -27,12 +27,22 @@ STEPS = 20
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "sequence": 128, "vocab": 512}
 SCHEDULE = {"lr": 1e-3, "min_lr": 1e-3, "warmup_steps": 0, "schedule": "constant"}
 LLAMA = {"rotary": True, "swiglu": True, "query_groups": 2, "norm": "rms", "bias": "none", "tied": False}
-AGAINST_CPU: dict[str, dict[str, Any]] = {"GPT": {}, "Llama": {"model": LLAMA}}
-RESUMED: dict[str, dict[str, Any]] = {
-    "bf16": {"precision": "bf16"},
-    "fp16": {"precision": "fp16"},
-    "fp32": {},
-    "dropout": {"precision": "bf16", "model": {"dropout": 0.1, "attention_dropout": 0.1}},
+
+
+@dataclass(frozen=True)
+class Form:
+    """What differs between the trainings."""
+
+    precision: str = "fp32"
+    model: Mapping[str, object] = field(default_factory=dict)
+
+
+AGAINST_CPU = {"GPT": Form(), "Llama": Form(model=LLAMA)}
+RESUMED = {
+    "bf16": Form("bf16"),
+    "fp16": Form("fp16"),
+    "fp32": Form(),
+    "dropout": Form("bf16", {"dropout": 0.1, "attention_dropout": 0.1}),
 }
 
 
@@ -42,21 +52,20 @@ class Trainer:
 
     folder: Path
 
-    def run(self, name: str, device: str, changes: dict[str, Any]) -> dict[int, float]:
+    def run(self, name: str, device: str, form: Form) -> dict[int, float]:
         """Train and return the loss of each step; what exists in the folder of that name is continued."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         config = {
             "micro_batch": 4,
             "global_batch": 8,
-            "precision": "fp32",
+            "precision": form.precision,
             "steps": STEPS,
             "optimizer": SCHEDULE,
             "eval": {"batches": 0},
             "save": {"every": STEPS // 2},
             "data": {"prefix": str(self.folder / "tokens"), "split": "1,0,0"},
-            **changes,
-            "model": {**MODEL, **changes.get("model", {})},
+            "model": {**MODEL, **form.model},
         }
         (folder / "train.json").write_text(json.dumps(config))
         argv = [
@@ -71,28 +80,29 @@ class Trainer:
         env = {**os.environ, DEVICE_KIND: device, "OMP_NUM_THREADS": "2"}
         done = subprocess.run(argv, env=env, capture_output=True, text=True)
         print(f"-- {name}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}", file=sys.stderr)
+        for line in dict.fromkeys(text for text in done.stderr.splitlines() if "Warning: " in text):
+            emit("warnings of whole trainings", training=name, line=line.partition("Warning: ")[2][:200])
         if done.returncode:
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             raise RuntimeError(f"{name} ended with {done.returncode}: {last}")
         records = map(json.loads, (folder / METRICS_FILE).read_text().splitlines())
         return {record["step"]: record["loss"] for record in records if record["event"] == "step"}
 
-    def resumed(self, name: str, device: str, changes: dict[str, Any]) -> dict[int, float]:
+    def resumed(self, name: str, device: str, form: Form) -> dict[int, float]:
         """Continue a copy of a finished training from its middle checkpoint."""
         copy = self.folder / f"{name}, resumed"
         shutil.copytree(self.folder / name / CHECKPOINT_DIR, copy / CHECKPOINT_DIR)
         for path in (copy / CHECKPOINT_DIR).iterdir():
             if str(STEPS) in path.name:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return self.run(copy.name, device, changes)
+        return self.run(copy.name, device, form)
 
 
 def against_cpu(trainer: Trainer, device: str, name: str) -> None:
     with part(TABLE, training=name, next_to="a CPU"):
-        changes = AGAINST_CPU[name]
         with ThreadPoolExecutor(2) as pool:
             both = [
-                pool.submit(trainer.run, f"{name}-{kind}-{number}", kind, changes)
+                pool.submit(trainer.run, f"{name}-{kind}-{number}", kind, AGAINST_CPU[name])
                 for number, kind in enumerate((device, "cpu"))
             ]
             own, right = (future.result() for future in both)
