@@ -34,7 +34,7 @@ OWN = {
 }
 FOREIGN = ("data", "sharded", "tensor", "pipeline", "both", "barrier")
 # What a cause must contain besides the rank, where that is not the name of the way's function.
-FRAMES = {"gc": "`__del__`", "stopped": "SIGSTOP", "exit": "has ended with code 0", "order": "broadcast"}
+FRAMES = {"gc": "`__del__`", "stopped": "SIGSTOP", "exit": "with code 0", "order": "broadcast"}
 # Imported by every Python on the nodes: our trainer's drill calls time.sleep(60), and then hangs in another way.
 HOOK = """
 import os, time

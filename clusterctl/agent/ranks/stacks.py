@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.records import AttemptFiles
 
-# Seconds that a rank's threads take to write their stacks.
-WRITING = 0.5
+# Limit in seconds for ranks to write their stacks: a tenth of a second on an idle machine.
+WRITING = 2.0
+# Seconds without growth after which a rank has written all of them.
+WRITTEN = 0.1
 # Limit in seconds for all py-spy processes of a node together.
-PATIENCE = 4.0
+PATIENCE = 3.0
 # Limit of processes of a rank whose stacks are written: the rank and its data loaders.
 MOST = 8
 # Bytes kept of the stacks of one process.
@@ -72,14 +74,24 @@ def collect(files: AttemptFiles, processes: Sequence[Process], save: bool = Fals
     ends = {pid: os.path.getsize(log) for pid, log in logs.items() if log}
     send(logs, signal.SIGUSR1)
     outputs = _spied(files, living, save)
-    if ends:
-        time.sleep(WRITING)
+    _await_stacks({str(logs[pid]): end for pid, end in ends.items()})
     for process in living:
         text = outputs.get(process.pid, "")
         process.frames = frames_in(text)
         if not process.frames and process.pid in ends:
             process.frames = frames_in(_text_after(str(logs[process.pid]), ends[process.pid]))
         process.unseen = "" if process.frames else why_unseen(process, text)
+
+
+def _await_stacks(ends: Dict[str, int]) -> None:
+    """Wait until files have grown beyond their earlier ends, and do not grow any more."""
+    deadline, before = time.monotonic() + WRITING, ends
+    while ends and time.monotonic() < deadline:
+        time.sleep(WRITTEN)
+        sizes = {path: os.path.getsize(path) for path in ends}
+        if sizes == before and all(size > ends[path] for path, size in sizes.items()):
+            return
+        before = sizes
 
 
 def why_unseen(process: Process, text: str) -> str:

@@ -89,8 +89,13 @@ def judge(observations: Iterable[Observation], seconds: float | None = None) -> 
 
 
 def _ended(ranks: Sequence[Observation]) -> list[Observation]:
-    """Return ranks that have ended while others are still there."""
-    return [seen for seen in ranks if seen.pid is None]
+    """Return ranks that have ended while others wait for them; if none waits, those that are still there."""
+    ended = [seen for seen in ranks if seen.pid is None]
+    living = [seen for seen in ranks if seen.pid is not None]
+    if ended and all(seen.place and not seen.place.waits for seen in living):
+        # A place that is not known as one where ranks wait, but many stand there.
+        return living if len(living) < len(ended) else ended
+    return ended
 
 
 def _stopped(ranks: Sequence[Observation]) -> list[Observation]:

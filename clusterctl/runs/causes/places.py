@@ -31,9 +31,12 @@ CALLED = re.compile(
 PASSES_ON = re.compile(
     r"_?_?(?:wrapper|wrapped|inner|decorate_context|_fn|call|_call_impl|_wrapped_call_impl|func|__call__)\w*$"
 )
+# Functions without a name stand within one.
+INNER = re.compile(r"<(?:genexpr|listcomp|dictcomp|setcomp|lambda)>$")
 # Names of functions that their users know by another one.
 NAMES = {"_engine_run_backward": "backward"}
-HASH = re.compile(r"[0-9a-f]{16,}$")
+# Folders named after a hash, or after a run.
+HASH = re.compile(r"(?:[0-9a-f]{16,}|.+-\d{4}-\d{6}-[0-9a-f]{4})$")
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,10 @@ def place_of(frames: Sequence[Frame]) -> Place | None:
     called = CALLED.search(own.text) if not inside else None
     if called is not None:
         return Place(called["name"] or called["wait"] or called["peer"], where, True)
+    name = next((frame.function for frame in frames[at:] if not INNER.match(frame.function)), own.function)
     call = next((frame for frame in reversed(inside) if not PASSES_ON.match(frame.function)), None)
     return Place(
-        f"`{own.function}`" if call is None else f"`{call.function}`, called by `{own.function}`",
+        f"`{name}`" if call is None else f"`{call.function}`, called by `{name}`",
         where,
         False,
     )

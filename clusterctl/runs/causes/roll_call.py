@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections
 
-# Seconds that nodes have to answer.
-LIMIT = 5.0
+# Seconds that nodes have to answer; they take one, and four if py-spy does not end.
+LIMIT = 6.0
 # Last lines of a log in which the stacks of an aborted rank are searched.
 READ = 1000
 ABORTED = "Fatal Python error: Aborted"

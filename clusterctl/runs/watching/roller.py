@@ -31,11 +31,13 @@ class Roller:
         roll = self._call(hung, save=True)
         keep_roll(self.run, self.record.attempt, roll)
         verdict, hang = judge(roll.ranks, hung), request.hang
-        if roll.ranks:
+        # Ranks that nobody could see write their stacks at their end: the cause says where they stood.
+        abort = any(seen.unseen for seen in roll.ranks)
+        if roll.ranks and not abort:
             self.report(verdict.sentence)
         if hang and verdict.blamed:
             hang = replace(hang, node=verdict.blamed[0].node, rank=verdict.blamed[0].via)
-        return replace(request, hang=hang, abort=any(seen.unseen for seen in roll.ranks))
+        return replace(request, hang=hang, abort=abort)
 
     def report_silence(self, seconds: float, last: str) -> None:
         """Report, from a thread, that no rank has written anything for so long, and where they stand."""

@@ -69,6 +69,11 @@ CASES = {
     ),
     "a rank that ended": ([W, {"pid": None, "exit_code": 0}, W, W], [1]),
     "all but one ended": ([{"pid": None, "exit_code": 0}] * 3 + [W], [0, 1, 2]),
+    "all but one ended, and that one does not wait": ([{"pid": None, "exit_code": 0}] * 3 + [L], [3]),
+    "one ended, and the others stand in a call that is not known": (
+        [{"pid": None, "exit_code": 0}] + [L] * 3,
+        [0],
+    ),
     "a stopped process, wherever it stands": ([W, W, {**W, "state": "T"}, W], [2]),
     "a stopped process before one that loads": ([L, W, {**W, "state": "T"}, W], [2]),
     "another way to the same place": (
@@ -190,6 +195,10 @@ USER = "/home/u/clusterctl/trees/0123456789abcdef0123/train.py"
 PLACES: dict[str, tuple[Sequence[Frame], Place | None]] = {
     "none": ((), None),
     "a line of the user's": (works(), Place("`load_batch`", "code/data.py:12", False)),
+    "a generator within a function": (
+        (Frame("<genexpr>", USER, 8), Frame("evaluate", USER, 8), Frame("<module>", USER, 20)),
+        Place("`evaluate`", "train.py:8", False),
+    ),
     "a collective": (waits(), Place("all_reduce", "code/train.py:30", True)),
     "work.wait() is compiled": (
         (Frame("finish", USER, 7, "work.wait()"),),
@@ -252,6 +261,7 @@ def test_a_place_is_the_users_line_and_the_call_in_it(case: str) -> None:
         ("/home/u/code/train.py", "code/train.py"),
         ("/home/u/clusterctl/trees/0123456789abcdef/train.py", "train.py"),
         ("/n1/trees/0123456789abcdef/pkg/train.py", "pkg/train.py"),
+        ("/n1/runs/drill-1128-141152-044a/train.py", "train.py"),
         (f"{SITE}/torch/nn/modules/module.py", "torch/nn/modules/module.py"),
         ("train.py", "train.py"),
         ("<string>", "<string>"),
