@@ -68,7 +68,8 @@ TRAIN_KEYS = [
     "tensorboard",
     "seed",
 ]
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
+# Letters and digits of any script.
+RUN_NAME = re.compile(r"[^\W_][\w.-]{0,40}")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_the_demo_shows_the_whole_product_and_works_a_second_time(demo: Shell) -
     }
     inside = Shell(folder, demo.env)
     assert inside("checkpoint", "verify", "last").returncode == 0
-    made = json.loads(inside("generate", "last", "--prompt", "A class", "--max-tokens", "5").stdout)
+    made = json.loads(inside("generate", "last", "--prompt", "A class", "--max-tokens", "5", "--json").stdout)
     assert made["text"].startswith("A class")
     assert inside("ranktable", "check", "rank_table.json").returncode == 0
     assert inside("hostfile", "check", "hostfile").returncode == 0

@@ -79,7 +79,11 @@ def test_the_parts_of_a_runs_own_corpus_are_evaluated(apart: Shell) -> None:
 def test_checkpoints_are_read_here_and_there(apart: Shell) -> None:
     # Runs of generate and eval are not the last one.
     assert answer(apart, "generate", "last", "-p", "a", "--max-tokens", "2", "--json")["tokens"] == 2
-    assert answer(apart, "generate", "last", "-p", "a", "--max-tokens", "2", "--on", "node1")["tokens"] == 2
+    words = ("generate", "last", "-p", "a", "--max-tokens", "2", "--temperature", "0")
+    made = answer(apart, *words, "--on", "node1", "--json")
+    assert made["tokens"] == 2
+    # Without --json both print the text.
+    assert apart(*words, "--on", "node1").stdout == apart(*words).stdout == made["text"] + "\n"
     rows = answer(apart, "checkpoint", "list", "last", "--json")["checkpoints"]
     assert [(row["step"], row["health"]) for row in rows] == [(2, "complete")]
     assert apart("checkpoint", "verify", "last").returncode == 0

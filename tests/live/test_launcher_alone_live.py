@@ -84,5 +84,7 @@ def test_a_training_runs_on_nodes_that_have_the_packages(folder: Path, cluster_f
     here = lean(folder, cluster_file, "generate", "last", "-p", "a")
     assert here.returncode == 2 and "torch, numpy, tokenizers, safetensors are not installed" in here.stderr
     assert "--on NODE" in here.stderr and "fetched" not in here.stderr
-    there = lean(folder, cluster_file, "generate", "last", "-p", "a", "--max-tokens", "2", "--on", "node1")
+    there = lean(
+        folder, cluster_file, "generate", "last", "-p", "a", "--max-tokens", "2", "--on", "node1", "--json"
+    )
     assert there.returncode == 0 and '"tokens": 2' in there.stdout, there.stderr

@@ -183,7 +183,8 @@ def _generate(
     """Write the generated text of each prompt."""
     many = arguments.prompts is not None or arguments.prompt_line
     single = not many and len(arguments.prompt or [""]) == 1 and arguments.samples == 1
-    if single and sys.stdout.isatty() and not arguments.json:
+    plain = single and not arguments.json and arguments.logprobs is None and arguments.beams == 1
+    if plain or (single and sys.stdout.isatty() and not arguments.json):
         _stream(decoder, next(prompts).text, sampling, arguments.truncate)
         return
     for line in _texts(decoder, prompts, sampling, arguments):
@@ -291,7 +292,7 @@ def _stream(decoder: Decoder, prompt: str, sampling: Sampling, truncate: bool) -
     from trainer.generate.decoder import Text
 
     def show(text: str, _: object = None) -> None:
-        sys.stdout.write(_visible(text))
+        sys.stdout.write(_visible(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
     if decoder.glm is not None:

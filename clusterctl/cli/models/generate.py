@@ -195,9 +195,9 @@ def generate(
 ) -> None:
     """Generate text from a checkpoint.
 
-    On a terminal, the text of a single prompt appears while it is written. Otherwise the output has one JSON object for
-    each text, in the order of the prompts. With --on, one process on each node, or on each of its GPUs or NPUs,
-    computes its part of the model.
+    The text of a single prompt appears while it is written. With several prompts, --samples, --beams, --logprobs or
+    --json the output has one JSON object for each text, in the order of the prompts. With --on, one process on each
+    node, or on each of its GPUs or NPUs, computes its part of the model.
     """
     from clusterctl.cli.models import place
 
@@ -207,7 +207,12 @@ def generate(
         lines = _lines(prompt or ([] if prompts else [""]), prompts)
         more = [*drawn, "--json", "--prompts={data}/prompts.jsonl"]
         ranks = place.ranks_of(target.cluster, model.device, model.tensor, model.pipeline)
-        screen.write(place.answer_of(target, "generate", more, {"prompts.jsonl": lines}, ranks))
+        answer = place.answer_of(target, "generate", more, {"prompts.jsonl": lines}, ranks)
+        plain = drawing.samples == drawing.beams == 1 and drawing.logprobs is None and prompts is None
+        if as_json or not plain or len(prompt or [""]) > 1:
+            screen.write(answer)
+        else:
+            screen.write(json.loads(answer)["text"] + "\n")
         return
     arguments = ["--checkpoint", str(place.here(where)), *drawn]
     arguments += [f"--prompt={text}" for text in prompt or ()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -38,4 +39,17 @@ def test_the_size_of_logs_is_read(tmp_path: Path, text: str, limit: int) -> None
 def test_a_size_of_logs_that_loses_lines_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.yaml").write_text(f"command: [a]\nlog_limit: {text}\n")
     with pytest.raises(InputFaults, match="no size of at least 16 MB"):
+        load(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("name", ["训练-1", "naïve.run", "Ж", "a_b"])
+def test_a_name_may_have_letters_of_any_script(tmp_path: Path, name: str) -> None:
+    (tmp_path / "job.yaml").write_text(f"name: {name}\ncommand: [sleep]\n", "utf-8")
+    assert load(tmp_path / "job.yaml").name == name
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "-a", "a b", "中" * 42, "a\u202eb", "_x"])
+def test_a_name_that_no_folder_should_have_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "job.yaml").write_text(json.dumps({"name": name, "command": ["true"]}), "utf-8")
+    with pytest.raises(InputFaults, match="can't name a run's folder"):
         load(tmp_path / "job.yaml")

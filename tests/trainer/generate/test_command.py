@@ -142,6 +142,9 @@ def test_the_verbs_speak_json_and_mistakes_take_a_line(checkpoint: Path, materia
         "generate", "--checkpoint", str(checkpoint), "--prompt", "one two", "--max-tokens", "3", "--json"
     )
     assert json.loads(made.stdout)["tokens"] <= 3
+    # Also without a terminal, one text is a text.
+    plain = verb("generate", "--checkpoint", str(checkpoint), "--prompt", "one two", "--max-tokens", "3")
+    assert plain.stdout == json.loads(made.stdout)["text"] + "\n"
     assert json.loads(verb("checkpoint-verify", str(checkpoint)).stdout)["ok"]
     assert json.loads(verb("data-info", str(material / "counting"), "--json").stdout)["documents"] == 12
     (material / "prompts.jsonl").write_text('{"prompt": "one"}\n\n{"prompt": "five six"}\n')
