@@ -175,12 +175,13 @@ def end_all(
     between: Callable[[], object] = lambda: None,
     limit: float = 5.0,
     more: Callable[[], Iterable[int]] = lambda: (),
+    shorter: Callable[[], float] = lambda: float("inf"),
 ) -> Set[int]:
     """End process groups, the processes with a marker, and those that `more` returns: with SIGTERM, then with SIGKILL.
 
-    Waits `grace` seconds between SIGTERM and SIGKILL. A stopped process takes SIGTERM only after SIGCONT. `between` is
-    called at each look. Returns the processes that are left after `limit` seconds of SIGKILL, which happens only if
-    they hang in the kernel.
+    Waits `grace` seconds between SIGTERM and SIGKILL; `shorter` may shorten them. A stopped process takes SIGTERM
+    only after SIGCONT. `between` is called at each look. Returns the processes that are left after `limit` seconds of
+    SIGKILL, which happens only if they hang in the kernel.
     """
     groups = list(groups)
     request: Set[int] = set()
@@ -189,7 +190,7 @@ def end_all(
     while True:
         between()
         now = time.monotonic()
-        waited = now - began
+        waited, grace = now - began, min(grace, shorter())
         left = {pid for pid in left if start_time(pid) is not None}
         if not left or waited >= grace or now - looked >= WHOLE_LOOK:
             left, looked = group_members(groups) | set(marked(marker)) | set(more()), now

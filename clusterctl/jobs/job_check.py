@@ -23,6 +23,7 @@ from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.jobs.job import Job, devices_on, rank_table_wanted
 from clusterctl.jobs.launchers import fill
 from clusterctl.jobs.launchers.options import Shape
+from clusterctl.jobs.parts.grace import grace_problems
 from clusterctl.jobs.parts.interconnect import network_faults
 from clusterctl.jobs.parts.notify import program_problem
 from clusterctl.jobs.parts.own_table import file_of
@@ -52,6 +53,7 @@ def check(job: Job, cluster: Cluster) -> TrainSummary | None:
         answer = check_train(replace(job, train=train_part(job, cluster)), max(world, 1))
         problems += _train_problems(answer.faults)
         summary = answer.summary
+        problems += grace_problems(job, summary)
     if problems:
         raise InputFaults(_faults(job, problems))
     return summary

@@ -89,7 +89,6 @@ def _own() -> Schema:
             {"type": "integer", "minimum": 0, "maximum": 65535},
             "Port of the rendezvous. 0: any free port.",
         ),
-        "grace": (NUMBER, "Seconds between SIGTERM and SIGKILL, for a last checkpoint."),
         "collect": (
             {"type": "array", "items": {"enum": list(COLLECT_CHOICES)}},
             "What to fetch from the nodes in addition to logs and metrics.",
@@ -112,6 +111,11 @@ def _around() -> dict[str, tuple[Schema, str]]:
             {"enum": list(WORKDIR_CHOICES)},
             "Folder in which a program starts. new: one for each run, which `resume` uses again. keep: one for all runs"
             " of this name; pushed files that changed are replaced in it.",
+        ),
+        "grace": (
+            NUMBER,
+            "Seconds between SIGTERM and SIGKILL, for a last checkpoint. Default: 30, and for a training at least 1.5"
+            " times the planned step and save; fewer than these are refused, except 0.",
         ),
         "restart": (_restart(), "Restart the run after a failure."),
         "network": (_network(), "How ranks on different nodes communicate."),

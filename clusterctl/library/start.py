@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.checks import kinds
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
+from clusterctl.jobs.parts.grace import with_grace
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import new_run
 from clusterctl.library import launcher
@@ -65,6 +66,7 @@ def start(
     if any(node.is_asked for node in chosen.nodes):
         chosen = kinds.completed(chosen, session.connections())
     summary = job_check.check(job, chosen)
+    job = with_grace(job, summary)
     folder = new_run(job.name, runs_folder(runs))
     launcher.start(launcher.Start(folder, chosen, spares, job, session.reach, checks, summary), report)
     return Run(folder, session.reach)

@@ -67,23 +67,23 @@ class PodRequest:
 
 
 def request_for(
-    job: Job, kind: str, image: str = "", name: str = "", save_seconds: float = 0.0
+    job: Job, kind: str, image: str = "", name: str = "", upload_seconds: float = 0.0
 ) -> PodRequest:
     """Return what the manifests of a job need; raise InputFaults with everything that is wrong.
 
-    `save_seconds` is the planned time of a checkpoint.
+    `upload_seconds` is the planned time of the upload of the last checkpoint to a store.
     """
     options = job.kubernetes or KubernetesOptions()
     image = image or options.image or (job.container.image if job.container else "")
     name = name or re.sub(r"[._]+", "-", job.name.lower()).strip("-")
-    faults = [*_faults(job, options, kind, name, image), *_grace_faults(job, options, save_seconds)]
+    faults = [*_faults(job, options, kind, name, image), *_grace_faults(job, options, upload_seconds)]
     code: dict[str, bytes] = {}
     if job.code is not None and options.code == "configmap":
         code, problems = _code_of(job, job.code)
         faults += problems
     if faults:
         raise InputFaults(faults)
-    grace = options.grace or int(job.grace) + MARGIN
+    grace = options.grace or _pod_grace(job, upload_seconds)
     text = _job_text(job, options)
     return PodRequest(name, kind, image, options, grace, text, code, job.forward, saved_name(job))
 
@@ -167,14 +167,18 @@ def _longest_suffix(kind: str, nodes: int) -> int:
     }[kind]
 
 
-def _grace_faults(job: Job, options: KubernetesOptions, save_seconds: float) -> Iterator[Fault]:
-    """Yield times that would cut off the last checkpoint."""
-    if save_seconds > job.grace:
-        problem = f"{job.grace:g} s are shorter than a save, which takes about {save_seconds:.0f} s"
-        yield _at(job, ("grace",), problem, f"grace: {int(save_seconds * 1.5) + 1}")
-    if options.grace and options.grace < job.grace + 5:
-        problem = f"{options.grace} s end the pod before the job's grace of {job.grace:g} s is over"
-        yield _at(job, ("kubernetes", "grace"), problem, f"grace: {int(job.grace) + MARGIN}, or leave it out")
+def _pod_grace(job: Job, upload_seconds: float) -> int:
+    """Return the seconds that a pod has to end: for the ranks, an upload, and the rest."""
+    return int(job.grace + 1.5 * upload_seconds) + MARGIN
+
+
+def _grace_faults(job: Job, options: KubernetesOptions, upload_seconds: float) -> Iterator[Fault]:
+    """Yield times that would cut off the last checkpoint, or its upload."""
+    if options.grace and options.grace < job.grace + upload_seconds + 5:
+        upload = f" and the upload of about {upload_seconds:.0f} s are" if upload_seconds else " is"
+        problem = f"{options.grace} s end the pod before the job's grace of {job.grace:g} s{upload} over"
+        remedy = f"grace: {_pod_grace(job, upload_seconds)}, or leave it out"
+        yield _at(job, ("kubernetes", "grace"), problem, remedy)
 
 
 def _code_of(job: Job, root: Path) -> tuple[dict[str, bytes], list[Fault]]:

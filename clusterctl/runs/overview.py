@@ -13,7 +13,7 @@ from clusterctl.jobs.run_lines import Event, Metric
 from clusterctl.runs.causes.cause import Cause, read_cause
 from clusterctl.runs.state import RankPhase, RankState
 from clusterctl.runs.watching.stall import slow
-from clusterctl.text import rank_text
+from clusterctl.text import duration, plural, rank_text
 from clusterctl.typed_json import encode
 
 if TYPE_CHECKING:
@@ -280,6 +280,23 @@ class TrainProgress:
         if self.last is None or self.step_seconds is None or self.last.steps is None:
             return None
         return float((self.last.steps - (self.last.step or 0)) * self.step_seconds)
+
+
+def stop_cost(progress: TrainProgress, grace: float) -> str:
+    """Return what a stop of a training loses if its grace is over before it has saved; "" if it has the time.
+
+    The times of a step and of a save are those that were measured.
+    """
+    done, saved = progress.last, progress.checkpoints[-1] if progress.checkpoints else None
+    if done is None or not done.step:
+        return ""
+    save = saved.facts.get("seconds") if saved else None
+    needed = (progress.step_seconds or 0.0) + (save if isinstance(save, (int, float)) else 0.0)
+    lost = done.step - ((saved.step or 0) if saved else 0)
+    if needed <= grace or not lost:
+        return ""
+    since = f"since the checkpoint of step {saved.step}" if saved else "because there is no checkpoint"
+    return f"{grace:g} s are too short for a step and a save ({duration(needed)}): {plural(lost, 'step')} lost {since}"
 
 
 def read_progress(metrics: Iterable[Metric]) -> TrainProgress:

@@ -266,7 +266,9 @@ class Supervisor:
     def _end(self, grace: float) -> None:
         self.ending = True
         groups = [rank.process.pid for rank in self.ranks if rank.process and rank.process.returncode is None]
-        left = end_all(groups, self.marker, grace, between=self._reap, more=self._adopted)
+        left = end_all(
+            groups, self.marker, grace, between=self._reap, more=self._adopted, shorter=self._grace_of_request
+        )
         self.left = names_of(left)
         deadline = time.monotonic() + REAPING
         while time.monotonic() < deadline:
@@ -277,6 +279,11 @@ class Supervisor:
             for process in running:
                 process.kill()
             time.sleep(0.002)
+
+    def _grace_of_request(self) -> float:
+        """Return the grace of the last request to stop: a further one may ask for less."""
+        request = read_json(self.files.stop) if os.path.exists(self.files.stop) else None
+        return float((request or {}).get("grace", "inf"))
 
     def _own(self) -> List[int]:
         """Return the pids of the children that this process started itself."""

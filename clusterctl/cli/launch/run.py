@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,11 +147,14 @@ def launch_job(
     """Start a job on its nodes, or the part of this pod; follow it to its end, or leave it with `detach`."""
     from clusterctl.cli.launch.background import deliver_signals
     from clusterctl.jobs import job_check
+    from clusterctl.jobs.parts.grace import with_grace
     from clusterctl.jobs.run_folder import new_run
 
     job, reached = target.job, target.reached
     # A job that is refused leaves no folder.
     summary = check_job(target)
+    job = with_grace(job, summary)
+    target = replace(target, job=job)
     # Report this before the code is pushed.
     job_check.forwarded(job)
     run = run or new_run(job.name, options.runs_folder())

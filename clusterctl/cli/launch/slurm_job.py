@@ -118,11 +118,13 @@ def _start(run: RunDir, cluster: Cluster, connections: Connections, *, checks: b
 def _launch(run: RunDir, cluster: Cluster, connections: Connections, log: Any, *, checks: bool) -> None:
     from clusterctl.checks import doctor
     from clusterctl.jobs import job_check
+    from clusterctl.jobs.parts.grace import with_grace
     from clusterctl.runs import start as runs
     from clusterctl.runs.prepare.node_facts import Question
 
     job = run.read_record().job
     summary = job_check.check(job, cluster)
+    job = with_grace(job, summary)
     question = Question(cluster, job, connections)
     if checks:
         doctor.before_launch(cluster, job, connections, log, summary)

@@ -47,6 +47,7 @@ def slurm(
     listed by `runs` immediately; its command line is that of `launch`."""
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
+    from clusterctl.jobs.parts.grace import with_grace
     from clusterctl.jobs.parts.slurm import SlurmOptions
     from clusterctl.jobs.run_folder import new_run
     from clusterctl.platforms import slurm as program
@@ -55,15 +56,17 @@ def slurm(
     loaded = jobs.load(job, overrides or (), _faults)
     if faults := _faults(loaded):
         raise InputFaults(faults)
+    cluster = submission.imagined(loaded.slurm or SlurmOptions())
+    # The node that runs the batch file calls `notify`, and checks it there.
+    loaded = _with_times(with_grace(loaded, job_check.check(replace(loaded, notify=""), cluster)))
+    if faults := _faults(loaded):
+        raise InputFaults(faults)
     wanted = loaded.slurm or SlurmOptions()
     run = new_run(loaded.name, options.runs_folder())
     text = _batch_file(run, loaded, wanted, no_checks=no_checks)
     if only_print:
         screen.write(text)
         return
-    cluster = submission.imagined(wanted)
-    # The node that runs the batch file calls `notify`, and checks it there.
-    job_check.check(replace(loaded, notify=""), cluster)
     # The job inherits this environment.
     job_check.forwarded(loaded)
     answer = program.refuse_impossible(text)
@@ -116,6 +119,17 @@ def _batch_file(run: RunDir, job: Job, wanted: SlurmOptions, *, no_checks: bool)
     command = [sys.executable, "-m", "clusterctl", "submit", "start", str(run.root)]
     command += ["--no-checks"] * no_checks
     return batch.batch_file(job.name, wanted, str(submission.log_file(run)), command)
+
+
+def _with_times(job: Job) -> Job:
+    """Return a job whose run saves early enough before the time limit, unless the job says when."""
+    from clusterctl.jobs.parts.slurm import SlurmOptions
+
+    wanted = job.slurm or SlurmOptions()
+    given = job.document.value.get("slurm") if job.document else None
+    if isinstance(given, dict) and "signal" in given:
+        return job
+    return replace(job, slurm=replace(wanted, signal=max(wanted.signal, int(job.grace) + GRAIN)))
 
 
 def _faults(job: Job) -> list[Fault]:

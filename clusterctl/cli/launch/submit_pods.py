@@ -120,15 +120,16 @@ def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -
     """Return a job and the values for its manifests; raise InputFaults with all errors."""
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
+    from clusterctl.jobs.parts.grace import upload_seconds, with_grace
     from clusterctl.jobs.parts.pods import KubernetesOptions
+    from clusterctl.jobs.parts.saving import saving_of
     from clusterctl.platforms import request as requests
 
     loaded = jobs.load(job, overrides)
     options = loaded.kubernetes or KubernetesOptions()
     summary = job_check.check(requests.for_pods(loaded), requests.imagined(options))
-    return loaded, requests.request_for(
-        loaded, kind, image, name, summary.checkpoints.seconds if summary else 0.0
-    )
+    upload = upload_seconds(summary, saving_of(loaded.train).to) if summary else 0.0
+    return loaded, requests.request_for(with_grace(loaded, summary), kind, image, name, upload)
 
 
 def yaml_of(request: PodRequest) -> str:

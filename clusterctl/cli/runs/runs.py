@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from clusterctl.cli.views.tables import ListedRun
+    from clusterctl.jobs.record import RunRecord
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.runs.overview import Overview
     from clusterctl.runs.state import RunState
@@ -352,7 +353,9 @@ def stop(
     found = options.run_named(run)
     if _cancel_pending(found, dry_run=dry_run, as_json=as_json):
         return
-    ranks = found.read_record().ranks
+    record = found.read_record()
+    ranks = record.ranks
+    _tell_cost(found, record, grace)
     if dry_run:
         for node, numbers in ranks.items():
             screen.write(f"would stop ranks {', '.join(map(str, numbers))} of {found.run_id} on {node}\n")
@@ -370,6 +373,17 @@ def stop(
             f"processes that cannot be killed are left on {names}",
             "they wait inside the kernel, for a disk or a device: see `ps -eo pid,stat,wchan,args` there",
         )
+
+
+def _tell_cost(run: RunDir, record: RunRecord, grace: float | None) -> None:
+    """Say how long a training has for a last checkpoint, and what is lost if that is too short."""
+    from clusterctl.runs.overview import read_progress, stop_cost
+
+    if record.job.train is None or run.phase().is_final:
+        return
+    grace = record.job.grace if grace is None else grace
+    cost = stop_cost(read_progress(run.metric_lines()), grace)
+    screen.log(cost or f"up to {grace:g} s for a last checkpoint", "yellow" if cost else "")
 
 
 def _stop(run: RunDir, connections: Connections, grace: float | None) -> dict[str, int]:

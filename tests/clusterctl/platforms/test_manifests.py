@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from clusterctl import contract
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
+from clusterctl.jobs.parts.pods import KubernetesOptions
 from clusterctl.platforms.detect import Surroundings, detect
 from clusterctl.platforms.kinds import KINDS, manifests_of
 from clusterctl.platforms.request import PodRequest, request_for
@@ -188,12 +190,14 @@ def test_what_kubernetes_would_refuse_is_refused_before(
     assert "abc" not in str(caught.value)
 
 
-def test_names_that_are_too_long_and_slow_saves_are_refused_with_the_limit(tmp_path: Path) -> None:
+def test_names_that_are_too_long_and_slow_uploads_are_refused_with_the_limit(tmp_path: Path) -> None:
     job = jobs.load(request(tmp_path, "job") and tmp_path / "job.yaml")
     with pytest.raises(InputFaults, match="at most 48 characters"):
         request_for(job, "jobset", name="a" * 49)
-    with pytest.raises(InputFaults, match="30 s are shorter than a save, which takes about 95 s"):
-        request_for(job, "job", save_seconds=95.0)
+    assert request_for(job, "job", upload_seconds=100.0).grace == 30 + 150 + 30
+    short = replace(job, kubernetes=KubernetesOptions(grace=60))
+    with pytest.raises(InputFaults, match="60 s end the pod before the job's grace of 30 s and the upload"):
+        request_for(short, "job", upload_seconds=95.0)
 
 
 def test_code_that_is_too_large_for_a_config_map_is_refused(tmp_path: Path) -> None:
