@@ -108,6 +108,8 @@ def measures(summary: RunSummary) -> list[tuple[str, str]]:
         ("last loss", shown(summary.last_loss)),
         ("last validation loss", shown(summary.last_eval)),
         ("lowest validation loss", shown(summary.best_eval)),
+        ("accuracy", shown(summary.last_accuracy, ".2%")),
+        ("best accuracy", shown(summary.best_accuracy, ".2%")),
         ("tokens/s", count(speed.tokens_per_second) if speed.tokens_per_second else ""),
         ("samples/s", shown(speed.samples_per_second, ".4g")),
         ("seconds per step", shown(speed.step_seconds, ".4g")),

@@ -135,6 +135,11 @@ def _tiles(summary: RunSummary) -> Iterable[tuple[str, str]]:
         yield "validation loss", f"{summary.last_eval:.4g}"
     if summary.best_eval is not None:
         yield "lowest validation loss", f"{summary.best_eval:.4g} at {summary.best_eval_step:,}"
+    if summary.last_accuracy is not None and summary.best_accuracy is not None:
+        yield (
+            "accuracy of the task, last / best",
+            f"{summary.last_accuracy:.2%} / {summary.best_accuracy:.2%}",
+        )
     if summary.tokens:
         yield "tokens", count(summary.tokens)
     if summary.parameters:
@@ -142,7 +147,7 @@ def _tiles(summary: RunSummary) -> Iterable[tuple[str, str]]:
     speed = summary.speed
     if speed.tokens_per_second:
         yield "tokens per second (median step)", count(speed.tokens_per_second)
-    elif speed.samples_per_second:
+    if speed.samples_per_second:
         yield "samples per second (median step)", f"{speed.samples_per_second:.4g}"
     if speed.step_seconds and speed.slowest_seconds:
         yield "seconds per step: median, 99 %", f"{speed.step_seconds:.3g}, {speed.slowest_seconds:.3g}"

@@ -69,7 +69,6 @@ class Speed:
 
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
-    """Only for a program that reports no tokens."""
     step_seconds: float | None = None
     slowest_seconds: float | None = None
     """The 99th percentile of the steps."""
@@ -107,6 +106,9 @@ class RunSummary:
     last_eval: float | None = None
     best_eval: float | None = None
     best_eval_step: int | None = None
+    last_accuracy: float | None = None
+    """The fraction of right answers in the last evaluation of a task."""
+    best_accuracy: float | None = None
     curve: tuple[float, ...] = ()
     """The training loss in at most CURVE means."""
     speed: Speed = Speed()
@@ -201,6 +203,7 @@ def _with_training(summary: RunSummary, run: RunDir, history: History) -> RunSum
     losses = [loss for index in indexes if math.isfinite(loss := steps["loss"][index])]
     evals = history.kept_evals()
     best = min(evals, key=lambda point: point[1], default=None)
+    right = [line.facts["accuracy"] for line in history.evals if _is_fraction(line.facts.get("accuracy"))]
     peak, planned = _memory(history)
     spent = _time_in_steps(steps, indexes)
     start = history.starts[-1] if history.starts else Metric()
@@ -216,6 +219,8 @@ def _with_training(summary: RunSummary, run: RunDir, history: History) -> RunSum
         last_eval=evals[-1][1] if evals else None,
         best_eval=best[1] if best else None,
         best_eval_step=best[0] if best else None,
+        last_accuracy=right[-1] if right else None,
+        best_accuracy=max(right, default=None),
         curve=tuple(means(losses, CURVE)),
         speed=_speed(steps, indexes, history.last),
         memory_bytes=peak,
@@ -244,7 +249,13 @@ def _speed(steps: Steps, indexes: Sequence[int], last: Metric) -> Speed:
     later = [index for index in indexes if index not in first] or list(indexes)
     times, rates = _sorted(steps["step_seconds"], later), _sorted(steps["tokens_per_second"], later)
     rate = quantile(rates, 0.5) if rates else None
+    typical = quantile(times, 0.5) if times else None
     samples = _sorted(steps["samples_per_second"], later)
+    in_step, given = last.facts.get("samples"), last.facts.get("samples_per_second")
+    if samples:
+        given = quantile(samples, 0.5)
+    elif isinstance(in_step, int) and typical:
+        given = in_step / typical
     tflops, share, at = (
         _model(last.facts.get("tflops")),
         _model(last.facts.get("of_peak")),
@@ -254,12 +265,16 @@ def _speed(steps: Steps, indexes: Sequence[int], last: Metric) -> Speed:
     factor = rate / at if rate and at else None
     return Speed(
         tokens_per_second=rate,
-        samples_per_second=quantile(samples, 0.5) if samples and not rates else None,
-        step_seconds=quantile(times, 0.5) if times else None,
+        samples_per_second=float(given) if isinstance(given, (int, float)) else None,
+        step_seconds=typical,
         slowest_seconds=quantile(times, 0.99) if times else None,
         tflops=tflops * factor if tflops is not None and factor else None,
         of_peak=share * factor if share is not None and factor else None,
     )
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 def _sorted(column: array[float], indexes: Sequence[int]) -> list[float]:

@@ -55,6 +55,8 @@ def _facts(summary: RunSummary, *, unicode: bool) -> Iterator[tuple[str, str]]:
         yield "loss", f"{number(summary.first_loss)} -> {number(summary.last_loss)}" + (line and f"  {line}")
     if summary.first_eval is not None and summary.last_eval is not None:
         yield "validation", _validation(summary)
+    if summary.last_accuracy is not None and summary.best_accuracy is not None:
+        yield "accuracy", f"{summary.last_accuracy:.2%}; best {summary.best_accuracy:.2%}"
     if text := speed_text(summary.speed):
         yield "speed", text
     if summary.memory_bytes is not None:
@@ -91,7 +93,7 @@ def speed_text(speed: Speed) -> str:
     parts = []
     if speed.tokens_per_second:
         parts.append(f"{count(speed.tokens_per_second)} tokens/s")
-    elif speed.samples_per_second:
+    if speed.samples_per_second:
         parts.append(f"{number(speed.samples_per_second)} samples/s")
     if speed.step_seconds:
         parts.append(f"{milliseconds(speed.step_seconds)} per step")

@@ -44,6 +44,25 @@ def test_a_run_with_a_restart_is_summarised(tmp_path: Path) -> None:
     assert summary.checkpoint and (summary.checkpoint.step, summary.checkpoint.here) == (40, "")
 
 
+def test_a_tasks_accuracy_and_the_samples_per_second_are_in_the_summary(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    evals = [line for line in lines if line["event"] == "eval"]
+    for line, accuracy in zip(evals, (0.25, 0.75, 0.5), strict=False):
+        line["accuracy"] = accuracy
+    for line in lines:
+        if line["event"] == "step":
+            line["samples"] = 16
+    write_lines(run.metrics, lines)
+    summary = summarise(run)
+    right = [line["accuracy"] for line in evals]
+    assert (summary.last_accuracy, summary.best_accuracy) == (right[-1], max(right))
+    assert summary.speed.samples_per_second == 16 / STEP and summary.speed.tokens_per_second == 4096
+    assert f"best {max(right):.2%}" in text_of(summary) and "32.00 samples/s" in text_of(summary)
+    assert ["best accuracy", f"{max(right):.2%}"] in [list(row) for row in measures(summary)]
+    assert summary.as_json()["speed"]["samples_per_second"] == 32.0  # type: ignore[index]
+
+
 def test_samples_per_second_are_the_speed_of_a_program_that_reports_no_tokens(tmp_path: Path) -> None:
     run = restarted_run(tmp_path)
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
@@ -51,7 +70,7 @@ def test_samples_per_second_are_the_speed_of_a_program_that_reports_no_tokens(tm
         if line["event"] == "step":
             line["samples_per_second"] = 601.5
     write_lines(run.metrics, lines)
-    assert summarise(run).speed.samples_per_second is None, "tokens say more"
+    assert summarise(run).speed.samples_per_second == 16 / STEP
     for line in lines:
         line.pop("tokens_per_second", None)
     write_lines(run.metrics, lines)
@@ -115,7 +134,7 @@ def test_the_end_of_a_run_shows_all_that_a_person_wants_to_know(tmp_path: Path) 
         "40 in 31s on 4 ranks, 2 nodes, 81.9k tokens",
         "6.000 -> 2.100  █",
         "7.000 -> 2.500 (perplexity 12.18)",
-        "4.1k tokens/s, 500 ms per step, 2.000 TFLOP/s per device (25% of its peak)",
+        "4.1k tokens/s, 32.00 samples/s, 500 ms per step, 2.000 TFLOP/s per device (25% of its peak)",
         "at most 90 B per device (planned 120 B)",
         "65% of the time in steps that count",
         "2 attempts, 1 automatic restart; 5 steps repeated",
