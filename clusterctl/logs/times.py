@@ -20,6 +20,8 @@ def age_of(value: object) -> float | None:
 
 # Seconds between two entries of one file: the lines of one look of a node have one time.
 EVERY = 0.1
+# Seconds that a chunk waits on this machine at most, until it is written to its log.
+LATE = 60.0
 # Bytes from which the older half of an index is thinned to an entry in this many seconds: a week of output takes 3 MB.
 LARGEST_INDEX, THINNED = 4 << 20, 10.0
 # Bytes of one index that are read; an older version wrote longer ones.
@@ -43,6 +45,8 @@ class LogTimes:
     def __init__(self) -> None:
         self._noted: dict[Path, float] = {}
         self._passed: dict[Path, str] = {}
+        # The time of the last bytes of each log: time does not go back in it, unless somebody sets the clock.
+        self._latest: dict[Path, float] = {}
 
     def note(self, log: Path, end: int, age: object) -> None:
         """Record that the bytes up to `end` were written `age` seconds ago.
@@ -52,9 +56,13 @@ class LogTimes:
         seconds = age_of(age)
         if seconds is None:
             return
-        written = time.time() - seconds
+        written, before = time.time() - seconds, self._latest.get(log, 0.0)
+        if 0 < before - written < LATE:
+            # The one before waited here for longer than this one.
+            written = before
+        self._latest[log] = written
         entry = f"{written:.3f} {end}\n"
-        if written - self._noted.get(log, 0.0) < EVERY:
+        if 0 <= written - self._noted.get(log, 0.0) < EVERY:
             self._passed[log] = entry
             return
         self._noted[log] = written

@@ -192,6 +192,17 @@ def test_a_time_is_read_or_refused() -> None:
             moment(bad, now)
 
 
+def test_times_of_a_log_do_not_go_back_unless_the_clock_does(tmp_path: Path) -> None:
+    log, times = tmp_path / "rank-0.out", LogTimes()
+    # The second chunk was written before the first one's time: the first one had waited here.
+    for end, age in ((1, 100.0), (2, 101.0), (3, 99.0), (4, 99.5), (5, 50.0), (6, 3650.0)):
+        times.note(log, end, age)
+    entries = entries_of(log)
+    assert [end for _, end in entries] == [1, 2, 3, 4, 5, 6]
+    assert [written for written, _ in entries[:5]] == sorted(written for written, _ in entries[:5])
+    assert entries[5][0] < entries[0][0], "somebody set the clock"
+
+
 def write(run: RunDir, rank: int, stream: str, lines: dict[float, str]) -> None:
     """Write lines and the times at which they were written."""
     log = run.log(f"n{rank}", rank, stream)
