@@ -180,10 +180,10 @@ def prepare(folder: Path) -> Project:
     (folder / "lambada_test.jsonl").write_text(
         "".join(json.dumps({"text": text[:120]}) + "\n" for text in texts[:4])
     )
-    (folder / "data" / "copa").mkdir(parents=True)
+    (folder / "data" / "COPA").mkdir(parents=True)
     questions = [{**CLOZE, "label": number % 2} for number in range(8)]
     for name in ("train", "val"):
-        (folder / "data" / "copa" / f"{name}.jsonl").write_text(
+        (folder / "data" / "COPA" / f"{name}.jsonl").write_text(
             "".join(json.dumps(each) + "\n" for each in questions)
         )
     (folder / "gpt-125m.yaml").write_bytes((CASES / "gpt-13b.yaml").read_bytes())
