@@ -55,9 +55,10 @@ def versions(device: str) -> None:
             emit(TABLE, fact=keys, value=done.stdout.strip() or done.stderr.strip())
         free, total = runtime.mem_get_info()
         emit(TABLE, fact="memory free / whole, GB", value=f"{free / 1e9:.1f} / {total / 1e9:.1f}")
-    config = read_config({"model": "gpt2-124M", "steps": 1, "data": {"prefix": "x"}, "precision": "bf16"})
-    rates = Rates.of(config, 1, device, name, torch.get_num_threads())
-    emit(TABLE, fact="peak bf16, TFLOP/s", value=float(rates.peak), source=rates.source)
+    with part(TABLE, fact="peak bf16, TFLOP/s"):
+        config = read_config({"model": "gpt2-124M", "steps": 1, "data": {"prefix": "x"}, "precision": "bf16"})
+        rates = Rates.of(config, 1, device, name, torch.get_num_threads())
+        emit(TABLE, fact="peak bf16, TFLOP/s", value=float(rates.peak), source=rates.source)
 
 
 def ceilings(device: str) -> None:

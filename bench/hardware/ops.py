@@ -56,7 +56,7 @@ def works(device: str) -> list[Work]:
     targets = torch.randint(0, rest, (rows,), device=device)
     heads = drawn(8, width // 32, rows // 8, 32)
     angles = torch.rand(1, 1, rows // 8, 16, device=device)
-    state, sizes = torch.tensor([1, 2]), torch.full((8,), rows // 8, device=device)
+    state, sizes = torch.tensor([1, 2], device=device), torch.full((8,), rows // 8, device=device)
     return [
         Work("layer_norm", (x, weight, bias), shape=(rows, width)),
         Work("rms_norm", (x, weight), shape=(rows, width)),

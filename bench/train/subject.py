@@ -48,12 +48,14 @@ class Gate:
         """Record the resident memory as that of the libraries; later memory belongs to the model."""
         import torch
 
-        # On a device this also starts its runtime, which a peak cannot be asked of before.
-        runtime_of(self.device)
-        warm = torch.randn(WARM, WARM, requires_grad=True, device=self.device)
-        (warm @ warm).sum().backward()
         if self.device == "cpu":
+            warm = torch.randn(WARM, WARM, requires_grad=True)
+            (warm @ warm).sum().backward()
             self.base = resident("VmRSS")
+        else:
+            # A peak cannot be asked of a runtime that has not started.
+            runtime_of(self.device)
+            torch.zeros(1, device=self.device)
         self.forget_peak()
 
     def forget_peak(self) -> None:
