@@ -22,8 +22,11 @@ QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs ex
          tests/clusterctl/test_*.py tests/trainer/config tests/trainer/plan tests/trainer/parallel/test_pipeline_order.py \
          tests/test_rules.py tests/test_docs.py tests/test_reference.py
 
+# Such as `bash .ci/other 3.13 2.15.0`.
+RUN ?= $(BIN)/python -m pytest -q
+
 quick: $(VENV)/.developing
-	$(BIN)/python -m pytest -q -n 2 -m 'not live and not slow' --ignore-glob='*/test_nodeset_peer.py' \
+	$(RUN) -n 2 -m 'not live and not slow' --ignore-glob='*/test_nodeset_peer.py' \
 		--ignore-glob='*/plan/test_memory.py' $(QUICK)
 
 # Tests that repeat with other values what `make test` covers.
