@@ -121,6 +121,20 @@ def _behind(ranks: Sequence[Observation]) -> list[Observation]:
     return [seen for seen in behind if seen.place and not seen.place.waits] or behind
 
 
+def _out_of_order(ranks: Sequence[Observation]) -> list[Observation]:
+    """Return a rank that alone has begun a collective of several others, while one of them waits for it elsewhere."""
+    if any(seen.step is None or not seen.calls for seen in ranks):
+        return []
+    alone = set()
+    for name in {name for seen in ranks for name in seen.calls}:
+        done = [((seen.step or 0, seen.calls[name]), seen.rank) for seen in ranks if name in seen.calls]
+        most = max(done)[0]
+        first = [rank for count, rank in done if count == most]
+        if len(done) > 2 and len(first) == 1:
+            alone.add(first[0])
+    return [seen for seen in ranks if seen.rank in alone]
+
+
 def _not_waiting(ranks: Sequence[Observation]) -> list[Observation]:
     """Return the ranks that do something else while others wait for them."""
     places = {seen.rank: seen.place for seen in ranks}
@@ -163,7 +177,18 @@ def _other_wait(ranks: Sequence[Observation]) -> list[Observation]:
     return _minority(ranks, lambda seen: seen.wchan)
 
 
-RULES = (_ended, _stopped, _behind, _not_waiting, _elsewhere, _other_way, _in_kernel, _other_use, _other_wait)
+RULES = (
+    _ended,
+    _stopped,
+    _behind,
+    _out_of_order,
+    _not_waiting,
+    _elsewhere,
+    _other_way,
+    _in_kernel,
+    _other_use,
+    _other_wait,
+)
 
 
 def _minority(ranks: Sequence[Observation], feature: Callable[[Observation], object]) -> list[Observation]:

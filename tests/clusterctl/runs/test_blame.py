@@ -104,6 +104,15 @@ CASES = {
         ],
         [3],
     ),
+    "alone in a collective of all, while its pair waits for it": (
+        [
+            {"step": 5, "calls": {ALL: 0, "0,2": 1, LEFT: 3}, "frames": waits(line=60)},
+            {"step": 5, "calls": {ALL: 0, "1,3": 1, LEFT: 3}, "frames": waits(line=60)},
+            {"step": 5, "calls": {ALL: 1, "0,2": 0, RIGHT: 0}, "frames": waits("broadcast", 41)},
+            {"step": 5, "calls": {ALL: 0, "1,3": 0, RIGHT: 1}, "frames": waits()},
+        ],
+        [2],
+    ),
     "a group with a member that did not answer": (
         [counted(5, all=7), counted(5, all=7), counted(5, all=6), {**SLEEPS}],
         [3],
