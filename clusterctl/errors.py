@@ -5,7 +5,8 @@ ClusterctlError                  1
 |- UsageError                    2   the command line or an input file is wrong; nothing was started
 |  '- InputFaults                2   all errors of one input together
 |- NodeError                     3   a node cannot be used
-|  |- Unreachable                3   address, port, time-out
+|  |- Unreachable                3   port, time-out
+|  |  '- NoAddress               3   no address for its name
 |  |- LoginRefused               3   no key was accepted
 |  |- HostKeyUnknown             3   the host key is not recorded
 |  |- HostKeyChanged             3   the host key differs from the recorded one
@@ -144,6 +145,10 @@ class NodeError(ClusterctlError):
 
 class Unreachable(NodeError):
     """The node cannot be reached: wrong address, closed port, or no answer in time."""
+
+
+class NoAddress(Unreachable):
+    """This machine cannot look up the node's address: that says nothing about the node."""
 
 
 class LoginRefused(NodeError):

@@ -129,7 +129,8 @@ class Control:
                 threading.Thread(target=self._grow, daemon=True, name="grow").start()
             yield update
         lost = [name for name, phase in watch.ends.items() if phase is Phase.LOST]
-        return ended(self.run, self.connections, watch.gone, lost, watch.reports)
+        state = ended(self.run, self.connections, watch.gone, lost, watch.reports)
+        return replace(state, unreachable={**state.unreachable, **watch.nameless})
 
     def _tell(self, update: Update) -> None:
         """Call the job's `notify` for a hang and for a loss that is not finite."""

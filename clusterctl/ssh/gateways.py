@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import NodeError, Unreachable
+from clusterctl.errors import NoAddress, NodeError, Unreachable
 from clusterctl.ssh.config import Route
-from clusterctl.ssh.proxy import connected
+from clusterctl.ssh.proxy import Place, connected
 from clusterctl.ssh.retry import Dropped
 from clusterctl.transport.open_files import too_many
 
@@ -162,13 +162,16 @@ class LoginQueues:
             return self._queues.setdefault(key, threading.BoundedSemaphore(HANDSHAKES_AT_ONCE))
 
 
-def dial(node: str, route: Route, limit: float) -> socket.socket:
-    """Return a byte stream to the server: a TCP connection, or the user's ProxyCommand."""
+def dial(node: str, route: Route, limit: float, worked: dict[tuple[str, int], Place]) -> socket.socket:
+    """Return a byte stream to the server: a TCP connection, or the user's ProxyCommand.
+
+    `worked` has the addresses that answered before.
+    """
     try:
-        return connected(route, limit)
+        return connected(route, limit, worked)
     except (socket.gaierror, UnicodeError) as problem:
         message = f"no address for {route.host!r} ({getattr(problem, 'strerror', problem)})"
-        raise Unreachable(node, message, "check `host`") from None
+        raise NoAddress(node, message, "check `host`, and the name server of this machine") from None
     except OSError as problem:
         raise _unreachable(node, route, problem, limit) from None
 

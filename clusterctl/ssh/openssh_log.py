@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, HostKeyUnknown, LoginRefused, Unreachable
+from clusterctl.errors import ClusterctlError, HostKeyUnknown, LoginRefused, NoAddress, Unreachable
 from clusterctl.ssh import host_keys
 from clusterctl.ssh.config import Route
 from clusterctl.ssh.host_keys import HostKey, key_file
@@ -146,7 +146,8 @@ def _network_error(hop: HopLog, hops: Sequence[HopLog], proxy_words: str) -> Unr
         return Unreachable(node, f"its ProxyCommand printed: {proxy_words}", f"try `{route.proxy_command}`")
     unresolved = _NO_ADDRESS.search(text)
     if unresolved:
-        return Unreachable(node, f"no address for {route.host!r} ({unresolved[1]})", "check `host`")
+        message = f"no address for {route.host!r} ({unresolved[1]})"
+        return NoAddress(node, message, "check `host`, and the name server of this machine")
     failed = _NO_CONNECTION.search(text)
     if failed is None:
         return None

@@ -21,29 +21,54 @@ END_WAIT = 2.0
 LAST_WORDS = 2000
 
 
-def connected(route: Route, timeout: float) -> socket.socket:
-    """Return a socket that leads to a server; raise an OSError if the network fails."""
+Place = tuple[int, tuple[object, ...]]
+"""A family of addresses, and an address of it."""
+
+
+def connected(route: Route, timeout: float, worked: dict[tuple[str, int], Place]) -> socket.socket:
+    """Return a socket that leads to a server; raise an OSError if the network fails.
+
+    `worked` has the last address of each server that answered: it is tried before the name is looked up again, so that
+    a name server that fails keeps nobody from a node that was reached before.
+    """
     if route.proxy_command:
         return ProxySocket(route.proxy_command)
-    problem: OSError = OSError("no address")
-    for family, _, _, _, address in socket.getaddrinfo(
-        route.host, route.port, FAMILIES.get(route.family, socket.AF_UNSPEC), socket.SOCK_STREAM
-    ):
+    server, problem = (route.host, route.port), OSError("no address")
+    last = worked.get(server)
+    if last is not None:
         try:
-            made = bound(family, route.bind_address or "")
+            return _connected_to(last, route, timeout)
         except OSError as failed:
             problem = failed
-            continue
+    family = FAMILIES.get(route.family, socket.AF_UNSPEC)
+    try:
+        found = socket.getaddrinfo(route.host, route.port, family, socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        if last is not None:
+            raise problem from None
+        raise
+    for place in [(entry[0], entry[4]) for entry in found if (entry[0], entry[4]) != last]:
         try:
-            made.settimeout(timeout)
-            made.connect(address)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return made
+            made = _connected_to(place, route, timeout)
         except OSError as failed:
             # Try the next address.
-            made.close()
             problem = failed
+            continue
+        worked[server] = place
+        return made
     raise problem
+
+
+def _connected_to(place: Place, route: Route, timeout: float) -> socket.socket:
+    made = bound(place[0], route.bind_address or "")
+    try:
+        made.settimeout(timeout)
+        made.connect(place[1])
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 class ProxySocket(socket.socket):

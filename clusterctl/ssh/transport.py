@@ -28,7 +28,7 @@ from clusterctl.ssh.gateways import Gateways, Login, LoginQueues, dial
 from clusterctl.ssh.host_keys import HostKey, SeenKey, key_file
 from clusterctl.ssh.known_hosts import KnownHosts
 from clusterctl.ssh.load_paramiko import load_paramiko
-from clusterctl.ssh.proxy import ProxySocket
+from clusterctl.ssh.proxy import Place, ProxySocket
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, Dropped, retried
 from clusterctl.transport.agent_code import agent_argv
 from clusterctl.transport.connection import Connection, LinkConnection
@@ -66,6 +66,8 @@ class SshTransport:
         self._known: dict[tuple[str, ...], KnownHosts] = {}
         self._change = threading.Lock()
         self._queues = LoginQueues()
+        # By host and port, the last address that answered.
+        self._worked: dict[tuple[str, int], Place] = {}
         self._gateways = Gateways(self._log_in)
 
     def connect(self, node: Node) -> Connection:
@@ -184,7 +186,11 @@ class SshTransport:
 
     def _stream(self, node: str, route: Route) -> socket.socket | paramiko.Channel:
         limit = self._limit(route)
-        return self._gateways.channel_to(node, route, limit) if route.gateway else dial(node, route, limit)
+        return (
+            self._gateways.channel_to(node, route, limit)
+            if route.gateway
+            else dial(node, route, limit, self._worked)
+        )
 
     def _after(self, route: Route) -> Callable[[], None]:
         """Return the function to call when the session has ended."""

@@ -145,6 +145,10 @@ def _lost(state: RunState, gone: list[str]) -> tuple[str, str]:
     if all(name in state.orphaned for name in gone):
         title = f"the supervisor on {names} was killed; its ranks were ended"
         return title, "if no user did, the kernel's out-of-memory killer did: see dmesg on that node"
+    reasons = {state.unreachable.get(name, "") for name in gone}
+    if all(reason.startswith("no address for") for reason in reasons):
+        title = f"lost {names}: this machine has {'; '.join(sorted(reasons))}"
+        return title, "check the name server of this machine, or give the nodes addresses in the inventory"
     return (
         f"lost {names}: the node or its link is gone",
         "check the node; `clusterctl doctor` checks all of them",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.frames import ALL_BEAT, SILENCE
-from clusterctl.errors import ClusterctlError, NodeError, WorkFailed
+from clusterctl.errors import ClusterctlError, NoAddress, NodeError, WorkFailed
 from clusterctl.files import make_private_folder
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.phase import Phase
@@ -121,6 +121,8 @@ class RunWatcher:
         self.stopper = Stopper(run, self.record, connections)
         self.silence = Silence(self.record)
         self.log_steps = LogSteps(run, self.record)
+        # Nodes of which this machine could not look up the address, with the reason.
+        self.nameless: dict[str, str] = {}
         # Nodes whose broken connection was reported.
         self.reported: set[str] = set()
         # What nodes reported with the end of an attempt that finished there.
@@ -215,7 +217,9 @@ class RunWatcher:
             # Our own link was broken: the time of each node starts again.
             self._begin_again(away, now)
             return
-        overdue = [name for name, since in away.items() if now - since > patience - LOOK]
+        # A look-up that fails is this machine's fault, and says nothing about the node.
+        patiences = {name: max(ALONE, patience) if name in self.nameless else patience for name in away}
+        overdue = [name for name, since in away.items() if now - since > patiences[name] - LOOK]
         if not away or self._someone_answers(away):
             self.outage.over()
         elif self.outage.is_ours():
@@ -226,7 +230,7 @@ class RunWatcher:
                 )
             self.alone = bool(overdue)
         for name in overdue:
-            if now - away[name] > patience - LOOK:
+            if now - away[name] > max(patience, patiences[name]) - LOOK:
                 self.alone = False
                 yield self._lose(name)
 
@@ -373,6 +377,10 @@ class RunWatcher:
 
     def _note_broken(self, node: Node, error: NodeError) -> None:
         self.follows.pop(node.name, None)
+        if isinstance(error, NoAddress):
+            self.nameless[node.name] = error.reason
+        else:
+            self.nameless.pop(node.name, None)
         # The silence began before it was noticed.
         silent = max(0.0, self.connections.silent_for(node) - SILENCE)
         if node.name in self.reached or node.name not in self.reported:
@@ -414,6 +422,7 @@ class RunWatcher:
         )
         self.reached.add(node.name)
         self.gone.pop(node.name, None)
+        self.nameless.pop(node.name, None)
         return Follow(node, request, homes, before)
 
     def _store(self, follow: Follow, frame: Frame) -> None:
