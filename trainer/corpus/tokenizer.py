@@ -249,10 +249,16 @@ def _checked(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
         model = json.loads(text)["model"]
+        kind = model.get("type", "BPE")
+        if kind == "Unigram" and _is_unigram(model):
+            return text
+        if kind != "BPE":
+            whole = "of the kind" if kind != "Unigram" else "with damaged parts, of the kind"
+            raise DataError(f"{path}: a tokenizer {whole} {kind}; BPE and Unigram can be read", WRITTEN_BY)
         sound = isinstance(model["vocab"], dict) and isinstance(model["merges"], list)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}", "check the owner and permissions of this file") from None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path}: not a tokenizer.json ({type(error).__name__}: {error})", WRITTEN_BY
         ) from None
@@ -279,6 +285,21 @@ def _byte_level(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     return inner
+
+
+def _is_unigram(model: Mapping[str, object]) -> bool:
+    """Return whether the parts of a Unigram model are sound: tokens with scores, and the id of the unknown token."""
+    vocab, unknown = model.get("vocab"), model.get("unk_id")
+    if not isinstance(vocab, list) or not vocab:
+        return False
+    pairs = all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and isinstance(pair[0], str)
+        and type(pair[1]) in (int, float)
+        for pair in vocab
+    )
+    return pairs and (unknown is None or (type(unknown) is int and 0 <= unknown < len(vocab)))
 
 
 def _from_pair(vocab_file: Path, merges_file: Path) -> tokenizers.Tokenizer:

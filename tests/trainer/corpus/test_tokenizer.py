@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from tests.support.building import with_prefix
 from trainer.corpus.tokenizer import (
@@ -172,3 +174,35 @@ def test_a_bos_token_can_be_added_and_must_exist(words: Path, tmp_path: Path) ->
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": END_OF_DOCUMENT}))
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.prefix() == () and tokenizer.prefix(True) == (tokenizer.eod,)
+
+
+def test_unigram_is_read_and_other_kinds_are_named(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(
+        models.Unigram(
+            [
+                ("<unk>", 0.0),
+                ("</s>", 0.0),
+                ("\u2581the", -1.0),
+                ("\u2581", -2.0),
+                ("c", -3.0),
+                ("a", -3.0),
+                ("t", -3.0),
+            ],
+            0,
+        )
+    )
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    file = tmp_path / "tokenizer.json"
+    inner.save(str(file))
+    tokenizer = Tokenizer.load(file, "</s>")
+    assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat" and tokenizer.vocab == 7
+    assert tokenizer.bytes_of(2) == b" the"
+    document = json.loads(file.read_text())
+    document["model"]["vocab"][3] = ["x"]
+    file.write_text(json.dumps(document))
+    with pytest.raises(DataError, match="damaged parts, of the kind Unigram"):
+        Tokenizer.load(file, "</s>")
+    tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1})).save(str(file))
+    with pytest.raises(DataError, match="of the kind WordPiece; BPE and Unigram can be read"):
+        Tokenizer.load(file)
