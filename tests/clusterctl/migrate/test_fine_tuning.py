@@ -87,3 +87,9 @@ def test_a_folder_without_weights_is_refused(command_line: Run, tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     code, _, err = command_line("init", "--from", "empty")
     assert code == 2 and "empty" in err and "Traceback" not in err
+
+
+def test_a_command_longer_than_any_path_is_no_folder(command_line: Run) -> None:
+    options = " ".join(f"--data-path corpus_{number}" for number in range(400))
+    code, out, err = command_line("init", "--from", f"pretrain_gpt.py --num-layers 2 {options}", "--dry-run")
+    assert code == 0 and "layers: 2" in out, err
