@@ -77,7 +77,8 @@ class Trainer:
             "--run-dir",
             str(folder),
         ]
-        env = {**os.environ, DEVICE_KIND: device, "OMP_NUM_THREADS": "2"}
+        # Trainings run side by side, and threads that wait for each other take the others' cores.
+        env = {**os.environ, DEVICE_KIND: device, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(argv, env=env, capture_output=True, text=True)
         print(f"-- {name}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}", file=sys.stderr)
         for line in dict.fromkeys(text for text in done.stderr.splitlines() if "Warning: " in text):
