@@ -130,6 +130,6 @@ def test_wheels_of_older_systems_are_taken_too() -> None:
 
 
 def test_an_extra_of_the_program_names_its_requirements() -> None:
-    assert any(line.startswith("torch==") for line in requirements_of_extra("train"))
+    assert any(line.startswith("torch") for line in requirements_of_extra("train"))
     with pytest.raises(UsageError, match="no extra is called 'nothing'"):
         requirements_of_extra("nothing")
