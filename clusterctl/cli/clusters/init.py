@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -226,7 +227,8 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
     from clusterctl.migrate.commands import command_text
 
     # Path("") would be the current folder.
-    if source and Path(source).is_dir():
+    # A command can be longer than any path, for which pathlib raises.
+    if source and os.path.isdir(source):
         result = _tuning_of(Path(source))
         found = result.found
     else:
