@@ -32,7 +32,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
     for write, extra in ((trackers.write_wandb, "wandb"), (trackers.write_mlflow, "mlflow")):
         with pytest.raises(UsageError) as raised:
             write(restarted_run(tmp_path / extra), tmp_path / "out")
-        assert f"--{extra}" in raised.value.message and f"clusterctl[{extra}]" in raised.value.hint
+        assert f"--{extra}" in raised.value.message and f"[{extra}]" in raised.value.hint
     assert not (tmp_path / "out").exists()
 
 

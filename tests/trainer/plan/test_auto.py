@@ -256,10 +256,16 @@ def test_figures_that_the_job_gives_take_the_place_of_known_ones() -> None:
     ids=["125M", "1.3B", "13B"],
 )
 def test_published_memory_of_other_trainers_is_met(world: int, published: int, train: dict[str, Any]) -> None:
-    """They are DeepSpeed's, with weights in fp16, which are kept in fp32 here; torch's engine needs less."""
+    """They are DeepSpeed's, with weights in fp16, which are kept in fp32 here; torch's engine needs less.
+
+    The two smaller ones store all logits in fp32, and 125M its scores too, which the kernels here never store.
+    """
     train = {**train, "micro_batch": 16, "hardware": {"kind": "cuda", "devices_per_node": 8}}
     deepspeed, torch = (
         answer(world, engine=engine, **train)["summary"]["memory_per_device_bytes"]["total"] / 1e9
         for engine in ("deepspeed", "torch")
     )
-    assert deepspeed == pytest.approx(published, rel=0.15) and torch <= deepspeed * 1.01
+    assert torch <= deepspeed * 1.01 and deepspeed <= published * 1.15
+    # Its first stage has the peak, and stores neither.
+    if world == 16:
+        assert deepspeed == pytest.approx(published, rel=0.15)
