@@ -84,7 +84,7 @@ LINES = [
     (("launch", "job.yaml", "--sweep", "nosuch=1,2"), "nosuch"),
     (("init", "--from", "nosuch.py"), "nosuch.py"),
     (("init", "--from", "x.json"), "--from x.json"),
-    (("init", "--from", "bash mine.sh --a 1"), "name it alone: --from mine.sh"),
+    (("init", "--from", "bash mine.sh --a 1"), "start where mine.sh is, or name it alone"),
     (("init", "--from", "pretrain_gpt.py --num-layers x"), "--num-layers"),
     (("eval", "ckpt/"), "--task"),
     (("eval", "ckpt/", "--task", "lambada=x.json", "--stride", "0"), "--stride"),

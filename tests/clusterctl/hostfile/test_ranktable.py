@@ -105,7 +105,6 @@ def test_there_and_back_through_a_plan() -> None:
 
 def test_a_plan_stands_alone() -> None:
     assert "alone" in refused("build", "--from", "plan.yaml", "--devices", "8").message
-    assert "levels" in refused("build", "--for", "a5", "-c", str(_inventory())).message
 
 
 def test_a_table_becomes_a_hostfile_and_a_hostfile_a_plan_to_be_filled_in() -> None:
