@@ -31,7 +31,7 @@ EOT, IM_END = "<|endoftext|>", "<|im_end|>"
 def tokenizer_in(folder: Path, eos: str, template: Any = CHATML, **generation: Any) -> Tokenizer:
     """Write a tokenizer as Qwen's, which has an end of documents and an end of messages."""
     text = " ".join(["user assistant system say Repeat.", *WORDS]) + "!\n"
-    train_tokenizer(iter([text] * 20), 300, folder / "tokenizer.json")
+    train_tokenizer(iter([text] * 20), 300, folder / "tokenizer.json", overwrite=True)
     inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     inner.add_special_tokens(["<|im_start|>", IM_END])
     inner.save(str(folder / "tokenizer.json"))
