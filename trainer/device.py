@@ -71,12 +71,12 @@ class Device:
         return _resident("VmRSS") if self.kind == "cpu" else 0
 
     def pinned(self, tensor: Any) -> Any:
-        """Return a CPU tensor in memory that a device reads while the host continues; unchanged for a CPU."""
-        return tensor if self.kind == "cpu" else tensor.pin_memory()
+        """Return a CPU tensor in memory that a GPU reads while the host continues; for other kinds unchanged."""
+        return tensor.pin_memory() if self.kind == "cuda" else tensor
 
     def fetch(self, values: Any) -> Callable[[], list[float]]:
         """Start to copy a tensor to this process's memory; return a function that waits for its numbers."""
-        if self.kind == "cpu":
+        if self.kind != "cuda":
             found: Callable[[], list[float]] = values.tolist
             return found
         import torch

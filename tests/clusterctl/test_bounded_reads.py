@@ -36,6 +36,10 @@ REASONS = {
     "agent/ranks/kernel.py:_run_dmesg:wait": "after SIGKILL",
     "agent/setups.py:_wait:wait": "after SIGKILL",
     "agent/ranks/supervisor.py:end:wait": "after SIGKILL",
+    "agent/ranks/mpi_links.py:_report:wait": "the end of the user's own mpirun, which a stop ends",
+    "agent/ranks/mpi_links.py:first:wait": "the end of the user's own mpirun, which a stop ends",
+    "agent/files/work_folder.py:_update:read": "the record that this login wrote of a working folder",
+    "runs/start.py:_files:read_text": "an installed file of the agent",
     "runs/carry.py:_work:wait": "a thread that waits for the next checkpoint; close() ends it",
 }
 READS = ("read", "readline", "readlines", "communicate", "wait")

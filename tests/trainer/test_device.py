@@ -142,7 +142,7 @@ def test_the_peak_is_the_jobs_own_figure_or_known_of_the_kind() -> None:
         ("the sheet of H200", 989),
     ]
     # A chip that the table lacks has a rate in bf16 alone.
-    assert Rates.of(config(), 1, "cuda", "NVIDIA H20", 1).source == "assumed: an A100 of 80 GB"
+    assert Rates.of(config(), 1, "cuda", "NVIDIA X100", 1).source == "assumed: an A100 of 80 GB"
 
 
 def test_memory_is_told_of_the_rank_that_took_most_beside_its_plan() -> None:

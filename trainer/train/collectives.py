@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -57,12 +58,19 @@ class Collectives:
             self._closed.set()
 
     def _numbers(self) -> dict[str, int]:
-        return {name: group._get_sequence_number_for_group() for name, group in self._groups.items()}
+        """Return the numbers of the groups that count; torch's groups of some devices do not."""
+        found = {}
+        for name, group in self._groups.items():
+            with suppress(RuntimeError):
+                found[name] = group._get_sequence_number_for_group()
+        return found
 
     def write(self) -> None:
         """Write the present numbers."""
         now, before = self._numbers(), self._before
-        counts = {name: now[name] - before[name] for name in now} if self._counts else {}
+        counts = (
+            {name: now[name] - before[name] for name in now.keys() & before.keys()} if self._counts else {}
+        )
         text = json.dumps({"step": self._step, "groups": counts})
         # One short write; blanks cover what a longer one has left.
         self._width = max(self._width, len(text))

@@ -199,6 +199,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
 
     decoder = object.__new__(Decoder)
     decoder.tokenizer = SimpleNamespace(encode=encode, longest=10, eod=0)  # type: ignore[assignment]
+    decoder.prefix = ()
     decoder.network = SimpleNamespace(config=SimpleNamespace(context=8, vocab=20))  # type: ignore[assignment]
     with pytest.raises(
         InputError, match="has 20000 characters, but the model's context is 8 tokens of at most 10 bytes"
