@@ -39,6 +39,8 @@ REASONS = {
     "agent/ranks/mpi_links.py:_report:wait": "the end of the user's own mpirun, which a stop ends",
     "agent/ranks/mpi_links.py:first:wait": "the end of the user's own mpirun, which a stop ends",
     "agent/files/work_folder.py:_update:read": "the record that this login wrote of a working folder",
+    "agent/files/work_folder.py:_used:read": "the record that this login wrote of a working folder",
+    "agent/ranks/mpi_links.py:start:read": "the daemon of the user's own mpirun sends nothing; its end closes the link",
     "runs/start.py:_files:read_text": "an installed file of the agent",
     "runs/carry.py:_work:wait": "a thread that waits for the next checkpoint; close() ends it",
 }
