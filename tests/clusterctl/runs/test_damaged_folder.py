@@ -143,7 +143,7 @@ def test_a_thousand_runs_are_listed_and_surveyed_in_a_second(tmp_path: Path) -> 
     with Connections(script) as scripted:
         done = prune.prune(all_runs(tmp_path), lambda cluster: scripted, dry_run=True)
     surveyed = time.process_time() - began
-    asked = [len(params["attempts"]) for _, _, params in script.asked]
+    asked = [len(params["attempts"]) for _, _, params in script.asked if "attempts" in params]
     assert asked == [1000, 1000], "each node is asked once"
     assert all(not result.kept for result in done)
     # Under 0.5 s each on an idle machine; this one may be busy.

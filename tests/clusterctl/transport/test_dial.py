@@ -74,7 +74,7 @@ def test_an_agent_in_an_allocation_connects_from_another_port(
 def test_a_login_connects_from_another_port(refused: Refused, server: socket.socket) -> None:
     """The launching machine may be a node of the run."""
     host, port = server.getsockname()
-    with connected(Route(host=host, port=port), 10.0) as connection:
+    with connected(Route(host=host, port=port), 10.0, {}) as connection:
         assert connection.getsockname()[1] not in refused.ports and len(refused.ports) == 3
 
 
