@@ -81,7 +81,7 @@ class Node:
     """Space for checkpoints, such as 500GB: `plan` refuses a training that needs more. Default: no limit."""
     allocation: str = ""
     """The Slurm job that holds this node, which is then reached by srun, not by SSH. An allocation sets it."""
-    unnamed: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = field(default=(), compare=False)
     """Those of `kind` and `devices` that the inventory does not name."""
 
     @property
