@@ -258,12 +258,14 @@ def _local_values(job: Job, world: int) -> dict[str, str]:
 
 
 def corpus_here(job: Job) -> Path | None:
-    """Return the path on this machine of the corpus that a job trains on; None if it has none, or several."""
+    """Return the path on this machine of the corpus that a job trains on; None if it is not known."""
     data = (job.train or {}).get("data")
     prefix = data.get("prefix") if isinstance(data, dict) else None
     if not isinstance(prefix, str) or not prefix:
         return None
     values = {"data": job.data_store, **_local_values(job, 1)}
+    if "{data}" in prefix and not values["data"]:
+        return None
     filled = placeholders.fill_all({"prefix": prefix}, values, job.source)["prefix"]
     return Path(job.source).parent.resolve() / str(filled)
 
