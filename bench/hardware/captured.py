@@ -164,7 +164,7 @@ def fail_in_decoding(device: Device) -> None:
 
 def show_failure(by: str, warned: Sequence[str], equal: bool) -> None:
     lines = [text for text in dict.fromkeys(warned) if "op by op" in text]
-    went_on = {"goes on op by op": equal, "equal": equal, "warned once": len(lines) == 1}
+    went_on = {"continues op by op": equal, "equal": equal, "warned once": len(lines) == 1}
     emit("a capture that fails", by=by, **went_on, line="; ".join(lines)[:300])
 
 

@@ -1,4 +1,4 @@
-"""Run the steps of a measurement as processes of their own, each with a limit; keep what they print at once.
+"""Run the steps of a measurement as processes of their own, each with a limit; keep each line as soon as it is printed.
 
 A step prints JSON objects, one per line. Each becomes a line of results.jsonl as soon as it arrives, so that nothing is
 lost if the machine is taken away. How a step ended is a line too; a step that fails or takes too long stops no other.

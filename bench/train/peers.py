@@ -239,7 +239,7 @@ def build(subject: str, work: ModelWork) -> Peer:
 
 
 def compile_blocks(model: nn.Module) -> nn.Module:
-    """Compile each block of a model by itself: all have one code, so that it takes seconds instead of minutes."""
+    """Compile each block of a model separately: all have one code, so that it takes seconds instead of minutes."""
     for block in model.get_submodule("blocks").children():
         block.compile()
     return model

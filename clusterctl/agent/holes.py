@@ -1,6 +1,6 @@
 """Free the middle of a log that grows too long: its bytes become a hole, and all others keep their places.
 
-Whoever writes the file or follows it by offsets goes on as before; a reader skips the hole.
+Whoever writes the file or follows it by offsets continues as before; a reader skips the hole.
 
 Runs on nodes too: standard library only, Python 3.8 and newer.
 """

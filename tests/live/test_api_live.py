@@ -97,7 +97,7 @@ def test_a_module_below_code_is_imported_by_its_name(
     from parts.work import where  # type: ignore[import-not-found]
 
     found = cluster.select("node1").launch_function(where, devices=[0], code=code)
-    assert "/work/" in found[0]
+    assert "work" in Path(found[0]).parts
 
 
 @pytest.mark.live

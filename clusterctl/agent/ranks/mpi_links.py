@@ -221,7 +221,7 @@ def _of_mpi(folder: str, names: "list[str]") -> "dict[str, str]":
         "PRTE_MCA_plm_ssh_agent": agent,
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
         "PRTE_MCA_prte_default_hostfile": open_hosts,
-        # Each rank gets the environment of its node; by itself, MPICH sends that of the first one.
+        # Each rank gets the environment of its node; without this, MPICH sends that of the first one.
         "HYDRA_ENV": os.environ.get("HYDRA_ENV", "none"),
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": agent,
