@@ -7,12 +7,12 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from trainer.corpus.tokenizer import END_OF_DOCUMENT
 from trainer.errors import InputError
+from trainer.serve.address import host_of, is_loopback
 from trainer.serve.chat import MOST_TEXT, chat
 from trainer.serve.completions import completions
 from trainer.serve.faults import ApiError, Fields
@@ -106,9 +106,12 @@ def _methods(error: web.HTTPException) -> str:
 
 def _check_key(service: Service, request: web.Request) -> None:
     if not service.api_key:
-        # A web page of another site, open in a browser on this machine, must not reach a server that has no key.
-        origin = request.headers.get("Origin", "")
-        if origin and urlsplit(origin).netloc != request.host:
+        # A web page of another site, open in a browser on this machine, must not reach a server that has no key. Its
+        # site's name may lead to this machine, so that a browser takes the server for a part of the site.
+        host, origin = request.headers.get("Host", "localhost"), request.headers.get("Origin")
+        if not is_loopback(host_of(host)):
+            raise ApiError(403, f"Host is {host[:100]!r}, not localhost: start the server with an API key")
+        if origin is not None and origin.partition("://")[2] != host:
             raise ApiError(403, "requests from pages of other sites are refused")
         return
     if request.path in OPEN:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
-import ipaddress
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.env import install_command
 from trainer.errors import InputError
 from trainer.generate.command import add_model_arguments, closing, load_decoder
+from trainer.serve.address import is_loopback
 from trainer.side_files import SideFiles
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _key(arguments: argparse.Namespace) -> str:
     """Return the API key; refuse an address other than loopback without a key."""
     if arguments.api_key_file is None:
-        if not _is_loopback(arguments.host):
+        if not is_loopback(arguments.host):
             raise InputError(
                 f"--host {arguments.host} is reachable from other machines, so an API key is needed",
                 "give a file with one by --api-key-file, or use --host 127.0.0.1",
@@ -175,13 +175,6 @@ def _require_address(host: str, port: int) -> None:
             missing = error
     if missing and not is_free:
         raise InputError(f"{host}:{port}: {missing.strerror}", "use another --host")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _service(

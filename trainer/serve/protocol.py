@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 
 from trainer.serve.faults import ApiError
 
@@ -32,7 +33,11 @@ class _Protocol(web.RequestHandler):
         if status >= 500:
             answer: web.StreamResponse = super().handle_error(request, status, exc, message)
             return answer
-        text = f"the request is not valid HTTP: {type(exc).__name__ if exc else 'broken'}"
+        if isinstance(exc, LineTooLong):
+            status, text = 431, "the request's line or a header has more than 8190 bytes"
+        else:
+            reason = getattr(exc, "message", "").partition("\n")[0].rstrip(":")[:200]
+            text = f"the request is not valid HTTP: {reason or 'broken'}"
         broken = web.json_response(ApiError(status, text).as_json(), status=status)
         broken.force_close()
         return broken

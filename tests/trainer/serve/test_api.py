@@ -388,7 +388,8 @@ def test_an_address_that_others_reach_needs_a_key(serving: Start, model: Path, t
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             status, answer = server.ask("GET", "/v1/models", headers=headers)
             assert status == 401 and answer["error"]["code"] == "invalid_api_key"
-        assert server.ask("GET", "/v1/models", headers={"Authorization": "Bearer a secret key"})[0] == 200
+        own = {"Authorization": "Bearer a secret key", "Host": "node1.example"}
+        assert server.ask("GET", "/v1/models", headers=own)[0] == 200
 
 
 def test_a_page_of_another_site_cannot_use_a_server_without_a_key(server: Server) -> None:
@@ -396,3 +397,18 @@ def test_a_page_of_another_site_cannot_use_a_server_without_a_key(server: Server
     assert server.ask("POST", "/v1/completions", body, {"Origin": "https://evil.example"})[0] == 403
     own = {"Origin": f"http://127.0.0.1:{server.port}"}
     assert server.ask("POST", "/v1/completions", body, own)[0] == 200
+    assert server.ask("POST", "/v1/completions", body, {"Origin": "http://["})[0] == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example:{port}", "203.0.113.5", "[", "", "localhost.evil.example"])
+def test_without_a_key_only_requests_to_a_loopback_address_are_answered(server: Server, host: str) -> None:
+    # The name of a stranger's site can lead to 127.0.0.1: then the browser sends it as Host and as Origin.
+    host = host.format(port=server.port)
+    for path in ("/", "/health", "/v1/models"):
+        status, answer = server.ask("GET", path, headers={"Host": host, "Origin": f"http://{host}"})
+        assert status == 403 and "not localhost" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "LOCALHOST", "127.1.2.3", "[::1]:9000"])
+def test_a_tunnel_with_another_port_is_answered(server: Server, host: str) -> None:
+    assert server.ask("GET", "/health", headers={"Host": host, "Origin": f"http://{host}"})[0] == 200

@@ -83,7 +83,7 @@ def test_connections_above_the_limit_are_refused_and_counted(serving: Start, mod
         time.sleep(0.2)
         with opened(server) as fifth, opened(server) as sixth:
             assert sixth.recv(100).startswith(b"HTTP/1.1 503")
-            fifth.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            fifth.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert fifth.recv(100).startswith(b"HTTP/1.1 200")
         for connection in idle:
             connection.close()
@@ -93,7 +93,7 @@ def test_connections_above_the_limit_are_refused_and_counted(serving: Start, mod
 def test_a_connection_that_sends_nothing_is_closed(server: Server) -> None:
     with opened(server) as silent, opened(server) as slow:
         began = time.monotonic()
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: ")
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX: ")
         for connection in (silent, slow):
             connection.settimeout(30)
             with suppress(ConnectionResetError):
@@ -117,9 +117,9 @@ def test_broken_requests_do_not_disturb_a_stream(server: Server) -> None:
     broken = (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n{",
         b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
         b"\x00" * 100,
@@ -164,12 +164,18 @@ def test_hostile_requests_of_every_kind_and_held_connections_disturb_nobody(serv
 
 def test_a_request_that_is_not_http_gets_an_error_in_openais_shape(server: Server) -> None:
     with opened(server) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n")
         answer = b""
         while part := connection.recv(65536):
             answer += part
     assert answer.split()[1:2] == [b"400"], answer
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["type"] == "invalid_request_error" and "Content-Length" in error["message"]
+
+
+def test_a_header_that_is_too_long_gets_431(server: Server) -> None:
+    status, answer = server.ask("GET", "/health", headers={"X": "a" * 10_000})
+    assert status == 431 and "8190" in answer["error"]["message"]
 
 
 def test_a_compressed_body_is_not_decompressed(server: Server) -> None:
