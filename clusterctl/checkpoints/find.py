@@ -108,12 +108,16 @@ def of_run(run: RunDir, connections: Connections) -> CheckpointList:
     if shared_folder(record):
         # Every node of a shared disk has the same answer: one of them is enough.
         folders = first_reachable(folders, connections)
-    found = of_nodes(folders, connections)
-    if not run.checkpoints.is_dir():
-        return replace(found, source=run.run_id)
-    here: tuple[Holder, Listing] = (ThisMachine(), ThisMachine().listing(str(run.checkpoints)))
-    checkpoints = merge(found.checkpoints, combine([here]))
-    return CheckpointList(run.run_id, checkpoints, found.latest, found.unreachable)
+    return replace(with_copies_here(of_nodes(folders, connections), run), source=run.run_id)
+
+
+def with_copies_here(found: CheckpointList, run: RunDir) -> CheckpointList:
+    """Return the checkpoints on the nodes together with those that this machine has of the run."""
+    folder = run.checkpoints.absolute()
+    if not folder.is_dir():
+        return found
+    here: tuple[Holder, Listing] = (ThisMachine(), ThisMachine().listing(str(folder)))
+    return replace(found, checkpoints=merge(found.checkpoints, combine([here])))
 
 
 def first_reachable(folders: Sequence[tuple[Node, str]], connections: Connections) -> list[tuple[Node, str]]:

@@ -78,10 +78,12 @@ def _move(checkpoint: Checkpoint, move: Move, connections: Connections) -> int:
     aside = posixpath.join(
         move.folder, f"{UNFINISHED}copies", f"{name}-{move.source.holder.name}-{secrets.token_hex(4)}"
     )
-    names = move.names if present else (MANIFEST, *move.names)
+    # A damaged manifest is replaced.
+    sound = present is not None and present.entry.digest != ""
+    names = move.names if sound else (MANIFEST, *move.names)
     with ExitStack() as held:
         held.enter_context(move.source.holder.held([move.source.entry.path]))
-        if present:
+        if sound:
             held.enter_context(target.held([path]))
         result = copy_between(
             End(move.source.holder.node, connections.of(move.source.holder.node)),

@@ -1,6 +1,6 @@
 """Before an attempt starts, find the newest checkpoint of which the reachable nodes together have all files.
 
-Nodes that joined the run get the files of their ranks.
+Nodes that joined the run get the files of their ranks. A copy on this machine is used if the nodes lack files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
-from clusterctl.checkpoints.find import folder_on, folders_of, of_nodes, shared_folder
+from clusterctl.checkpoints.find import folder_on, folders_of, of_nodes, shared_folder, with_copies_here
 from clusterctl.checkpoints.moves import Move, move_all, rank_of
 from clusterctl.checkpoints.stored import access_of, fetch_checkpoint, newest_stored
 from clusterctl.errors import WorkFailed
@@ -43,7 +43,7 @@ def bring_checkpoint(run: RunDir, made: Plan, connections: Connections) -> str:
     # Abandoned nodes are not asked: they become spares as soon as they answer.
     dead = {left.node.name for left in record.abandoned}
     others = [entry for entry in folders_of(record) if entry[0].name not in {*plan, *dead}]
-    found = of_nodes([*plan.values(), *others], connections, patience=PATIENCE)
+    found = with_copies_here(of_nodes([*plan.values(), *others], connections, patience=PATIENCE), run)
     newest = _newest(found)
     text, note = _from_store(run, newest, made, plan, connections)
     if newest is None or text:
@@ -86,7 +86,8 @@ def _move(
     began = time.monotonic()
     moves = moves_for(newest, made, plan)
     outcomes = move_all(newest, moves, connections)
-    text = _text(newest, found, f"complete on {fold(list(newest.nodes))}")
+    sound = [copy.holder.name for copy in newest.holdings if copy.entry.digest]
+    text = _text(newest, found, f"complete on {fold(sound)}")
     if failed := [outcome.error.message for outcome in outcomes if outcome.error is not None]:
         # The ranks can still fetch the files from each other.
         return f"{text}; not moved: {'; '.join(failed)}"
@@ -103,14 +104,14 @@ def _newest(found: CheckpointList) -> Checkpoint | None:
 
 
 def _text(newest: Checkpoint, found: CheckpointList, where: str) -> str:
-    """Return which checkpoint was chosen, and the newer ones that are not complete over the living nodes."""
+    """Return which checkpoint was chosen, what is damaged of it, and why newer ones were not."""
     newer = [
-        f"{item.name} lacks {plural(item.missing, 'file')}"
+        "; ".join(item.faults) or f"{item.name} lacks {plural(item.missing, 'file')}"
         for item in found.checkpoints
         if item.step > newest.step
     ]
-    passed = f"; passed over: {', '.join(newer)}" if newer else ""
-    return f"{newest.name}: the newest checkpoint that the living nodes have, {where}{passed}"
+    parts = [f"{newest.name}: the newest checkpoint that the living nodes have, {where}", *newest.faults]
+    return "; ".join([*parts, *(f"passed over: {reason}" for reason in newer)])
 
 
 def moves_for(checkpoint: Checkpoint, made: Plan, folders: dict[str, tuple[Node, str]]) -> list[Move]:

@@ -156,6 +156,26 @@ def test_a_damaged_file_on_a_node_is_found_there(shell: Shell, data: Path) -> No
     assert "(tensor " in found.stdout
 
 
+def test_a_resume_brings_the_copy_here_back_to_nodes_with_damaged_manifests(shell: Shell, data: Path) -> None:
+    done = shell("launch", "--detach", job_file(shell, data, steps=100_000))
+    assert done.returncode == 0, done.stderr
+    run = RunDir(shell.folder / "runs" / done.stdout.strip())
+    wait_for(lambda: any(metric.kind == "checkpoint" for metric in run.metric_lines()), seconds=120)
+    assert shell("stop", run.run_id).returncode == 0
+    newest = listed(shell, run)[0]
+    assert sorted(newest["on"]) == ["here", "node1", "node2"]
+    for node in ("node1", "node2"):
+        Path(newest["on"][node], "manifest.json").write_text("")
+    assert "damaged on node[1-2]" in shell("checkpoint", "list", run.run_id).stdout
+    resumed = shell("resume", run.run_id, "--detach")
+    assert f"{newest['name']}: the newest checkpoint" in resumed.stderr
+    assert "complete on here" in resumed.stderr and "manifest.json: damaged" in resumed.stderr
+    wait_for(lambda: sum(metric.kind == "start" for metric in run.metric_lines()) == 2, seconds=120)
+    starts = [metric.step for metric in run.metric_lines() if metric.kind == "start"]
+    assert starts[1] == newest["step"]
+    assert shell("stop", run.run_id, "--grace", "1").returncode == 0
+
+
 def test_pull_diff_and_prune_of_a_run_ask_its_nodes(shell: Shell, data: Path) -> None:
     done = shell("launch", job_file(shell, data), "--set", "collect=[]", timeout=200)
     assert done.returncode == 0, done.stderr

@@ -288,7 +288,8 @@ def _remove(folder: str) -> None:
 def complete_checkpoint(request: Request) -> Dict[str, Any]:
     """Move files that were copied to the folder `source` into the checkpoint `path`; remove `source`.
 
-    `digest` is that of the manifest which the files belong to. A checkpoint that this node lacks is made of them.
+    `digest` is that of the manifest which the files belong to. A checkpoint that this node lacks is made of them; a
+    damaged manifest is replaced.
     """
     source, path = request.path("source"), request.path()
     try:
@@ -302,7 +303,8 @@ def complete_checkpoint(request: Request) -> Dict[str, Any]:
 def complete(source: str, folder: str, digest: str) -> int:
     """Return how many files were moved; raise Refused if one does not match the manifest."""
     new = not os.path.lexists(folder)
-    own = source if new else folder
+    sound = not new and _has_manifest(folder)
+    own = folder if sound else source
     try:
         if digest_of(own) != digest:
             raise Refused("changed", f"{folder} was saved again meanwhile")
@@ -310,7 +312,7 @@ def complete(source: str, folder: str, digest: str) -> int:
         names = [name for name in os.listdir(source) if name in manifest.files]
         for name in names:
             _check_copy(os.path.join(source, name), manifest.files[name])
-        for name in names if not new else ():
+        for name in () if new else names if sound else (*names, saved.MANIFEST):
             os.replace(os.path.join(source, name), os.path.join(folder, name))
     except (OSError, Damaged) as problem:
         raise Refused("damaged", _text(problem, source)) from None
@@ -322,6 +324,15 @@ def complete(source: str, folder: str, digest: str) -> int:
     else:
         _sync(folder)
     return len(names)
+
+
+def _has_manifest(folder: str) -> bool:
+    """Return whether a checkpoint's manifest can be read."""
+    try:
+        saved.read_manifest(folder)
+    except (OSError, Damaged):
+        return False
+    return True
 
 
 def _check_copy(path: str, entry: saved.SavedFile) -> None:

@@ -63,10 +63,13 @@ def list_table(found: CheckpointList) -> RenderableType:
 
 
 def _health(checkpoint: Checkpoint, latest: str) -> Text:
-    """Return the health with its details: missing files, weights only, newest, in use."""
+    """Return the health with its details: missing files, where it is damaged, weights only, newest, in use."""
     parts = [checkpoint.health.value]
     if checkpoint.missing > 0:
         parts.append(f"{checkpoint.missing} of {checkpoint.facts.count} files missing")
+    damaged = tuple(copy.holder.name for copy in checkpoint.holdings if copy.entry.faults)
+    if damaged and checkpoint.health.value != "damaged":
+        parts.append(f"damaged on {nodes_text(damaged)}")
     parts += ["weights only"] * (checkpoint.facts.state == "weights")
     parts += ["latest"] * (checkpoint.name == latest)
     parts += ["in use"] * checkpoint.in_use

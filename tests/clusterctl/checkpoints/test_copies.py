@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from clusterctl.checkpoints.checkpoint import Checkpoint, Health
-from clusterctl.checkpoints.find import of_nodes
+from clusterctl.agent.files.saved import MANIFEST
+from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList, Health
+from clusterctl.checkpoints.find import of_nodes, with_copies_here
 from clusterctl.checkpoints.holder import SavedLayout
 from clusterctl.checkpoints.moves import copies_wanted, move_all
 from clusterctl.checkpoints.restart import moves_for
+from clusterctl.cli.views.checkpoints import list_table
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import plan as plans
 from clusterctl.jobs.job import Job
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
 from tests.clusterctl.checkpoints.test_find import entry, together
@@ -135,3 +141,32 @@ def test_copies_of_a_step_that_was_saved_again_are_dropped(
     outcomes = move_all(stale, moves, connections)
     assert all("saved again" in str(outcome.error) for outcome in outcomes)
     assert newest(held, connections).copies == 1
+
+
+def test_a_damaged_manifest_is_replaced_by_a_copy_on_another_machine(
+    nodes: tuple[list[tuple[Node, str]], Connections], tmp_path: Path
+) -> None:
+    held, connections = nodes
+    made.save_with([Path(folder) for _, folder in held], 5)
+    here = RunDir(tmp_path / "run")
+    for _, folder in held:
+        shutil.copytree(folder, here.checkpoints, dirs_exist_ok=True)
+        Path(folder, "step-00000005", MANIFEST).write_text("{}")
+    found = with_copies_here(of_nodes(held, connections), here)
+    (checkpoint,) = found.checkpoints
+    assert checkpoint.is_resumable and len(checkpoint.faults) == 3
+    assert "damaged on node[1-3]" in list_cells(found)
+    folders = {node.name: (node, folder) for node, folder in held}
+    moves = moves_for(checkpoint, planned("node1", "node2", "node3"), folders)
+    assert {move.source.holder.name for move in moves} == {"here"}
+    outcomes = move_all(checkpoint, moves, connections)
+    assert all(outcome.get() > 0 for outcome in outcomes)
+    again = newest(held, connections)
+    assert (again.digest, again.faults, again.health) == (checkpoint.digest, (), Health.COMPLETE)
+    assert [step for step, _, _ in made.load_with([Path(folder) for _, folder in held])] == [5, 5, 5]
+
+
+def list_cells(found: CheckpointList) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(list_table(found))
+    return console.export_text()
