@@ -5,6 +5,7 @@ train.py LAYOUT STEP RANK WAY     (the rank hangs in a step)
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 def main() -> None:
     layout, step, guilty, way = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     dist.init_process_group("gloo")
+    os.environ["DRILL_BEGUN"] = "1"
     rank, world = dist.get_rank(), dist.get_world_size()
     pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
     own, grads = pairs[rank // 2], torch.ones(8)
@@ -42,7 +44,7 @@ def main() -> None:
         if layout == "barrier":
             dist.barrier()
         dist.all_reduce(grads)
-        if rank == 0 and number < 100:
+        if rank == 0 and number < 50:
             print(f"number {number}", flush=True)
 
 

@@ -8,12 +8,17 @@ import gc
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
 
 FOREVER = 3600
+# Of the kernel: attaches a filter to a socket; and a filter that drops every packet.
+ATTACH_FILTER = 26
+DROP = struct.pack("HBBI", 6, 0, 0, 0)
 
 
 def hang_loader() -> None:
@@ -36,6 +41,23 @@ def hang_order() -> None:
     import torch.distributed as dist
 
     dist.broadcast(torch.ones(1), 0)
+
+
+def hang_shape() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(1 << 16))
+
+
+def hang_link() -> None:
+    """Lose every packet that arrives, also acknowledgements: the next collective gets no answer."""
+    code = ctypes.create_string_buffer(DROP)
+    program = struct.pack("HL", 1, ctypes.addressof(code))
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
+            if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername():
+                link.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, program)
 
 
 def hang_evaluation() -> None:

@@ -1,10 +1,10 @@
 """Drill hangs: runs in which one rank hangs in a known way, and whether the cause names that rank and its line.
 
-    python -m bench.runs.hangs [--runs 24] [--seed 1] [--hang-after 8]
+    python -m bench.runs.hangs [--count 200] [--seed 1] [--hang-after 8] [--limit 3000]
 
 Four ranks on two sshd nodes; the way, the rank, the step, the program (our trainer, or one that knows nothing of
-clusterctl) and its layout are drawn. The confusion table has a row per way: runs, how often the rank was right, how
-often the frame, and the ranks that were named instead.
+clusterctl) and its layout are drawn. Each run prints a line of JSON at once. The confusion table at the end has a row
+per way: runs, how often the rank was right, how often the frame, and the ranks that were named instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -34,17 +35,31 @@ OWN = {
 }
 FOREIGN = ("data", "sharded", "tensor", "pipeline", "both", "barrier")
 # What a cause must contain besides the rank, where that is not the name of the way's function.
-FRAMES = {"gc": "`__del__`", "stopped": "SIGSTOP", "exit": "with code 0", "order": "broadcast"}
-# Imported by every Python on the nodes: our trainer's drill calls time.sleep(60), and then hangs in another way.
+FRAMES = {
+    "gc": "`__del__`",
+    "stopped": "SIGSTOP",
+    "exit": "with code 0",
+    "order": "broadcast",
+    "shape": "hang_ways.py:",
+    "link": "not acknowledge",
+}
+# Imported by every Python on the nodes. It writes while torch is imported, in silence. Our trainer's drill calls
+# time.sleep(60), and then hangs in another way.
 HOOK = """
-import os, time
+import os, threading, time
+rest = time.sleep
+def wait():
+    for _ in range(30):
+        if "DRILL_BEGUN" in os.environ:
+            break
+        print("begins", flush=True)
+        rest(1)
+if os.environ.get("RANK"):
+    threading.Thread(target=wait, daemon=True).start()
 if os.environ.get("DRILL_WAY"):
     import hang_ways
-    rest = time.sleep
     time.sleep = lambda seconds: hang_ways.WAYS[os.environ["DRILL_WAY"]]() if seconds == 60 else rest(seconds)
 """
-# Seconds for the start of a program.
-START = 15.0
 # Seconds for one run.
 LIMIT = 280.0
 
@@ -78,15 +93,22 @@ class Outcome:
         wanted = FRAMES.get(self.drill.way, f"hang_{self.drill.way}")
         return self.has_rank and wanted in self.title.rpartition(f"rank {self.drill.rank} ")[2]
 
+    def line(self) -> str:
+        """Return the outcome as a line of JSON."""
+        facts = {"named": self.rank, "rank_right": self.has_rank, "frame_right": self.has_frame}
+        return json.dumps(
+            {**asdict(self.drill), **facts, "title": self.title, "seconds": round(self.seconds, 1)}
+        )
 
-def draw(runs: int, seed: int) -> list[Drill]:
+
+def draw(runs: int, seed: int, of: Collection[str] = hang_ways.WAYS.keys()) -> list[Drill]:
     """Return drills in which each way comes equally often, with both programs."""
-    chance, ways = random.Random(seed), cycle(hang_ways.WAYS)
+    chance, ways = random.Random(seed), cycle(of)
     drills = []
     for number in range(runs):
-        program = ("own", "foreign")[(number + number // len(hang_ways.WAYS)) % 2]
+        program = ("own", "foreign")[(number + number // len(of)) % 2]
         layout = chance.choice(list(OWN) if program == "own" else FOREIGN)
-        drills.append(Drill(next(ways), program, layout, chance.randrange(4), chance.randrange(90, 110)))
+        drills.append(Drill(next(ways), program, layout, chance.randrange(4), chance.randrange(40, 60)))
     return drills
 
 
@@ -98,8 +120,8 @@ def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
     here = Path(__file__).parent
     shutil.copy(here / "hang_ways.py", code)
     job: dict[str, object] = {"name": "drill", "code": str(code), "hang_after": hang_after, "grace": 2}
+    (code / "sitecustomize.py").write_text(HOOK)
     if drill.program == "own":
-        (code / "sitecustomize.py").write_text(HOOK)
         train = {
             "model": {"name": "gpt-tiny", "vocab": 1024},
             "data": {
@@ -119,8 +141,6 @@ def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
         shutil.copy(here / "hang_program.py", code / "train.py")
         words = ["python", "train.py", drill.layout, str(drill.step), str(drill.rank), drill.way]
         job |= {"command": words}
-    # Before its first line a program imports torch, in silence.
-    job["hang_after"] = hang_after + START
     path = site.folder / "job.yaml"
     path.write_text(json.dumps(job))
     began = time.monotonic()
@@ -157,17 +177,21 @@ def table(outcomes: list[Outcome]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=24)
+    parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ways", nargs="*", choices=list(hang_ways.WAYS), default=list(hang_ways.WAYS))
     parser.add_argument("--hang-after", type=float, default=8.0)
+    parser.add_argument(
+        "--limit", type=float, default=36_000.0, help="seconds after which no further run begins"
+    )
     options = parser.parse_args()
     outcomes: list[Outcome] = []
+    end = time.monotonic() + options.limit
     with ground(nodes=2, devices=2) as site:
-        for drill in draw(options.runs, options.seed):
-            outcome = play(site, drill, options.hang_after)
-            outcomes.append(outcome)
-            mark = "ok" if outcome.has_frame else "RANK ONLY" if outcome.has_rank else "WRONG"
-            print(f"{mark}: {drill} ({outcome.seconds:.0f} s): {outcome.title}", flush=True)
+        for drill in draw(options.count, options.seed, options.ways):
+            if time.monotonic() < end:
+                outcomes.append(play(site, drill, options.hang_after))
+                print(outcomes[-1].line(), flush=True)
     print(table(outcomes))
     return 0 if all(outcome.has_rank for outcome in outcomes) else 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 from bench.runs import hang_ways
@@ -9,9 +10,9 @@ from bench.runs.hangs import Drill, Outcome, draw, table
 
 
 def test_each_way_comes_equally_often_with_both_programs_and_six_layouts() -> None:
-    drills = draw(144, 1)
-    assert draw(144, 1) == drills != draw(144, 2)
-    assert len(hang_ways.WAYS) == 12
+    drills = draw(168, 1)
+    assert draw(168, 1) == drills != draw(168, 2)
+    assert len(hang_ways.WAYS) == 14
     assert set(Counter((drill.way, drill.program) for drill in drills).values()) == {6}
     for program in ("own", "foreign"):
         assert len({drill.layout for drill in drills if drill.program == program}) == 6
@@ -37,3 +38,10 @@ def test_the_table_counts_ranks_and_frames_and_shows_whom_wrong_causes_name() ->
     assert rows["loop"] == ["1", "0", "0", "rank", "1", "1"]
     assert rows["gil"] == ["0", "0", "0"]
     assert rows["all"] == ["4", "2", "1"]
+
+
+def test_a_run_is_a_line_of_json() -> None:
+    drill = Drill("link", "foreign", "pipeline", 2, 45)
+    line = json.loads(Outcome(drill, 1, "rank 1 hung: ...", 30.04).line())
+    assert (line["way"], line["rank"], line["named"]) == ("link", 2, 1)
+    assert (line["rank_right"], line["frame_right"], line["seconds"]) == (False, False, 30.0)

@@ -14,6 +14,7 @@ import time
 
 from clusterctl.agent.processes import carries, environments, stat_of, text_of
 from clusterctl.agent.ranks import stacks
+from clusterctl.agent.ranks.links import links_of
 from clusterctl.agent.ranks.stacks import Process
 from clusterctl.agent.records import AttemptFiles, marker_of, read_json
 from clusterctl.agent.request import Refused, Request
@@ -45,7 +46,7 @@ def roll_call(request: Request) -> Dict[str, Any]:
     result = []
     for process in processes:
         used = round((_ticks(process.pid) - before[process.pid]) / TICKS / passed, 2)
-        seen = {**process.as_json(), **_of_kernel(process.pid), "cpu": used}
+        seen = {**process.as_json(), **_of_kernel(process.pid), **links_of(process.pid), "cpu": used}
         result.append({**seen, **_progress(files, process.rank)})
     return {"ranks": result}
 

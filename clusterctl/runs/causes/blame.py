@@ -57,6 +57,11 @@ class Observation:
     calls: Mapping[str, int] = field(default_factory=dict, hash=False)
     """By group, its ranks separated by commas: how many collectives it has begun since that step."""
 
+    ends: tuple[str, ...] = ()
+    """Its ends of its TCP connections."""
+    unheard: tuple[str, ...] = ()
+    """The other ends of those over which nothing is acknowledged."""
+
     @property
     def place(self) -> Place | None:
         return place_of(self.frames)
@@ -78,11 +83,17 @@ def judge(observations: Iterable[Observation], seconds: float | None = None) -> 
     """Return the ranks to blame for a hang of `seconds`, and a sentence that shows why."""
     ranks = sorted(observations, key=lambda seen: seen.rank)
     unseen = tuple(dict.fromkeys(seen.unseen for seen in ranks if seen.pid is not None and seen.unseen))
+    cut = _cut_off(ranks)
     for rule in RULES:
         blamed = rule(ranks)
+        # Of several ranks on dead links, the one that the next rules find.
+        if cut and rule not in SURE:
+            blamed = [seen for seen in blamed if seen in cut]
         if blamed and len(blamed) < len(ranks):
-            return Verdict(_sentence(ranks, blamed, seconds), tuple(blamed), unseen)
-    return Verdict(_nobody(ranks), (), unseen)
+            return Verdict(_sentence(ranks, blamed, seconds) + _links(ranks), tuple(blamed), unseen)
+    if cut and len(cut) < len(ranks):
+        return Verdict(_sentence(ranks, cut, seconds) + _links(ranks), tuple(cut), unseen)
+    return Verdict(_nobody(ranks) + _links(ranks), (), unseen)
 
 
 # -- rules, the surest first; each returns the ranks to blame, or none
@@ -100,6 +111,28 @@ def _ended(ranks: Sequence[Observation]) -> list[Observation]:
 
 def _stopped(ranks: Sequence[Observation]) -> list[Observation]:
     return [seen for seen in ranks if seen.state == STOPPED]
+
+
+def _dead_links(ranks: Sequence[Observation]) -> list[tuple[int, int]]:
+    """Return the pairs of ranks of which one gets no acknowledgements from the other."""
+    owners: dict[str, list[Observation]] = {}
+    for seen in ranks:
+        for end in seen.ends:
+            owners.setdefault(end, []).append(seen)
+    pairs = set()
+    for seen in ranks:
+        for end in seen.unheard:
+            # Nodes may have equal addresses of their own, such as 127.0.0.1.
+            found = sorted(owners.get(end, ()), key=lambda owner: owner.node != seen.node)
+            pairs |= {(min(seen.rank, owner.rank), max(seen.rank, owner.rank)) for owner in found[:1]}
+    return sorted(pairs)
+
+
+def _cut_off(ranks: Sequence[Observation]) -> list[Observation]:
+    """Return the ranks with the most dead links."""
+    times = Counter(rank for pair in _dead_links(ranks) for rank in pair)
+    most = max(times.values(), default=0)
+    return [seen for seen in ranks if most and times[seen.rank] == most]
 
 
 def _behind(ranks: Sequence[Observation]) -> list[Observation]:
@@ -191,6 +224,10 @@ RULES = (
 )
 
 
+# Those that no dead link explains.
+SURE = (_ended, _stopped)
+
+
 def _minority(ranks: Sequence[Observation], feature: Callable[[Observation], object]) -> list[Observation]:
     """Return the ranks whose feature is not that of more than half of all; none if the half does not know it."""
     common = _most_common([feature(seen) for seen in ranks])
@@ -265,6 +302,17 @@ def _standing(seen: Observation) -> str:
     if seen.state == IN_KERNEL:
         return f"waits in the kernel for a disk or a device{where}"
     return "computes" if seen.cpu >= BUSY else f"sleeps{where}"
+
+
+def _links(ranks: Sequence[Observation]) -> str:
+    """Return in words which ranks do not hear each other; empty if all links work."""
+    pairs = [f"{first} and {second}" for first, second in _dead_links(ranks)]
+    more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+    return (
+        f"; ranks that do not acknowledge each other's packets: {', '.join(pairs[:SHOWN])}{more}"
+        if pairs
+        else ""
+    )
 
 
 def _nobody(ranks: Sequence[Observation]) -> str:

@@ -48,7 +48,30 @@ def counted(step: int, **calls: int) -> dict[str, Any]:
     return {"step": step, "calls": {names[name]: count for name, count in calls.items()}, "frames": waits()}
 
 
+def linked(end: str, *unheard: str, **facts: Any) -> dict[str, Any]:
+    return {"frames": waits(), "ends": (end,), "unheard": unheard, **facts}
+
+
 CASES = {
+    "a rank that hears nobody": ([linked("a", "c"), linked("b", "c"), linked("c"), linked("d", "c")], [2]),
+    "one dead link, and one of its ranks stands elsewhere": (
+        [linked("a"), linked("b", "c"), linked("c", "b", frames=waits("recv", 50)), linked("d")],
+        [2],
+    ),
+    "one dead link": ([linked("a"), linked("b", "c"), linked("c"), linked("d")], [1, 2]),
+    "a rank that loads is not to blame for a dead link": (
+        [linked("a", "c"), linked("b", "c"), linked("c"), linked("d", "c", frames=works())],
+        [2],
+    ),
+    "every link between two nodes is dead": (
+        [linked("a", "c"), linked("b", "d"), linked("c"), linked("d")],
+        [],
+    ),
+    "equal ends on two nodes": (
+        [linked("a", "x"), linked("x"), linked("x"), linked("d")],
+        [0, 1],
+    ),
+    "an end that is no rank's": ([linked("a", "y"), W, W, W], []),
     "a loader": ([W, W, W, L], [3]),
     "the first rank, not the last": ([L, W, W, W], [0]),
     "two ranks, and one waits": ([W, L], [1]),
@@ -179,6 +202,11 @@ WORDS = {
         [W, L, W, L, W, W],
         "4 of 6 ranks wait in all_reduce at code/train.py:30, rank 1 (node1, device 1) is in `load_batch` at"
         " code/data.py:12 for 25 s; to blame like it: rank 3",
+    ),
+    "dead links": (
+        [linked("a", "c"), linked("b", "c"), linked("c"), linked("d", "c")],
+        "3 of 4 ranks wait in all_reduce at code/train.py:30, rank 2 (node2, device 0) waits in all_reduce at"
+        " code/train.py:30 for 25 s; ranks that do not acknowledge each other's packets: 0 and 2, 1 and 2, 2 and 3",
     ),
     "nobody": ([W, W, W, W], "4 of 4 ranks wait in all_reduce at code/train.py:30: none stands out"),
     "groups": (
