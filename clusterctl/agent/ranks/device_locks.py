@@ -9,11 +9,13 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 
 from clusterctl.agent import lean
+from clusterctl.agent.processes import text_of
 
 # Importing typing takes 10 ms.
 TYPE_CHECKING = False
@@ -57,22 +59,32 @@ class DeviceLocks:
         taken = []
         for device, path in sorted(self._paths.items()):
             try:
-                descriptor = _open(path)
+                holder = self._lock(path)
             except OSError as problem:
                 self.note = f"device {device} is not locked against other users: {path}: {problem.strerror}"
                 continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                taken.append(f"device {device} is in use by {_holder(descriptor)}")
-                os.close(descriptor)
-                continue
-            self._held.append(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, lean.dumps(self._owner).encode(), 0)
+            if holder:
+                taken.append(f"device {device} is in use by {holder}")
         if taken:
             self.release()
         return taken
+
+    def _lock(self, path: str) -> str:
+        """Lock a file and write this run into it; return in words which other process holds it, or ""."""
+        descriptor = _open(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, lean.dumps(self._owner).encode(), 0)
+        except BlockingIOError:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            return holder
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._held.append(descriptor)
+        return ""
 
     def release(self) -> None:
         for descriptor in self._held:
@@ -99,12 +111,19 @@ def _open(path: str) -> int:
     """Open a lock file, or create it so that all users can write to it.
 
     An existing file is opened without O_CREAT, which the kernel may refuse for another user's file in such a folder.
+    Raise an OSError if another user has laid something else there: a pipe, or another name of a file of this user.
     """
     while True:
         try:
-            return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             pass
+        else:
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                return descriptor
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, f"not a plain file with one name; user {status.st_uid} owns it")
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
@@ -115,11 +134,19 @@ def _open(path: str) -> int:
 
 
 def _holder(descriptor: int) -> str:
-    """Return the holder that a lock file names; any user can have written it."""
+    """Return in words who holds a lock. The kernel names the process; any user can have written the file."""
+    status = os.fstat(descriptor)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    locks = (line.split() for line in text_of("/proc/locks").splitlines())
+    pid = next((words[4] for words in locks if words[1:2] + words[5:6] == ["FLOCK", place]), "")
+    users = [line.split() for line in text_of(f"/proc/{pid}/status").splitlines() if line.startswith("Uid:")]
+    if not users:
+        return "another run"
+    user = users[0][2]
     try:
         owner = lean.loads(os.pread(descriptor, LONGEST, 0))
     except (OSError, ValueError, RecursionError):
-        return "another run"
-    if not isinstance(owner, dict):
-        return "another run"
-    return f"{str(owner.get('run'))[:80]} of user {str(owner.get('user'))[:20]}"
+        owner = None
+    if isinstance(owner, dict) and (str(owner.get("user")), str(owner.get("pid"))) == (user, pid):
+        return f"{str(owner.get('run'))[:80]} of user {user}"
+    return f"process {pid} of user {user}"

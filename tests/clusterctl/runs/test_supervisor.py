@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -254,6 +255,41 @@ def test_a_device_is_locked_until_its_run_ends(tmp_path: Path) -> None:
     first.release()
     assert second.take() == []
     second.release()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "hard link", "socket", "symbolic link"])
+def test_something_else_in_the_place_of_a_lock_is_left_alone(tmp_path: Path, kind: str) -> None:
+    locks(tmp_path, [0]).take()
+    (path,) = (tmp_path / "shared").iterdir()
+    path.unlink()
+    own = tmp_path / "own file"
+    own.write_text("kept")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "hard link":
+        os.link(own, path)
+    elif kind == "socket":
+        os.mknod(path, 0o666 | stat.S_IFSOCK)
+    else:
+        path.symlink_to(own)
+    found = locks(tmp_path, [0, 1])
+    assert found.take() == []
+    assert found.note.startswith(f"device 0 is not locked against other users: {path}: ")
+    assert own.read_text() == "kept"
+    assert locks(tmp_path, [1]).take() == [f"device 1 is in use by run-[0, 1] of user {os.geteuid()}"]
+    found.release()
+
+
+def test_the_kernel_names_the_holder_whatever_the_file_says(tmp_path: Path) -> None:
+    held = locks(tmp_path, [0])
+    assert held.take() == []
+    (path,) = (tmp_path / "shared").iterdir()
+    for content in ('{"run": "theirs", "user": 1, "pid": 1}', "", "[" * 3000):
+        path.write_text(content)
+        assert locks(tmp_path, [0]).take() == [
+            f"device 0 is in use by process {os.getpid()} of user {os.geteuid()}"
+        ]
+    held.release()
 
 
 def test_devices_without_a_device_file_are_not_locked(tmp_path: Path) -> None:
