@@ -9,6 +9,7 @@ import os
 import posixpath
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -319,10 +320,16 @@ class RunDir:
         """Yield the run's history, oldest first, without damaged lines."""
         yield from self.read_events().events
 
-    def metric_lines(self) -> Iterator[Metric]:
-        """Yield the trainer's metrics as far as they were copied here, without damaged lines."""
+    def metric_lines(self, damaged: Counter[str] | None = None) -> Iterator[Metric]:
+        """Yield the trainer's metrics as far as they were copied here, without damaged lines.
+
+        `damaged` counts those by the file's name.
+        """
         for line in whole_lines(self.progress):
-            if (metric := read_metric(_value_of(line))) is not None:
+            value = _value_of(line)
+            if value is None and damaged is not None:
+                damaged[self.progress.name] += 1
+            if (metric := read_metric(value)) is not None:
                 yield metric
 
     def written_metrics(self) -> dict[Path, int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Event, Metric
 from clusterctl.runs.causes.cause import Cause, read_cause
+from clusterctl.runs.damage import damaged_files
 from clusterctl.runs.state import RankPhase, RankState
 from clusterctl.runs.watching.stall import slow
 from clusterctl.text import duration, plural, rank_text
@@ -73,8 +74,8 @@ class Overview:
     nodes: tuple[NodeView, ...] = ()
     ranks: tuple[RankState, ...] = ()
     events: tuple[Event, ...] = ()
-    damaged_events: int = 0
-    """Lines of the history that could not be read."""
+    damaged: tuple[str, ...] = ()
+    """What could not be read in the run's folder, in words."""
     slow: dict[int, float] = field(default_factory=dict, hash=False)
     """By straggler: its own time for a step divided by the median of all ranks."""
     cause: Cause | None = None
@@ -95,12 +96,28 @@ class Overview:
 
 def summarise(run: RunDir, state: RunState, now: float) -> Overview:
     """Return the overview of a run whose nodes just reported `state`."""
-    progress = read_progress(run.metric_lines())
+    lines = Counter[str]()
+    progress = read_progress(run.metric_lines(lines))
     overview = make_overview(run.read_record(), state, progress, run.read_events(), now, str(run.root))
+    files = damaged_files(run)
+    if overview.is_newer:
+        # Its own version can read it.
+        files.pop(run.state, None)
+    elif run.state in files and state.controller is None:
+        files[run.state] += f"; write it again with: clusterctl attach {run.run_id}"
+    overview = replace(overview, damaged=(*files.values(), *overview.damaged, *_unread(lines)))
     if not state.is_final:
         return overview
-    behind = _left_behind(run, state)
-    return replace(overview, cause=read_cause(run), left_behind=behind, is_copied=run.phase().is_final)
+    # A damaged state does not say whether the output is here.
+    is_copied = run.phase().is_final or run.state in files
+    return replace(overview, cause=read_cause(run), left_behind=_left_behind(run, state), is_copied=is_copied)
+
+
+def _unread(lines: Mapping[str, int]) -> Iterator[str]:
+    """Yield in words how many lines of each file could not be read."""
+    for name, count in lines.items():
+        if count:
+            yield f"{plural(count, 'line')} of {name} could not be read"
 
 
 def _left_behind(run: RunDir, state: RunState) -> str:
@@ -152,7 +169,7 @@ def make_overview(
         nodes=nodes,
         ranks=state.ranks,
         events=_shown(history.events),
-        damaged_events=history.damaged,
+        damaged=tuple(_unread({"events.jsonl": history.damaged})),
         slow=slow({rank.rank: rank.step_seconds for rank in state.ranks if rank.step_seconds}),
     )
 

@@ -256,6 +256,8 @@ def read_state(run: RunDir, path: Path | None = None) -> RunState | None:
         return None
     try:
         value = run.read_json(path)
+        if isinstance(value, dict) and isinstance(value.get("format"), int) and value["format"] > FORMAT:
+            raise BadValue("a newer version of clusterctl wrote it")
         step = read_metric(value.pop("step", None)) if isinstance(value, dict) else None
         return replace(decode(RunState, value), step=step)
     except BadValue as error:

@@ -40,9 +40,8 @@ def whole(overview: Overview, *, all_ranks: bool = False) -> Group:
             _rank(rank, overview.slow.get(rank.rank)) for rank in sorted(ranks, key=lambda rank: rank.rank)
         ]
         parts.append(_table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows))
-    if overview.damaged_events:
-        lines = plural(overview.damaged_events, "line")
-        parts.append(Text(f"{lines} of events.jsonl could not be read", style="yellow"))
+    if overview.damaged:
+        parts.append(Text(escape_controls("\n".join(overview.damaged)), style="yellow"))
     if overview.events:
         parts.append(Text("\n".join(_event(event) for event in overview.events), style="dim"))
     spaced = [piece for part in parts for piece in (part, Text(""))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from dataclasses import replace
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from clusterctl.cli.runs.runs import _row
-from clusterctl.cli.views.run_status import head, line
+from clusterctl.cli.views.run_status import head, line, whole
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, to_json
@@ -20,11 +22,12 @@ from clusterctl.jobs.run_lines import read_metric
 from clusterctl.runs import prune
 from clusterctl.runs import start as starts
 from clusterctl.runs.finish import bring_checkpoint, superseded_steps
-from clusterctl.runs.overview import summarise
+from clusterctl.runs.overview import Overview, summarise
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import read_state
 from clusterctl.runs.stop import stop_run
 from clusterctl.transport.fanout import Connections
+from tests.clusterctl.runs.test_controller import controlled
 from tests.clusterctl.runs.test_run import connections as connections
 from tests.clusterctl.runs.test_run import launched, left_of, program
 from tests.support.records import record_of
@@ -78,6 +81,47 @@ def test_a_run_is_stopped_though_its_state_is_damaged(
     run.state.write_text(text)
     assert stop_run(run, connections) == {"node1": 0, "node2": 0}
     assert left_of(run) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("state.json", "", "unreadable"),
+        ("state.json", '{"phase": "finis', "unreadable"),
+        ("state.json", '{"format": 99, "phase": "finished"}', "a newer version of clusterctl wrote it"),
+        ("plan.json", "{", "unreadable"),
+        ("plan.json", "[]", "not a JSON object"),
+        ("stop.json", "", "unreadable"),
+        ("cause.json", '{"title": 3}', "unreadable"),
+        ("attempts/1/state.json", "{", "unreadable"),
+        (
+            "metrics.jsonl",
+            '{"event": "step", "step": 1}\n{"ev\n',
+            "1 line of metrics.jsonl could not be read",
+        ),
+        ("events.jsonl", '{"time": 1, "ev\n', "1 line of events.jsonl could not be read"),
+    ],
+)
+def test_the_status_of_a_run_names_its_damaged_files(
+    tmp_path: Path, connections: Connections, name: str, text: str, reason: str
+) -> None:
+    run = launched(tmp_path, connections, program("print('done')"))
+    assert controlled(run, connections).phase == "finished"
+    (run.root / name).write_text(text)
+    overview = summarise(run, current_state(run, connections), time.time())
+    assert len(overview.damaged) == 1 and reason in overview.damaged[0]
+    assert name.rpartition("/")[2] in overview.damaged[0]
+    shown = text_of(overview)
+    assert reason in shown and "without a controller" not in shown
+    # An attach writes the state again.
+    assert controlled(run, connections).phase == "finished"
+    assert name != "state.json" or not summarise(run, current_state(run, connections), time.time()).damaged
+
+
+def text_of(overview: Overview) -> str:
+    console = Console(width=500, record=True, file=io.StringIO())
+    console.print(whole(overview))
+    return console.export_text()
 
 
 def test_a_run_of_a_newer_version_is_stopped_and_not_restarted(
