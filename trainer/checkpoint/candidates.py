@@ -32,6 +32,8 @@ class FolderReport:
     """Number of files of the checkpoint on all nodes."""
     lacks: Sequence[str] = ()
     """The missing files, if they are few."""
+    unconfirmed: bool = False
+    """Whether the node published it, and no save of this training was ever confirmed by all nodes."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,13 @@ class Candidates:
 
     complete: Sequence[Candidate]
     faults: Sequence[str]
-    weights: Sequence[str]
-    """Why checkpoints that contain only weights are skipped."""
+    skipped: Sequence[str]
+    """Why checkpoints are skipped that contain only weights, or whose save did not finish and was the first."""
 
     @classmethod
     def of(cls, value: Any) -> Candidates:
         complete = [Candidate(**candidate) for candidate in value["complete"]]
-        return cls(complete, value["faults"], value["weights"])
+        return cls(complete, value["faults"], value["skipped"])
 
 
 @dataclass(frozen=True)
@@ -102,22 +104,25 @@ def order(values: Sequence[Any], leaders: Sequence[int], named: bool) -> Any:
     groups: dict[tuple[int, str], list[tuple[int, FolderReport]]] = {}
     for rank, report in readable:
         groups.setdefault((report.step, report.digest), []).append((rank, report))
-    complete, weights = [], []
+    complete, skipped = [], []
     for (step, _), members in groups.items():
         first = members[0][1]
         missing = first.count - len({name for _, report in members for name in report.have})
         if missing > 0:
+            if not named and all(report.unconfirmed for _, report in members):
+                skipped.append(f"{first.path}: the first save did not finish, and nothing was saved before")
+                continue
             nowhere = set(first.lacks).intersection(*(report.lacks for _, report in members))
             by_name = f": {', '.join(sorted(nowhere))}" if nowhere else ""
             faults.append(
                 f"{first.path}: {missing} of its {first.count} files are on no node of this run{by_name}"
             )
         elif first.state == "weights" and not named:
-            weights.append(f"{first.path}: holds weights alone, and training needs the optimizer's moments")
+            skipped.append(f"{first.path}: holds weights alone, and training needs the optimizer's moments")
         else:
             alone = sum(number == step for number, _ in groups) == 1
             complete.append(_candidate(members, leaders, alone))
-    return asdict(Candidates(complete, faults, weights))
+    return asdict(Candidates(complete, faults, skipped))
 
 
 def _candidate(members: Sequence[tuple[int, FolderReport]], leaders: Sequence[int], alone: bool) -> Candidate:

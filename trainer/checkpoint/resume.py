@@ -21,7 +21,16 @@ from trainer.checkpoint.folders import Folder, exchange_files
 from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import MANIFEST, PARTS
 from trainer.checkpoint.part import HasParts, Part
-from trainer.checkpoint.store import Checkpoint, check_size, found, open_checkpoint, verify, verify_file
+from trainer.checkpoint.store import (
+    LATEST,
+    UNCONFIRMED,
+    Checkpoint,
+    check_size,
+    found,
+    open_checkpoint,
+    verify,
+    verify_file,
+)
 from trainer.errors import CheckpointError
 from trainer.files import replace_file
 from trainer.parallel.group import Group
@@ -49,13 +58,13 @@ class Loader:
             path = named or self.folder.path / candidate.name_on(self.folder.leaders[self.folder.rank])
             fault = self._try(f"try-{at}", path, candidate, engine, fits)
             if not fault:
-                self.notes = _passed_over([*faults, *answer.weights])
+                self.notes = _passed_over([*faults, *answer.skipped])
                 return open_checkpoint(path)
             faults.append(fault)
         if faults:
             problem = "\n".join(faults if named else ["no checkpoint of this run is sound", *faults])
             raise CheckpointError(problem, "repair or remove them, or use resume: never to start from step 0")
-        self.notes = _passed_over(answer.weights)
+        self.notes = _passed_over(answer.skipped)
         return None
 
     def _try(self, key: str, path: Path, candidate: Candidate, engine: HasParts, fits: Fits) -> str:
@@ -155,7 +164,10 @@ def _report(path: Path) -> FolderReport:
     lacks = sorted(checkpoint.files.keys() - set(have))
     count = len(checkpoint.files)
     named = lacks if len(lacks) <= candidates.MOST_NAMED else []
-    return FolderReport(path.name, str(path), "", checkpoint.step, state, digest, have, count, named)
+    unconfirmed = (path / UNCONFIRMED).exists() and not (path.parent / LATEST).exists()
+    return FolderReport(
+        path.name, str(path), "", checkpoint.step, state, digest, have, count, named, unconfirmed
+    )
 
 
 def _check_keys(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:

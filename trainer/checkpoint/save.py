@@ -24,6 +24,7 @@ from trainer.checkpoint.part import Part
 from trainer.checkpoint.read import VerifiedFile
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.checkpoint.store import (
+    UNCONFIRMED,
     UNFINISHED,
     check_size,
     folder_of,
@@ -85,6 +86,7 @@ def save_parts(order: SaveOrder, parts: Sequence[Part], folder: Folder, board: B
         if folder.is_leader:
             with disk_failures(target):
                 write_latest(folder.path, target.name)
+                (target / UNCONFIRMED).unlink(missing_ok=True)
             remove_old(target)
             prune(folder.path, order.keep, target.name)
         return int(done["bytes"])
@@ -209,5 +211,6 @@ def publish_manifest(
             check_size(written, name)
             if name in texts:
                 verify_file(written, name)
+        (aside / UNCONFIRMED).touch()
         publish(aside, target)
     return {"bytes": written.bytes}

@@ -42,6 +42,8 @@ LATEST = "latest"
 # Files of version 0.1.
 OLD_FILES = ("model.safetensors", "optimizer.safetensors")
 UNFINISHED = ".tmp-"
+# A file in a checkpoint's folder from its publication on one node until all nodes have published it.
+UNCONFIRMED = ".unconfirmed"
 # Names of older checkpoints of a step that is saved again, until the new one is complete on all nodes.
 OLD = ".old"
 # More threads do not read faster, because all ranks of a node read its disks at the same time.

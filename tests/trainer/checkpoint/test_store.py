@@ -21,7 +21,7 @@ from native.hashes import checksum
 from tests.support.checkpoints import load_with, save_with, saved, state_at, whole_state
 from trainer.checkpoint import keep, read, save, write
 from trainer.checkpoint.checkpointer import Checkpointer
-from trainer.checkpoint.keep import in_use, is_marked, prune
+from trainer.checkpoint.keep import in_use, is_marked, prune, remove_unfinished
 from trainer.checkpoint.manifest import decode_manifest, encode_manifest
 from trainer.checkpoint.part import Part
 from trainer.checkpoint.store import Checkpoint, found, open_checkpoint, verify
@@ -269,6 +269,62 @@ def test_a_kill_in_the_middle_of_saving_never_costs_the_last_good_one(tmp_path: 
     assert loaded[0][0] >= last and not loaded[0][2]
     state = state_at(loaded[0][0])
     assert all(torch.equal(tensor, state[key]) for key, tensor in whole_state(loaded).items())
+
+
+KILLED_SAVE = """
+import os, signal, sys, threading
+from pathlib import Path
+from tests.support.checkpoints import save_with
+from trainer.checkpoint import save
+base, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+work, calls, lock = getattr(save, name), [], threading.Lock()
+def killed(*given):
+    with lock:
+        result = work(*given)
+        calls.append(name)
+        if len(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return result
+setattr(save, name, killed)
+save_with([base / "a", base / "a", base / "b", base / "b"], 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "count", "step"),
+    [
+        ("write_parts", 4, 0),
+        ("publish", 1, 0),
+        ("publish", 2, 1),
+        ("write_latest", 1, 1),
+    ],
+)
+def test_a_first_save_that_is_killed_is_no_checkpoint_for_another_layout(
+    tmp_path: Path, point: str, count: int, step: int
+) -> None:
+    words = [sys.executable, "-c", KILLED_SAVE, str(tmp_path), point, str(count)]
+    assert subprocess.run(words, timeout=120).returncode == -signal.SIGKILL
+    for node in "ab":
+        remove_unfinished(tmp_path / node)
+    # The files of a complete one would be moved between these nodes by a collective.
+    for layout in ("aabb",) if step else ("ab", "aab", "bbbba"):
+        loaded = load_with([tmp_path / node for node in layout])
+        assert [one[0] for one in loaded] == [step] * len(layout)
+        notes = loaded[0][2]
+        assert bool(notes) == (point == "publish" and count == 1)
+        assert all("the first save did not finish" in note for note in notes)
+    half = next((path for path in tmp_path.glob("*/step-00000001") if not step), None)
+    if half is not None:
+        # Whoever names it wants its numbers.
+        with pytest.raises(CheckpointError, match="2 of its 4 files are on no node of this run"):
+            load_with([tmp_path / "a", tmp_path / "b"], half)
+
+
+def test_a_confirmed_checkpoint_with_files_on_other_nodes_is_refused(tmp_path: Path) -> None:
+    save_with([tmp_path / "a", tmp_path / "b"], 1)
+    for node in "ab":
+        with pytest.raises(CheckpointError, match="1 of its 2 files are on no node of this run"):
+            load_with([tmp_path / node])
 
 
 def test_the_manifest_lists_every_file_and_every_tensor(tmp_path: Path) -> None:
