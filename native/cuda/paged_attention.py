@@ -70,13 +70,12 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Te
 def store_in_pages(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
     """Store the keys and values of tokens, (tokens, groups, dim), at their slots of the pages."""
     tokens, groups, size = k.shape
-    if not language.computes("paged_attention", k) or k.stride() != v.stride() or k.stride(2) != 1:
+    if not language.computes("paged_attention", k) or (k.stride(2), v.stride(2)) != (1, 1):
         plain_store(keys, values, k, v, slots)
         return
     with on_device(k):
-        _store[tokens, groups](
-            keys, values, k, v, slots, groups, size, k.stride(0), k.stride(1), WIDTH=width_of(size)
-        )
+        strides = *k.stride()[:2], *v.stride()[:2]
+        _store[tokens, groups](keys, values, k, v, slots, groups, size, *strides, WIDTH=width_of(size))
 
 
 @jit
@@ -156,15 +155,14 @@ def _join(
 @jit
 def _store(
     keys_at: tl.tensor, values_at: tl.tensor, k_at: tl.tensor, v_at: tl.tensor, slots_at: tl.tensor,
-    groups: tl.tensor, size: tl.tensor, token_stride: tl.tensor, group_stride: tl.tensor,
-    WIDTH: tl.constexpr,
+    groups: tl.tensor, size: tl.tensor, k_token: tl.tensor, k_group: tl.tensor, v_token: tl.tensor,
+    v_group: tl.tensor, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0)
     group = tl.program_id(1)
     column = tl.arange(0, WIDTH)
-    source = token.to(tl.int64) * token_stride + group * group_stride + column
     target = (tl.load(slots_at + token).to(tl.int64) * groups + group) * size + column
-    k = tl.load(k_at + source, column < size, 0.0)
-    v = tl.load(v_at + source, column < size, 0.0)
+    k = tl.load(k_at + token.to(tl.int64) * k_token + group * k_group + column, column < size, 0.0)
+    v = tl.load(v_at + token.to(tl.int64) * v_token + group * v_group + column, column < size, 0.0)
     tl.store(keys_at + target, k.to(keys_at.dtype.element_ty), column < size)
     tl.store(values_at + target, v.to(values_at.dtype.element_ty), column < size)
