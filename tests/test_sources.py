@@ -89,7 +89,10 @@ def after_ascend(project: Project, said: str) -> None:
 
 
 def after_glm(project: Project, said: str) -> None:
-    assert "copa" in said and '"blanks"' in said
+    assert "copa (glm-cloze)" in said
+    # The prompt with its blank filled in.
+    filled = [line for line in said.splitlines() if line.startswith("Ng is an adjunct professor at")]
+    assert filled and "[MASK]" not in filled[0]
     assert load_document(project.folder / "from-script.yaml").value["train"]["tune"]["task"] == "copa"
 
 
