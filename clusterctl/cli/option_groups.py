@@ -48,8 +48,8 @@ GROUPS = (
     Group(
         "Connections", ("ssh_user", "ssh_port", "ssh", "fanout", "connect_timeout", "accept_new", "persist")
     ),
-    # Here it chooses lines.
-    Group(OWN, ("exclude",), ("logs show", "logs tail")),
+    # Here it chooses lines, or slots.
+    Group(OWN, ("exclude",), ("logs show", "logs tail", "hostfile convert", "hostfile check")),
     Group(COMMON, ("force", "yes", "dry_run", "json", "as_json", "no_pager", "help")),
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ class Entry:
     devices: tuple[int, ...] | None = None
     """The devices of the slots; None means the first ones."""
     form: str = ""
-    """The form of the line: slots (`a slots=8`), colon (`a:8`), or empty for a bare name."""
+    """The form of the line: slots (`a slots=8`), colon (`a:8`), lines (`a`, repeated), or empty for a bare name."""
 
 
 def render(cluster: Cluster, format: str, slots: Mapping[str, int] | None = None) -> str:
@@ -143,11 +143,27 @@ def inspect_text(text: str, source: str) -> tuple[list[Entry], list[Fault]]:
         faults += [Fault(f"{source}:{number}", error.message, error.hint) for error in errors]
         nodes += [entry] if entry else []
         entries += [entry] if entry and not errors else []
+    entries, nodes = _counted(entries), _counted(nodes)
     faults += twice(nodes, source)
     faults += _mixture(entries, source)
     if not entries and not faults:
         faults.append(Fault(source, "lists no nodes", "one line for each node, as in `10.0.0.1 slots=8`"))
     return entries, sorted(faults, key=lambda fault: _number(fault.where))
+
+
+def _counted(entries: Sequence[Entry]) -> list[Entry]:
+    """Return a bare name on several lines as one node with a slot for each line, as mpirun counts them."""
+    found: list[Entry] = []
+    index: dict[tuple[str, str | None], int] = {}
+    for entry in entries:
+        number = index.setdefault((same_place(entry.address), entry.user), len(found))
+        if number == len(found) or entry.form or found[number].form not in ("", "lines"):
+            found.append(entry)
+        else:
+            found[number] = replace(found[number], slots=(found[number].slots or 1) + 1, form="lines")
+    if not any(entry.form == "lines" for entry in found):
+        return found
+    return [entry if entry.form else replace(entry, slots=1, form="lines") for entry in found]
 
 
 def twice(entries: Iterable[Entry], source: str) -> Iterator[Fault]:
@@ -164,7 +180,7 @@ def twice(entries: Iterable[Entry], source: str) -> Iterator[Fault]:
 
 def _mixture(entries: Sequence[Entry], source: str) -> Iterator[Fault]:
     """Yield a fault for `a slots=8` next to `b:8`: no launcher reads both."""
-    forms = [entry for entry in entries if entry.form]
+    forms = [entry for entry in entries if entry.form in ("slots", "colon")]
     for entry in forms[1:]:
         if entry.form != forms[0].form:
             spellings = {"slots": "slots=", "colon": "MPICH's `name:slots`"}
@@ -183,7 +199,7 @@ def dialect(entries: Sequence[Entry]) -> str:
     """Return the dialect: deepspeed if its strict form fits, else openmpi or mpich; `names` for bare names."""
     if any(entry.form == "colon" for entry in entries):
         return "mpich"
-    if any(entry.user or entry.max_slots for entry in entries):
+    if any(entry.user or entry.max_slots or entry.form == "lines" for entry in entries):
         return "openmpi"
     plain = [entry.form == "slots" for entry in entries]
     return "deepspeed" if all(plain) else "openmpi" if any(plain) else "names"
@@ -224,7 +240,9 @@ def _entry(line: str, number: int) -> tuple[Entry | None, list[UsageError]]:
                 found[key] = _slots(value, key)
     if unexpected:
         errors.errors.append(_unexpected(unexpected))
-    slots, most = found.get("slots"), found.get("max_slots")
+    most = found.get("max_slots")
+    # Open MPI takes the limit for a missing number of slots.
+    slots = found.get("slots", most)
     if most is not None and slots is not None and most < slots and not errors.errors:
         hint = f"max_slots={slots}, or leave it out"
         errors.errors.append(UsageError(f"max_slots={most} is less than slots={slots}", hint))

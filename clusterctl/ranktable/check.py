@@ -53,6 +53,11 @@ class Report:
     servers: int = 0
     ranks: int = 0
 
+    @property
+    def refused(self) -> bool:
+        """Return whether HCCL refuses the table."""
+        return any(finding.severity is Severity.REFUSED for finding in self.findings)
+
 
 def check(text: str | bytes, hardware: str | None = None) -> list[Finding]:
     """Return all findings about the text of a table; an empty list means that HCCL accepts it."""

@@ -112,7 +112,11 @@ def _places(document: Document, top: Section, version: str) -> Iterator[_Place]:
         seen.update(names)
         values = _read_pattern(section, version)
         for name in names:
-            yield _place(section, name, values, rank)
+            server = _place(section, name, values, rank)
+            if len(nodes.value) * len(names) > 1 and loops_back(server.server_id):
+                problem = f"{server.server_id} means every node itself"
+                section.fault("server_id", problem, "an address that the other nodes can reach")
+            yield server
             rank += len(values.devices)
 
 
@@ -173,15 +177,10 @@ def _devices(section: Section, default: int) -> tuple[int, ...]:
 
 
 def _place(section: Section, name: str, pattern: _Pattern, rank: int) -> _Place:
-    server_id = _fill(pattern.server_id or name, name)
-    if loops_back(server_id):
-        section.fault(
-            "server_id", f"{server_id} means every node itself", "an address that the other nodes can reach"
-        )
     return _Place(
         section.path,
         tuple(_device(pattern, name, index, rank + index) for index in range(len(pattern.devices))),
-        server_id,
+        _fill(pattern.server_id or name, name),
         _fill(pattern.super_pod, name),
     )
 

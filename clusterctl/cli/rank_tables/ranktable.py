@@ -259,9 +259,10 @@ def check(
     same: Annotated[
         bool, typer.Option("--same", help="Also check that all files are the same table.")
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
     json: Json = False,
 ) -> None:
-    """List every rule of HCCL that a table breaks; exit with 1 if there is one."""
+    """List every rule of HCCL that a table breaks; exit with 1 if HCCL would refuse a table."""
     from clusterctl.cli.screen import out_console, safe, show_json
     from clusterctl.errors import Collected
     from clusterctl.ranktable.check import alike, check_file
@@ -279,7 +280,7 @@ def check(
         for line, style in (line for file, report in reports for line in _report_lines(file, report)):
             out_console().print(safe(line), style=style, soft_wrap=True)
     errors.raise_all()
-    if any(report.findings for _, report in reports):
+    if any(report.findings if strict else report.refused for _, report in reports):
         raise typer.Exit(1)
 
 
@@ -428,7 +429,7 @@ def _report_json(file: Path, report: Report) -> dict[str, object]:
     findings = [{**asdict(finding), "hccl_code": finding.hccl_code} for finding in report.findings]
     facts = {"version": report.version, "hardware": report.hardware, "guessed": report.guessed}
     counts = {"servers": report.servers, "ranks": report.ranks}
-    return {"file": str(file), "ok": not findings, **facts, **counts, "findings": findings}
+    return {"file": str(file), "ok": not report.refused, **facts, **counts, "findings": findings}
 
 
 # Findings shown for one file; --json has them all.
@@ -445,6 +446,9 @@ def _report_lines(file: Path, report: Report) -> list[tuple[str, str]]:
         return [(f"{file}: valid: {_size(report.servers, report.ranks)}{how}", "green")]
     count = len(report.findings)
     lines = [(f"{file}: {_number(count, 'finding')}{how}", "bold red")]
+    if not report.refused:
+        size = _size(report.servers, report.ranks)
+        lines = [(f"{file}: valid, with {_number(count, 'warning')}: {size}{how}", "yellow")]
     for finding in report.findings[:MOST]:
         lines.append((f"  {finding.pointer or '(file)'}: {finding.what} [{finding.code}]", ""))
         lines.append((f"    try: {finding.remedy}", ""))

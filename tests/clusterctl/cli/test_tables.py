@@ -181,7 +181,9 @@ def test_check_names_who_objects(folder: Path) -> None:
     (folder / "odd.json").write_text(json.dumps(table))
     assert "HCCL reads the table all the same" in typed("ranktable", "check", "odd.json").stdout
     (report,) = json.loads(typed("ranktable", "check", "odd.json", "--json").stdout)
-    assert report["findings"][0]["severity"] == "wrong" and not report["ok"]
+    assert report["findings"][0]["severity"] == "wrong" and report["ok"]
+    assert typed("ranktable", "check", "odd.json").exit_code == 0
+    assert typed("ranktable", "check", "odd.json", "--strict").exit_code == 1
     table["server_list"][0]["device"][0]["device_id"] = 0
     (folder / "odd.json").write_text(json.dumps(table))
     said = typed("ranktable", "check", "odd.json").stdout

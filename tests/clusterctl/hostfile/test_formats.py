@@ -11,10 +11,12 @@ from clusterctl.files import save_new
 from clusterctl.hostfile.formats import (
     Entry,
     deepspeed,
+    dialect,
     inspect,
     load,
     parse,
     render,
+    render_entries,
 )
 from clusterctl.inventory.cluster import Cluster, Node
 
@@ -69,6 +71,32 @@ def test_every_format_is_read() -> None:
         Entry("node4", 8, "root", 2, form="colon"),
         Entry("node5", None, None, 3),
     ]
+
+
+# What mpirun 4.1 of Open MPI counts: its --display-allocation.
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("a max_slots=4\nb slots=2\n", {"a": 4, "b": 2}),
+        ("a max-slots=3\n", {"a": 3}),
+        ("a\na\na\nb\n", {"a": 3, "b": 1}),
+        ("a\nb slots=3\na\n", {"a": 2, "b": 3}),
+    ],
+)
+def test_slots_are_those_that_open_mpi_counts(text: str, slots: dict[str, int]) -> None:
+    entries = parse(text)
+    assert {entry.address: entry.slots for entry in entries} == slots
+    assert dialect(entries) == "openmpi"
+    again = parse(render_entries(entries, "openmpi"))
+    assert {entry.address: entry.slots for entry in again} == slots
+
+
+@pytest.mark.parametrize(
+    "text", ["a slots=2\na slots=3\n", "a\na slots=3\n", "a\nroot@a\n", "a slots=2\na\n"]
+)
+def test_a_count_next_to_another_line_of_the_node_is_refused(text: str) -> None:
+    with pytest.raises(InputFaults, match="a is on line 1 too"):
+        parse(text)
 
 
 def test_slots_in_two_ways_are_no_launchers_file() -> None:

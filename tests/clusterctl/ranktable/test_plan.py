@@ -44,6 +44,18 @@ def test_a_table_survives_as_a_plan(name: str) -> None:
     assert parse_plan(render_plan(case(name))) == case(name)
 
 
+@pytest.mark.parametrize("server_id", ["127.0.0.1", "localhost", "::1"])
+def test_a_table_of_this_machine_alone_survives_as_a_plan(server_id: str) -> None:
+    device = {"device_id": "0", "device_ip": "192.1.0.1", "rank_id": "0"}
+    server = {"server_id": server_id, "device": [device], "host_nic_ip": "reserve"}
+    whole = {"version": "1.0", "server_count": "1", "server_list": [server], "status": "completed"}
+    table = parse(json.dumps(whole))
+    assert parse_plan(render_plan(table)).rows() == table.rows()
+    assert "means every node itself" in str(
+        faults_of(f'nodes:\n  a: {{server_id: "{server_id}", devices: 1}}\n  b: {{devices: 1}}\n')
+    )
+
+
 def test_a_plan_of_a3_counts_super_device_ids() -> None:
     table = parse_plan(
         "for: a3\nnodes:\n  n[1-2]:\n    server_id: 10.0.0.{n}\n    super_pod: p\n"
