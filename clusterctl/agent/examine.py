@@ -12,6 +12,7 @@ import time
 from clusterctl.agent import own_python
 from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.network import holders, interfaces, place_of, rdma_ports
+from clusterctl.agent.operations import OWN_FOLDERS
 from clusterctl.agent.processes import (
     all_pids,
     boot_id,
@@ -55,7 +56,8 @@ def examine(request: Request) -> Dict[str, Any]:
 
     `commands` is name -> {argv: [[...], ...], timeout}: of each name, the first program that exists is run; all names
     run in parallel. `files` is name -> paths: of each name, the first file that exists is read. `paths` are further
-    folders whose disks are reported. The commands run in the environment of `setup`.
+    folders whose disks are reported, besides the work folder and the folders in it. The commands run in the environment
+    of `setup`.
     """
     commands = request.params.get("commands") or {}
     change = None
@@ -65,11 +67,12 @@ def examine(request: Request) -> Dict[str, Any]:
         change = changes(request)
     runner = _Commands(request, commands, change)
     workdir, present = request.workdir, interfaces()
+    own = [os.path.join(workdir, name) for name in OWN_FOLDERS]
     address = str(request.params.get("address") or "")
     result = {
         "disks": {
             path: room
-            for path in (workdir, "/tmp", "/dev/shm", *(request.params.get("paths") or []))
+            for path in (workdir, *own, "/tmp", "/dev/shm", *(request.params.get("paths") or []))
             if (room := _room(os.path.expanduser(str(path))))
         },
         "workdir": workdir,
@@ -93,7 +96,7 @@ def examine(request: Request) -> Dict[str, Any]:
 
 
 def _room(path: str) -> Optional[Dict[str, int]]:
-    """Return free and total bytes and inodes for this user; None if the path does not exist."""
+    """Return free and total bytes and inodes of a disk for this user; None if the path does not exist."""
     try:
         disk, device = os.statvfs(path), os.stat(path).st_dev
     except OSError:
@@ -104,6 +107,7 @@ def _room(path: str) -> Optional[Dict[str, int]]:
         "inodes_free": disk.f_favail,
         "inodes": disk.f_files,
         "device": device,
+        "read_only": bool(disk.f_flag & os.ST_RDONLY),
     }
 
 

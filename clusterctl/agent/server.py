@@ -192,7 +192,9 @@ class Agent:
         except Refused as refusal:
             return _fail(request, refusal.kind, str(refusal))
         except OSError as problem:
-            return _fail(request, "os", f"{request.op}: {problem}")
+            # A full disk is found by a write, whose error does not name the file.
+            folder = request.params.get("run_dir") if problem.filename is None else None
+            return _fail(request, "os", f"{request.op}: {problem}" + (f": {folder!r}" if folder else ""))
         except StreamEnded as problem:
             return _fail(request, "cancelled", str(problem))
         except Exception as bug:

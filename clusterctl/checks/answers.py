@@ -38,6 +38,7 @@ class Disk:
     inodes_free: int
     inodes: int
     device: int
+    read_only: bool = False
 
 
 @dataclass(frozen=True)

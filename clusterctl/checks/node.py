@@ -65,14 +65,17 @@ def room(reply: NodeAnswers) -> Iterator[Finding]:
     name, workdir = reply.node.name, reply.found.workdir
     disks = reply.found.disks
     for path, entry in disks.items():
-        if path not in (workdir, "/tmp") or (
-            path != workdir and workdir in disks and entry.device == disks[workdir].device
-        ):
+        is_own = path == workdir or path.startswith(f"{workdir}/")
+        if not (is_own or path == "/tmp") or (path != workdir and _is_same(entry, disks.get(workdir))):
             continue
-        level = "bad" if path == workdir else "warning"
-        least = MIN_DISK if path == workdir else MIN_DISK // 8
-        move = "free some space, or name another `workdir` in the inventory"
-        move = move if path == workdir else "free some space, or set TMPDIR in the node's `env`"
+        level = "bad" if is_own else "warning"
+        least = MIN_DISK if is_own else MIN_DISK // 8
+        other = "name another `workdir` in the inventory" if is_own else "set TMPDIR in the node's `env`"
+        if entry.read_only:
+            remedy = f"mount it for writing, or {other}"
+            yield Finding(level, name, f"{path} cannot be written", remedy, "disk", f"findmnt -T {path}")
+            continue
+        move = f"free some space, or {other}"
         if entry.free < least:
             yield Finding(level, name, f"{size(entry.free)} free for {path}", move, "disk", f"df -h {path}")
         if entry.inodes > 0 and entry.inodes_free < MIN_INODES:
@@ -84,6 +87,11 @@ def room(reply: NodeAnswers) -> Iterator[Finding]:
         text = f"{size(reply.found.memory.available)} of memory available for {plural(ranks, 'rank')}"
         remedy = "stop the other programs there, or use fewer of its devices"
         yield Finding("warning", name, text, remedy, "memory", "ps aux --sort=-rss | head")
+
+
+def _is_same(disk: Disk, other: Disk | None) -> bool:
+    """Return whether two folders are on one disk, mounted in the same way."""
+    return other is not None and (disk.device, disk.read_only) == (other.device, other.read_only)
 
 
 @dataclass(frozen=True)

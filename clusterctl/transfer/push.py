@@ -284,7 +284,7 @@ class _Sending:
 
 def _with_path(problem: BaseException, dest: str) -> BaseException:
     """Return an error of a node's disk with the path that was to be written, and a remedy."""
-    if not (isinstance(problem, RequestFailed) and problem.kind == "os" and not problem.hint):
+    if not (isinstance(problem, RequestFailed) and problem.kind == "os"):
         return problem
     reason = re.sub(r"^receive: (\[Errno \d+\] )?", "", problem.reason)
     remedy = "name a path on the nodes that you can write to, on a disk with space"

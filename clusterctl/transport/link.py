@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import shlex
@@ -70,6 +71,15 @@ def _words(text: str) -> str:
         return str(json.loads(text or '""'))
     except (ValueError, RecursionError):
         return text[:500]
+
+
+def _disk_hint(text: str) -> str:
+    """Return the remedy for an error of a node's disk that is full or cannot be written, as its text says; or ""."""
+    if any(f"[Errno {number}]" in text for number in (errno.ENOSPC, errno.EDQUOT)):
+        return "free some space there (`df -h` and `df -i`), or name another `workdir` in the inventory"
+    if f"[Errno {errno.EROFS}]" in text:
+        return "mount the disk for writing, or name another `workdir` in the inventory"
+    return ""
 
 
 def _ignore() -> None:
@@ -292,7 +302,7 @@ class Link:
             hint = "name a newer one in the inventory: `python: /path/to/python3.8` or newer"
             raise Unreachable(self.node, f"its Python is {text}, too old for the agent", hint)
         if word != "have":
-            hint = (
+            hint = _disk_hint(text) or (
                 "give `workdir` in the inventory a folder that is this login's alone, such as ~/.clusterctl"
             )
             raise Unreachable(self.node, f"the agent can't be installed: {text}", hint)
@@ -424,7 +434,9 @@ class Link:
 
     def _failure(self, value: dict[str, object]) -> RequestFailed:
         trace = f"\n{value['traceback']}" if value.get("traceback") else ""
-        return RequestFailed(self.node, str(value.get("kind")), f"{value.get('message')}{trace}")
+        message = f"{value.get('message')}{trace}"
+        hint = _disk_hint(message) if value.get("kind") == "os" else ""
+        return RequestFailed(self.node, str(value.get("kind")), message, hint)
 
     def _break(self, problem: LinkLost, closed: bool = False) -> None:
         with self._change:

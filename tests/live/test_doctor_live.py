@@ -7,7 +7,8 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,77 @@ def test_sound_nodes_are_fit_and_what_is_wrong_ends_with_exit_code_1(shell: Shel
         code, found = bad(shell, "--master-port", str(door.getsockname()[1]))
     assert code == 1 and list(found) == ["master-port"]
     assert f"(pid {os.getpid()})" in found["master-port"][0]
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[Path, str], None]]:
+    """A function that mounts a disk of 64 kB, filled to the end, in place of a folder."""
+    folders: list[Path] = []
+
+    def mount(folder: Path, options: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        words = ["mount", "-t", "tmpfs", "-o", f"size=64k,mode=0700,{options}", "disk", str(folder)]
+        done = subprocess.run(words, capture_output=True)
+        if done.returncode:
+            pytest.skip(f"no disk of one's own here: {done.stderr.decode()}")
+        folders.append(folder)
+        with suppress(OSError):
+            (folder / "filler").write_bytes(bytes(1 << 17))
+
+    yield mount
+    for folder in reversed(folders):
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+FREE, MOUNT = "free some space", "for writing"
+
+
+@pytest.mark.parametrize(
+    ("options", "checked", "refused", "remedy"),
+    [
+        ("rw", "0 B free for {runs}", "No space left on device: '{runs}", FREE),
+        ("rw,nr_inodes=2", "0 files can still be made in {runs}", "No space left on device: '{runs}", FREE),
+        ("ro", "{runs} cannot be written", "Read-only file system: '{runs}", MOUNT),
+    ],
+)
+def test_a_disk_of_runs_that_can_not_be_written_is_named_before_and_at_the_start(
+    shell: Shell,
+    cluster_file: Path,
+    mounted: Callable[[Path, str], None],
+    options: str,
+    checked: str,
+    refused: str,
+    remedy: str,
+) -> None:
+    assert shell("exec", "all", "--", "true").returncode == 0
+    runs = cluster_file.parent / "node1" / "home" / ".clusterctl" / "runs"
+    mounted(runs, options)
+    for words, code, text in (((), 1, checked), (("--no-checks",), 4, refused)):
+        done = shell("launch", *words, *SLEEP)
+        assert done.returncode == code, done.stderr
+        assert "node1: " in done.stderr and text.format(runs=runs) in done.stderr
+        assert remedy in done.stderr
+
+
+@pytest.mark.parametrize(("options", "remedy"), [("rw", FREE), ("rw,nr_inodes=2", FREE), ("ro", MOUNT)])
+def test_a_work_folder_that_can_not_be_written_gets_its_own_remedy(
+    shell: Shell,
+    cluster_file: Path,
+    mounted: Callable[[Path, str], None],
+    tmp_path: Path,
+    options: str,
+    remedy: str,
+) -> None:
+    full = tmp_path / "full"
+    mounted(full, options)
+    file = tmp_path / "full.yaml"
+    text = cluster_file.read_text().replace("./", f"{cluster_file.parent}/")
+    file.write_text(re.sub(r'"workdir": "[^"]*node1/[^"]*"', f'"workdir": "{full}"', text))
+    done = shell("exec", "node1", "--", "true", CLUSTERCTL_CLUSTER=str(file))
+    assert done.returncode == 0, "a command needs no agent"
+    done = shell("push", str(file), "/tmp/x", CLUSTERCTL_CLUSTER=str(file))
+    assert f"node1: the agent can't be installed: {full}" in done.stderr
+    assert remedy in done.stderr and "alone" not in done.stderr
 
 
 def test_nodes_tell_the_devices_that_the_inventory_leaves_out(shell: Shell, cluster_file: Path) -> None:
