@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import tempfile
@@ -55,9 +56,12 @@ def hang_link() -> None:
     code = ctypes.create_string_buffer(DROP)
     program = struct.pack("HL", 1, ctypes.addressof(code))
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
-            if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername():
-                link.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, program)
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as link:
+                if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername():
+                    link.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, program)
 
 
 def hang_evaluation() -> None:

@@ -136,6 +136,11 @@ def _cut_off(ranks: Sequence[Observation]) -> list[Observation]:
 
 
 def _behind(ranks: Sequence[Observation]) -> list[Observation]:
+    """Return the ranks of `_awaited` that do not wait themselves, as for messages of single ranks, which nobody counts."""
+    return [seen for seen in _awaited(ranks) if not _waits(seen.place)]
+
+
+def _awaited(ranks: Sequence[Observation]) -> list[Observation]:
     """Return the ranks that others wait for and that wait for none, by their numbers of steps and collectives."""
     awaited: set[int] = set()
     waiting: set[int] = set()
@@ -143,20 +148,18 @@ def _behind(ranks: Sequence[Observation]) -> list[Observation]:
     groups = {name for seen in ranks for name in seen.calls}
     for name in groups:
         members = [known[number] for number in map(int, name.split(",")) if number in known]
-        if any(name not in seen.calls or seen.step is None for seen in members):
+        if any(name not in seen.calls for seen in members):
             continue
         done = {seen.rank: (seen.step or 0, seen.calls[name]) for seen in members}
         first, last = min(done.values()), max(done.values())
         awaited |= {rank for rank, count in done.items() if count < last}
         waiting |= {rank for rank, count in done.items() if count > first}
-    behind = [known[rank] for rank in sorted(awaited - waiting)]
-    # Messages between single ranks are not counted: a rank may be behind because it waits for one.
-    return [seen for seen in behind if seen.place and not seen.place.waits] or behind
+    return [known[rank] for rank in sorted(awaited - waiting)]
 
 
 def _out_of_order(ranks: Sequence[Observation]) -> list[Observation]:
     """Return a rank that alone has begun a collective of several others, while one of them waits for it elsewhere."""
-    if any(seen.step is None or not seen.calls for seen in ranks):
+    if any(not seen.calls for seen in ranks):
         return []
     alone = set()
     for name in {name for seen in ranks for name in seen.calls}:
@@ -210,17 +213,32 @@ def _other_wait(ranks: Sequence[Observation]) -> list[Observation]:
     return _minority(ranks, lambda seen: seen.wchan)
 
 
+def _least_far(ranks: Sequence[Observation]) -> list[Observation]:
+    """Return the rank at the first line of the innermost function that all ranks are in: the others come from it."""
+    stacks = [[frame for frame in reversed(seen.frames) if not frame.is_library] for seen in ranks]
+    for level in zip(*stacks, strict=False):
+        if len({(frame.file, frame.function) for frame in level}) > 1:
+            break
+        lines = [frame.line for frame in level]
+        if len(set(lines)) > 1:
+            first = [seen for seen, line in zip(ranks, lines, strict=True) if line == min(lines)]
+            return first if len(first) == 1 else []
+    return []
+
+
 RULES = (
     _ended,
     _stopped,
     _behind,
     _out_of_order,
+    _awaited,
     _not_waiting,
     _elsewhere,
     _other_way,
     _in_kernel,
     _other_use,
     _other_wait,
+    _least_far,
 )
 
 

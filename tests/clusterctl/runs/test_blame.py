@@ -136,6 +136,22 @@ CASES = {
         ],
         [2],
     ),
+    "alone in a collective of all, while its partner waits for its message": (
+        [
+            {"step": 5, "calls": {ALL: 0, "0,1": 2}, "frames": waits("wait", 60)},
+            {"step": 5, "calls": {ALL: 1, "0,1": 1}, "frames": waits("all_reduce", 41)},
+            {"step": 5, "calls": {ALL: 0, "2,3": 2}, "frames": waits("wait", 60)},
+            {"step": 5, "calls": {ALL: 0, "2,3": 1}, "frames": waits("recv", 50)},
+        ],
+        [1],
+    ),
+    "all wait, each elsewhere: the one at the first line of the function that all are in": (
+        [
+            {"frames": (*waits()[:2], Frame("main", "/home/u/code/train.py", line), MAIN)}
+            for line in (46, 41, 38, 41)
+        ],
+        [2],
+    ),
     "a group with a member that did not answer": (
         [counted(5, all=7), counted(5, all=7), counted(5, all=6), {**SLEEPS}],
         [3],
