@@ -2,9 +2,9 @@
 
     python -m bench.runs.stops [--count 200] [--nodes 64] [--seed 1] [--limit 3000]
 
-Needs root: each node has a network namespace, the full disk is a tmpfs. One stop in four has a fault. Each prints a line
-of JSON at once; the sums by fault follow at the end. A stop is right if its exit code says what it did, `status` calls
-the run stopped, and no rank of it lives two minutes after the last link was restored.
+Needs root: each node has a network namespace, the full disk is a tmpfs. One stop in four has a fault. Each prints a
+line of JSON at once. A stop is right if its exit code says what it did, `status` calls the run
+stopped, and no rank of it lives two minutes after the last link was restored.
 """
 
 from __future__ import annotations

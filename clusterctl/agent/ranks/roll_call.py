@@ -13,7 +13,7 @@ import os
 import time
 
 from clusterctl.agent.processes import carries, environments, stat_of, text_of
-from clusterctl.agent.ranks import stacks
+from clusterctl.agent.ranks import flight, stacks
 from clusterctl.agent.ranks.links import links_of
 from clusterctl.agent.ranks.stacks import Process
 from clusterctl.agent.records import AttemptFiles, marker_of, read_json
@@ -40,14 +40,15 @@ def roll_call(request: Request) -> Dict[str, Any]:
         raise Refused("missing", f"attempt {files.attempt} was not started here")
     processes = processes_of(files, spec)
     before, began = {process.pid: _ticks(process.pid) for process in processes}, time.monotonic()
+    writing = [flight.ask(process.environ, process.rank) for process in processes]
     stacks.collect(files, processes, save=bool(request.params.get("save")))
-    time.sleep(max(0.0, began + SAMPLE - time.monotonic()))
+    time.sleep(max(0.0, began + (flight.WRITTEN if any(writing) else SAMPLE) - time.monotonic()))
     passed = time.monotonic() - began
     result = []
     for process in processes:
         used = round((_ticks(process.pid) - before[process.pid]) / TICKS / passed, 2)
         seen = {**process.as_json(), **_of_kernel(process.pid), **links_of(process.pid), "cpu": used}
-        result.append({**seen, **_progress(files, process.rank)})
+        result.append({**seen, **_progress(files, process)})
     return {"ranks": result}
 
 
@@ -75,8 +76,8 @@ def processes_of(files: AttemptFiles, spec: Dict[str, Any]) -> List[Process]:
             found = {number: next((pid for pid in tree if stacks.is_python(pid)), top)}
         for rank, pid in sorted(found.items()):
             process = Process(rank, number, pid, str(argv[0]), path)
-            process.worker = bool(workers)
-            local = _variables(environs[pid]).get("LOCAL_RANK", "")
+            process.worker, process.environ = bool(workers), _variables(environs[pid])
+            local = process.environ.get("LOCAL_RANK", "")
             process.local_rank = int(local) if local.isdigit() else None
             result.append(process)
     return result
@@ -125,26 +126,24 @@ def _of_kernel(pid: int) -> Dict[str, str]:
     return {"state": "".join(stat_of(pid)[:1]), "wchan": "" if waits == "0" else waits}
 
 
-def _progress(files: AttemptFiles, rank: int) -> Dict[str, object]:
-    """Return a trainer's last step, its age, its own seconds, and its collectives by group, where it records them."""
+def _progress(files: AttemptFiles, process: Process) -> Dict[str, object]:
+    """Return a rank's collectives by group, and a trainer's last step, its age and its own seconds, if recorded."""
     from clusterctl.agent.ranks.hangs import number_of, own_seconds
 
-    path = os.path.join(files.heartbeats, f"rank-{rank}")
+    path = os.path.join(files.heartbeats, f"rank-{process.rank}")
     started = (read_json(files.supervisor) or {}).get("started") or 0.0
+    seen: Dict[str, object] = {**flight.recorded(process.environ, process.rank, started)}
     try:
         touched = os.stat(path).st_mtime
     except OSError:
-        return {}
+        return seen
     if touched < started:
         # An earlier attempt left it.
-        return {}
+        return seen
     text = text_of(path)
-    seen: Dict[str, object] = {
-        "step": number_of(text),
-        "own": own_seconds(text),
-        "age": round(max(0.0, time.time() - touched), 1),
-    }
-    counted = read_json(os.path.join(files.heartbeats, f"calls-{rank}")) or {}
+    seen["step"], seen["own"] = number_of(text), own_seconds(text)
+    seen["age"] = round(max(0.0, time.time() - touched), 1)
+    counted = read_json(os.path.join(files.heartbeats, f"calls-{process.rank}")) or {}
     if isinstance(counted.get("groups"), dict) and isinstance(counted.get("step"), int):
         # A rank that holds Python's lock records no collectives of its last step: it is behind.
         seen.update(step=counted["step"], calls=counted["groups"])

@@ -51,6 +51,7 @@ class Process:
         self.rank, self.via, self.pid, self.program, self.path = rank, via, pid, program, path
         # Whether it is one of a launcher's workers.
         self.worker = False
+        self.environ: Dict[str, str] = {}
         self.local_rank: Optional[int] = None
         self.exit_code: Optional[int] = None
         self.signal: Optional[int] = None

@@ -55,7 +55,9 @@ class Observation:
     age: float | None = None
     """Seconds since that step."""
     calls: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """By group, its ranks separated by commas: how many collectives it has begun since that step."""
+    """By group, its ranks separated by commas: how many collectives it has begun since that step, or at all."""
+    recent: Mapping[str, Mapping[str, str]] = field(default_factory=dict, hash=False)
+    """By group and number: its last collectives, with the sizes of their tensors."""
 
     ends: tuple[str, ...] = ()
     """Its ends of its TCP connections."""
@@ -83,17 +85,17 @@ def judge(observations: Iterable[Observation], seconds: float | None = None) -> 
     """Return the ranks to blame for a hang of `seconds`, and a sentence that shows why."""
     ranks = sorted(observations, key=lambda seen: seen.rank)
     unseen = tuple(dict.fromkeys(seen.unseen for seen in ranks if seen.pid is not None and seen.unseen))
-    cut = _cut_off(ranks)
+    cut, facts = _cut_off(ranks), _links(ranks) + _calls(ranks)
     for rule in RULES:
         blamed = rule(ranks)
         # Of several ranks on dead links, the one that the next rules find.
         if cut and rule not in SURE:
             blamed = [seen for seen in blamed if seen in cut]
         if blamed and len(blamed) < len(ranks):
-            return Verdict(_sentence(ranks, blamed, seconds) + _links(ranks), tuple(blamed), unseen)
+            return Verdict(_sentence(ranks, blamed, seconds) + facts, tuple(blamed), unseen)
     if cut and len(cut) < len(ranks):
-        return Verdict(_sentence(ranks, cut, seconds) + _links(ranks), tuple(cut), unseen)
-    return Verdict(_nobody(ranks) + _links(ranks), (), unseen)
+        return Verdict(_sentence(ranks, cut, seconds) + facts, tuple(cut), unseen)
+    return Verdict(_nobody(ranks) + facts, (), unseen)
 
 
 # -- rules, the surest first; each returns the ranks to blame, or none
@@ -135,8 +137,32 @@ def _cut_off(ranks: Sequence[Observation]) -> list[Observation]:
     return [seen for seen in ranks if most and times[seen.rank] == most]
 
 
+def members_of(group: str) -> list[int]:
+    """Return the ranks of a group; a name may follow them after a slash."""
+    return [int(rank) for rank in group.partition("/")[0].split(",")]
+
+
+def _unequal(ranks: Sequence[Observation]) -> tuple[str, str, list[Observation]] | None:
+    """Return the first collective that is not the same on all ranks of its group: group, number, and those ranks."""
+    for group in sorted({name for seen in ranks for name in seen.recent}):
+        members = [seen for seen in ranks if group in seen.recent]
+        common = set.intersection(*(set(seen.recent[group]) for seen in members))
+        for number in sorted(common, key=int):
+            if len({seen.recent[group][number] for seen in members}) > 1:
+                return group, number, members
+    return None
+
+
+def _other_call(ranks: Sequence[Observation]) -> list[Observation]:
+    """Return the ranks that call another collective than the others, or with a tensor of another size."""
+    if (found := _unequal(ranks)) is None:
+        return []
+    group, number, members = found
+    return _minority(members, lambda seen: seen.recent[group][number])
+
+
 def _behind(ranks: Sequence[Observation]) -> list[Observation]:
-    """Return the ranks of `_awaited` that do not wait themselves, as for messages of single ranks, which nobody counts."""
+    """Return the ranks of `_awaited` that do not wait themselves, as for a message of one rank: none counts those."""
     return [seen for seen in _awaited(ranks) if not _waits(seen.place)]
 
 
@@ -147,7 +173,7 @@ def _awaited(ranks: Sequence[Observation]) -> list[Observation]:
     known = {seen.rank: seen for seen in ranks}
     groups = {name for seen in ranks for name in seen.calls}
     for name in groups:
-        members = [known[number] for number in map(int, name.split(",")) if number in known]
+        members = [known[number] for number in members_of(name) if number in known]
         if any(name not in seen.calls for seen in members):
             continue
         done = {seen.rank: (seen.step or 0, seen.calls[name]) for seen in members}
@@ -229,6 +255,7 @@ def _least_far(ranks: Sequence[Observation]) -> list[Observation]:
 RULES = (
     _ended,
     _stopped,
+    _other_call,
     _behind,
     _out_of_order,
     _awaited,
@@ -331,6 +358,16 @@ def _links(ranks: Sequence[Observation]) -> str:
         if pairs
         else ""
     )
+
+
+def _calls(ranks: Sequence[Observation]) -> str:
+    """Return in words which collective is not the same on all ranks; empty if none is known."""
+    if (found := _unequal(ranks)) is None:
+        return ""
+    group, number, members = found
+    calls = Counter(seen.recent[group][number] for seen in members).most_common(SHOWN)
+    parts = [f"{call} on {count} of {len(members)} ranks" for call, count in calls]
+    return f"; collective {number} of a group is {', '.join(parts)}"
 
 
 def _nobody(ranks: Sequence[Observation]) -> str:

@@ -52,7 +52,31 @@ def linked(end: str, *unheard: str, **facts: Any) -> dict[str, Any]:
     return {"frames": waits(), "ends": (end,), "unheard": unheard, **facts}
 
 
+def flown(*calls: str, **facts: Any) -> dict[str, Any]:
+    """Return what a flight recorder shows: the last collectives of all ranks, which all stand at one line."""
+    group = f"{ALL}/0"
+    recent = {str(number): call for number, call in enumerate(calls, 7)}
+    return {"frames": waits(), "calls": {group: 6 + len(calls)}, "recent": {group: recent}, **facts}
+
+
 CASES = {
+    "a tensor of another size, at the same line": (
+        [
+            flown("all_reduce 4"),
+            flown("all_reduce 4"),
+            flown("all_reduce 2", "all_reduce 4"),
+            flown("all_reduce 4"),
+        ],
+        [2],
+    ),
+    "another collective, at the same line": (
+        [flown("all_reduce 4", "barrier"), *[flown("all_reduce 4", "all_reduce 4")] * 3],
+        [0],
+    ),
+    "fewer collectives of a flight recorder": (
+        [flown("a", "b"), flown("a", "b"), flown("a"), flown("a", "b")],
+        [2],
+    ),
     "a rank that hears nobody": ([linked("a", "c"), linked("b", "c"), linked("c"), linked("d", "c")], [2]),
     "one dead link, and one of its ranks stands elsewhere": (
         [linked("a"), linked("b", "c"), linked("c", "b", frames=waits("recv", 50)), linked("d")],
@@ -223,6 +247,12 @@ WORDS = {
         [linked("a", "c"), linked("b", "c"), linked("c"), linked("d", "c")],
         "3 of 4 ranks wait in all_reduce at code/train.py:30, rank 2 (node2, device 0) waits in all_reduce at"
         " code/train.py:30 for 25 s; ranks that do not acknowledge each other's packets: 0 and 2, 1 and 2, 2 and 3",
+    ),
+    "another size": (
+        [flown("all_reduce 4")] * 3 + [flown("all_reduce 2")],
+        "3 of 4 ranks wait in all_reduce at code/train.py:30, rank 3 (node2, device 1) waits in all_reduce at"
+        " code/train.py:30 for 25 s; collective 7 of a group is all_reduce 4 on 3 of 4 ranks, all_reduce 2 on 1 of 4"
+        " ranks",
     ),
     "nobody": ([W, W, W, W], "4 of 4 ranks wait in all_reduce at code/train.py:30: none stands out"),
     "groups": (
