@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from trainer.chat_template import ChatTemplate, Spans, TemplateError
@@ -144,27 +147,102 @@ class _Rendering:
             return text, spans
         for number, message in enumerate(self.messages):
             if message["role"] == "assistant":
-                before = self._text(number, prompt=True)
-                if not text.startswith(before):
-                    problem = f"the chat template changes the text before message {number} in a prompt"
-                    raise RowFault(f"{problem}; mark answers in it with {{% generation %}}")
-                spans.append((len(before), self._end(text, number, len(before))))
+                begin = self._begin(text, number, spans[-1][1] if spans else 0)
+                spans.append((begin, self._end(text, number)))
         return text, spans
 
-    def _end(self, text: str, number: int, begin: int) -> int:
+    def _begin(self, text: str, number: int, floor: int) -> int:
+        """Return where an answer begins: after what a prompt ends with, as far as the text has it."""
+        before = self._text(number, prompt=True)
+        if text.startswith(before):
+            begin = len(before)
+            if not number or self.messages[number - 1]["role"] in ("system", "user"):
+                return begin
+            # After the result of a tool, some templates write no header in a prompt, but one in a conversation.
+            return next(
+                (begin + len(header) for header in self._headers if text.startswith(header, begin)), begin
+            )
+        own, _ = self._place(len(self.messages), number)
+        for header in self._headers:
+            if (at := text.rfind(header, floor, own)) >= 0:
+                return at + len(header)
+        if not self.messages[number].get("content"):
+            raise RowFault(f"{_CHANGES} the text before message {number} in a prompt; {_MARK}")
+        return own
+
+    def _end(self, text: str, number: int) -> int:
         """Return where an answer ends; the text that the template adds after an answer is included."""
         until = self._text(number + 1)
         if text.startswith(until):
             return len(until)
-        # Some templates remove the reasoning of all answers except the last one.
-        content = str(self.messages[number].get("content") or "").strip()
-        found, own = text.find(content, begin), until.rfind(content)
-        closing = until[own + len(content) :]
-        end = found + len(content) + len(closing)
-        if not content or found < 0 or own < 0 or text[end - len(closing) : end] != closing:
-            problem = f"the chat template changes message {number} when others follow"
-            raise RowFault(f"{problem}; mark answers in it with {{% generation %}}")
-        return end
+        # Some templates write the last answer in another way: with its reasoning, or with another end.
+        (_, end), (_, own) = self._place(len(self.messages), number), self._place(number + 1, number)
+        closing, rest = until[own:], text[end:]
+        if rest.startswith(closing):
+            return end + len(closing)
+        common = _common(closing, rest)
+        if not common and (tag := re.match(r"<[^<>\s]+>", rest)):
+            common = len(tag[0])
+        if not common:
+            raise RowFault(f"{_CHANGES} message {number} when others follow; {_MARK}")
+        return end + common
+
+    def _place(self, count: int, number: int) -> tuple[int, int]:
+        """Return the range, in the text of `count` messages, that depends on the content of an answer."""
+        message = self.messages[number]
+        given = [*self.messages[:number], _varied(message), *self.messages[number + 1 :]]
+        text, varied = self._text(count), replace(self, messages=given)._text(count)
+        if text == varied:
+            raise RowFault(f"the chat template leaves out message {number}")
+        begin = _equal(text, varied)
+        return begin, len(text) - _equal(text[begin:][::-1], varied[begin:][::-1])
+
+    @cached_property
+    def _headers(self) -> list[str]:
+        """Return the texts between a question and an answer, the longest first."""
+        asked: dict[str, object] = {"role": "user", "content": "?"}
+        answer: dict[str, object] = {"role": "assistant", "content": _VARIED}
+        try:
+            alone, last, first = (
+                replace(self, messages=given)._text(len(given))
+                for given in ([asked], [asked, answer], [asked, answer, asked])
+            )
+            prompt = replace(self, messages=[asked])._text(1, prompt=True)
+        except TemplateError:
+            return []
+        begin = _common(alone, prompt)
+        ends = (_common(prompt, last), _common(prompt, first))
+        return [prompt[begin:end] for end in sorted(set(ends), reverse=True) if end > begin]
+
+
+_CHANGES, _MARK = "the chat template changes", "mark answers in it with {% generation %}"
+# A text that no answer has.
+_VARIED = "\u2603"
+
+
+def _common(first: str, second: str) -> int:
+    """Return the length of the common beginning of two texts, without an incomplete `<tag`."""
+    length = _equal(first, second)
+    tag = re.search(r"<[^<>\s]*\Z", first[:length])
+    return tag.start() if tag else length
+
+
+def _equal(first: str, second: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))
+
+
+def _varied(message: dict[str, object]) -> dict[str, object]:
+    """Return an answer with another content; if it has none, with another name of its first tool."""
+    if content := message.get("content"):
+        varied = [{"type": "text", "text": _VARIED}] if isinstance(content, list) else _VARIED
+        return {**message, "content": varied}
+    message = copy.deepcopy(message)
+    calls = message["tool_calls"]
+    assert isinstance(calls, list)
+    calls[0].get("function", calls[0])["name"] = _VARIED
+    return message
 
 
 def _messages(value: object, name: str) -> list[dict[str, object]]:

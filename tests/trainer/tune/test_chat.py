@@ -24,7 +24,7 @@ from trainer.plan.summary import check, summary
 from trainer.side_files import SideFiles
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
-from trainer.tune.conversations import ChatReader, read_rows
+from trainer.tune.conversations import ChatReader, RowFault, read_rows
 from trainer.tune.examples import UNCOUNTED, packed
 from trainer.tune.files import data_of
 
@@ -62,6 +62,67 @@ def test_an_answer_that_loses_its_reasoning_when_others_follow_is_found() -> Non
     reader = ChatReader(ChatTemplate(source, {}))
     (marked,) = reader.example(1, conversation(1))
     assert [marked.text[begin:end] for begin, end in marked.spans] == ["sun!</s>", "(thinks)red!</s>"]
+
+
+QUESTION = {"role": "user", "content": "a < b?"}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+RESULT = {"role": "tool", "content": "2"}
+TALK = [QUESTION, {"role": "assistant", "content": "sun"}, QUESTION, CALL, RESULT]
+TALK = [*TALK, {"role": "assistant", "content": "<b>"}]
+# Templates that write the same message in other ways, as those of well-known models do: what begins a prompt,
+# what an answer begins and ends with.
+HABITS = {
+    "the prompt ends with the beginning of a reasoning": (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}<call>{{ c.function.name }}"
+        "{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<assistant><think>\n{% endif %}",
+        ["sun</s>", "<call>add</s>", "<b></s>"],
+    ),
+    "a text ends with another token than an answer": (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}<call>{{ c.function.name }}"
+        "{% endfor %}<end>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% else %}<eos>{% endif %}",
+        ["sun<end>\n", "<call>add<end>\n", "<b><end>\n<eos>"],
+    ),
+    "the last answer ends with another token": (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}<call>{{ c.function.name }}"
+        "{% endfor %}{{ '<return>' if loop.last and not add_generation_prompt else '<end>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}",
+        ["sun<end>", "<call>add<end>", "<b><return>"],
+    ),
+    "a prompt has no header after the result of a tool": (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}<call>{{ c.function.name }}"
+        "{% endfor %}</s>{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}<assistant>{% endif %}",
+        ["sun</s>", "<call>add</s>", "<b></s>"],
+    ),
+    "answers to older questions lose their reasoning": (
+        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<{{ m.role }}>"
+        "{% if m.role == 'assistant' and loop.index0 > ns.last %}<think></think>{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls %}<call>{{ c.function.name }}{% endfor %}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}",
+        ["sun</s>", "<think></think><call>add</s>", "<think></think><b></s>"],
+    ),
+}
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_only_answers_are_learned_whatever_the_template_does(habit: str) -> None:
+    source, expected = HABITS[habit]
+    (marked,) = ChatReader(ChatTemplate(source, {})).example(1, {"messages": TALK})
+    assert [marked.text[begin:end] for begin, end in marked.spans] == expected
+    more = [*TALK, *TALK]
+    (marked,) = ChatReader(ChatTemplate(source, {})).example(1, {"messages": more})
+    learned = [marked.text[begin:end] for begin, end in marked.spans]
+    assert len(learned) == 6 and learned[3:] == expected
+    assert all(text.startswith(("sun", "<call>add", "<b>")) for text in learned[:3])
+
+
+def test_an_answer_that_the_template_leaves_out_is_refused() -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}" + (
+        "{% if add_generation_prompt %}<assistant><think>{% endif %}"
+    )
+    with pytest.raises(RowFault, match="leaves out message 3"):
+        ChatReader(ChatTemplate(source, {})).example(1, {"messages": TALK})
 
 
 def test_examples_in_one_row_give_the_loss_of_each_alone(material: Path) -> None:

@@ -23,7 +23,7 @@ from trainer.model.adapter import adapt
 from trainer.plan.resolve import read_config
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
-from trainer.tune.conversations import ChatReader, RowFault
+from trainer.tune.conversations import ChatReader
 from trainer.tune.dpo_model import PreferenceModel
 from trainer.tune.pairs import PairData
 from trainer.weights.adapters.merge import read_whole
@@ -140,10 +140,10 @@ def test_found_answers_contain_the_marked_ones(trl: Any) -> None:
         pair = [ChatTemplate(each.read_text(), SPECIAL) for each in (file, marked)]
         if not pair[1].marks_answers or pair[0].marks_answers:
             continue
-        for talk in TALKS[:2]:
+        for talk in (*TALKS, [*TALKS[0], *TALKS[0]]):
             try:
                 (own,), (other,) = (ChatReader(template).example(1, {"messages": talk}) for template in pair)
-            except (TemplateError, RowFault):
+            except TemplateError:
                 continue
             if own.text != other.text:
                 continue
@@ -151,7 +151,7 @@ def test_found_answers_contain_the_marked_ones(trl: Any) -> None:
             for _, end in other.spans:
                 assert any(first < end <= last for first, last in own.spans), (file.name, talk)
             found += 1
-    assert found > 10
+    assert found > 60
 
 
 # -- losses and gradients -----------------------------------------------------------------------------------
