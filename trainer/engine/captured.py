@@ -7,7 +7,7 @@ each replay, and nothing in it may read a value on the host. What a step sums ov
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,10 +54,17 @@ class CapturedRunner(SingleStageRunner):
     """
 
     def __init__(
-        self, model: Model, device: Device, precision: str, data: Group, gradients: GradientBuffer
+        self,
+        model: Model,
+        device: Device,
+        precision: str,
+        data: Group,
+        gradients: GradientBuffer,
+        weights_arrived: Callable[[], None],
     ) -> None:
+        """`weights_arrived` waits for weights from other ranks; hooks of modules, which wait too, are not replayed."""
         super().__init__(model, device, precision, data)
-        self.gradients = gradients
+        self.gradients, self.weights_arrived = gradients, weights_arrived
         self.pool = device.graph_pool()
         self.fault = ""
         # The captured pass of each kind; before it, how many seeds the pass takes.
@@ -75,6 +82,7 @@ class CapturedRunner(SingleStageRunner):
             self.kinds[kind] = self.model.seeds.taken
             return loss
         self.model.check_ids(micro)
+        self.weights_arrived()
         if isinstance(known, int):
             captured = self._captured(micro, known)
             if captured is None:

@@ -24,7 +24,7 @@ from trainer.device import Device
 from trainer.engine.deepspeed_passes import DeepSpeedRunner, PipelineRunner, SingleStageRunner
 from trainer.engine.deepspeed_shards import Moments, Shares
 from trainer.engine.nvme_folders import RunFolders, folders
-from trainer.engine.optimizer import MOMENTS, LossScale, adamw, owners
+from trainer.engine.optimizer import MOMENTS, LossScale, adamw
 from trainer.engine.parts import Place
 from trainer.engine.passes import Batch, Model, loss_weights, tokens_of
 from trainer.engine.rank_state import clip_factor, norm_of, saves_copy
@@ -136,7 +136,7 @@ class DeepSpeedEngine:
         scale = self.loss_scale.value
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         counted = {name: gradient for name, gradient in gradients.items() if self.pipeline.counts(name)}
-        self.norm = float(norm_of(counted, self.cuts, self.parallel, self.pipeline).item()) / scale
+        self.norm = float(norm_of(counted, self.cuts, self.parallel, self.pipeline, self.data).item()) / scale
         if not self.norm < float("inf"):
             for parameter in self.parameters.values():
                 # Without gradients the update changes nothing.
@@ -199,10 +199,9 @@ class DeepSpeedEngine:
 
     def _parts(self, rows: Sequence[Tensor], averages: Mapping[str, Sequence[Tensor]]) -> list[Part]:
         found = list[Part]()
-        owner = owners(self.parameters, self.data.world)
-        for name, parameter in self.parameters.items():
+        for index, (name, parameter) in enumerate(self.parameters.items()):
             place = Place(self.shares.shapes[name], self.cuts[name], self.parallel)
-            divided = self.config.zero > 0 or owner[name] == self.data.rank
+            divided = self.config.zero > 0 or index % self.data.world == self.data.rank
             owned = divided and saves_copy(name, self.cuts[name], self.parallel, self.pipeline)
             start, own = self.shares.own(name, rows)
             found += place.flat(name, start, own, owned)

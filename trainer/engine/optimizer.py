@@ -1,9 +1,9 @@
-"""AdamW with state that may be divided among ranks, the learning rate of each step, and the loss scale of fp16."""
+"""AdamW, the learning rate of each step, and the loss scale of fp16."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,8 @@ import native
 from native.masters import join, split
 from trainer.config.amounts import BatchSizes, in_samples
 from trainer.config.parts import LossScaleConfig, OptimizerConfig
-from trainer.parallel.group import Group
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-# Parameters of at least this many bytes are broadcast in place, without a copy.
-LARGE = 1 << 20
 
 
 def decay_of(parameter: nn.Parameter, config: OptimizerConfig) -> float:
@@ -36,37 +33,25 @@ def adamw(
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
-def owners(parameters: Mapping[str, nn.Parameter], world: int) -> dict[str, int]:
-    """Return the rank that updates each parameter: largest first, each to the rank with the fewest numbers so far.
-
-    Parameters are not divided, so states keep their names and shapes, and a checkpoint loads on any number of ranks.
-    The cost is that one rank holds the state of the whole token table.
-    """
-    load = [0] * world
-    owner = {}
-    for name in sorted(parameters, key=lambda name: (-parameters[name].numel(), name)):
-        owner[name] = load.index(min(load))
-        load[owner[name]] += parameters[name].numel()
-    return owner
-
-
-class ShardedAdamW:
-    """AdamW over named parameters. With `zero` 1 each rank updates the parameters that it owns and broadcasts them.
+class AdamW:
+    """AdamW over named tensors: parameters, or a rank's shares of them.
 
     It uses no torch.optim object: the first one in a process loads torch's compiler, 1.5 s of every rank's start.
     """
 
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, Tensor],
         config: OptimizerConfig,
-        group: Group,
-        zero: int,
-        ops: native.Choice | None = None,
+        decays: Mapping[str, float],
+        ops: native.Choice,
+        masters: Mapping[str, Tensor] | None = None,
         host: bool = False,
         remainders: bool = False,
     ) -> None:
-        """Start with zero moments. `ops` chooses the AdamW kernel; by default the best one for the device.
+        """Start with zero moments. `ops` chooses the AdamW kernel.
+
+        `masters`: the fp32 values of parameters that have another type. Updates use them from now on.
 
         `host`: moments and masters stay in CPU memory and the CPU updates them. Once per step, gradients are copied to
         the CPU and new weights to the device.
@@ -74,52 +59,40 @@ class ShardedAdamW:
         `remainders`: between steps, the masters of bf16 weights consist of these weights and 16 more bits; see
         native.masters. The results are the same.
         """
-        self.host = host
-        self.ops = native.choose("cpu") if host else ops or native.choose(group.device.kind)
+        self.host, self.config, self.decays = host, config, decays
+        self.ops = native.choose("cpu") if host else ops
         self.parameters = dict(parameters)
-        self.config = config
-        self.group = group
-        self.owner = owners(self.parameters, group.world) if zero >= 1 and group.world > 1 else None
-        self.mine = {name: parameter for name, parameter in self.parameters.items() if self._is_mine(name)}
-        self.moments = {
-            f"{moment}.{name}": torch.zeros_like(parameter, device="cpu" if host else None)
-            for name, parameter in self.mine.items()
-            for moment in MOMENTS
-        }
-        self.masters: dict[str, Tensor] = {}
-        """fp32 copies of the parameters that this rank updates and that have another type or are on another device."""
+        self.masters = dict(masters or {})
+        """fp32 copies of the parameters that have another type or are on another device."""
         if host:
             self.masters = {
-                name: parameter.detach().to("cpu", copy=True) for name, parameter in self.mine.items()
+                name: self.masters.get(name, parameter).detach().to("cpu", copy=True)
+                for name, parameter in self.parameters.items()
             }
+        self.moments = {
+            f"{moment}.{name}": torch.zeros_like(
+                parameter, dtype=torch.float32, device="cpu" if host else None
+            )
+            for name, parameter in self.parameters.items()
+            for moment in MOMENTS
+        }
         self.divides = remainders
         self.remainders: dict[str, Tensor] = {}
         """For bf16 weights without an entry in `masters`: the bits that extend them to their fp32 values."""
         self.taken = 0
 
-    def _is_mine(self, name: str) -> bool:
-        return self.owner is None or self.owner[name] == self.group.rank
-
-    def lower(self, names: Collection[str], dtype: torch.dtype) -> None:
-        """Convert these parameters to `dtype`; keep their fp32 values as masters, which updates use from now on."""
-        for name in names:
-            parameter = self.parameters[name]
-            if name in self.mine:
-                self.masters.setdefault(name, parameter.data)
-            parameter.data = parameter.data.to(dtype)
-
     def join(self) -> None:
         """Store all masters as fp32 tensors in `masters`, to save or load them, until the next step."""
         for name in list(self.remainders):
-            square, parameter = self.moments[f"exp_avg_sq.{name}"], self.mine[name]
+            square, parameter = self.moments[f"exp_avg_sq.{name}"], self.parameters[name]
             self.masters[name] = join(parameter.data, self.remainders.pop(name), square)
 
     def divide(self) -> None:
         """Store the masters of bf16 weights as remainders, if this optimizer uses remainders."""
         if not self.divides:
             return
-        for name in [name for name in self.masters if self.mine[name].dtype == torch.bfloat16]:
-            parameter, square = self.mine[name].data, self.moments[f"exp_avg_sq.{name}"]
+        for name in [name for name in self.masters if self.parameters[name].dtype == torch.bfloat16]:
+            parameter, square = self.parameters[name].data, self.moments[f"exp_avg_sq.{name}"]
             self.remainders[name] = torch.empty_like(parameter, dtype=torch.int16)
             split(self.masters.pop(name), parameter, self.remainders[name], square)
 
@@ -127,24 +100,24 @@ class ShardedAdamW:
     def step(
         self, rate: float, gradients: Mapping[str, Tensor] | None = None, factor: float | Tensor = 1.0
     ) -> None:
-        """Update the parameters by the gradients times `factor`; then every rank has all new values.
+        """Update the parameters by the gradients times `factor`.
 
         `gradients` are those of all parameters, in any type; by default the `grad` of each parameter. Afterwards their
         values are undefined.
         """
         if gradients is None:
-            grads = {name: parameter.grad for name, parameter in self.mine.items()}
+            grads = {name: parameter.grad for name, parameter in self.parameters.items()}
             gradients = {name: gradient for name, gradient in grads.items() if gradient is not None}
         self.divide()
-        names = list(self.mine)
-        lower = [self.mine[name] if name in self.masters and not self.host else None for name in names]
+        names = list(self.parameters)
+        lower = [self.parameters[name] if name in self.masters and not self.host else None for name in names]
         update = native.AdamWStep(
-            held=[self.masters.get(name, self.mine[name].data) for name in names],
+            held=[self.masters.get(name, self.parameters[name].data) for name in names],
             gradients=[gradients[name].cpu() if self.host else gradients[name] for name in names],
             averages=[self.moments[f"exp_avg.{name}"] for name in names],
             squares=[self.moments[f"exp_avg_sq.{name}"] for name in names],
             lowered=lower,
-            decays=[decay_of(self.mine[name], self.config) for name in names],
+            decays=[self.decays[name] for name in names],
             step=self.taken + 1,
             rate=rate,
             betas=self.config.betas,
@@ -155,33 +128,7 @@ class ShardedAdamW:
         self.ops.adamw(update)
         self.taken += 1
         for name in names if self.host else ():
-            self.mine[name].copy_(self.masters[name])
-        if self.owner is not None:
-            self._exchange(self.owner)
-
-    def _exchange(self, owner: Mapping[str, int]) -> None:
-        """Broadcast each rank's parameters; small ones are sent together, in one message per type."""
-        for rank in range(self.group.world):
-            owned = [parameter.detach() for name, parameter in self.parameters.items() if owner[name] == rank]
-            large = [tensor for tensor in owned if _is_large(tensor)]
-            # A copy would cost time and memory on both sides.
-            self.group.broadcast(large, rank)
-            small = [tensor for tensor in owned if not _is_large(tensor)]
-            for dtype in dict.fromkeys(tensor.dtype for tensor in small):
-                self._send([tensor for tensor in small if tensor.dtype == dtype], rank)
-
-    def _send(self, tensors: Sequence[Tensor], rank: int) -> None:
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        self.group.broadcast([flat], rank)
-        if rank != self.group.rank:
-            parts = flat.split([tensor.numel() for tensor in tensors])
-            for tensor, part in zip(tensors, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
-
-
-def _is_large(tensor: Tensor) -> bool:
-    """Return whether sending a tensor alone is cheaper than copying it; a message takes 0.3 ms on gloo."""
-    return tensor.is_contiguous() and tensor.numel() * tensor.element_size() >= LARGE
+            self.parameters[name].copy_(self.masters[name])
 
 
 ONE = BatchSizes(1)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from trainer.checkpoint.part import MOMENTS, Box, Part, flat_boxes, volume, whole_box
-from trainer.engine.optimizer import ShardedAdamW
+from trainer.engine.optimizer import AdamW
 from trainer.model.cuts import Cut
 from trainer.parallel.tensor import Parallel
 
 
 def optimizer_parts(
-    optimizer: ShardedAdamW, name: str, put: Callable[[str, Tensor, bool], Iterator[Part]], owned: bool
+    optimizer: AdamW, name: str, put: Callable[[str, Tensor, bool], Iterator[Part]], owned: bool
 ) -> Iterator[Part]:
     """Yield the parts of one parameter: its weight, its fp32 master if there is one, and its moments."""
     master = optimizer.masters.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,14 +11,14 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import native
 from native.reference import square_sum as plain_square_sum
 from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
-from trainer.engine.optimizer import ShardedAdamW, owners
+from trainer.engine.buckets import Buckets, GatheredWeights
+from trainer.engine.optimizer import AdamW, decay_of
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
 from trainer.model.cuts import Cut, cuts_of, learned, own_of
@@ -35,7 +36,7 @@ Arriving = Iterable[tuple[str, Tensor]]
 class RankState(Protocol):
     """One rank's weights, gradients and optimizer state. Every method is a collective over the data parallel group."""
 
-    optimizer: ShardedAdamW
+    optimizer: AdamW
 
     def clear(self) -> None:
         """Drop all gradients, before a step's first backward pass."""
@@ -79,7 +80,10 @@ class RankState(Protocol):
 
 
 class ReplicatedState:
-    """ZeRO 0 and 1: every rank has all weights and gradients; with ZeRO 1 the optimizer state is divided.
+    """ZeRO 0 and 1: every rank has all weights and room for all gradients; ZeRO 1 divides the rest of the step.
+
+    With ZeRO 1, each rank gets the sums of its share of each bucket of gradients, has the optimizer state of this
+    share and updates it. The other ranks' new weights arrive while the next pass begins.
 
     In bf16 and fp16 the weights have that type, except those of norms, and the optimizer keeps fp32 masters: whole, or
     for bf16 as 16 more bits. So a forward pass casts no weights.
@@ -92,20 +96,33 @@ class ReplicatedState:
         everything = dict(model.named_parameters())
         self.parameters: Mapping[str, nn.Parameter] = learned(everything)
         self.fixed = {name: each for name, each in everything.items() if name not in self.parameters}
-        self.gradients = GradientBuffer(self.parameters, self.cuts, data, self.parallel, pipeline)
+        self.group, self.pipeline = data, pipeline
         self.ops = native.choose(data.device.kind, config.native)
-        host = moves_optimizer(config, data)
-        compact = config.stores_remainders(data.device.kind)
-        self.optimizer = ShardedAdamW(
-            self.parameters, config.optimizer, data, config.zero, self.ops, host, compact
+        types = _types(model, config.precision)
+        self.buckets = Buckets(self.parameters, data.rank, data.world, types)
+        masters = {name: each.data for name, each in self.parameters.items() if types[name] != torch.float32}
+        own: Mapping[str, Tensor] = self.parameters
+        self.weights = None
+        if config.zero >= 1 and data.world > 1:
+            masters = {name: whole.clone() for name, whole in self.buckets.shares(masters).items()}
+            self.weights = GatheredWeights(model, self.parameters, self.buckets, data, types)
+            own = self.buckets.shares(self.parameters)
+        for name, each in everything.items():
+            each.data = each.data.to(types[name])
+        divided = self.weights is not None
+        self.gradients = GradientBuffer(
+            self.parameters, self.cuts, data, self.parallel, pipeline, self.buckets, divided
         )
-        if config.precision != "fp32":
-            names = lowered(model)
-            self.optimizer.lower(
-                [name for name in names if name in self.parameters], COMPUTED_IN[config.precision]
-            )
-            for name in self.fixed.keys() & set(names):
-                self.fixed[name].data = self.fixed[name].data.to(COMPUTED_IN[config.precision])
+        decays = {name: decay_of(each, config.optimizer) for name, each in self.parameters.items()}
+        self.optimizer = AdamW(
+            own,
+            config.optimizer,
+            decays,
+            self.ops,
+            masters,
+            host=moves_optimizer(config, data),
+            remainders=config.stores_remainders(data.device.kind),
+        )
         self.factor: float | Tensor = 1.0
         self.skips = self.optimizer.ops.reads_factor
 
@@ -129,23 +146,42 @@ class ReplicatedState:
         return norm
 
     def update(self, rate: float) -> None:
+        self.weights_arrived()
         self.optimizer.step(rate, self.gradients.gradients(), self.factor)
         self.gradients.clear()
+        if self.weights:
+            self.weights.send()
+
+    def weights_arrived(self) -> None:
+        """Wait until this rank has the weights that the last update gave to all ranks."""
+        if self.weights:
+            self.weights.wait()
 
     def skipped(self) -> None:
         self.optimizer.taken -= 1
 
     def parts(self) -> list[Part]:
-        data, parallel, pipeline = self.optimizer.group, self.parallel, self.gradients.pipeline
+        self.weights_arrived()
         self.optimizer.join()
-        # With ZeRO 0 every rank could save everything; each saves the parameters that it would own with ZeRO 1.
-        owner = self.optimizer.owner or owners(self.parameters, data.world)
         found = list[Part]()
         for name, parameter in self.parameters.items():
             cut = self.cuts[name]
-            owned = owner[name] == data.rank and saves_copy(name, cut, parallel, pipeline)
-            found += optimizer_parts(self.optimizer, name, Place(parameter.shape, cut, parallel).part, owned)
+            place = Place(parameter.shape, cut, self.parallel)
+            saves = saves_copy(name, cut, self.parallel, self.pipeline)
+            if name in self.optimizer.parameters:
+                put = partial(self._put, place, self.buckets.own[name])
+                found += optimizer_parts(self.optimizer, name, put, saves)
+            if self.weights:
+                found += _rest(place, name, parameter.detach(), self.buckets.own[name])
         return found
+
+    def _put(self, place: Place, own: slice, key: str, tensor: Tensor, owned: bool) -> Iterator[Part]:
+        """Yield the parts of a share; with ZeRO 0 of a whole tensor, of which this rank saves its share."""
+        if self.weights:
+            yield from place.flat(key, own.start, tensor, owned)
+            return
+        yield from place.flat(key, own.start, tensor.view(-1)[own], owned)
+        yield from _rest(place, key, tensor, own)
 
     def fixed_parts(self) -> list[Part]:
         found = list[Part]()
@@ -161,7 +197,14 @@ class ReplicatedState:
 
     def replicate(self, names: Collection[str]) -> None:
         everything = {**self.parameters, **self.fixed}
-        self.optimizer.group.broadcast(everything[name].data for name in sorted(names))
+        self.group.broadcast(everything[name].data for name in sorted(names))
+
+
+def _rest(place: Place, key: str, whole: Tensor, own: slice) -> Iterator[Part]:
+    """Yield the parts of a tensor that are outside of this rank's share; other ranks save them."""
+    flat = whole.view(-1)
+    yield from place.flat(key, 0, flat[: own.start], owned=False)
+    yield from place.flat(key, own.stop, flat[own.stop :], owned=False)
 
 
 def saves_copy(name: str, cut: Cut, parallel: Parallel, pipeline: Pipeline) -> bool:
@@ -181,16 +224,20 @@ def lowered(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter not in norm_parameters]
 
 
+def _types(model: nn.Module, precision: str) -> dict[str, torch.dtype]:
+    """Return the type of each parameter in a precision."""
+    low = set(lowered(model))
+    return {
+        name: COMPUTED_IN[precision] if name in low else torch.float32 for name, _ in model.named_parameters()
+    }
+
+
 @torch.no_grad()
 def load_parameters(model: Model, arriving: Arriving) -> None:
     """Load whole parameters; this rank keeps its parts."""
     cuts, parameters = cuts_of(model), dict(model.named_parameters())
     for name, whole in arriving:
         parameters[name].copy_(own_of(name, whole, parameters[name], cuts, model.parallel))
-
-
-# The size of the pieces in which gradients are exchanged during the backward pass (DDP's default).
-BUCKET_BYTES = 25 << 20
 
 
 class Mode(Enum):
@@ -215,7 +262,7 @@ class Arrived:
 
 
 class GradientBuffer:
-    """Adds gradients of any type in fp32 and sums them over the ranks, in pieces, during the backward pass.
+    """Adds gradients of any type in fp32 and sums them over the ranks, in buckets, during the backward pass.
 
     A single rank with one micro-batch uses autograd's gradients without a buffer.
 
@@ -231,8 +278,13 @@ class GradientBuffer:
         group: Group,
         parallel: Parallel,
         pipeline: Pipeline = UNDIVIDED,
+        buckets: Buckets | None = None,
+        divides: bool = False,
     ) -> None:
-        """`group`: the ranks that hold the same parts of the model. `parallel`: the ranks that share each matrix."""
+        """`group`: the ranks that hold the same parts of the model. `parallel`: the ranks that share each matrix.
+
+        `divides`: each rank gets the sums of its shares of the buckets alone.
+        """
         self.parameters, self.cuts, self.group, self.parallel = parameters, cuts, group, parallel
         self.pipeline = pipeline
         self.travels = group.world > 1
@@ -242,35 +294,36 @@ class GradientBuffer:
         self.added: set[str] = set()
         # Whether a pass is captured, so that ranks exchange nothing in it.
         self.records = False
-        # Approximately the order in which the backward pass completes the gradients.
-        ordered = list(parameters)[::-1]
-        self.pieces = _pieces(ordered, parameters)
-        self.piece_of = {name: i for i, piece in enumerate(self.pieces) for name in piece}
-        # How many gradients of each piece are not complete yet.
+        self.divides = divides
+        types = dict.fromkeys(parameters, torch.float32)
+        self.buckets = buckets or Buckets(parameters, group.rank, group.world, types)
+        self.bucket_of = {name: i for i, bucket in enumerate(self.buckets.all) for name in bucket.names}
+        # How many gradients of each bucket are not complete yet.
         self.waiting: list[int] = []
-        self.next_piece = 0
-        self.work: list[Any] = []
-        for name in ordered:
+        self.next_bucket = 0
+        self.work: deque[Any] = deque()
+        for name in parameters:
             parameters[name].register_post_accumulate_grad_hook(partial(self._arrived, name))
 
     @cached_property
     def flat(self) -> Tensor:
         """Return the buffer, which is allocated on first use."""
-        numbers = sum(parameter.numel() for parameter in self.parameters.values())
-        return torch.zeros(numbers, device=self.group.device.name, dtype=torch.float32)
+        return torch.zeros(self.buckets.size, device=self.group.device.name, dtype=torch.float32)
 
     @cached_property
     def views(self) -> Mapping[str, Tensor]:
         """Return each parameter's view of the buffer."""
-        views, end = {}, 0
-        for name in (name for piece in self.pieces for name in piece):
-            parameter = self.parameters[name]
-            views[name] = self.flat[end : end + parameter.numel()].view_as(parameter)
-            end += parameter.numel()
-        return views
+        return {name: self.buckets.view(name, self.flat) for name in self.parameters}
+
+    @cached_property
+    def shares(self) -> Mapping[str, Tensor]:
+        """Return this rank's share of each parameter's view of the buffer."""
+        return self.buckets.shares(self.views)
 
     def gradient(self, name: str) -> Tensor:
-        """Return one parameter's gradient, after `wait`; it is a view, so changes apply to the gradient itself."""
+        """Return one parameter's gradient, or this rank's share of it, after `wait`; changes apply to the gradient."""
+        if self.divides:
+            return self.shares[name]
         if name in self.added:
             return self.views[name]
         gradient = self.parameters[name].grad
@@ -279,8 +332,8 @@ class GradientBuffer:
         return gradient
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return all gradients, after `wait`."""
-        return {name: self.gradient(name) for name in self.parameters}
+        """Return all gradients, or this rank's shares of them, after `wait`."""
+        return {name: self.gradient(name) for name in (self.shares if self.divides else self.parameters)}
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -294,7 +347,7 @@ class GradientBuffer:
         self.added.add(name)
         parameter.grad = None
         if name in self.last and self.travels and not self.records:
-            self.waiting[self.piece_of[name]] -= 1
+            self.waiting[self.bucket_of[name]] -= 1
             self._send_ready()
 
     @property
@@ -326,15 +379,14 @@ class GradientBuffer:
             self.parameters[name].grad = gradient
 
     def _send_ready(self) -> None:
-        """Start summing complete pieces, in an order that is the same on every rank."""
-        while self.next_piece < len(self.pieces) and self.waiting[self.next_piece] == 0:
-            self.work.append(dist.all_reduce(self._piece(), group=self.group.handle, async_op=True))
-            self.next_piece += 1
-
-    def _piece(self) -> Tensor:
-        """Return the next piece to sum, as a view of the buffer."""
-        first, last = (self.views[self.pieces[self.next_piece][at]] for at in (0, -1))
-        return self.flat[first.storage_offset() : last.storage_offset() + last.numel()]
+        """Start summing complete buckets, in an order that is the same on every rank."""
+        while self.next_bucket < len(self.waiting) and self.waiting[self.next_bucket] == 0:
+            bucket = self.buckets.all[self.next_bucket].of(self.flat)
+            # Gloo has a copy of each bucket on its way to the shares.
+            while self.divides and self.group.device.kind == "cpu" and len(self.work) > 1:
+                self.work.popleft().wait()
+            self.work.append(self.group.sum_shares(bucket) if self.divides else self.group.start_sum(bucket))
+            self.next_bucket += 1
 
     def clear(self) -> None:
         """Drop all gradients and free those that are not in the buffer."""
@@ -342,10 +394,10 @@ class GradientBuffer:
             parameter.grad = None
         self.added.clear()
         self.last = ()
-        self.waiting, self.next_piece = [len(piece) for piece in self.pieces], 0
+        self.waiting, self.next_bucket = [len(bucket.names) for bucket in self.buckets.all], 0
 
     def sum_on_next_backward(self, names: Collection[str] = ()) -> None:
-        """Sum each piece as soon as the next backward pass completes it: the last pass for `names`, or for all."""
+        """Sum each bucket as soon as the next backward pass completes it: the last pass for `names`, or for all."""
         self.last = {*self.last, *names} if names else self.parameters.keys()
 
     @torch.no_grad()
@@ -357,23 +409,23 @@ class GradientBuffer:
                 self.views[name].zero_()
                 self.added.add(name)
         if self.travels:
-            self.waiting = [0] * len(self.pieces)
+            self.waiting = [0] * len(self.buckets.all)
             self._send_ready()
-        for work in self.work:
-            work.wait()
-        self.work.clear()
+        while self.work:
+            self.work.popleft().wait()
         self.last = ()
         if self.parallel.divides_sequence:
             self._add_parts()
-        if self.pipeline.stages > 1 and TIED in self.parameters:
-            self.pipeline.sum_ends(self.gradient(TIED))
+        gradients = self.gradients()
+        if self.pipeline.stages > 1 and TIED in gradients:
+            self.pipeline.sum_ends(gradients[TIED])
         for name in self.added:
-            if self.parameters[name].dtype == self.flat.dtype:
+            if not self.divides and self.parameters[name].dtype == self.flat.dtype:
                 self.parameters[name].grad = self.views[name]
 
     def _add_parts(self) -> None:
         """Sum, over the tensor parallel ranks, the gradients that each rank computed from its part of the sequence."""
-        parts = [self.gradient(name) for name in self.parameters if self.cuts[name].partial]
+        parts = [gradient for name, gradient in self.gradients().items() if self.cuts[name].partial]
         # This can be empty, for example on a first stage with only the embedding.
         if not parts:
             return
@@ -385,38 +437,32 @@ class GradientBuffer:
         """Return the norm over all parts of the model."""
         gradients = self.gradients().items()
         counted = {name: gradient for name, gradient in gradients if self.pipeline.counts(name)}
-        return norm_of(counted, self.cuts, self.parallel, self.pipeline, square_sum)
-
-
-def _pieces(ordered: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
-    """Return the parameters of each piece: those that are adjacent in the buffer and summed together."""
-    pieces: list[list[str]] = [[]]
-    size = 0
-    for name in ordered:
-        if size * 4 >= BUCKET_BYTES:
-            pieces.append([])
-            size = 0
-        pieces[-1].append(name)
-        size += parameters[name].numel()
-    return pieces if ordered else []
+        return norm_of(
+            counted, self.cuts, self.parallel, self.pipeline, self.group, square_sum, shares=self.divides
+        )
 
 
 def norm_of(
     gradients: Mapping[str, Tensor],
     cuts: Mapping[str, Cut],
     parallel: Parallel,
-    pipeline: Pipeline = UNDIVIDED,
+    pipeline: Pipeline,
+    data: Group,
     square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum,
+    *,
+    shares: bool = False,
 ) -> Tensor:
-    """Return the norm over all parts of the model; parameters that all tensor parallel ranks have are counted once."""
+    """Return the norm over all parts of the model; parameters that all tensor parallel ranks have are counted once.
+
+    `shares`: each data parallel rank has a share of each gradient.
+    """
     counted = [
         gradient for name, gradient in gradients.items() if parallel.rank == 0 or cuts[name].dim is not None
     ]
-    if not counted and not gradients:
-        # A stage without learned parameters.
-        return pipeline.sum(parallel.sum(torch.zeros(()))).sqrt()
-    nothing = next(iter(gradients.values())).new_zeros((), dtype=torch.float32)
-    return pipeline.sum(parallel.sum(square_sum(counted) if counted else nothing)).sqrt()
+    total = square_sum(counted) if counted else torch.zeros((), device=data.device.name)
+    if shares:
+        data.sum(total)
+    return pipeline.sum(parallel.sum(total)).sqrt()
 
 
 def clip_factor(norm: float, limit: float) -> float:

@@ -19,10 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+import native
 from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
 from trainer.device import give_back_freed_memory, pool_buffers
-from trainer.engine.optimizer import ShardedAdamW
+from trainer.engine.optimizer import AdamW, decay_of
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
 from trainer.engine.rank_state import COMPUTED_IN, GradientBuffer, clip_factor, moves_optimizer, saves_copy
@@ -60,7 +61,9 @@ class ShardedState:
         cuts = {name: self.cuts[name] for name in self.whole}
         self.gradients = GradientBuffer(self.whole, cuts, data, self.parallel)
         own = {name: part for name, part in {**self.whole, **self.rows}.items() if part.numel()}
-        self.optimizer = ShardedAdamW(own, config.optimizer, data, zero=0, host=moves_optimizer(config, data))
+        decays = {name: decay_of(part, config.optimizer) for name, part in own.items()}
+        ops, host = native.choose(data.device.kind), moves_optimizer(config, data)
+        self.optimizer = AdamW(own, config.optimizer, decays, ops, host=host)
         self.factor = 1.0
         self.skips = False
 

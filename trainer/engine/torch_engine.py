@@ -112,7 +112,7 @@ class TorchEngine:
             # Import it only here: a CPU has no graphs.
             from trainer.engine.captured import CapturedRunner
 
-            return CapturedRunner(*given, state.gradients)
+            return CapturedRunner(*given, state.gradients, state.weights_arrived)
         return SingleStageRunner(*given)
 
     def step(self, batch: Batch, rate: float, seed: int) -> StepResult:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from trainer.compat import SumByGloo, all_gather, reduce_scatter
 from trainer.config.layout import Layout
 from trainer.device import Device
 from trainer.env import Env
@@ -81,6 +82,32 @@ class Group:
         tensor = tensor.to(self.device.name)
         dist.all_reduce(tensor, group=self.handle)
         return float(tensor.item())
+
+    def sum(self, x: Tensor) -> None:
+        """Sum `x` over the ranks in place."""
+        dist.all_reduce(x, group=self.handle)
+
+    def start_sum(self, x: Tensor) -> Any:
+        """Start to sum `x` over the ranks in place; return the work to wait for."""
+        return dist.all_reduce(x, group=self.handle, async_op=True)
+
+    def sum_shares(self, x: Tensor) -> Any:
+        """Start to sum `x` over the ranks, each of which gets its share in place; return the work to wait for."""
+        own = x.chunk(self.world)[self.rank]
+        if self.device.kind == "cpu":
+            return SumByGloo(x, own, self.handle)
+        return reduce_scatter(own, x, group=self.handle, async_op=True)
+
+    def gather_shares(self, x: Tensor) -> list[Any]:
+        """Start to overwrite `x` with the shares of all ranks; return the work to wait for."""
+        shares = x.chunk(self.world)
+        if self.device.kind == "cpu":
+            # Gloo's all-gather copies everything, and takes 1.2 to 4 times as long.
+            return [
+                dist.broadcast(share, member, group=self.handle, async_op=True)
+                for share, member in zip(shares, self.members, strict=True)
+            ]
+        return [all_gather(x, shares[self.rank], group=self.handle, async_op=True)]
 
     def broadcast(self, tensors: Iterable[Tensor], source: int = 0) -> None:
         """Overwrite the tensors with those of rank `source`."""

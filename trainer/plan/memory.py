@@ -383,12 +383,13 @@ def micros_of(config: TrainConfig, layout: Layout) -> int:
 def _buffered(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     """Return the bytes of trainer.engine.rank_state.ReplicatedState."""
     width, divided = kept_width(config), config.zero >= 1 and layout.data > 1
-    # ZeRO 1 assigns whole parameters to ranks.
-    own = max(sizes.all // layout.data, sizes.table) if divided else sizes.all
+    own = sizes.all // layout.data if divided else sizes.all
     master = WIDE - width if config.stores_remainders(config.hardware.kind or "cpu") else WIDE
     state = MOMENTS + (master if width < WIDE else 0)
     joined = (MOMENTS + WIDE - state) * own if width < WIDE else 0
-    sent = width * own if divided else 0
+    # Gloo copies the buckets that it sums; the last one is the token table.
+    copied = divided and (config.hardware.kind or "cpu") == "cpu"
+    sent = WIDE * sizes.table + BUCKET_BYTES if copied else 0
     if micros_of(config, layout) > 1 or layout.data > 1 or (config.parallel.sequence and layout.tensor > 1):
         return Held(width * sizes.all, state * own, WIDE * sizes.all, update=sent, joined=joined)
     # A CPU's AdamW accepts bf16 gradients.
@@ -426,5 +427,7 @@ def _deepspeed(config: TrainConfig, layout: Layout, sizes: Sizes) -> Held:
     return Held(own, masters, own + bucket, gathered=gathered, update=own)
 
 
+# As in trainer.engine.buckets.
+BUCKET_BYTES = 25 << 20
 # Bucket size in numbers, as in trainer.engine.deepspeed_engine.
 DEEPSPEED_BUCKET = 1 << 25

@@ -128,7 +128,8 @@ def _data(
         # Per micro-batch: gather the weights for both passes, and divide the gradients.
         whole = 3 * micros * around
         return max(whole - micros * hidden, around)
-    summing = _summed(size, layout.data, link, hardware.latency)
+    # With ZeRO each rank gets the sums of its share alone.
+    summing = around if config.zero else _summed(size, layout.data, link, hardware.latency)
     return max(summing - hidden, 0.0) + (around if config.zero else 0.0)
 
 

@@ -36,7 +36,7 @@ from trainer.config.layout import pieces_of
 from trainer.config.model import ModelConfig
 from trainer.config.parts import KeepConfig
 from trainer.device import Device
-from trainer.engine.optimizer import owners
+from trainer.engine.buckets import Buckets
 from trainer.engine.parts import Place
 from trainer.engine.rank_state import saves_copy
 from trainer.model.cuts import shapes_of
@@ -61,26 +61,25 @@ def model_of(stage: int, parallel: Parallel) -> GPT:
 
 
 def ranks_parts(divided: str) -> Iterator[list[Part]]:
-    """Yield the parts that each rank owns: whole parameters, as with ZeRO 1, or rows of each, as with ZeRO 3."""
+    """Yield the parts that each rank owns: shares of buckets, as with ZeRO 1, or rows of each parameter."""
     for stage in range(STAGES):
         for tensor in range(TENSOR):
             parallel = Parallel(tensor, TENSOR)
             model = model_of(stage, parallel)
             cuts, parameters = cuts_of(model), dict(model.named_parameters())
-            owner = owners(parameters, DATA)
+            types = dict.fromkeys(parameters, torch.float32)
             for data in range(DATA):
                 found = list[Part]()
+                own = Buckets(parameters, data, DATA, types).own
                 for name, parameter in parameters.items():
                     if not saves_copy(name, cuts[name], parallel, UNDIVIDED):
                         continue
                     place = Place(parameter.shape, cuts[name], parallel)
                     first, last = (len(parameter) * at // DATA for at in (data, data + 1))
-                    whole = divided == "whole"
-                    if whole and owner[name] != data:
-                        continue
+                    row = parameter.numel() // max(1, len(parameter))
+                    share = own[name] if divided == "shares" else slice(first * row, last * row)
                     for key in (name, *(f"{moment}.{name}" for moment in MOMENTS)):
-                        rows = torch.zeros(parameter.shape if whole else (last - first, *parameter.shape[1:]))
-                        found += place.rows(0 if whole else first, key, rows, True)
+                        found += place.flat(key, share.start, torch.zeros(share.stop - share.start), True)
                 yield found
 
 
@@ -98,7 +97,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--divided", default="whole", choices=("whole", "rows"))
+    parser.add_argument("--divided", default="shares", choices=("shares", "rows"))
     options = parser.parse_args()
     with torch.device("meta"):
         whole = GPT(MODEL, native.choose("cpu"))
