@@ -106,12 +106,23 @@ def _layout(result: Translation, facts: Facts) -> None:
         layers, stages = current(result, "train.model.layers"), current(result, "train.parallel.pipeline")
         pieces = int(layers / stages / max(1.0, number(facts, "virtual_layers")))
         result.set("train.parallel.interleave", max(1, pieces), facts["virtual_layers"][1])
-    if of(facts, "recompute") and "train.recompute.mode" not in result.values:
-        result.set("train.recompute.mode", "full", facts["recompute"][1])
-    if of(facts, "select_recompute"):
-        result.set("train.recompute.mode", "selective", facts["select_recompute"][1])
+    for name, mode in (("recompute", "full"), ("select_recompute", "selective")):
+        if "train.recompute.mode" in result.values or not _asks(of(facts, name)):
+            continue
+        result.set("train.recompute.mode", mode, facts[name][1])
+        if isinstance(of(facts, name), (list, dict)):
+            result.notes.append(
+                f"{facts[name][1]} chooses layers or operations; here all layers are recomputed"
+            )
     if of(facts, "zero") and "train.zero" not in result.values:
         result.set("train.zero", 1, facts["zero"][1])
+
+
+def _asks(value: object) -> bool:
+    """Return whether a switch, or numbers of layers per stage, asks for something."""
+    if isinstance(value, dict):
+        return _asks(list(value.values()))
+    return any(map(_asks, value)) if isinstance(value, list) else value not in (None, 0, "False", "false")
 
 
 def _batches(result: Translation, facts: Facts) -> None:
@@ -256,7 +267,9 @@ def _optimizer(result: Translation, facts: Facts) -> None:
         ]
         origin = ", ".join(facts[name][1] for name in ("beta1", "beta2") if name in facts)
         result.set("train.optimizer.betas", betas, origin)
-    if "clip" in facts:
+    if "betas" in facts:
+        result.set("train.optimizer.betas", *facts["betas"])
+    if "clip" in facts and not (of(facts, "clip") and "train.optimizer.clip" in result.values):
         result.set("train.optimizer.clip", 1.0 if of(facts, "clip") else 0.0, facts["clip"][1])
 
 
@@ -306,11 +319,24 @@ def _files(result: Translation, facts: Facts) -> None:
     vocabulary = str(of(facts, "tokenizer") or of(facts, "vocab_file") or "")
     file = posixpath.basename(vocabulary.rstrip("/")) or "tokenizer.json"
     origin = next((facts[key][1] for key in ("tokenizer", "vocab_file") if key in facts), "put it there")
+    if file.endswith(".model"):
+        # A SentencePiece model.
+        file, vocabulary, origin = (
+            "tokenizer.json",
+            "",
+            f"{origin}: its tokenizer.json, which transformers writes",
+        )
     result.set(
         "train.data.tokenizer",
         f"{{data}}/{file}",
         f"{origin}: copy it into the data folder" if vocabulary else origin,
     )
+    if "eod" in facts:
+        # Others of several only end a chat.
+        ends = of(facts, "eod")
+        end = str(ends[0] if isinstance(ends, list) and ends else ends)
+        if end.isdigit():
+            result.set("train.data.eod", int(end), facts["eod"][1])
     if task and str(task).lower() not in TASKS:
         known = "tasks: copa; `tune: {task: classify}` reads texts with labels"
         raise wrong(result, facts["task"][1], f"there is no task {task} here", known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from clusterctl.migrate.tables.mindformers import ARCHITECTURES
 from clusterctl.migrate.tables.torchtitan import PRESETS
 from clusterctl.migrate.values import Facts, current, leave_out, number, of, wrong
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def set_model(result: Translation, facts: Facts) -> None:
+    _architecture(result, facts)
     positions = str(of(facts, "positions") or "")
     if positions == "rope":
         result.set("train.model.rotary", True, f"{facts['positions'][1]} rope")
@@ -21,7 +23,7 @@ def set_model(result: Translation, facts: Facts) -> None:
     norm = str(of(facts, "normalization") or "")
     if norm == "RMSNorm":
         result.set("train.model.norm", "rms", f"{facts['normalization'][1]} {norm}")
-    if "qkv_bias" in facts and "train.model.bias" in result.values:
+    if of(facts, "qkv_bias") and "train.model.bias" in result.values:
         result.set("train.model.bias", "qkv", facts["qkv_bias"][1])
     if "expand" in facts:
         hidden = int(current(result, "train.model.hidden", 0))
@@ -30,28 +32,41 @@ def set_model(result: Translation, facts: Facts) -> None:
     _experts(result, facts)
     _rope(result, facts)
     act = str(of(facts, "activation") or "")
-    if act:
+    if act and "train.model.swiglu" not in result.values:
         exact = act in ("gelu_erf", "gelu_exact")
         result.set(
             "train.model.activation", "gelu" if exact else "gelu_tanh", f"{facts['activation'][1]} {act}"
         )
         if act not in ("gelu", "fast_gelu", "gelu_tanh", "gelu_erf", "gelu_exact"):
             leave_out(result, facts, "activation", f"{act} is not supported; gelu_tanh is used instead")
-    if number(facts, "experts") > 1:
-        leave_out(result, facts, "experts", "describe experts by train.model: {experts, top_k}")
     kind = result.values.get("train.model.kind")
     is_glm = result.found.family == "glm" or (kind is not None and kind.value == "glm")
     if "train.model.vocab" not in result.values and result.found.family in ("megatron", "oneflow", "glm"):
         vocab = 50_257 + 9 * is_glm
         result.set("train.model.vocab", vocab, "GPT-2's vocabulary; correct it for another one")
-    architecture = str(of(facts, "architecture") or "")
-    if architecture and not architecture.startswith("GPT2"):
-        leave_out(
-            result,
-            facts,
-            "architecture",
-            f"{architecture} is not a GPT-2: compare the model with `clusterctl schema`",
-        )
+
+
+def _architecture(result: Translation, facts: Facts) -> None:
+    """Set what the architecture of a MindFormers model means; refuse one that no model here has."""
+    fact = next(
+        (facts[name] for name in ("architecture", "config_type") if name in facts), ("GPT2Config", "")
+    )
+    name = str(fact[0][0] if isinstance(fact[0], list) and fact[0] else fact[0])
+    if name in ("GPT2LMHeadModel", "GPT2Config"):
+        return
+    values = ARCHITECTURES.get(name.replace("Config", "ForCausalLM"))
+    if values is None:
+        known = ", ".join(("GPT2LMHeadModel", *ARCHITECTURES))
+        raise wrong(result, fact[1], f"{name} is not trained here", f"architectures: {known}")
+    for key, value in values.items():
+        if key not in result.values:
+            result.set(key, value, f"{fact[1]} {name}"[:80])
+    hidden = int(current(result, "train.model.hidden", 0))
+    if "train.model.ffn" not in result.values and hidden:
+        # 2/3 of four times the width, times ffn_dim_multiplier, rounded up to multiple_of.
+        factor, multiple = number(facts, "ffn_multiplier"), int(number(facts, "ffn_multiple") or 256)
+        width = int(2 * (int((factor + 0.01) * 4 * hidden) if factor else 4 * hidden) / 3)
+        result.set("train.model.ffn", -(-width // multiple) * multiple, "MindFormers' width of a gated layer")
 
 
 def _titan(result: Translation, facts: Facts) -> None:
@@ -109,7 +124,9 @@ def _sparse(value: object) -> bool:
 
 
 def _rope(result: Translation, facts: Facts) -> None:
-    kind = str(of(facts, "rope_scaling") or "")
+    kind = str(of(facts, "rope_scaling") or "").lower()
+    # MindFormers' name.
+    kind = "linear" if kind == "pi" else kind
     if kind in ("linear", "dynamic", "yarn", "llama3"):
         result.set("train.model.rope.scaling", kind, facts["rope_scaling"][1])
     elif kind not in ("", "none", "rope", "plain"):

@@ -29,6 +29,9 @@ SMALLEST_VOCAB = 256 + 1
 # Ids are signed 32-bit integers.
 LARGEST_VOCAB = 2**31 - 1
 WRITTEN_BY = "name a tokenizer.json of Hugging Face, or train one with `clusterctl data tokenizer train`"
+# Suffixes of SentencePiece's own files.
+SENTENCEPIECE = (".model", ".spm")
+CONVERTED_BY = "transformers writes it: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
 PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
 GLM_TOKENS = {
     "sop": "<|startofpiece|>",
@@ -259,6 +262,10 @@ def _checked(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}", "check the owner and permissions of this file") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if path.suffix in SENTENCEPIECE:
+            raise DataError(
+                f"{path}: a SentencePiece model; its tokenizer.json is read", CONVERTED_BY
+            ) from None
         raise DataError(
             f"{path}: not a tokenizer.json ({type(error).__name__}: {error})", WRITTEN_BY
         ) from None

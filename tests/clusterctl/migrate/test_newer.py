@@ -160,3 +160,9 @@ def test_a_toml_file_of_torchtitan(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("other.toml").write_text('[model]\nname = "flux"\nflavor = "dev"\n')
     with pytest.raises(UsageError, match="there is no model flux dev here"):
         made("other.toml")
+
+
+def test_a_sentencepiece_model_becomes_its_tokenizer_json() -> None:
+    command = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --tokenizer-model /x/tok.model"
+    value = translate(read.read(command)).values["train.data.tokenizer"]
+    assert value.value == "{data}/tokenizer.json" and "which transformers writes" in value.origin

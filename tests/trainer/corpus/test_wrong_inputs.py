@@ -25,6 +25,7 @@ LINES = [
     ),
     (f"data-build {BUILD}/", ["--output: out/ is a folder; add the name of the pair, as in out/corpus"]),
     ("data-build --input in.txt --tokenizer deep.json --output out", ["deep.json: not a tokenizer.json"]),
+    ("data-build --input in.txt --tokenizer sp.model --output out", ["sp.model: a SentencePiece model"]),
     ("data-build --input in.txt --tokenizer pair/vocab.json --output out", ["vocab.json: not a vocabulary"]),
     ("data-build --input pipe --tokenizer tokenizer.json --output out", ["pipe: a pipe or device"]),
     ("data-verify @", ["prefix: is empty"]),
@@ -55,6 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "blank.txt").write_text(" \n\n")
     (tmp_path / "deep.json").write_text(DEEP)
+    (tmp_path / "sp.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>\x15\xff\xfe")
     (tmp_path / "pair").mkdir()
     built(tmp_path / "pair" / "c", tokenizer, write_lines(tmp_path / "pair" / "c.jsonl", SAYINGS))
     (tmp_path / "pair" / "vocab.json").write_text(DEEP)
