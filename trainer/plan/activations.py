@@ -127,8 +127,8 @@ def block_norms(micro: MicroBatch) -> int:
 
 
 def copies_input(micro: MicroBatch) -> bool:
-    """Return whether a norm keeps an fp32 copy of its input: a layer norm of 16-bit input, except the CPU's kernel."""
-    return micro.model.norm == "layer" and micro.kind != "cpu" and not micro.cast and micro.width < WIDE
+    """Return whether a norm keeps an fp32 copy of its input: torch_npu's layer norm of 16-bit input."""
+    return micro.model.norm == "layer" and micro.kind == "npu" and not micro.cast and micro.width < WIDE
 
 
 def norm(micro: MicroBatch, width: int = 0) -> int:
@@ -136,7 +136,7 @@ def norm(micro: MicroBatch, width: int = 0) -> int:
     if micro.model.norm == "rms":
         own = micro.own_tokens
         return (width * own * micro.model.hidden if width else micro.residual) + WIDE * own
-    copied = micro.kind != "cpu" or micro.cast
+    copied = micro.kind == "npu" or micro.cast
     return (
         WIDE * micro.own_tokens * micro.model.hidden if copied else micro.residual
     ) + 2 * WIDE * micro.own_tokens

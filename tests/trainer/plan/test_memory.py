@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import native
+from native import vocabulary
 from native.compiled import library
 from trainer.config.chips import NAMED
 from trainer.config.layout import Layout
@@ -238,3 +239,25 @@ def test_a_cpu_stores_no_results_of_norms_where_they_can_be_computed_again() -> 
     cases: list[dict[str, Any]] = [{}, {"engine": "deepspeed"}, {"hardware": {"kind": "cuda"}}]
     configs = [config_of({**raw, **case}) for case in cases]
     assert [memory.micro_batch_of(config, Layout()).norms_again for config in configs] == [True, False, False]
+
+
+# Model, global batch, and the peak in bytes that the trainer reported on an H200 (torch 2.11, 8 x 1,024 tokens, bf16).
+ON_AN_H200 = [
+    ("gpt2-345M", 8, 10_379_503_104),
+    ("gpt2-345M", 64, 11_832_829_952),
+    ("gpt2-1.3B", 8, 28_899_821_056),
+]
+
+
+@pytest.mark.parametrize(("model", "batch", "measured"), ON_AN_H200)
+def test_the_peak_measured_on_a_card_is_explained_by_what_is_allocated(
+    model: str, batch: int, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hardware = {"kind": "cuda"}
+    raw = {"model": model, "micro_batch": 8, "global_batch": batch, "precision": "bf16", "hardware": hardware}
+    (now,) = stages(config_of(raw), Layout())
+    # The loss of that version computed logits of 256 MB at a time.
+    monkeypatch.setattr(vocabulary, "PIECE", 256 << 20)
+    (then,) = stages(config_of(raw), Layout())
+    assert then.memory.total == pytest.approx(measured, rel=0.01)
+    assert now.memory.total == pytest.approx(measured, rel=0.05)
