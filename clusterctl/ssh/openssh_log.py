@@ -11,7 +11,7 @@ from clusterctl.errors import ClusterctlError, HostKeyUnknown, LoginRefused, NoA
 from clusterctl.ssh import host_keys
 from clusterctl.ssh.config import Route
 from clusterctl.ssh.host_keys import HostKey, key_file
-from clusterctl.ssh.retry import Dropped
+from clusterctl.ssh.retry import STALLED, Dropped
 
 # The prefix of a message, as in `debug1: sshconnect2.c:ssh_userauth2():580 (pid=7): `. A server can put lines of its
 # own into its disconnect message, and so choose the error that is shown for it; nothing else depends on these lines.
@@ -40,6 +40,13 @@ _DROPPED = re.compile(
     r"Connection to \S+ port \d+ timed|ssh_dispatch_run_fatal|ssh_packet|Exceeded MaxStartups|"
     r"Not allowed at this time|Received disconnect|Disconnected from|Broken pipe)",
     re.MULTILINE,
+)
+# The server has sent its first line.
+_ANSWERED = re.compile(r"^Authenticating to \S+ as ", re.MULTILINE)
+# The last words of a process that waited in vain for the key exchange.
+_STALLED = re.compile(
+    r"^(?:Authenticating to|SSH2_MSG_KEX|kex: |expecting SSH2)|hostkeyalg|algorithms matched|timed out|not responding",
+    re.IGNORECASE,
 )
 
 
@@ -102,6 +109,8 @@ def refusal(
         return Unreachable(node, f"no common encryption algorithm: {_last_line(text)}")
     if not ended and not hop.shown and "Connection established." not in text and not route.gateway:
         return _no_answer(node, route, timeout)
+    if _ANSWERED.search(text) and not hop.shown and (not ended or _STALLED.search(_last_line(text))):
+        return Dropped(node, "it answered, but there was no key exchange", STALLED)
     if not ended or _DROPPED.search(text):
         return Dropped(node, _last_line(text) if ended else "the server stopped answering")
     return Unreachable(node, f"ssh: {_last_line(text) or proxy_words or 'it ended without a message'}")

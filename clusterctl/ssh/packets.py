@@ -40,6 +40,10 @@ class NoSshServer(SSHException):
     """The server at the other end does not speak SSH."""
 
 
+class NoKeyExchange(SSHException):
+    """The server sent its first line, but the key exchange did not end in time."""
+
+
 class Packets(Packetizer):
     """Packets that are collected during the handshake and sent together.
 

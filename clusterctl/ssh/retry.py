@@ -20,13 +20,21 @@ RETRY_LIMIT = 15.0
 HANDSHAKE_LIMIT = 20.0
 
 
+# Why a handshake ends, as far as that is known.
+BUSY = "its sshd may be overloaded (MaxStartups), or another program answers at this port"
+STALLED = (
+    "the path to it may lose large packets (compare `ping -M do -s 1400` with `-s 400`), or the node hangs"
+)
+
+
 class Dropped(Exception):
     """The handshake ended before a login was tried; another try may succeed."""
 
-    def __init__(self, node: str, problem: str) -> None:
+    def __init__(self, node: str, problem: str, hint: str = BUSY) -> None:
         super().__init__(node, problem)
         self.node = node
         self.problem = problem
+        self.hint = hint
 
 
 def retried(connect: Callable[[], T]) -> T:
@@ -41,6 +49,5 @@ def retried(connect: Callable[[], T]) -> T:
             if attempt == TRIES or time.monotonic() - began > RETRY_LIMIT:
                 times = f" {attempt} times" if attempt > 1 else ""
                 problem = f"the handshake failed{times}: {dropped.problem}"
-                hint = "its sshd may be overloaded (MaxStartups), or another program answers at this port"
-                raise Unreachable(dropped.node, problem, hint) from None
+                raise Unreachable(dropped.node, problem, dropped.hint) from None
             time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))

@@ -41,7 +41,7 @@ from paramiko.ssh_exception import SSHException
 from clusterctl.agent.frames import BEAT, SILENCE
 from clusterctl.errors import ClusterctlError
 from clusterctl.ssh.host_keys import HostKey, host_key
-from clusterctl.ssh.packets import NoSshServer, Packets
+from clusterctl.ssh.packets import NoKeyExchange, NoSshServer, Packets
 
 # Bytes that a node may send before we read them. Unread data stays in the kernel anyway.
 WINDOW = 4 << 20
@@ -161,7 +161,7 @@ class Session(_Transport):  # type: ignore[misc]
             raise
         if not self.until(lambda: self.initial_kex_done, deadline):
             self.end(EOFError(f"no key exchange within {limit:g} s"))
-            raise SSHException(f"no key exchange within {limit:g} s")
+            raise NoKeyExchange(f"it answered, but there was no key exchange within {limit:g} s")
 
     def _their_version(self, deadline: float, first_word: float) -> str:
         """Return the server's version line; skip the lines that it prints before it."""

@@ -29,7 +29,7 @@ from clusterctl.ssh.host_keys import HostKey, SeenKey, key_file
 from clusterctl.ssh.known_hosts import KnownHosts
 from clusterctl.ssh.load_paramiko import load_paramiko
 from clusterctl.ssh.proxy import Place, ProxySocket
-from clusterctl.ssh.retry import HANDSHAKE_LIMIT, Dropped, retried
+from clusterctl.ssh.retry import HANDSHAKE_LIMIT, STALLED, Dropped, retried
 from clusterctl.transport.agent_code import agent_argv
 from clusterctl.transport.connection import Connection, LinkConnection
 from clusterctl.transport.link import Link, shell_command
@@ -220,7 +220,7 @@ def _launcher_error(node: str, problem: BaseException) -> BaseException:
     """Return the launcher's error for an exception that paramiko raised."""
     import paramiko
 
-    from clusterctl.ssh.packets import NoSshServer
+    from clusterctl.ssh.packets import NoKeyExchange, NoSshServer
 
     if isinstance(problem, (ClusterctlError, _Enough, Dropped)) or not isinstance(problem, Exception):
         return problem
@@ -231,6 +231,8 @@ def _launcher_error(node: str, problem: BaseException) -> BaseException:
         return Unreachable(node, f"no SSH server answers there: {problem}", hint)
     if isinstance(problem, paramiko.ssh_exception.IncompatiblePeer):
         return Unreachable(node, f"no common encryption algorithm: {problem}", "see `--ssh openssh`")
+    if isinstance(problem, NoKeyExchange):
+        return Dropped(node, str(problem), STALLED)
     if isinstance(problem, (paramiko.SSHException, EOFError, OSError)):
         return Dropped(node, str(problem) or "the connection ended during the handshake")
     return Dropped(node, f"its answer is invalid ({type(problem).__name__}: {problem})")

@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clusterctl.agent import processes
+from clusterctl.sandbox import cluster, namespaces
+from clusterctl.sandbox.cluster import Sandbox
 from tests.live.conftest import Shell
 from tests.live.test_commands import marked, refused
 from tests.support.nodes import wait_for
@@ -155,3 +158,32 @@ def test_without_ssh_the_inventory_alone_counts_and_that_is_said_once(shell: She
         2,
         "this machine has no `ssh` program",
     )
+
+
+@pytest.mark.parametrize(
+    ("ssh", "loser"), [("paramiko", "node1"), ("paramiko", "node2"), ("openssh", "node2")], indirect=["ssh"]
+)
+def test_a_path_that_loses_large_packets_is_told_from_a_busy_server(
+    ssh: Shell, narrow: Sandbox, loser: str
+) -> None:
+    done = ssh("exec", loser, "--", "true", CLUSTERCTL_CLUSTER=str(narrow.cluster_file))
+    assert done.returncode == 255, done.stderr
+    assert f"{loser}: the handshake failed" in done.stderr and "no key exchange" in done.stderr
+    assert "the path to it may lose large packets" in done.stderr and "MaxStartups" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """Two nodes that promise to take large packets: node1 never gets any, and those of node2 never arrive here."""
+    if why := namespaces.why_not():
+        pytest.skip(why)
+    directory = tmp_path_factory.mktemp("narrow") / "sandbox"
+    made = cluster.up(directory, nodes=2, devices=1, mode="namespaces")
+    pid = namespaces.first_process(made.layout, made.node("node1"))
+    inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip"]
+    route = subprocess.run([*inside, "route"], capture_output=True, text=True, check=True).stdout.strip()
+    subprocess.run([*inside, "link", "set", "eth0", "mtu", "600"], check=True)
+    subprocess.run([*inside, "route", "change", *route.split(), "advmss", "1460"], check=True)
+    namespaces.ip_in_switch(made.layout, "link set node2 mtu 600", "link set br0 mtu 1500")
+    yield made
+    cluster.down(directory)
