@@ -201,6 +201,8 @@ NODE_OPTION = re.compile(
     re.DOTALL,
 )
 ALL_NODES = ("-a", "--all")
+# Letters in one word, as in `-bw node1`.
+BUNDLE = re.compile(r"-(?=[abgnw]{2})(?P<flags>[ab]+)(?P<last>[gnw].*)?", re.DOTALL)
 # Options of ours that other programs have too: after the first word of a command they are not taken for ours.
 OF_MANY_PROGRAMS = re.compile(r"-[lftu]")
 
@@ -234,8 +236,8 @@ class WithExamples:
         except WRONG_WORDS as error:
             from clusterctl.cli import wrong_words
 
-            is_ours = wrong_words.is_unknown_option(error) and not wrong_words.of_others(ctx, error)
-            if is_ours and self._starts_command(typed, start):
+            is_unknown = wrong_words.is_unknown_option(error) and self._starts_command(typed, start)
+            if is_unknown and not wrong_words.of_others(ctx, error, typed[:start]):
                 raise wrong_words.options_of_command(self, ctx, typed, start) from None
             raise wrong_words.all_wrong(self, error, ctx, typed) from None
         values = ctx.params.values()
@@ -249,7 +251,14 @@ class WithExamples:
     def _with_one_set(self, args: list[str]) -> list[str]:
         """Return the words of `exec` with the node sets of -n, -w, -g and -a as one argument."""
         index, sets, rest = self._options_before(args), list[str](), list(args)
-        while (found := NODE_OPTION.fullmatch(rest[index] if rest[index:] else "")) and rest[index + 1 :]:
+        while rest[index + 1 :]:
+            if bundle := BUNDLE.fullmatch(rest[index]):
+                letters = [*bundle["flags"], *([bundle["last"]] if bundle["last"] else [])]
+                rest[index : index + 1] = [f"-{letter}" for letter in letters]
+                index += self._options_before(rest[index:])
+            found = NODE_OPTION.fullmatch(rest[index])
+            if not found or not rest[index + 1 :]:
+                break
             word = rest.pop(index)
             if word in ALL_NODES:
                 sets.append("all")

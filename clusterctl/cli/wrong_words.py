@@ -69,11 +69,15 @@ def is_unknown_option(error: Exception) -> bool:
     return type(error).__name__ == "NoSuchOption"
 
 
-def of_others(ctx: Any, error: Exception) -> str:
-    """Return what to write instead of an unknown option that other programs have; "" for any other option."""
+def of_others(ctx: Any, error: Exception, words: Sequence[str] | None = None) -> str:
+    """Return what to write instead of an unknown option that other programs have, if it is among some words; "" for
+    any other option."""
     from clusterctl.cli import habits
 
-    return habits.ours(getattr(ctx.command, "key", ""), str(getattr(error, "option_name", "")))
+    option = str(getattr(error, "option_name", ""))
+    if words is not None and _place_of(option, words) is None:
+        return ""
+    return habits.ours(getattr(ctx.command, "key", ""), option)
 
 
 def _faults(error: Exception, ctx: Any, typed: Sequence[str]) -> list[Fault]:

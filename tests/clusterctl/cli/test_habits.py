@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import habits, node_words
+from clusterctl.cli import habits, main, node_words
 from clusterctl.cli.commands import TABLE, built
 from clusterctl.errors import UsageError
 from clusterctl.exec.command import AS_ROOT
@@ -97,6 +97,42 @@ def test_options_of_others_are_not_ours_and_their_remedies_are(command: str) -> 
 def test_commands_of_others_are_not_ours_and_their_remedies_are() -> None:
     for word, ours in habits.COMMANDS.items():
         assert word not in TABLE and ours in TABLE
+
+
+LINES = {
+    "-w node[1-2] -- uname": "node[1-2]: uname\n",
+    "-w node[1-3] -x node2 -l alice -f 2 -t 3 -u 5 -- uname": "node[1,3]: uname\n",
+    "-a -f 1 -- uname": "node[1-3]: uname\n",
+    "-g web -- uname": "node[1,3]: uname\n",
+    "-w alice@node1 -- uname": "node1: uname\n",
+    "-bw node[1-2] uname": "node[1-2]: uname\n",
+    "-ab uname": "node[1-3]: uname\n",
+    "-bgweb -- uname -ab": "node[1,3]: uname -ab\n",
+    "-R ssh -w node1 -- uname": "--ssh openssh",
+    "-w node1 -p 22 uname": "--port N",
+    "-w node1 -t 3 --command_timeout 5 uname": "--timeout SECONDS",
+    "-w node1 --copy corpus --dest /data": "clusterctl push SRC DEST",
+    "--tty node1 -- bash": "clusterctl ssh NODE",
+    "-it node1 -- bash": "clusterctl ssh NODE",
+    # It belongs to `ls`.
+    "-w node1 ls -R": "node1 -- ls -R",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_of_pdsh_or_clush_works_or_names_ours(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = 'nodes: {"node[1-3]": {host: "10.0.0.{n}"}}\ngroups: {web: "node[1,3]"}\n'
+    (tmp_path / "cluster.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    words = line.split()
+    code = main.run(["exec", "--dry-run", *words])
+    printed = capsys.readouterr()
+    expected = LINES[line]
+    works = expected.endswith("\n")
+    assert printed.out == expected if works else expected in printed.err
+    assert (code == 0) == works
 
 
 SUDO = """#!/bin/sh
