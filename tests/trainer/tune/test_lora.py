@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import native
 from tests.support.tuning import config_for, learn, losses_of
@@ -193,6 +194,89 @@ def test_adapters_of_experts_go_to_a_folder_of_peft_and_back(
     )
     for name, tensor in again.read(list(again.weights)).items():
         assert torch.equal(tensor, before.read([name])[name]), name
+
+
+def write_mixed_peft(folder: Path, **settings: Any) -> dict[str, torch.Tensor]:
+    """Write a folder of PEFT with adapters of several ranks, one in a single layer, and whole tensors."""
+    random = torch.Generator().manual_seed(2)
+    draw = lambda *shape: torch.randn(shape, generator=random)  # noqa: E731
+    vocab = settings.pop("vocab")
+    tensors = {
+        "base_model.model.lm_head.weight": draw(vocab, 32),
+        "base_model.model.model.norm.weight": draw(32),
+    }
+    for layer, name, rank, outputs in ((0, "q_proj", 2, 32), (0, "v_proj", 4, 16), (1, "v_proj", 6, 16)):
+        path = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+        tensors[f"{path}.lora_A.weight"] = draw(rank, 32)
+        tensors[f"{path}.lora_B.weight"] = draw(outputs, rank)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    document = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"]}
+    document |= {
+        "rank_pattern": {"q_proj": 2, "layers.1.self_attn.v_proj": 6},
+        "alpha_pattern": {"q_proj": 8},
+    }
+    document |= {"modules_to_save": ["lm_head", "model.norm"], **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(document))
+    return tensors
+
+
+@pytest.mark.parametrize("by_root", [False, True])
+def test_adapters_of_several_ranks_and_whole_modules_are_read_and_written(
+    base: Path, tmp_path: Path, by_root: bool
+) -> None:
+    weights = open_checkpoint(base)
+    vocab = weights.weights["output.weight"][0]
+    tensors = write_mixed_peft(tmp_path / "peft", vocab=vocab, use_rslora=by_root)
+    asked = ImportRequest(base=str(base))
+    import_weights(tmp_path / "peft", tmp_path / "ours", request=asked, formats=ALL_FORMATS)
+    expected = weights.read(list(weights.weights))
+    expected["output.weight"] = tensors["base_model.model.lm_head.weight"]
+    expected["norm.weight"] = tensors["base_model.model.model.norm.weight"]
+    for layer, name, rank, alpha, first in (
+        (0, "q_proj", 2, 8, 0),
+        (0, "v_proj", 4, 6, 48),
+        (1, "v_proj", 6, 6, 48),
+    ):
+        path = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+        product = tensors[f"{path}.lora_B.weight"] @ tensors[f"{path}.lora_A.weight"]
+        rows = expected[f"blocks.{layer}.attention.qkv.weight"][first : first + len(product)]
+        rows += product * (alpha / (rank**0.5 if by_root else rank))
+    export = lambda source, target: export_weights(  # noqa: E731
+        source, target, "peft", ExportRequest(), form=ALL_FORMATS["peft"], read=read_whole
+    )
+    export(tmp_path / "ours", tmp_path / "back")
+    import_weights(tmp_path / "back", tmp_path / "again", request=asked, formats=ALL_FORMATS)
+    for folder in ("ours", "again"):
+        found = read_whole(tmp_path / folder, state=False).parameters
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name].whole(), tensor, atol=1e-5), (folder, name)
+    settings = json.loads((tmp_path / "back" / "adapter_config.json").read_text())
+    assert settings["modules_to_save"] == ["lm_head", "model.norm"]
+    held = read_safetensors(tmp_path / "back" / "adapter_model.safetensors")
+    assert {name: lazy.shape for name, lazy in held.items()} == {
+        name: tuple(tensor.shape) for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, "use_dora is True"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"vocab": 7}, r"lm_head.weight has the shape \[7, 32\]"),
+    ],
+)
+def test_what_adapters_cannot_have_is_refused(
+    base: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    vocab = open_checkpoint(base).weights["output.weight"][0]
+    write_mixed_peft(tmp_path / "peft", **{"vocab": vocab, **changes})
+    with pytest.raises(CheckpointError, match=words):
+        import_weights(
+            tmp_path / "peft", tmp_path / "ours", request=ImportRequest(base=str(base)), formats=ALL_FORMATS
+        )
 
 
 def test_adapters_of_experts_learn_in_bf16_and_go_to_a_folder_of_peft_in_bf16_and_back(

@@ -333,6 +333,45 @@ def test_adapters_are_those_of_peft(
         assert (load_model(open_checkpoint(tmp_path / "ours"))(tokens) - wanted).abs().max() < 1e-5
 
 
+MIXED: list[dict[str, Any]] = [
+    {"use_rslora": True},
+    {"rank_pattern": {"q_proj": 2, "layers.1.self_attn.v_proj": 6}, "alpha_pattern": {"v_proj": 3}},
+    {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 9}, "use_rslora": True},
+    {"layers_to_transform": [1]},
+    {"modules_to_save": ["lm_head", "embed_tokens", "model.norm"]},
+]
+
+
+@pytest.mark.parametrize("settings", MIXED)
+def test_adapters_that_differ_and_whole_modules_are_those_of_peft(
+    material: Path, tmp_path: Path, transformers: Any, peft: Any, settings: dict[str, Any]
+) -> None:
+    from trainer.checkpoint.store import open_checkpoint
+
+    model = peer(transformers, "Llama", Tokenizer.load(material / "tokenizer.json").vocab)
+    model.save_pretrained(tmp_path / "hf")
+    asked = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **settings
+    )
+    theirs = peft.get_peft_model(model, asked)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_B" in name or "modules_to_save" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path / "peft")
+    request = ImportRequest(base=str(tmp_path / "hf"))
+    import_weights(tmp_path / "peft", tmp_path / "ours", request=request, formats=ALL_FORMATS)
+    form = ALL_FORMATS["peft"]
+    export_weights(tmp_path / "ours", tmp_path / "back", "peft", ExportRequest(), form=form, read=read_whole)
+    tokens = torch.arange(32).view(2, 16)
+    with torch.no_grad():
+        wanted = theirs.eval()(tokens).logits
+        own = load_model(open_checkpoint(tmp_path / "ours"))(tokens)
+        fresh = type(model).from_pretrained(tmp_path / "hf").eval()
+        again = peft.PeftModel.from_pretrained(fresh, tmp_path / "back").eval()(tokens).logits
+    assert (own - wanted).abs().max() < 1e-5 and (again - wanted).abs().max() < 1e-5
+
+
 def test_adapters_of_each_expert_are_read_as_peft_reads_them_and_written_in_its_present_layout(
     material: Path, tmp_path: Path, transformers: Any, peft: Any
 ) -> None:

@@ -21,7 +21,7 @@ from trainer.model.adapter import MARK
 from trainer.side_files import SIDE_FILES
 from trainer.weights.contents import AdapterContents, Contents, Progress
 from trainer.weights.initial import open_source
-from trainer.weights.lazy import Lazy
+from trainer.weights.lazy import Lazy, in_memory
 from trainer.weights.ours import read_ours, shapes_for
 
 # A fingerprint covers this many numbers at both ends of a tensor.
@@ -126,7 +126,9 @@ def merged(
 def with_adapters(
     name: str, lazy: Lazy, pairs: Mapping[str, Tensor], model: ModelConfig, lora: LoraConfig
 ) -> Lazy:
-    """Return a base tensor with its adapters from `pairs` added; without any, the tensor itself."""
+    """Return a base tensor with its adapters from `pairs` added, or the tensor of its name there; else itself."""
+    if name in pairs:
+        return in_memory(pairs[name])
     path, _, leaf = name.rpartition(".")
     prefix = path + MARK
     own = {key: tensor for key, tensor in pairs.items() if key.startswith(prefix)}

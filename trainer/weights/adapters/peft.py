@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from math import isclose
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.checkpoint.access import check_access
@@ -29,13 +32,15 @@ from trainer.weights.files.safetensors import read_safetensors, write_safetensor
 from trainer.weights.huggingface import as_json, family_for, read_json
 from trainer.weights.keys import Keys
 from trainer.weights.lazy import DTYPES, Lazy, cast, in_memory
-from trainer.weights.rules import Heads, Rule, in_sections, rules_of, to_theirs
+from trainer.weights.rules import Heads, Rule, in_sections, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target
 
 CONFIG_FILE = "adapter_config.json"
 FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 FINGERPRINT = "base_fingerprint"
+# The ends of the names of modules with one pair of matrices for all experts.
+_EXPERTS = (".mlp.experts", ".mlp.experts.base_layer")
 _NAME = re.compile(re.escape(PREFIX) + r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
@@ -72,8 +77,11 @@ def write_peft(contents: Contents, target: Target, wanted: ExportRequest, report
         raise InputError(problem, "export it with --to hf")
     family, tensors, ranks = family_for(contents), dict[str, Lazy](), dict[str, int]()
     for rule in _matrices(family, contents.model):
-        for name, (a, b) in _theirs(rule, family, contents.model, adapters.tensors).items():
-            ranks[name] = a.shape[0]
+        for name, pair in _theirs(rule, family, contents.model, adapters.tensors).items():
+            a, b = _without_zeros(*pair)
+            if not len(a):
+                continue
+            ranks[name] = len(a)
             for letter, matrix in (("A", a), ("B", b)):
                 tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = cast(
                     in_memory(matrix), DTYPES[wanted.dtype]
@@ -82,12 +90,16 @@ def write_peft(contents: Contents, target: Target, wanted: ExportRequest, report
     for name, pair in of_experts.items():
         for letter, matrix in zip("AB", pair, strict=True):
             tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = cast(in_memory(matrix), DTYPES[wanted.dtype])
+    saved = _saved_theirs(family, contents.model, adapters.tensors)
+    tensors |= {PREFIX + name: cast(tensor, DTYPES[wanted.dtype]) for name, tensor in saved.items()}
     metadata = {"format": "pt", FINGERPRINT: adapters.base.fingerprint}
     total = sum(tensor.bytes for tensor in tensors.values())
     target.write(FILE, partial(_write_file, tensors, metadata))
     report(total, total)
     every = [name for rule in _matrices(family, contents.model) for name in _module_names(rule, family)]
-    target.write_bytes(CONFIG_FILE, as_json(_config(adapters, ranks, parameters, family, every)))
+    config = _config(adapters, ranks, parameters, family, every)
+    config["modules_to_save"] = sorted({name.rpartition(".")[0] for name in saved}) or None
+    target.write_bytes(CONFIG_FILE, as_json(config))
 
 
 def _write_file(tensors: Mapping[str, Lazy], metadata: Mapping[str, str], file: Path) -> SavedFile:
@@ -156,10 +168,28 @@ def _config(
         "alpha_pattern": {name: lora.scale * own for name, own in others.items()},
         "bias": "none",
         "fan_in_fan_out": any(rule.transposed for rule in family.rules),
-        "modules_to_save": None,
         "use_dora": False,
         "use_rslora": False,
     }
+
+
+def _without_zeros(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an adapter without the rows of A and columns of B that are 0: an import fills adapters up with them."""
+    kept = a.any(1) | b.any(0)
+    return (a, b) if kept.all() else (a[kept].contiguous(), b[:, kept].contiguous())
+
+
+def _saved_theirs(family: Family, model: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Lazy]:
+    """Return the whole tensors that were saved with the adapters, under their names."""
+    return {
+        _full_name(name, family): tensor
+        for rule in rules_of(family.rules, model.layers, tensors, model.experts)
+        for name, tensor in to_theirs(rule, model, in_memory(tensors[rule.ours])).items()
+    }
+
+
+def _full_name(name: str, family: Family) -> str:
+    return name if name == family.head else next(iter(family.prefixes), "") + name
 
 
 def _suffixes(adapted: Mapping[str, int], every: list[str]) -> set[str]:
@@ -188,20 +218,17 @@ def read_peft(folder: Path, request: ImportRequest) -> Contents:
         problem = f"{folder}: its base weights are not at {base!r}"
         raise InputError(problem, "name them with --base: a checkpoint, a run, or a folder of Hugging Face")
     rank = keys.number("r")
-    scale = keys.real("lora_alpha", default=float(rank)) / rank
-    for key, wanted in (
-        ("bias", "none"),
-        ("use_dora", False),
-        ("use_rslora", False),
-        ("modules_to_save", None),
-    ):
+    scales = _Scales(keys, rank)
+    for key, wanted in (("bias", "none"), ("use_dora", False)):
         keys.must_be(key, wanted, wanted, "our adapters do not support it")
-    _check_patterns(keys, scale)
+    dropout, tying = keys.real("lora_dropout", default=0.0), bool(keys.get("ensure_weight_tying"))
     keys.check()
     whole, known = contents_at(Path(base)), base_at(Path(base))
-    theirs = _pairs(folder)
+    given, saved = _pairs(folder)
+    rank, theirs = _equal(given, scales)
     pairs, chosen = _ours(folder, whole, theirs, rank)
-    lora = LoraConfig(rank, scale * rank, keys.real("lora_dropout", default=0.0), tuple(chosen))
+    pairs |= _saved_ours(folder, whole, saved, tying=tying)
+    lora = LoraConfig(rank, scales.of("", scales.rank) * rank, dropout, tuple(chosen))
     faults = list(lora_faults(whole.model, lora))
     if faults:
         raise CheckpointError(f"{folder}: {faults[0]}")
@@ -215,40 +242,92 @@ def read_peft(folder: Path, request: ImportRequest) -> Contents:
     )
 
 
-def _check_patterns(keys: Keys, scale: float) -> None:
-    """Add faults for ranks that differ; only experts' gate and up together may have another rank."""
-    ranks: Any = keys.get("rank_pattern") or {}
-    alphas: Any = keys.get("alpha_pattern") or {}
-    for key, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
-        if any(not name.endswith("gate_up_proj") for name in pattern):
-            keys.faults.append(f"{key}: our adapters must all have the same rank and alpha")
-            return
-    for name in {**ranks, **alphas}:
-        if name not in ranks or name not in alphas or float(alphas[name]) != scale * float(ranks[name]):
-            keys.faults.append(
-                f"alpha_pattern: alpha / rank of {name} differs from that of the other adapters"
-            )
+class _Scales:
+    """The factor of each adapter's product in a folder of PEFT."""
+
+    def __init__(self, keys: Keys, rank: int) -> None:
+        self.rank = rank
+        self._alpha = keys.real("lora_alpha", default=float(rank))
+        self._by_root = bool(keys.get("use_rslora", default=False))
+        ranks: Any = keys.get("rank_pattern", default={})
+        self._alphas: Any = keys.get("alpha_pattern", default={})
+        for name in {**ranks, **self._alphas}:
+            if "experts." in name and not isclose(self.of(name, ranks.get(name, rank)), self.of("", rank)):
+                keys.faults.append(
+                    f"alpha_pattern: the factor of {name} differs from that of the other adapters"
+                )
+
+    def of(self, module: str, rank: int) -> float:
+        """Return the factor of a module's adapter of rank `rank`."""
+        fits = (alpha for name, alpha in self._alphas.items() if re.fullmatch(rf"(.*\.)?({name})", module))
+        alpha = float(next(fits, self._alpha))
+        return alpha / (math.sqrt(rank) if self._by_root else rank)
 
 
-def _pairs(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Return the matrices A and B of each module in a folder."""
-    found: dict[str, dict[str, Tensor]] = {}
+def _equal(
+    theirs: Mapping[str, Mapping[str, Tensor]], scales: _Scales
+) -> tuple[int, dict[str, Mapping[str, Tensor]]]:
+    """Return adapters of one rank and factor that add the same: filled up with zeros, with B multiplied.
+
+    The zeros stay 0 in a training. Experts' adapters in one tensor keep their rank.
+    """
+    plain = [name for name, pair in theirs.items() if len(pair) == 2 and not name.endswith(_EXPERTS)]
+    rank = max([len(theirs[name]["A"]) for name in plain], default=scales.rank)
+    found, common = dict(theirs), scales.of("", scales.rank)
+    for name in plain:
+        a, b = theirs[name]["A"], theirs[name]["B"]
+        more, factor = rank - len(a), scales.of(name, len(a)) / common
+        b = b if isclose(factor, 1.0) else b * factor
+        found[name] = {"A": F.pad(a, (0, 0, 0, more)), "B": F.pad(b, (0, more))}
+    return rank, found
+
+
+def _pairs(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Lazy]]:
+    """Return the matrices A and B of each module in a folder, and the whole tensors."""
+    pairs: dict[str, dict[str, Tensor]] = {}
+    saved = dict[str, Lazy]()
     if not (folder / FILE).is_file():
         raise CheckpointError(f"{folder}: has no {FILE}", "save the adapter with safe_serialization")
     for name, lazy in read_safetensors(folder / FILE).items():
         match = _NAME.fullmatch(name)
-        if match is None:
+        if match is not None:
+            pairs.setdefault(match[1], {})[match[2]] = lazy.whole().to(torch.float32)
+        elif name.startswith(PREFIX) and ".lora_" not in name:
+            saved[name.removeprefix(PREFIX)] = lazy
+        else:
             raise CheckpointError(f"{folder / FILE}: {name} is not a matrix of a LoRA adapter")
-        found.setdefault(match[1], {})[match[2]] = lazy.whole().to(torch.float32)
+    return pairs, saved
+
+
+def _saved_ours(
+    folder: Path, whole: Contents, saved: Mapping[str, Lazy], *, tying: bool
+) -> dict[str, Tensor]:
+    """Return whole tensors of a folder (PEFT's modules_to_save) under our names."""
+    family, found, used = family_for(whole), dict[str, Tensor](), set[str]()
+    prefix = next(iter(family.prefixes), "")
+    given = {name.removeprefix(prefix): tensor for name, tensor in saved.items()}
+    for rule in rules_of(family.rules, whole.model.layers, whole.parameters, whole.model.experts):
+        if all(name in given for name in rule.theirs):
+            tensor, used = to_ours(rule, whole.model, given), used.union(rule.theirs)
+            if tensor.shape != whole.parameters[rule.ours].shape:
+                shapes = f"{list(tensor.shape)}, and its base weights have {list(whole.parameters[rule.ours].shape)}"
+                raise CheckpointError(f"{folder}: {', '.join(rule.theirs)} has the shape {shapes}")
+            found[rule.ours] = tensor.whole().to(torch.float32)
+    if whole.model.tied and not tying and "tokens.weight" in found:
+        raise CheckpointError(
+            f"{folder}: has its own token table, and the head of its base weights is their token table"
+        )
+    if left := sorted(set(given) - used):
+        raise CheckpointError(f"{folder}: modules_to_save: {left[0]} is no tensor of a {family.name}")
     return found
 
 
 def _ours(
     folder: Path, whole: Contents, theirs: Mapping[str, Mapping[str, Tensor]], rank: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the adapters under our names, and their targets; refuse targets that only some layers have."""
+    """Return the adapters under our names, and their targets."""
     family, model = family_for(whole), whole.model
-    pairs, used, layers_of = dict[str, Tensor](), set[str](), dict[str, int]()
+    pairs, used, targets = dict[str, Tensor](), set[str](), dict[str, None]()
     of_matrices = list[Found]()
     for rule in _matrices(family, model):
         path, names = rule.ours.removesuffix(".weight"), _module_names(rule, family)
@@ -272,18 +351,26 @@ def _ours(
         module = ".".join(found.path.split(".")[2:])
         target = next(key for key, value in TARGETS.items() if value == (module, found.section))
         target = "up" if target == "gate_up" and not model.swiglu else target
-        layers_of[target] = layers_of.get(target, 0) + 1
+        targets[target] = None
         used.update(found.names)
     if left := sorted(set(theirs) - used):
         raise CheckpointError(
             f"{folder}: {left[0]} is not a matrix of a {family.name} that can have adapters"
         )
-    for target, count in layers_of.items():
-        if count != model.layers:
-            raise CheckpointError(f"{folder}: {count} of {model.layers} layers have an adapter on {target}")
     if not pairs:
         raise CheckpointError(f"{folder}: contains no adapters")
-    return pairs, list(layers_of)
+    return _in_every_layer(pairs, model.layers), list(targets)
+
+
+def _in_every_layer(pairs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """Return adapters for all layers; those that the folder does not have are 0, also in a training."""
+    found = dict(pairs)
+    for name, matrix in pairs.items():
+        block, _, rest = name.removeprefix("blocks.").partition(".")
+        for number in range(layers):
+            if str(number) != block and f"blocks.{number}.{rest}" not in found:
+                found[f"blocks.{number}.{rest}"] = torch.zeros_like(matrix)
+    return found
 
 
 ALL_FORMATS: Mapping[str, Format] = {**FORMATS, "peft": Format("PEFT", is_peft, read_peft, write_peft)}
