@@ -151,8 +151,8 @@ def dropout_add_op(register: Op, forward: Op, backward: Op) -> Op:
 # ---- swiglu
 
 
-def swiglu_op(register: Op, run: Callable[[Tensor, Tensor | None], Tensor]) -> Op:
-    """Register SwiGLU; `run` returns the gradient if it gets an upstream gradient, else the value."""
+def swiglu_ops(register: Op, run: Callable[[Tensor, Tensor | None], Tensor]) -> tuple[Op, Op]:
+    """Register SwiGLU and its gradient; `run` returns the gradient if it gets an upstream gradient, else the value."""
 
     def gradient(ctx: Any, upstream: Tensor) -> Tensor:
         found: Tensor = back(*ctx.saved_tensors, upstream)
@@ -162,7 +162,7 @@ def swiglu_op(register: Op, run: Callable[[Tensor, Tensor | None], Tensor]) -> O
     op: Op = register(
         "swiglu(Tensor x) -> Tensor", lambda x: run(x, None), half_as_wide, _keep_inputs, gradient
     )
-    return op
+    return op, back
 
 
 def half_as_wide(x: Tensor) -> Tensor:

@@ -92,6 +92,12 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
+def gelu_backward(x: Tensor, upstream: Tensor, approximate: str = "none") -> Tensor:
+    """Return the gradient of `x` from that of `gelu`."""
+    found: Tensor = torch.ops.aten.gelu_backward(upstream, x, approximate=approximate)
+    return found
+
+
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     """Return GELU of x + bias, exact or by tanh."""
     return F.gelu(x + bias.to(x.dtype), approximate=approximate)
@@ -113,9 +119,15 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        gate, up = ctx.saved_tensors[0].chunk(2, -1)
-        of_gate = torch.ops.aten.silu_backward(upstream * up, gate)
-        return torch.cat((of_gate, upstream * F.silu(gate)), -1)
+        (x,) = ctx.saved_tensors
+        return swiglu_backward(x, upstream)
+
+
+def swiglu_backward(x: Tensor, upstream: Tensor) -> Tensor:
+    """Return the gradient of `x` from that of `swiglu`."""
+    gate, up = x.chunk(2, -1)
+    of_gate = torch.ops.aten.silu_backward(upstream * up, gate)
+    return torch.cat((of_gate, upstream * F.silu(gate)), -1)
 
 
 def dropout_add(

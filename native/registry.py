@@ -119,6 +119,10 @@ class Choice:
         """Return GELU of `x`: exact (`none`) or by tanh (`tanh`)."""
         raise NotImplementedError
 
+    def gelu_backward(self, x: Tensor, upstream: Tensor, approximate: str = "none") -> Tensor:
+        """Return the gradient of `x` from that of `gelu`; without gradient."""
+        raise NotImplementedError
+
     @_op
     def bias_gelu(self, x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
         """Return `gelu` of x + bias."""
@@ -127,6 +131,10 @@ class Choice:
     @_op
     def swiglu(self, x: Tensor) -> Tensor:
         """Return silu(gate) times up, where gate and up are the halves of the last dimension of `x`."""
+        raise NotImplementedError
+
+    def swiglu_backward(self, x: Tensor, upstream: Tensor) -> Tensor:
+        """Return the gradient of `x` from that of `swiglu`; without gradient."""
         raise NotImplementedError
 
     @_op
@@ -280,6 +288,8 @@ class Choice:
 OPS = tuple(name for name, member in vars(Choice).items() if hasattr(member, "is_op"))
 # Functions beside the ops, each with the op whose module may have it; if not, the op itself is used.
 _BESIDE = {
+    "gelu_backward": "gelu",
+    "swiglu_backward": "swiglu",
     "tied_embedding": "embedding",
     "rotary_": "rotary",
     "store_in_pages": "paged_attention",

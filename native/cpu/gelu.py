@@ -12,7 +12,7 @@ from native import reference
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, address, computes, kernel, register, structure
 
-__all__ = ["bias_gelu", "describe", "gelu", "why_not"]
+__all__ = ["bias_gelu", "describe", "gelu", "gelu_backward", "why_not"]
 
 # The rows are divided into this many pieces; each has a separate sum of the bias's gradient.
 PIECES = 32
@@ -44,6 +44,14 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if not computes("gelu", x):
         return reference.gelu(x, approximate)
     result: Tensor = _FORWARD(x, None, approximate == "tanh")
+    return result
+
+
+def gelu_backward(x: Tensor, upstream: Tensor, approximate: str = "none") -> Tensor:
+    """Return the gradient of `x` from that of `gelu`."""
+    if not computes("gelu", x):
+        return reference.gelu_backward(x, upstream, approximate)
+    result: Tensor = _BACKWARD(upstream, x, None, approximate == "tanh")[0]
     return result
 
 

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from native.compiled.library import load, why_not
 from native.compiled.op import POINTER, SIZE, address, computes, kernel, register
-from native.gradients import half_as_wide, swiglu_op
+from native.gradients import half_as_wide, swiglu_ops
 from native.reference import swiglu as plain
+from native.reference import swiglu_backward as plain_backward
 
-__all__ = ["describe", "swiglu", "why_not"]
+__all__ = ["describe", "swiglu", "swiglu_backward", "why_not"]
 
 
 def describe() -> str:
@@ -28,6 +29,14 @@ def swiglu(x: Tensor) -> Tensor:
     return result
 
 
+def swiglu_backward(x: Tensor, upstream: Tensor) -> Tensor:
+    """Return the gradient of `x` from that of `swiglu`."""
+    if not computes("swiglu", x):
+        return plain_backward(x, upstream)
+    result: Tensor = _BACKWARD(x, upstream)
+    return result
+
+
 def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
     x = x.contiguous()
     above = None if upstream is None else upstream.contiguous()
@@ -38,4 +47,4 @@ def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
     return out
 
 
-_FORWARD = swiglu_op(register, _run)
+_FORWARD, _BACKWARD = swiglu_ops(register, _run)

@@ -12,6 +12,7 @@ from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.reference import gelu as plain
+from native.reference import gelu_backward as plain_backward
 
 
 def describe() -> str:
@@ -24,6 +25,14 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate not in ("none", "tanh") or not language.computes("gelu", x):
         return plain(x, approximate)
     result: Tensor = _FORWARD(x, approximate == "tanh")
+    return result
+
+
+def gelu_backward(x: Tensor, upstream: Tensor, approximate: str = "none") -> Tensor:
+    """Return the gradient of `x` from that of `gelu`."""
+    if approximate not in ("none", "tanh") or not language.computes("gelu", x):
+        return plain_backward(x, upstream, approximate)
+    result: Tensor = _BACKWARD(x, upstream, approximate == "tanh")
     return result
 
 

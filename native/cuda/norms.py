@@ -73,11 +73,10 @@ class Normal:
 
 @dataclass(frozen=True)
 class Slopes:
-    """The gradients of the input, which is also that of the residual, of the weight and of the bias."""
+    """The gradient of the input, which is also that of the residual; and in fp32 of the weight, and of the bias."""
 
     x: Tensor
-    weight: Tensor
-    bias: Tensor | None
+    sums: Tensor
 
 
 @jit
@@ -238,10 +237,11 @@ def derive(
     piece = -(-max(1, rows) // blocks.pieces)
     pieces = -(-rows // piece)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    sums = torch.zeros(2 if bias else 1, pieces, width, dtype=torch.float32, device=x.device)
+    sums = torch.empty(2 if bias else 1, pieces, width, dtype=torch.float32, device=x.device)
     at_once = wide <= blocks.widest_sums
     shape = (rows, width, slopes.stride(0), flat.stride(0), piece)
     first = inverses if means is None else means
+    # Without rows there are no pieces, whose sum is 0.
     if rows and width:
         with on_device(x):
             _derive[(pieces,)](
@@ -267,7 +267,7 @@ def derive(
                 given = (slopes, flat, first, inverses, sums[0], sums[-1])
                 grid = (pieces, -(-width // blocks.flat))
                 _sum_columns[grid](*given, *shape, CENTRE=centre, BIAS=bias, WIDTH=blocks.flat)
-    return Slopes(out, sums[0].sum(0).to(weight.dtype), sums[1].sum(0) if bias else None)
+    return Slopes(out, sums.sum(1))
 
 
 def _forward(centre: bool) -> Callable[..., tuple[Tensor, ...]]:
@@ -306,21 +306,17 @@ def _backward(
     inverses: Tensor,
     centre: bool,
     biased: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, the weight, and in fp32 the bias."""
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x, and in fp32 those of the weight and, if there is one, the bias: (1 or 2, width)."""
     made = derive(upstream, extra, x, weight, means if centre else None, inverses, bias=biased)
-    return made.x, made.weight, inverses.new_empty(0) if made.bias is None else made.bias
+    return made.x, made.sums
 
 
 def _gradients(
     upstream: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     own = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return (
-        own,
-        weight.new_empty(weight.shape),
-        x.new_empty(weight.shape if rest[-1] else 0, dtype=torch.float32),
-    )
+    return own, x.new_empty(2 if rest[-1] else 1, len(weight), dtype=torch.float32)
 
 
 def _keep(centre: bool) -> Callable[..., None]:
@@ -330,11 +326,8 @@ def _keep(centre: bool) -> Callable[..., None]:
         ctx.mark_non_differentiable(means, inverses)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x if residual is None else total, weight, means, inverses)
-        ctx.summed, ctx.centre, ctx.bias_type = (
-            residual is not None,
-            centre,
-            None if bias is None else bias.dtype,
-        )
+        ctx.summed, ctx.centre, ctx.biased = residual is not None, centre, bias is not None
+        ctx.type = weight.dtype
 
     return keep
 
@@ -345,14 +338,14 @@ def _gradient(
     of_total = of_total if ctx.summed else None
     if upstream is None:
         return of_total, of_total, None, None, None
-    biased = ctx.bias_type is not None
-    own, of_weight, of_bias = _BACKWARD(upstream, of_total, *ctx.saved_tensors, ctx.centre, biased)
-    return own, own if ctx.summed else None, of_weight, of_bias.to(ctx.bias_type) if biased else None, None
+    own, sums = _BACKWARD(upstream, of_total, *ctx.saved_tensors, ctx.centre, ctx.biased)
+    of_weight, of_bias = sums.to(ctx.type).unbind() if ctx.biased else (sums[0].to(ctx.type), None)
+    return own, own if ctx.summed else None, of_weight, of_bias, None
 
 
 _BACKWARD = register(
     "norm_backward(Tensor upstream, Tensor? extra, Tensor x, Tensor weight, Tensor means, Tensor inverses, "
-    "bool centre, bool biased) -> (Tensor, Tensor, Tensor)",
+    "bool centre, bool biased) -> (Tensor, Tensor)",
     _backward,
     _gradients,
 )

@@ -9,8 +9,9 @@ from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
-from native.gradients import half_as_wide, swiglu_op
+from native.gradients import half_as_wide, swiglu_ops
 from native.reference import swiglu as plain
+from native.reference import swiglu_backward as plain_backward
 
 
 def describe() -> str:
@@ -23,6 +24,14 @@ def swiglu(x: Tensor) -> Tensor:
     if x.shape[-1] % 2 or not language.computes("swiglu", x):
         return plain(x)
     result: Tensor = _FORWARD(x)
+    return result
+
+
+def swiglu_backward(x: Tensor, upstream: Tensor) -> Tensor:
+    """Return the gradient of `x` from that of `swiglu`."""
+    if x.shape[-1] % 2 or not language.computes("swiglu", x):
+        return plain_backward(x, upstream)
+    result: Tensor = _BACKWARD(x, upstream)
     return result
 
 
@@ -61,4 +70,4 @@ def _run(x: Tensor, upstream: Tensor | None) -> Tensor:
     return out
 
 
-_FORWARD = swiglu_op(register, _run)
+_FORWARD, _BACKWARD = swiglu_ops(register, _run)

@@ -24,3 +24,8 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
         return plain(x, approximate)
     out: Tensor = library.kernel("npu_gelu")(x, approximate=approximate)
     return out
+
+
+def gelu_backward(x: Tensor, upstream: Tensor, approximate: str = "none") -> Tensor:
+    """Return the gradient of `x` from that of `gelu`."""
+    return library.gradient(lambda leaf: gelu(leaf, approximate), x, upstream)

@@ -24,3 +24,8 @@ def swiglu(x: Tensor) -> Tensor:
         return plain(x)
     out: Tensor = library.kernel("npu_swiglu")(x.contiguous(), dim=-1)
     return out
+
+
+def swiglu_backward(x: Tensor, upstream: Tensor) -> Tensor:
+    """Return the gradient of `x` from that of `swiglu`."""
+    return library.gradient(swiglu, x, upstream)

@@ -91,3 +91,14 @@ def test_an_error_sees_what_is_not_finite() -> None:
     assert cases.error(expected.clone(), expected) == 0
     for wrong in ([1.0, 0.0, inf], [1.0, nan, -inf], [nan, nan, inf], [1.0, nan, 3e38]):
         assert cases.error(torch.tensor(wrong), expected) == inf
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("op", ["gelu", "swiglu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_an_activation_alone_is_that_of_its_graph(
+    op: str, dtype: torch.dtype, backend: str
+) -> None:
+    module = reference if backend == "reference" else importlib.import_module(f"native.cpu.{op}")
+    own, graph = cases.gradients_alone(module, op, dtype)
+    assert torch.equal(own, graph)

@@ -246,3 +246,10 @@ def test_an_update_is_the_reference_with_its_copy_in_bf16() -> None:
         results.append([*held, *means, *squares, lowered[0].float()])
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["gelu", "swiglu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_an_activation_alone_is_that_of_its_graph(op: str, dtype: torch.dtype) -> None:
+    own, graph = cases.gradients_alone(importlib.import_module(f"native.npu.{op}"), op, dtype)
+    assert torch.equal(own, graph)

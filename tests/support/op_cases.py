@@ -328,3 +328,15 @@ _EDITS: Mapping[str, Callable[[Tensor, Tensor], None]] = {
     "infinite": _infinite,
     "not a number": _not_a_number,
 }
+
+
+def gradients_alone(module: Any, op: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the gradient of an activation's input by the module's function for it, and by torch's graph."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(6, 80, generator=generator).to(dtype).requires_grad_()
+    rest = ("tanh",) if op == "gelu" else ()
+    out = getattr(module, op)(x, *rest)
+    upstream = torch.randn(out.shape, generator=generator).to(dtype)
+    out.backward(upstream)
+    assert x.grad is not None
+    return getattr(module, f"{op}_backward")(x.detach(), upstream, *rest), x.grad

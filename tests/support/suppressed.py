@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver as triton_driver
 from triton.runtime.jit import JITFunction
 
-from native import philox
+from native import philox, products
 from native.compiled.library import NAMESPACE
 from native.cuda import attention, blocks, language
 from trainer.device import Device, Stopwatch
@@ -210,6 +210,9 @@ def without_launches(place: str, counting: Counting | None = None) -> Iterator[N
         (compiler, "compile", lambda *_, **__: Kernel()),
         (torch, "tensor", unpinned),
         (philox, "draws_itself", lambda device: True),
+        # Products of other devices than a CPU are torch's.
+        (products, "widens", lambda x: False),
+        (products, "_dense", lambda x: x),
         (model_attention, "draws_itself", lambda device: True),
     ]
     if counting is not None:

@@ -23,6 +23,12 @@ class Activation:
             return self.ops.swiglu(inner)
         return self.ops.gelu(inner, self.approximate)
 
+    def gradient(self, inner: Tensor, upstream: Tensor) -> Tensor:
+        """Return the gradient of `inner` from that of the activation."""
+        if self.gated:
+            return self.ops.swiglu_backward(inner, upstream)
+        return self.ops.gelu_backward(inner, upstream, self.approximate)
+
 
 class FeedForward(nn.Module):
     """Two matrices with an activation between them; `inner` is the width between them, by default the config's."""

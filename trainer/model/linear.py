@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,14 @@ from native import products
 from trainer.model.cuts import Cut
 from trainer.parallel.tensor import Parallel, column_linear
 
-# A function of a matrix's input: of each number, or of pairs of numbers.
-Activate = Callable[[Tensor], Tensor]
+
+class Activate(Protocol):
+    """A function of a matrix's input: of each number, or of pairs of numbers."""
+
+    def __call__(self, inner: Tensor) -> Tensor: ...
+
+    def gradient(self, inner: Tensor, upstream: Tensor) -> Tensor:
+        """Return the gradient of `inner` from that of the result."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +81,6 @@ class RowLinear(nn.Module):
         return whole if self.bias is None else whole + self.bias
 
 
-class _Start(torch.autograd.Function):
-    """The start of a backward pass with a known gradient.
-
-    `torch.autograd.grad` with such a gradient imports sympy, which takes 25 MB and half a second in each rank.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, upstream: Tensor) -> Tensor:
-        ctx.upstream = upstream
-        return x.new_zeros(())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
-        return ctx.upstream, None
-
-
 class _SourcedLinear(torch.autograd.Function):
     """A linear layer that stores another tensor instead of its input, and computes the input again from it."""
 
@@ -132,14 +121,9 @@ class _ActivatedLinear(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = upstream.flatten(0, -2)
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            active = ctx.activation(leaf)
-        of_weight = products.mm(rows.t(), active.detach().flatten(0, -2)) if ctx.needs_input_grad[1] else None
-        of_active = products.mm(rows, weight).view(active.shape)
-        with torch.enable_grad():
-            start = _Start.apply(active, of_active)  # type: ignore[no-untyped-call]
-        # Free the activation before its gradient is computed.
-        del active, of_active
-        (of_input,) = torch.autograd.grad(start, leaf)
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            of_weight = products.mm(rows.t(), ctx.activation(x).flatten(0, -2))
+        of_active = products.mm(rows, weight).view(*upstream.shape[:-1], -1)
+        of_input = ctx.activation.gradient(x, of_active)
         return of_input, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None

@@ -172,3 +172,10 @@ def test_a_device_without_a_row_in_the_table_takes_that_of_the_next_older_one() 
     assert [blocks.nearest(own) for own in ((8, 0), (8, 7), (9, 5), (13, 0))] == ["8.0", "8.6", "9.0", "12.0"]
     for sizes in blocks.TABLE.values():
         assert all(n & (n - 1) == 0 for n in (sizes.flat, sizes.tile, sizes.columns))
+
+
+@pytest.mark.parametrize("op", ["gelu", "swiglu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_an_activation_alone_is_that_of_its_graph(op: str, dtype: torch.dtype) -> None:
+    own, graph = cases.gradients_alone(importlib.import_module(f"native.cuda.{op}"), op, dtype)
+    assert torch.equal(own, graph)

@@ -110,14 +110,18 @@ def test_a_job_that_recomputes_has_the_losses_of_one_that_keeps_on_every_layout(
 
 @pytest.mark.parametrize(("is_frozen", "calls"), [(True, 1), (False, 2)])
 def test_the_activation_before_a_frozen_matrix_is_computed_once(is_frozen: bool, calls: int) -> None:
-    matrix, count = RowLinear(8, 4, ALONE), 0
+    class Relu:
+        count = 0
+
+        def __call__(self, inner: Tensor) -> Tensor:
+            self.count += 1
+            return torch.relu(inner)
+
+        def gradient(self, inner: Tensor, upstream: Tensor) -> Tensor:
+            return upstream * (inner > 0)
+
+    matrix, activation = RowLinear(8, 4, ALONE), Relu()
     matrix.weight.requires_grad_(not is_frozen)
-
-    def activate(x: Tensor) -> Tensor:
-        nonlocal count
-        count += 1
-        return torch.relu(x)
-
     x = torch.ones(3, 8, requires_grad=True)
-    matrix(x, activate).sum().backward()
-    assert count == calls and x.grad is not None
+    matrix(x, activation).sum().backward()
+    assert activation.count == calls and x.grad is not None
