@@ -7,11 +7,12 @@ device.
 from __future__ import annotations
 
 import ctypes
+import functools
 import glob
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,16 @@ class Device:
         """Return a CPU tensor in memory that a GPU reads while the host continues; for other kinds unchanged."""
         return tensor.pin_memory() if self.kind == "cuda" else tensor
 
+    def ahead(self, micro: Sequence[Any]) -> Sequence[Any]:
+        """Start to copy a micro-batch to a GPU beside its computation; other devices copy it when they need it."""
+        if self.kind != "cuda":
+            return micro
+        runtime, stream = _runtime(self.kind), _side_stream(self.kind)
+        pinned = [self.pinned(part) for part in micro]
+        with runtime.stream(stream):
+            copies = [part.to(self.name, non_blocking=True) for part in pinned]
+        return CopiedAhead(pinned, copies, stream.record_event(), runtime)
+
     def fetch(self, values: Any) -> Callable[[], list[float]]:
         """Start to copy a tensor to this process's memory; return a function that waits for its numbers."""
         if self.kind != "cuda":
@@ -123,6 +134,28 @@ class Device:
 
         kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
         return torch.autocast(self.kind, kinds.get(precision), enabled=precision in kinds)
+
+
+class CopiedAhead(tuple[Any, ...]):
+    """A micro-batch in this process's memory whose copy is on its way to the device."""
+
+    _copies: Sequence[Any]
+    _copied: Any
+    _runtime: Any
+
+    def __new__(cls, micro: Sequence[Any], copies: Sequence[Any], copied: Any, runtime: Any) -> CopiedAhead:
+        own = super().__new__(cls, micro)
+        own._copies, own._copied, own._runtime = copies, copied, runtime
+        return own
+
+    def arrive(self) -> Sequence[Any]:
+        """Let the device wait for the copies; return them."""
+        stream = self._runtime.current_stream()
+        stream.wait_event(self._copied)
+        for copy in self._copies:
+            # Their memory is of the other stream, which must not use it again before this one has read it.
+            copy.record_stream(stream)
+        return self._copies
 
 
 class Graph:
@@ -272,6 +305,12 @@ def _make_deterministic(torch: Any) -> None:
     torch.set_deterministic_debug_mode("warn")
     # Filling costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+@functools.cache
+def _side_stream(kind: str) -> Any:
+    """Return the stream for copies of this process's device."""
+    return _runtime(kind).Stream()
 
 
 def _runtime(kind: str) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.device import Device, Graph
-from trainer.engine.passes import Micro, Model, SingleStageRunner
+from trainer.engine.passes import Micro, Model, SingleStageRunner, moved
 from trainer.engine.rank_state import Arrived, GradientBuffer, Mode
 from trainer.model.dropout import drawn
 from trainer.parallel.group import Group
@@ -38,8 +38,8 @@ class Captured:
 
     def replay(self, micro: Micro, weight: float, device: Device) -> None:
         """Run the pass for another micro-batch."""
-        for own, part in zip(self.inputs, micro, strict=True):
-            own.copy_(device.pinned(part), non_blocking=True)
+        for own, part in zip(self.inputs, moved(micro, device), strict=True):
+            own.copy_(part, non_blocking=True)
         self.weight.fill_(weight)
         if len(self.seeds):
             self.seeds.copy_(device.pinned(drawn(len(self.seeds))), non_blocking=True)

@@ -145,7 +145,9 @@ class DeepSpeedEngine:
             for gradient in gradients.values():
                 gradient.mul_(factor)
 
-    def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
+    def step(
+        self, batch: Batch, rate: float, seed: int, meanwhile: Callable[[], None] | None = None
+    ) -> StepResult:
         torch.manual_seed(seed)
         for group in self.adamw.param_groups:
             group["lr"] = rate

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trainer.device import Device, Stopwatch
+from trainer.device import CopiedAhead, Device, Stopwatch
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.parallel.group import Group
@@ -91,6 +91,8 @@ def model_loss(
 
 def moved(micro: Micro, device: Device) -> Micro:
     """Return the micro-batch on the device; the host does not wait for the copy."""
+    if isinstance(micro, CopiedAhead):
+        return micro.arrive()
     return [device.pinned(part).to(device.name, non_blocking=True) for part in micro]
 
 

@@ -53,8 +53,13 @@ class Engine(Protocol):
     loss_scale: LossScale
     """The loss scale of fp16; always 1 in other precisions."""
 
-    def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
-        """Take one optimizer step with this rank's part of a global batch; `seed` is for dropout."""
+    def step(
+        self, batch: Batch, rate: float, seed: int, meanwhile: Callable[[], None] | None = None
+    ) -> StepResult:
+        """Take one optimizer step with this rank's part of a global batch; `seed` is for dropout.
+
+        An engine may call `meanwhile`, once, when the device has the whole step to compute.
+        """
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         """Return the mean loss over the parts of all ranks, without dropout; NaN without batches."""
@@ -115,7 +120,9 @@ class TorchEngine:
             return CapturedRunner(*given, state.gradients, state.weights_arrived)
         return SingleStageRunner(*given)
 
-    def step(self, batch: Batch, rate: float, seed: int) -> StepResult:
+    def step(
+        self, batch: Batch, rate: float, seed: int, meanwhile: Callable[[], None] | None = None
+    ) -> StepResult:
         torch.manual_seed(seed)
         self.rank_state.clear()
         data, scale = self.groups.data, self.loss_scale.value
@@ -128,6 +135,8 @@ class TorchEngine:
         if self.rank_state.skips:
             # The device computes the update while the host waits for the norm.
             self.rank_state.update(rate)
+        if meanwhile:
+            meanwhile()
         norm, own_loss = report()
         # This is also False for NaN.
         finite = norm < float("inf")

@@ -82,7 +82,7 @@ def run_training(
     # The library that was pushed with the code may be for another processor than this node's.
     compiled = build.ensure()
     device = _open_device(config, environment)
-    unpooled = pool_buffers() if device.kind == "cpu" else ""
+    unpooled = _pool_buffers() if device.kind == "cpu" else ""
     before = device.memory_before()
     data = _open_data(config, environment.cache_dir or run_dir / "indices")
     orders = _make_orders(config, data)
@@ -101,11 +101,7 @@ def run_training(
     share = _share(config, groups)
     prefer = partial(fill_references, config, engine, model, orders, share, group, run_dir)
     step = _begin(config, checkpointer, engine, group, run_dir, prefer)
-    checkpointer.notes += [*filter(None, [compiled]), *data.notes, *_notes(config, device)]
-    if unpooled:
-        checkpointer.notes.append(
-            f"note: freed buffers stay in glibc's heap, which takes more memory: {unpooled}"
-        )
+    checkpointer.notes += [*filter(None, [compiled, unpooled]), *data.notes, *_notes(config, device)]
     startup.done("checkpoint")
     start = started(config, environment, group, device, ops, checkpointer, step, startup)
     watchers = observers(config, environment, run_dir, groups, start)
@@ -124,10 +120,18 @@ def run_training(
         is_enough=EarlyStop(config.tune.patience, by_loss=config.tune.task == "chat"),
         dropout_place=groups.dropout_place,
         tasks=_tasks(config, model, groups, device),
+        # A CPU computes while nothing else runs.
+        ahead=None if device.kind == "cpu" else device.ahead,
     )
     ended = train(run, step)
     engine.finish()
     return ended, group
+
+
+def _pool_buffers() -> str:
+    """Let torch take large buffers from the native pool; return a note if it cannot, or ""."""
+    fault = pool_buffers()
+    return fault and f"note: freed buffers stay in glibc's heap, which takes more memory: {fault}"
 
 
 def _tasks(

@@ -77,6 +77,10 @@ class Training:
     """Returns whether an evaluation shows that more steps would not help."""
     dropout_place: int = 0
     """Makes this rank's dropout differ from that of others; ranks with the same activations have the same place."""
+    ahead: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
+    """Starts to copy a micro-batch to the device. If it is given, each batch is read while the step before computes."""
+    following: tuple[int, Batch] | None = None
+    """The batch that was read ahead, and the number of steps before it."""
 
 
 def train(run: Training, step: int = 0) -> Ended:
@@ -152,12 +156,13 @@ def _step(run: Training, finished: int, began: float, tokens: int | None, *, sea
     config = run.config
     consumed = config.batches.consumed(finished)
     samples = config.batches.after(consumed)
-    length = config.curriculum.length(finished + 1, config.model.sequence)
-    batch = tensors(run.train.at(consumed, samples, length if length < config.model.sequence else 0))
+    batch = _batch(run, finished)
     rate = learning_rate(config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence)
     # Reading counts as the rank's own time, because a slow disk makes a slow rank.
     read = time.monotonic() - began
-    again = partial(run.engine.step, batch, rate, dropout_seed(config.seed, finished + 1, run.dropout_place))
+    seed = dropout_seed(config.seed, finished + 1, run.dropout_place)
+    meanwhile = partial(_read_ahead, run, finished + 1) if run.ahead else None
+    again = partial(run.engine.step, batch, rate, seed, meanwhile)
     result, cause = again(), ""
     if (
         search
@@ -184,6 +189,22 @@ def _step(run: Training, finished: int, began: float, tokens: int | None, *, sea
         samples=samples,
         consumed=consumed + samples,
     )
+
+
+def _batch(run: Training, finished: int) -> Batch:
+    """Return the batch of the step after `finished` steps."""
+    if run.following and run.following[0] == finished:
+        return run.following[1]
+    config = run.config
+    consumed, whole = config.batches.consumed(finished), config.model.sequence
+    length = config.curriculum.length(finished + 1, whole)
+    return tensors(run.train.at(consumed, config.batches.after(consumed), length if length < whole else 0))
+
+
+def _read_ahead(run: Training, finished: int) -> None:
+    """Read the batch after `finished` steps, unless this is done, and start to copy it to the device."""
+    if run.ahead and finished < run.config.steps and (not run.following or run.following[0] != finished):
+        run.following = finished, [run.ahead(micro) for micro in _batch(run, finished)]
 
 
 def dropout_seed(seed: int, step: int, index: int) -> int:
