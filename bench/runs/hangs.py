@@ -145,13 +145,18 @@ def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
     path.write_text(json.dumps(job))
     began = time.monotonic()
     argv = [sys.executable, "-m", "clusterctl", "launch", str(path)]
-    done = subprocess.run(argv, cwd=site.folder, env=site.env, capture_output=True, text=True, timeout=LIMIT)
+    try:
+        said = subprocess.run(
+            argv, cwd=site.folder, env=site.env, capture_output=True, text=True, timeout=LIMIT
+        ).stderr
+    except subprocess.TimeoutExpired:
+        said = f"it did not end in {LIMIT:.0f} s"
     cause = max(
         (site.folder / "runs").glob("*/cause.json"), key=lambda found: found.stat().st_mtime, default=None
     )
     seconds = time.monotonic() - began
     if cause is None or cause.stat().st_mtime < time.time() - seconds:
-        return Outcome(drill, None, f"no cause: {done.stderr[-300:]}", seconds)
+        return Outcome(drill, None, f"no cause: {said[-300:]}", seconds)
     value = json.loads(cause.read_text())
     return Outcome(drill, value["rank"], value["title"], seconds)
 

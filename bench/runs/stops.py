@@ -66,7 +66,7 @@ class Trial:
     def __init__(self, made: Sandbox, folder: Path, runs: Path) -> None:
         own = {"CLUSTERCTL_CLUSTER": str(made.cluster_file), "CLUSTERCTL_RUNS": str(runs), "NO_COLOR": "1"}
         self.made, self.folder, self.env = made, folder, user_environment(**own)
-        done = self.start("launch", "--detach", "--no-code", "--grace", "1", "--", "sleep", "3600")
+        done = self.start("launch", "--detach", "--no-code", "--", "sleep", "3600")
         out, err = done.communicate(timeout=LIMIT)
         if done.returncode:
             raise SystemExit(f"launch: {err}")

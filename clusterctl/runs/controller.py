@@ -32,6 +32,7 @@ from clusterctl.runs.notify import Notifier
 from clusterctl.runs.prepare.stage import Stored, Tell
 from clusterctl.runs.state import RunState, end_half_line, write_state
 from clusterctl.runs.stop import StopRequest, stop_half_started, stop_nodes
+from clusterctl.runs.watching.roller import Roller
 from clusterctl.runs.watching.stall import Stragglers
 from clusterctl.runs.watching.updates import Update
 from clusterctl.runs.watching.watch import PATIENCE, RunWatcher
@@ -124,7 +125,7 @@ class Control:
                 copier.note()
             self._tell(update)
             if update.pace:
-                yield from self._stragglers(paces, update)
+                yield from self._stragglers(paces, update, watch.roller)
             if saved and self.policy.grow == "checkpoint":
                 threading.Thread(target=self._grow, daemon=True, name="grow").start()
             yield update
@@ -142,7 +143,7 @@ class Control:
         if update.metric and update.metric.diverged:
             self.notify.not_finite(update.metric.step)
 
-    def _stragglers(self, paces: Stragglers, update: Update) -> Iterator[Update]:
+    def _stragglers(self, paces: Stragglers, update: Update, roller: Roller) -> Iterator[Update]:
         """Report the stragglers in a node's pace, each once per attempt; they are not stopped."""
         record = self.run.read_record()
         own = record.ranks[update.node]
@@ -153,6 +154,7 @@ class Control:
             times = round(slow.times, 2)
             facts = {"rank": slow.rank, "device": device, "times": times, "seconds": slow.seconds}
             self.run.add_event("straggler", node=node, **facts, text=text)
+            roller.report_slow(node, slow.rank)
             yield Update(node=node, note=text)
 
     def _note(self, text: str) -> Update:

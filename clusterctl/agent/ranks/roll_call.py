@@ -33,12 +33,16 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def roll_call(request: Request) -> Dict[str, Any]:
-    """Return an observation of each rank of an attempt; with `save`, write the stacks to the ends of their logs too."""
+    """Return an observation of each rank of an attempt, or only of one.
+
+    With `save`, write the stacks to the ends of their logs too.
+    """
     files = AttemptFiles(request.path("run_dir"), request.need("attempt", int))
     spec = read_json(files.spec)
     if spec is None:
         raise Refused("missing", f"attempt {files.attempt} was not started here")
-    processes = processes_of(files, spec)
+    only = request.params.get("only")
+    processes = [process for process in processes_of(files, spec) if only in (None, process.rank)]
     before, began = {process.pid: _ticks(process.pid) for process in processes}, time.monotonic()
     writing = [flight.ask(process.environ, process.rank) for process in processes]
     stacks.collect(files, processes, save=bool(request.params.get("save")))

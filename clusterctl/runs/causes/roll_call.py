@@ -40,12 +40,18 @@ class Roll:
 
 
 def call_roll(
-    connections: Connections, record: RunRecord, nodes: Sequence[Node], seconds: float, *, save: bool = False
+    connections: Connections,
+    record: RunRecord,
+    nodes: Sequence[Node],
+    seconds: float,
+    *,
+    save: bool = False,
+    only: int | None = None,
 ) -> Roll:
-    """Return where the ranks of some nodes stand; `save` also writes their stacks to the ends of their logs."""
+    """Return where the ranks of some nodes stand, or one of them; `save` also writes their stacks to their logs."""
 
     def ask(node: Node, link: Connection) -> Roll:
-        where = {"run_dir": record.run_dirs[node.name], "attempt": record.attempt, "save": save}
+        where = {"run_dir": record.run_dirs[node.name], "attempt": record.attempt, "save": save, "only": only}
         return link.ask(Roll, "roll_call", where)
 
     outcomes = within(connections, nodes, ask, LIMIT)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.runs.causes.blame import judge
+from clusterctl.runs.causes.places import Place
 from clusterctl.runs.causes.roll_call import Roll, call_roll, keep_roll
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.runs.stop import StopRequest
     from clusterctl.transport.fanout import Connections
+
+# How often a slow rank is looked at.
+SAMPLES = 3
 
 
 class Roller:
@@ -48,6 +53,22 @@ class Roller:
             self.report(f"no rank has written anything for {seconds:.0f} s{last}{standing}")
 
         threading.Thread(target=report, daemon=True, name="roll call").start()
+
+    def report_slow(self, node: str, rank: int) -> None:
+        """Report, from a thread, where a rank that holds up the others is mostly seen, if its stack can be seen."""
+
+        def report() -> None:
+            nodes = [known for known in self.record.cluster.nodes if known.name == node]
+            found = Counter[Place]()
+            for _ in range(SAMPLES):
+                roll = call_roll(self.connections, self.record, nodes, 0.0, save=True, only=rank)
+                found.update(seen.place for seen in roll.ranks if seen.place and not seen.place.waits)
+            for place, count in found.most_common(1):
+                self.report(
+                    f"straggler: rank {rank} is in {place.describe()} in {count} of {SAMPLES} samples"
+                )
+
+        threading.Thread(target=report, daemon=True, name="slow rank").start()
 
     def _call(self, seconds: float, *, save: bool = False) -> Roll:
         nodes = [node for node in self.record.cluster.nodes if node.name not in self.gone]

@@ -13,6 +13,7 @@ from clusterctl.runs.controller import Control
 from clusterctl.runs.overview import make_overview, read_progress
 from clusterctl.runs.query import combine
 from clusterctl.runs.state import RunState
+from clusterctl.runs.watching.roller import Roller
 from clusterctl.runs.watching.stall import IN_A_ROW, Stragglers, is_number, slow
 from clusterctl.runs.watching.updates import Update
 from tests.support.records import outcome, record_of
@@ -65,7 +66,12 @@ def test_a_node_tells_what_its_ranks_took_themselves_and_forgets_it_then(tmp_pat
     assert steps.pace(3 * REPORTED) is None, "nothing new was seen"
 
 
-def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_alone(tmp_path: Path) -> None:
+def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(Roller, "report_slow", lambda roller, node, rank: seen.append((node, rank)))
+    roller = Roller.__new__(Roller)
     run = RunDir(tmp_path / "r")
     ranks, devices = {"a": [0, 1], "b": [2]}, {"a": [4, 5], "b": [7]}
     run.write_record(record_of(ranks, devices))
@@ -73,9 +79,10 @@ def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_al
     control.run = run
     paces, told = Stragglers(ranks=3), []
     for _ in range(IN_A_ROW):
-        told += control._stragglers(paces, Update(node="b", pace={2: 0.9, 0: 99.0, 17: 1.0}))
-        told += control._stragglers(paces, Update(node="a", pace={0: 0.1, 1: 0.1}))
+        told += control._stragglers(paces, Update(node="b", pace={2: 0.9, 0: 99.0, 17: 1.0}), roller)
+        told += control._stragglers(paces, Update(node="a", pace={0: 0.1, 1: 0.1}), roller)
     assert [one.node for one in told] == ["b"]
+    assert seen == [("b", 2)], "it is looked at once"
     (event,) = run.event_lines()
     assert tuple(event.facts[name] for name in ("node", "rank", "device", "times")) == ("b", 2, 7, 9.0)
 
