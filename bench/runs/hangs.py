@@ -146,17 +146,17 @@ def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
     began = time.monotonic()
     argv = [sys.executable, "-m", "clusterctl", "launch", str(path)]
     try:
-        said = subprocess.run(
+        errors = subprocess.run(
             argv, cwd=site.folder, env=site.env, capture_output=True, text=True, timeout=LIMIT
         ).stderr
     except subprocess.TimeoutExpired:
-        said = f"it did not end in {LIMIT:.0f} s"
+        errors = f"it did not end in {LIMIT:.0f} s"
     cause = max(
         (site.folder / "runs").glob("*/cause.json"), key=lambda found: found.stat().st_mtime, default=None
     )
     seconds = time.monotonic() - began
     if cause is None or cause.stat().st_mtime < time.time() - seconds:
-        return Outcome(drill, None, f"no cause: {said[-300:]}", seconds)
+        return Outcome(drill, None, f"no cause: {errors[-300:]}", seconds)
     value = json.loads(cause.read_text())
     return Outcome(drill, value["rank"], value["title"], seconds)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterctl.runs.causes.places import Frame, Place, path_of, place_of
+from clusterctl.runs.causes.places import Frame, Place, path_of, place_of, short
 from clusterctl.text import plural
 
 # From this share of a core on, a rank computes.
@@ -243,7 +243,7 @@ def _least_far(ranks: Sequence[Observation]) -> list[Observation]:
     """Return the rank at the first line of the innermost function that all ranks are in: the others come from it."""
     stacks = [[frame for frame in reversed(seen.frames) if not frame.is_library] for seen in ranks]
     for level in zip(*stacks, strict=False):
-        if len({(frame.file, frame.function) for frame in level}) > 1:
+        if len({(short(frame.file), frame.function) for frame in level}) > 1:
             break
         lines = [frame.line for frame in level]
         if len(set(lines)) > 1:

@@ -14,7 +14,8 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
-from clusterctl.runs.causes.patterns import Kind, kind_of, lost_another, raised_in
+from clusterctl.runs.causes.mismatch import judge_ends
+from clusterctl.runs.causes.patterns import MISMATCHED, Kind, kind_of, lost_another, raised_in
 from clusterctl.runs.causes.patterns import how_it_ended as how_it_ended
 from clusterctl.runs.causes.workers import Worker, failed_worker
 from clusterctl.runs.state import write_state
@@ -103,6 +104,7 @@ def find_cause(run: RunDir, state: RunState, attempt: int = 1) -> Cause:
         first = left
     kind = ends.kinds[_key(first)]
     first = next((entry for entry in ends.all if entry.rank == kind.source), first)
+    first, kind = ends.mismatched(first, kind)
     log, tail = ends.log_of(first)
     return Cause(
         title=_title(first, kind.words),
@@ -270,6 +272,16 @@ class _Ends:
         earliest = min(left, key=lambda rank: rank.end_time)
         self.kinds[_key(earliest)] = Kind(phrase, phrase, hint)
         return earliest
+
+    def mismatched(self, first: RankState, kind: Kind) -> tuple[RankState, Kind]:
+        """Return the rank whose collective did not match, if a rank reports that and the stacks show which it was."""
+        reported = next((entry for entry in self.kinds.values() if entry.short == MISMATCHED), None)
+        blamed = judge_ends(self.all, lambda rank: self.log_of(rank)[1]) if reported else None
+        if reported is None or blamed is None or not blamed.blamed:
+            return first, kind
+        wrong = next(entry for entry in self.all if entry.rank == blamed.blamed[0].rank)
+        words = f"called a collective that does not match: {blamed.sentence}"
+        return wrong, replace(reported, words=words)
 
     def did_not_wait(self) -> str:
         """Return a hint with the ranks that ended early while the others waited for them or lost each other."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.ranks.frames import PREFIX, TRACEBACK
 from clusterctl.agent.ranks.stacks import NO_TOOL
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ CONSEQUENCES = (
         "connection lost",
     ),
 )
+MISMATCH = re.compile(
+    r"preamble\.length <= op\.nbytes|doesn't match expected size|Detected mismatch between collectives"
+)
+MISMATCHED = "collectives that do not match"
 # Why a later start may succeed: the link between two devices, or two nodes, is set up anew.
 LINK_PASSES = "the link may be up then"
 PORT_PASSES = "the port may be free then"
@@ -83,8 +88,6 @@ PASSES = (
         "the disk may work then",
     ),
 )
-# The prefix that torch and torchrun add to each line of a traceback.
-PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")
 UNSTARTED = re.compile(
     r"clusterctl: cannot start (?P<what>'.*'|\".*\") in .*?: (?:\[Errno \d+\] )?(?P<why>[^:\[\]]+)"
 )
@@ -93,12 +96,13 @@ OF_ONE_RANK = re.compile(r"error: rank (?P<rank>\d+)(?: on \S+)?: (?P<why>.*)")
 # A syntax error: Python prints no traceback header before it.
 UNPARSED = re.compile(r'  File ".*", line \d+')
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
-TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 OTHER_WORLD = (
     "start the launcher directly, or in a script of the pushed folder: launch -- torchrun train.py, or mpirun PROGRAM\n"
     "if each process is to have a group of its own, say so: `processes: node` or `processes: device` (--per-node)"
 )
+# Functions in which a program waits for its threads and for other ranks when it exits.
+EXITING = re.compile(r"`(?:_exitfunc|_shutdown|_python_exit|_exit_function)`")
 # Characters of an exception's message in a title.
 WIDEST = 300
 
@@ -179,14 +183,16 @@ def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         return Kind(
             ended, "hung", "see who sends SIGSTOP on that node; kill -CONT continues a process", sure=True
         )
+    raised = raised_in(tail)
     if rank.hang:
-        return Kind(ended, "hung", _hint_of_hang(rank, tail))
+        quoted = raised[:WIDEST] if raised and EXITING.search(rank.stands) else ""
+        words = f"{ended}; it was exiting after {quoted}" if quoted else ended
+        return Kind(words, "hung", _hint_of_hang(rank, tail), quoted=quoted)
     # The process could not write its message about the full disk.
     if rank.full and rank.exit_code and NO_ROOM not in output:
         return Kind(f"{ended}: {NO_ROOM}, for {rank.full}", NO_ROOM, dict(HINTS)[NO_ROOM], sure=True)
     if rank.exit_code in (126, 127) and (unstarted := UNSTARTED.match(tail[-1] if tail else "")):
         return _unstarted(unstarted["what"], unstarted["why"].strip())
-    raised = raised_in(tail)
     if raised is None and (reported := _of_one_rank(tail)):
         return reported
     code = code_in(output)
@@ -195,6 +201,11 @@ def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         phrase = f"{ended}: {code}, {meaning.words}"
         short, passes = f"{code} {meaning.words}", meaning.passes
         return Kind(phrase, short, meaning.hint, meaning.follows, not meaning.follows, passes=passes)
+    if MISMATCH.search(output):
+        hint = "every rank must call the same collectives in one order, with tensors of one size"
+        return Kind(
+            f"{ended}: its collective does not match those of other ranks", MISMATCHED, hint, sure=True
+        )
     consequence = _consequence(raised or output)
     if consequence and rank.signal in (None, 0, signal.SIGABRT):
         hint = "no other rank failed before it: look for a hung rank, or a broken link (`clusterctl doctor`)"

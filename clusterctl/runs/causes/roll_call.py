@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.ranks.frames import frames_in
 from clusterctl.errors import UsageError
 from clusterctl.logs.store import last_lines
 from clusterctl.runs.causes.blame import STOPPED, Observation, judge
-from clusterctl.runs.causes.places import Frame
+from clusterctl.runs.causes.mismatch import ABORTED, stack_in
 from clusterctl.runs.causes.workers import own_lines
 from clusterctl.transport.fanout import within
 from clusterctl.typed_json import BadValue, decode, encode
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 LIMIT = 6.0
 # Last lines of a log in which the stacks of an aborted rank are searched.
 READ = 1000
-ABORTED = "Fatal Python error: Aborted"
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,7 @@ def _with_log(run: RunDir, attempt: int, seen: Observation) -> Observation:
     lines = last_lines(run.log(seen.node, seen.via, "err", attempt), READ)
     if seen.worker:
         lines = own_lines(seen.rank, seen.local_rank, lines)
-    text = "\n".join(lines)
-    found = frames_in(text.rpartition(ABORTED)[2]) if ABORTED in text else []
-    frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in found)
+    frames = stack_in(lines) if any(ABORTED in line for line in lines) else ()
     return replace(seen, frames=frames, unseen="") if frames else seen
 
 

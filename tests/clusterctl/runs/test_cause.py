@@ -247,6 +247,72 @@ error: rank 2 on b: /data/step-00000008: cannot be saved: No space left on devic
 """
 
 
+C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+RECEIVED = f"""terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 32768 vs 4. Received data
+Fatal Python error: Aborted
+
+Thread 0x0000000000000001 (most recent call first):
+  File "{C10D}", line 9 in all_reduce
+  File "/n/code/train.py", line 30 in step
+  File "/n/code/train.py", line 50 in <module>
+"""
+
+
+def lost_in(line: int, call: str) -> str:
+    return f"""[rank1]: Traceback (most recent call last):
+[rank1]:   File "/n/code/train.py", line 50, in <module>
+[rank1]:     step()
+[rank1]:   File "/n/code/train.py", line {line}, in step
+[rank1]:     dist.{call}(x)
+[rank1]:     ^^^^^^^^
+[rank1]:   File "{C10D}", line 9, in {call}
+[rank1]:     work.wait()
+[rank1]: RuntimeError: [../gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer
+"""
+
+
+def test_a_rank_whose_collective_did_not_match_is_the_cause_and_not_the_one_that_received_it(
+    tmp_path: Path,
+) -> None:
+    run = RunDir(tmp_path)
+    for node, rank, text in (
+        ("a", 0, RECEIVED),
+        ("a", 1, lost_in(30, "all_reduce")),
+        ("b", 2, lost_in(41, "all_gather")),
+        ("b", 3, "step 7\n"),
+    ):
+        wrote(run, node, rank, text)
+    received = at("a", 0, 1.0, signal=6)
+    others = [at("a", 1, 1.1, code=1), at("b", 2, 1.1, code=1), at("b", 3, 1.2, signal=15)]
+    cause = find_cause(run, received, [received, *others], {"a": "failed", "b": "stopped"})
+    assert (cause.rank, cause.node) == (2, "b")
+    assert cause.title == (
+        "rank 2 on b (device 2) called a collective that does not match: 2 of 3 ranks wait in all_reduce at"
+        " code/train.py:30, rank 2 (b, device 2) waits in all_gather at code/train.py:41"
+    )
+    assert "with tensors of one size" in cause.hint
+    # At one line of all, the stacks do not show which it was.
+    wrote(run, "b", 2, lost_in(30, "all_reduce"))
+    cause = find_cause(run, received, [received, *others], {"a": "failed", "b": "stopped"})
+    assert cause.rank == 0
+    assert "its collective does not match those of other ranks" in cause.title
+
+
+def test_a_rank_that_hangs_on_its_way_out_tells_what_it_raised(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    wrote(run, "a", 1, TRACEBACK)
+    facts = {"hang": 9.0, "odd": True}
+    exits = at(
+        "a", 1, 1.0, stands="rank 1 (a) is in `_del`, called by `_exitfunc` at x.py:1 for 9 s", **facts
+    )
+    assert find_cause(run, exits, [exits], {"a": "failed"}).title.endswith(
+        "for 9 s; it was exiting after ZeroDivisionError: division by zero"
+    )
+    loads = at("a", 1, 1.0, stands="rank 1 (a) is in `load` at x.py:1 for 9 s", **facts)
+    assert "ZeroDivisionError" not in find_cause(run, loads, [loads], {"a": "failed"}).title
+
+
 def test_the_rank_that_could_not_save_is_the_cause_though_all_ranks_report_it(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for node, rank in (("a", 0), ("a", 1), ("b", 2), ("b", 3)):
