@@ -249,6 +249,9 @@ def from_command(
 ) -> Job:
     """Return a job for a bare command, named after its program or script."""
     refuse_secrets(env or {})
+    if re.match(r"[A-Za-z_]\w*=", argv[0] if argv else ""):
+        # No shell reads the assignments.
+        argv = ["env", *argv]
     stems = [Path(word).stem for word in argv[:2] if not word.startswith("-")]
     raw = (
         stems[-1] if stems and re.match(r"python|(ba|z)?sh$", stems[0]) else stems[0] if stems else "command"

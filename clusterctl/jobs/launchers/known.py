@@ -62,6 +62,8 @@ HOROVOD = Launcher("horovodrun", options.mpi, ("--gloo", "--mpi", "--verbose"), 
 OF_MPI = Launcher("mpirun", options.mpi, options.MPI_FLAGS, pairs=options.MPI_PAIRS, by_variables=True)
 PROGRAMS = {
     "torchrun": _torch("torchrun"),
+    # torchtune's, with torchrun's options.
+    "tune": replace(_torch("tune"), verbs=("run",)),
     "deepspeed": DEEPSPEED,
     "accelerate": replace(ACCELERATE, verbs=("launch",)),
     "accelerate-launch": ACCELERATE,

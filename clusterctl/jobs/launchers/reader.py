@@ -48,10 +48,20 @@ WRAPPERS: dict[str, tuple[str, int]] = {
     "nsys": ("-o --output -t --trace -s -c --sample --capture-range", 1),
     "ncu": ("-o --export", 0),
     "busybox": ("", 0),
+    "pixi": ("-e --environment --manifest-path", 1),
+    **dict.fromkeys(
+        ("apptainer", "singularity"), ("-B --bind --env --env-file -H --home -W --pwd --overlay -C", 2)
+    ),
+    "strace": ("-o -e -p -s -u -E", 0),
+    "perf": ("-o --output -e --event -F -g -c", 1),
+    "flock": ("-w --timeout -E", 1),
+    **dict.fromkeys(("tini", "dumb-init", "xvfb-run", "chronic"), ("", 0)),
 }
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 # Python's program in a variable.
 PYTHON_VARIABLE = re.compile(r"\$\{?\w*python\w*\}?", re.IGNORECASE)
+# The path of a program in a substitution.
+PATH_OF = re.compile(r"(?:\$\(|`)\s*(?:which|command -v|type -p)\s+([^\s`()]+)\s*[)`]")
 POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9][0-9]*)(?::?-[^{}]*)?\})")
 # Scripts that start each other.
 DEEPEST = 10
@@ -86,6 +96,7 @@ class _Reader:
         words, before = words[skipped:], before + skipped
         if not words or depth > DEEPEST:
             return
+        words = tuple(PATH_OF.sub(r"\1", word) for word in words)
         if PYTHON_VARIABLE.fullmatch(words[0]):
             words = ("python", *words[1:])
         if found := launcher_at(words):

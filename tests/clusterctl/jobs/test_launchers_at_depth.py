@@ -51,6 +51,10 @@ SCRIPTS = {
     "ds_filled.sh": "deepspeed --hostfile $CLUSTERCTL_HOSTFILE --no_ssh --node_rank $NODE_RANK"
     " --master_addr $MASTER_ADDR --master_port $MASTER_PORT train.py\n",
     "acc.sh": "accelerate launch train.py\n",
+    "which.sh": "python3 $(which torchrun) train.py\n`command -v python` -m torch.distributed.run train.py\n",
+    "group.sh": "( cd src; torchrun train.py ) 2>&1 | tee log\n",
+    "again.sh": "for lr in 1 2; do\n  until torchrun train.py --lr $lr; do sleep 1; done\ndone\n",
+    "literal.sh": "torchrun --nnodes 2 --nproc_per_node 2 --node_rank 0 --master_addr 10.0.0.1 train.py\n",
     "factory.sh": "llamafactory-cli train config.yaml\n",
 }
 
@@ -85,6 +89,7 @@ def faults(command: str, code: Path, nodes: int = 2) -> list[Fault]:
 FILLED = [
     ("env X=1 torchrun train.py", "env X=1 torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 "),
     ("env -u A -i X=1 torchrun train.py", "X=1 torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 "),
+    ("A=1 B='c d' torchrun train.py", "env A=1 B=c d torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 "),
     ("nohup nice -n 5 torchrun train.py", "nice -n 5 torchrun --nproc_per_node=2 --nnodes=2"),
     ("timeout -k 5 2h torchrun train.py", "2h torchrun --nproc_per_node=2 --nnodes=2"),
     ("stdbuf -oL numactl -N 0 torchrun train.py", "numactl -N 0 torchrun --nproc_per_node=2"),
@@ -106,6 +111,12 @@ FILLED = [
     ("torchrun --nproc 2 train.py", "--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=29500 --nproc 2"),
     ("torchrun --virtual-local-rank train.py", "--master_port=29500 --virtual-local-rank train.py"),
     ("deepspeed -q train.py", "--master_port=29500 -q train.py"),
+    ("pixi run -e gpu torchrun train.py", "gpu torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 "),
+    ("apptainer exec --nv -B /data img.sif torchrun t.py", "img.sif torchrun --nproc_per_node=2 --nnodes=2"),
+    ("flock -n lock strace -f -o out torchrun t.py", "-o out torchrun --nproc_per_node=2 --nnodes=2"),
+    ("uv run --with x torchrun train.py", "--with x torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 "),
+    ("tune run full_finetune_distributed --config c.yaml", "tune run --nproc_per_node=2 --nnodes=2"),
+    ("deepspeed --num_gpus 2 --num_nodes 2 t.py", "--no_ssh --node_rank=1 --master_addr=10.0.0.1"),
     ("accelerate launch --vm --downcast_bf16 train.py", "--multi_gpu --vm --downcast_bf16 train.py"),
 ]  # fmt: skip
 
@@ -141,6 +152,11 @@ BY_VARIABLES = [
     "bash -c '$PYTHON -m torch.distributed.run train.py'",
     "bash -c 'python -m paddle.distributed.launch train.py'",
     "bash ds_filled.sh",
+    "bash which.sh",
+    "bash group.sh",
+    "bash again.sh",
+    "singularity exec img.sif bash -c 'torchrun train.py'",
+    "bash -c 'torchrun --node_rank $NODE_RANK --nnodes=$NNODES train.py'",
 ]
 
 
@@ -160,6 +176,10 @@ REFUSED = [
     ("bash -c 'torchrun --nnodes 3 t.py'", "bash -c: torchrun --nnodes 3 does not fit"),
     ("bash -c 'torchrun --standalone t.py'", "--standalone is for one node"),
     ("env X=1 torchrun --node_rank=0 t.py", "--node_rank 0 does not fit"),
+    ("bash literal.sh", "literal.sh: torchrun --node_rank 0 does not fit the run, which needs 1"),
+    ("deepspeed --node_rank 0 t.py", "deepspeed --node_rank 0 does not fit the run, which needs 1"),
+    ("accelerate launch --machine_rank 0 t.py", "--machine_rank 0 does not fit the run, which needs 1"),
+    ("msrun --node_rank=0 t.py", "msrun --node_rank 0 does not fit the run, which needs 1"),
     ("bash ds.sh", "ds.sh: deepspeed would start one training on each node"),
     ("bash acc.sh", "acc.sh: accelerate launch would start one training on each node"),
     ("bash -c 'msrun train.py'", "msrun would start one training on each node"),
