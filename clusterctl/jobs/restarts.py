@@ -12,6 +12,8 @@ from clusterctl.inventory.cluster import Node
 LONGEST = 300.0
 # Number of restarts in a row without a new step that ends a run.
 STALLED = 3
+# Number of times that a run starts again because another program took the port that was chosen for it.
+PORTS = 3
 # Seconds after which a program without steps counts as having made progress.
 LIVED = 300.0
 # Seconds of silence; a link itself notices silence after 10.
@@ -51,6 +53,8 @@ class History:
     """Restarts in a row that brought no new step."""
     step: int = 0
     """The last step that any attempt finished."""
+    ports: int = 0
+    """Starts with another port, which are no restarts."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class Failure:
     """A stop of the run was requested."""
     passes: str = ""
     """Why the same start may succeed later; empty for other failures."""
+    port_taken: bool = False
+    """Another program took the port that was chosen for the ranks."""
     mistaken: bool = False
     """Every other attempt would fail in the same way."""
     awaited: bool = False
@@ -96,6 +102,9 @@ def decide(policy: Restart, history: History, failure: Failure) -> Decision:
     )
     if failure.stopped:
         return Decision(False, "", history=now)
+    if failure.port_taken and not failure.step and history.ports < PORTS:
+        why = f"started again with another port, which is no restart: {failure.what}"
+        return Decision(True, why, history=replace(history, ports=history.ports + 1))
     if policy.max <= 0:
         return Decision(False, "", history=now)
     if not history.restarts and not failure.passes and is_mistake(failure):

@@ -5,6 +5,7 @@ end.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -27,6 +28,7 @@ from clusterctl.runs import abandoned
 from clusterctl.runs import start as runs
 from clusterctl.runs.carry import Carrier
 from clusterctl.runs.causes.cause import read_cause, record_end
+from clusterctl.runs.causes.patterns import PORT_PASSES
 from clusterctl.runs.finish import conclude, ended
 from clusterctl.runs.notify import Notifier
 from clusterctl.runs.prepare.stage import Stored, Tell
@@ -188,15 +190,19 @@ class Control:
         log = ""
         if first:
             log = "\n".join(last_lines(self.run.log(first.node, first.rank, "err", record.attempt), 20))
-        started = [event.time for event in self.run.event_lines() if event.kind == "started"]
+        started = [event for event in self.run.event_lines() if event.kind == "started"]
+        port = started[-1].facts.get("port") if started and not self.job.master_port else None
         return Failure(
             what=subject or (cause.title if cause else state.phase),
             step=(state.step.step or 0) if state.step else 0,
-            seconds=time.time() - started[-1] if started else 0.0,
+            seconds=time.time() - started[-1].time if started else 0.0,
             trains=self.job.train is not None,
             exit_code=first.exit_code if first and not gone else None,
             log=log,
             passes=cause.passes if cause else "",
+            port_taken=cause is not None
+            and cause.passes == PORT_PASSES
+            and f"{port}" in re.findall(r"\d+", log),
             mistaken=bool(first and first.world),
             stopped=state.phase is Phase.STOPPED or self.run.stop_asked.exists(),
             awaited=not self._replaceable() and any(name in state.unreachable for name in gone),

@@ -240,7 +240,8 @@ def start_all(
         # A stop requested meanwhile may have reached the nodes before the attempt started there.
         if run.stop_asked.exists():
             raise WorkFailed(f"{run.run_id} was stopped while attempt {made.facts.attempt} started")
-        run.add_event("started", nodes=made.cluster.names, ranks=made.world_size, attempt=made.facts.attempt)
+        facts = {"attempt": made.facts.attempt, "port": made.facts.master_port}
+        run.add_event("started", nodes=made.cluster.names, ranks=made.world_size, **facts)
         subject = f"{plural(made.world_size, 'rank')} on {plural(len(nodes), 'node')}, master {made.master}"
         tell("start", subject + (f", attempt {made.facts.attempt}" if made.facts.attempt > 1 else ""))
     except BaseException as problem:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,14 @@ def test_what_may_pass_is_started_again_after_a_pause_and_said() -> None:
     assert [one.wait for one in made] == [10.0, 10.0, 0.0]
     why = "restart 1 of 5 in 10 s, because the link may be up then: rank 3 failed: EI0006"
     assert made[0].why == why
+
+
+def test_a_taken_port_is_replaced_three_times_also_without_restarts() -> None:
+    taken = Failure("rank 0 failed", trains=True, exit_code=1, port_taken=True)
+    made = after(Restart(max=0), taken, taken, taken, taken)
+    assert [one.again for one in made] == [True, True, True, False]
+    assert {one.history.restarts for one in made} == {0}
+    assert not after(Restart(max=0), replace(taken, step=4))[0].again
 
 
 def test_a_stop_and_a_job_without_the_word_are_not_restarted() -> None:
@@ -304,6 +313,40 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
     assert run.log("node2", 3, "out", 1).read_text() == "attempt 1\n"
     assert run.log("node1", 0, "out", 2).read_text() == "attempt 2\n"
     assert left_of(run) == 0
+
+
+def test_a_port_that_was_taken_before_rank_0_had_it_is_replaced_without_any_restart(
+    tmp_path: Path, connections: Connections
+) -> None:
+    text = """
+import os, socket
+port = int(os.environ["MASTER_PORT"])
+print("attempt", os.environ["CLUSTERCTL_ATTEMPT"], flush=True)
+if os.environ["RANK"] == "0":
+    if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
+        taken = socket.create_server(("", port))
+    try:
+        socket.create_server(("", port))
+    except OSError as error:
+        raise RuntimeError(f"failed to listen. port: {port}, name: EADDRINUSE, message: {error}")
+"""
+    run = launched(tmp_path, connections, program(text))
+    assert controlled(run, connections).phase == "finished"
+    ports = [event.facts["port"] for event in run.event_lines() if event.kind == "started"]
+    assert len(ports) == 2 and ports[0] != ports[1]
+    assert "started again with another port, which is no restart: rank 0 on node1" in said(run)
+    assert run.log("node1", 0, "out", 2).read_text() == "attempt 2\n"
+
+
+@pytest.mark.parametrize("more", [{"master_port": 29417}, {}])
+def test_a_port_of_the_program_or_of_the_job_is_not_replaced(
+    tmp_path: Path, connections: Connections, more: dict[str, Any]
+) -> None:
+    port = "os.environ['MASTER_PORT']" if more else "8080"
+    text = f"import os; raise RuntimeError(f'port: {{{port}}}, Address already in use')"
+    run = launched(tmp_path, connections, replace(program(text), **more))
+    assert controlled(run, connections).phase == "failed"
+    assert run.read_record().attempt == 1
 
 
 def test_a_crash_loop_ends_with_the_advice_not_to_requeue(tmp_path: Path, connections: Connections) -> None:
