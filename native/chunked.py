@@ -7,6 +7,7 @@ vocabulary need not be cut off in a copy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,7 @@ def loss_in_pieces(
     dw: Tensor | None = None,
 ) -> Tensor:
     """Return the mean loss; write the gradients into `dx` and `dw` if they are given."""
-    rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), x.device.type == "cpu")
+    rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), _memory_of(x.device))
     # Several bf16 gradients are added in fp32.
     several = dw is not None and rows < len(x) and dw.dtype != torch.float32
     sum_dw = _wide(dw) if several and dw is not None else dw
@@ -101,6 +102,12 @@ def loss_in_pieces(
     if not losses and dw is not None:
         dw.zero_()
     return own.mean(torch.cat(losses) if losses else x.new_empty(0, dtype=torch.float32))
+
+
+@functools.cache
+def _memory_of(device: torch.device) -> int:
+    """Return the memory of a device in bytes; 0 for a CPU."""
+    return 0 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _wide(dw: Tensor) -> Tensor:

@@ -142,6 +142,13 @@ def add_product_(
                 beta = 0 if first and part.start == 0 else 1
                 total[rows].addmm_(_wide(a[rows, part]), _wide(b[part]), beta=beta)
         return
+    if _adds_in_fp32(a):
+        mixed: Any = torch
+        if first:
+            mixed.mm(a, b, out_dtype=torch.float32, out=total)
+        else:
+            mixed.addmm(total, a, b, out_dtype=torch.float32, out=total)
+        return
     # All parts share a buffer: new ones for each part would be spread over more memory.
     # Other devices compute a large product faster than many small ones.
     b = _dense(b)
@@ -154,6 +161,15 @@ def add_product_(
             total[rows] = piece
         else:
             add_(total[rows], piece)
+
+
+def _adds_in_fp32(x: Tensor) -> bool:
+    """Return whether torch adds a product of 16-bit matrices on this device to an fp32 tensor, without rounding it.
+
+    CUDA does since torch 2.8; before 2.10 the tensor that it is added to had to have 16 bits too.
+    """
+    newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
+    return newer and x.device.type == "cuda" and torch.version.cuda is not None
 
 
 def _dense(x: Tensor) -> Tensor:

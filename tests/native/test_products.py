@@ -68,6 +68,43 @@ def test_a_product_is_added_to_an_fp32_tensor_or_is_its_first(
     assert (total.double() - 2 * exact).abs().max() < 8e-3 * exact.abs().max()
 
 
+def test_a_device_adds_a_product_to_an_fp32_tensor_in_one_call_without_rounding_it(
+    monkeypatch: pytest.MonkeyPatch, our_products: None
+) -> None:
+    """The calls are those that torch has for CUDA alone; a CPU stands in for them."""
+    calls = list[str]()
+    plain = torch.mm
+
+    def mm(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype, out: torch.Tensor) -> torch.Tensor:
+        calls.append("mm")
+        return plain(a.to(out_dtype), b.to(out_dtype), out=out)
+
+    def addmm(
+        total: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        out_dtype: torch.dtype,
+        out: torch.Tensor,
+    ) -> None:
+        calls.append("addmm")
+        assert out is total
+        out.add_(plain(a.to(out_dtype), b.to(out_dtype)))
+
+    a, b = drawn(130, 200), drawn(200, 66)
+    exact = a.double() @ b.double()
+    monkeypatch.setattr(products, "_wanted", [False])
+    monkeypatch.setattr(products, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(products, "_adds_in_fp32", lambda x: True)
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(torch, "addmm", addmm)
+    total = torch.full((130, 66), float("nan"))
+    for first in (True, False):
+        products.add_product_(total, a, b, torch.Tensor.add_, first)
+    assert calls == ["mm", "addmm"]
+    assert (total.double() - 2 * exact).abs().max() < 1e-5 * exact.abs().max()
+
+
 @pytest.mark.parametrize("level", range(len(library.LEVELS)), ids=library.LEVELS)
 def test_a_bf16_tensor_is_added_to_an_fp32_tensor(
     compiled: library.Library, level: int, monkeypatch: pytest.MonkeyPatch

@@ -244,7 +244,7 @@ def _moments(
     if last:
         everything = casts + kept.cast_table(micro) + state.gathered
         if fused:
-            logits, gradients = _at_once(micro, sizes)
+            logits, gradients = _at_once(config, micro, sizes)
             yield Moment("loss", 0, through, logits, everything + gradients)
         else:
             scores = micro.tokens * micro.model.padded(micro.tensor) // micro.tensor
@@ -275,10 +275,11 @@ def _moments(
     yield Moment("save", 0, 0, 0, state.joined)
 
 
-def _at_once(micro: MicroBatch, sizes: Sizes) -> tuple[int, int]:
+def _at_once(config: TrainConfig, micro: MicroBatch, sizes: Sizes) -> tuple[int, int]:
     """Return the bytes of the loss in linear_cross_entropy: the logits of some tokens; both gradients."""
     columns, hidden = micro.model.padded_vocab, micro.model.hidden
-    rows = tokens_at_a_time(micro.tokens, columns, hidden, micro.width, micro.kind == "cpu")
+    memory = int((config.hardware.memory or chip_of(config).memory) * 1e9) if micro.kind != "cpu" else 0
+    rows = tokens_at_a_time(micro.tokens, columns, hidden, micro.width, memory)
     several = micro.width < WIDE and rows < micro.tokens
     gradients = sizes.table * (WIDE if several else micro.width)
     return (

@@ -239,7 +239,7 @@ class _AtOnce(torch.autograd.Function):
             x, weight = (each.to(torch.get_autocast_dtype("cpu")) for each in (x, weight))
         with torch.autocast("cpu", enabled=False):
             of_x = torch.empty_like(x)
-            rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), True)
+            rows = tokens_at_a_time(len(x), len(weight), x.shape[1], x.element_size(), 0)
             if rows < len(x) and x.dtype != torch.float32:
                 sums = torch.empty_like(weight, dtype=torch.float32)
                 products.add_product_(

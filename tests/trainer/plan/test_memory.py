@@ -241,6 +241,18 @@ def test_a_cpu_stores_no_results_of_norms_where_they_can_be_computed_again() -> 
     assert [memory.micro_batch_of(config, Layout()).norms_again for config in configs] == [True, False, False]
 
 
+def test_a_large_device_computes_the_loss_of_more_tokens_at_a_time() -> None:
+    model = {"name": "gpt2-345M", "vocab": 151936}
+    need = []
+    for memory_gb in (24, 141):
+        hardware = {"kind": "cuda", "memory": memory_gb}
+        raw = {"model": model, "micro_batch": 8, "precision": "bf16", "hardware": hardware}
+        (stage,) = stages(config_of(raw), Layout())
+        need.append(stage.memory.logits)
+    whole = 8 * 1024 * 2 * 151936
+    assert need[0] == pytest.approx(1 << 30, rel=0.01) and need[1] == pytest.approx(whole, rel=0.01)
+
+
 # Model, global batch, and the peak in bytes that the trainer reported on an H200 (torch 2.11, 8 x 1,024 tokens, bf16).
 ON_AN_H200 = [
     ("gpt2-345M", 8, 10_379_503_104),
@@ -258,6 +270,7 @@ def test_the_peak_measured_on_a_card_is_explained_by_what_is_allocated(
     (now,) = stages(config_of(raw), Layout())
     # The loss of that version computed logits of 256 MB at a time.
     monkeypatch.setattr(vocabulary, "PIECE", 256 << 20)
+    monkeypatch.setattr(vocabulary, "SHARE", 1 << 20)
     (then,) = stages(config_of(raw), Layout())
     assert then.memory.total == pytest.approx(measured, rel=0.01)
     assert now.memory.total == pytest.approx(measured, rel=0.05)
