@@ -207,5 +207,5 @@ async def _tokenizer_info(service: Service, _: web.Request) -> web.Response:
 
 
 async def _metrics(service: Service, counts: Counts, _: web.Request) -> web.Response:
-    text = service.metrics.text(service.decoder.batcher, counts, len(service.runner.active))
+    text = service.metrics.text(service.decoder.batcher, counts, service.runner.busy)
     return web.Response(text=text, content_type="text/plain", charset="utf-8")

@@ -21,6 +21,8 @@ GAP = 0.002
 """After a pause, wait this many seconds for another request, so that both start in the same step."""
 TOGETHER = 0.02
 """The first request waits at most this many seconds for others."""
+UNREAD = 4
+"""The most requests, in multiples of the limit, whose answers the clients have not read completely."""
 
 
 @dataclass
@@ -82,15 +84,18 @@ class Runner:
         self._inbox.put(None)
         self._thread.join(30)
 
+    @property
+    def busy(self) -> int:
+        """Return how many requests are computed or wait; a client may not have read the answers of the others."""
+        return sum(stream.sink.reason is None for stream in self.active.values())
+
     def submit(self, requests: Sequence[tuple[Request, Text]], *, in_pieces: bool) -> list[Stream]:
         """Start all requests and return their streams; refuse all if too many wait."""
         batcher = self.decoder.batcher
-        room = batcher.most_running + self.queued - len(self.active)
-        if len(requests) > room:
+        limit, busy = batcher.most_running + self.queued, self.busy
+        if busy + len(requests) > limit or len(self.active) + len(requests) > UNREAD * limit:
             raise ApiError(
-                429,
-                f"{len(self.active)} requests are active, which is the limit: try again",
-                code="queue_full",
+                429, f"{busy} requests are active, which is the limit: try again", code="queue_full"
             )
         for request, _ in requests:
             batcher.need(request)
