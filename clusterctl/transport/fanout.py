@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -149,6 +150,7 @@ class Connections:
         self._open: dict[str, Connection] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._change = threading.Lock()
+        self._unanswered = Counter[str]()
         self._closed = False
 
     def __enter__(self) -> Connections:
@@ -202,12 +204,32 @@ class Connections:
         on_outcome: Callable[[Outcome[T]], None] | None = None,
     ) -> list[Outcome[T]]:
         """Call `work` with every node and its connection; the outcome of an unreachable node is its error."""
-        return on_each(
-            nodes,
-            lambda node: work(node, self.of(node)),
-            fanout=fanout or self.fanout,
-            on_outcome=on_outcome,
-        )
+        left = Counter(node.name for node in nodes)
+        with self._change:
+            self._unanswered.update(left)
+
+        def note(outcome: Outcome[T]) -> None:
+            with self._change:
+                left[outcome.node.name] -= 1
+                self._unanswered[outcome.node.name] -= 1
+            if on_outcome:
+                on_outcome(outcome)
+
+        try:
+            return on_each(
+                nodes,
+                lambda node: work(node, self.of(node)),
+                fanout=fanout or self.fanout,
+                on_outcome=note,
+            )
+        finally:
+            with self._change:
+                self._unanswered.subtract(left)
+
+    def unanswered(self) -> list[str]:
+        """Return the nodes whose work has not ended yet."""
+        with self._change:
+            return [name for name, count in self._unanswered.items() if count > 0]
 
     def close(self) -> None:
         with self._change:

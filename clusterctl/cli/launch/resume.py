@@ -119,7 +119,7 @@ def _starter(run: RunDir, job: Job | None, elsewhere: Cluster | None) -> Callabl
                 require_notify(run, run.read_record().job)
                 if job is not None:
                     run.write_record(replace(run.read_record(), job=job))
-                with phases() as log:
+                with phases(connections) as log:
                     if elsewhere is not None:
                         resume_on(run, elsewhere, connections, log)
                     else:

@@ -205,7 +205,7 @@ def begin(
     job, reached, part = target.job, target.reached, target.part
 
     def start_up(connections: Connections) -> bool:
-        with stopping_on_interrupt(run, connections), phases() as log:
+        with stopping_on_interrupt(run, connections), phases(connections) as log:
             if not no_checks:
                 doctor.before_launch(reached, target.checked_job, connections, log, summary)
             if part:
@@ -317,17 +317,17 @@ def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
     """Start a run and log each phase."""
     from clusterctl.runs import start as runs
 
-    with phases() as log:
+    with phases(connections) as log:
         return runs.launch(cluster, job, connections, options.runs_folder(), log)
 
 
-def phases() -> Waiting:
+def phases(connections: Connections) -> Waiting:
     """Return a function that logs each phase of a start with the seconds since this call, and shows the current
-    wait.
+    wait, with the nodes that have not answered.
     """
     from clusterctl.cli.views.waiting import NEXT, Waiting
 
-    return Waiting(NEXT[""], at_once=True)
+    return Waiting(NEXT[""], at_once=True, unanswered=connections.unanswered)
 
 
 def leave(run: RunDir, *, as_json: bool) -> None:

@@ -105,7 +105,7 @@ def _start(run: RunDir, cluster: Cluster, connections: Connections, *, checks: b
     from clusterctl.cli.launch.run import phases, stopping_on_interrupt
 
     try:
-        with stopping_on_interrupt(run, connections), phases() as log:
+        with stopping_on_interrupt(run, connections), phases(connections) as log:
             if run.read_record().attempt:
                 _resume(run, cluster, connections, log)
             else:

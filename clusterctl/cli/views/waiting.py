@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
 from clusterctl.cli import screen
 from clusterctl.environment import inherited
+from clusterctl.inventory import nodeset
 from clusterctl.text import duration
 
 # Seconds before a wait is shown on a terminal, and between two redraws.
@@ -25,10 +26,10 @@ QUIET = 10.0
 NEXT = {
     "": "the nodes",
     "check": "the logins",
-    "reach": "the comparison of code on the nodes",
-    "push code": "setup, data, rank table and port",
-    "setup": "data, rank table and port",
-    "push data": "rank table and port",
+    "reach": "the preparation of the ranks",
+    "push code": "the preparation of the ranks",
+    "setup": "the preparation of the ranks",
+    "push data": "the preparation of the ranks",
     "ranktable": "the start of the ranks",
     "start": "the first output",
 }
@@ -52,10 +53,19 @@ def shown_while(subject: str) -> Iterator[None]:
 class Waiting:
     """Shows the current wait from a separate thread; `log` writes a line and begins the next wait."""
 
-    def __init__(self, subject: str = "", *, quiet: bool = False, at_once: bool = False) -> None:
-        """`quiet` shows nothing; `at_once` shows the first wait from its beginning."""
+    def __init__(
+        self,
+        subject: str = "",
+        *,
+        quiet: bool = False,
+        at_once: bool = False,
+        unanswered: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`quiet` shows nothing; `at_once` shows the first wait from its beginning; `unanswered` returns the nodes
+        that have not answered.
+        """
         self.began = time.monotonic()
-        self._subject, self._quiet = subject, quiet
+        self._subject, self._quiet, self._unanswered = subject, quiet, unanswered
         self._patience = 0.0 if at_once else PATIENCE
         self._since = self.began
         self._next_report = QUIET
@@ -120,16 +130,17 @@ class Waiting:
                     self._show()
 
     def _show(self) -> None:
-        waited = time.monotonic() - self._since
+        waited, names = time.monotonic() - self._since, self._unanswered()
+        subject = f"{self._subject}: {nodeset.fold(names)}" if names else self._subject
         if self._animated and waited >= self._patience:
             width = max(screen.error_console().width - 1, 20)
-            line = f"waiting    for {self._subject}  {duration(waited)}"
+            line = f"waiting    for {subject}  {duration(waited)}"
             sys.stderr.write(f"\r\x1b[2K{line[:width]}")
             sys.stderr.flush()
             self._shown = True
         elif not self._animated and waited > self._next_report:
             self._next_report = 2 * waited
-            screen.log(f"waiting    for {self._subject}  [{waited:.0f} s]")
+            screen.log(f"waiting    for {subject}  [{waited:.0f} s]")
 
     def _erase(self) -> None:
         if self._shown:

@@ -13,9 +13,15 @@ import pytest
 
 from clusterctl.checks.doctor import OP_DETAIL
 from clusterctl.cli import screen
+from clusterctl.cli.launch.run import phases
 from clusterctl.cli.nodes.doctor import Report
 from clusterctl.cli.views.waiting import Waiting
 from clusterctl.finding import Finding
+from clusterctl.inventory.cluster import Node
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections, on_all
+from clusterctl.transport.local import LocalTransport
+from tests.support.nodes import local_node
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
@@ -47,7 +53,7 @@ def test_a_terminal_sees_what_is_waited_for_and_the_line_is_erased() -> None:
     os.close(ours)
     shown = text.decode()
     assert "waiting    for the nodes  1s" in shown and "reach      2 nodes reached  [1." in shown
-    assert "waiting    for the comparison of code on the nodes" in shown
+    assert "waiting    for the preparation of the ranks" in shown and "code" not in shown
     assert shown.endswith("\r\x1b[2K"), "nothing is left of the last wait"
 
 
@@ -62,6 +68,24 @@ def test_without_a_terminal_a_long_wait_is_a_line_and_a_short_one_is_silent(
     with Waiting("the nodes"):
         time.sleep(0.05)
     assert capfd.readouterr().err == ""
+
+
+def test_the_nodes_that_have_not_answered_are_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    screen.error_console.cache_clear()
+    monkeypatch.setattr("clusterctl.cli.views.waiting.QUIET", 0.4)
+    nodes = [local_node(tmp_path, name) for name in ("node1", "node2", "node3")]
+    with Connections(LocalTransport(home=tmp_path)) as connections, phases(connections) as log:
+        log("reach", "3 nodes reached")
+
+        def work(node: Node, link: Connection) -> None:
+            if node.name == "node2":
+                link.run(["sleep", "2"])
+
+        on_all(connections, nodes, work)
+        assert connections.unanswered() == []
+    assert "waiting    for the preparation of the ranks: node2  [" in capfd.readouterr().err
 
 
 FINDINGS = [

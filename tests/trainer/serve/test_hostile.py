@@ -148,13 +148,13 @@ def test_a_client_that_does_not_read_delays_nobody(server: Server) -> None:
 
 
 def test_an_answer_that_is_not_read_takes_no_place_of_others(serving: Start, model: Path) -> None:
-    with serving(model, "--batch", "8", "--queue", "4") as server:
-        # Twelve texts with log probabilities are more than the kernel's buffers take.
-        with opened(server, {**LONG, "n": 12, "logprobs": 100}) as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-            until(lambda: server.figure("generated_tokens_total") >= 12 * 240, 120)
-            until(lambda: server.figure("running") + server.figure("waiting") == 0)
-            assert server.ask("POST", "/v1/completions", {"prompt": "one", "max_tokens": 2})[0] == 200
+    # Twelve texts with log probabilities are more than the kernel's buffers take.
+    body = {**LONG, "n": 12, "logprobs": 100}
+    with serving(model, "--batch", "8", "--queue", "4") as server, opened(server, body) as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        until(lambda: server.figure("generated_tokens_total") >= 12 * 240, 120)
+        until(lambda: server.figure("running") + server.figure("waiting") == 0)
+        assert server.ask("POST", "/v1/completions", {"prompt": "one", "max_tokens": 2})[0] == 200
 
 
 def test_hostile_requests_of_every_kind_and_held_connections_disturb_nobody(server: Server) -> None:
