@@ -58,14 +58,21 @@ def current_state(run: RunDir, connections: Connections) -> RunState:
         # The record contains the cause of the end. A node only reports that its ranks were stopped, or that they run:
         # it was lost, and answers again.
         left = {**state.left, **_living(state)}
-        state = replace(state, phase=last.phase, nodes={**state.nodes, **last.nodes}, left=left)
+        ended = replace(last, left=left, rebooted=state.rebooted)
         if set(state.rebooted) - set(last.rebooted):
-            _explain_again(run, replace(last, rebooted=state.rebooted))
-    if not state.unreachable and (last.is_final or not state.is_final):
-        # A full disk here hides no answer of the nodes.
-        with suppress(OSError):
-            write_state(run, state)
+            _explain_again(run, ended)
+        if not state.unreachable and ended != last:
+            _write(run, ended)
+        return replace(state, phase=last.phase, nodes={**state.nodes, **last.nodes}, left=left)
+    if not state.unreachable and not state.is_final:
+        _write(run, state)
     return state
+
+
+def _write(run: RunDir, state: RunState) -> None:
+    """Record a state, unless the disk here is full: that hides no answer of the nodes."""
+    with suppress(OSError):
+        write_state(run, state)
 
 
 def _explain_again(run: RunDir, state: RunState) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -623,6 +624,22 @@ def test_an_end_that_nobody_saw_is_not_recorded_before_the_output_is_copied(
     assert run.read_events().events[-1].kind == "ended"
     overview = summarise(run, current_state(run, connections), time.time())
     assert overview.is_copied and "copy it" not in head(overview).plain
+
+
+def test_who_looks_at_an_ended_run_or_stops_it_leaves_its_history_alone(
+    tmp_path: Path, connections: Connections
+) -> None:
+    run = launched(tmp_path, connections, program("raise SystemExit(3)"))
+    assert controlled(run, connections).phase == "failed"
+    before = {path: path.read_bytes() for path in run.root.rglob("*.json*")}
+    assert stop_run(run, connections) == {"node1": 0, "node2": 0}
+    current_state(run, connections)
+    assert {path: path.read_bytes() for path in run.root.rglob("*.json*")} == before
+    # The nodes know nothing of it any more.
+    for folder in run.read_record().run_dirs.values():
+        shutil.rmtree(folder)
+    assert current_state(run, connections).phase == "failed"
+    assert {path: path.read_bytes() for path in run.root.rglob("*.json*")} == before
 
 
 def test_a_reader_is_told_when_nobody_is_in_charge_any_more(
