@@ -73,6 +73,10 @@ class Offer(Source):
                 return
             send(bytes(frame.payload))
 
+    def grown(self, ranges: list[Range]) -> tuple[str, ...]:
+        """Return no note: the files of a node are copied as they were."""
+        return ()
+
     def listen(self, terms: Mapping[str, str]) -> int:
         """Let the target fetch the files from the node; return its port, 0 if it cannot listen."""
         self.say({"terms": dict(terms)})

@@ -19,7 +19,7 @@ from clusterctl.agent.files.tree_build import Base, Builder
 from clusterctl.agent.frames import ByteReader, Frame
 from clusterctl.transfer.push import Progress, PushResult, launcher_error
 from clusterctl.transport.connection import Connection
-from clusterctl.transport.link import RequestFailed
+from clusterctl.transport.link import PendingRequest, RequestFailed
 
 
 def pull_place(dest: Path, node: str, node_path: str) -> Path:
@@ -55,8 +55,10 @@ def pull_tree(
         builder = _builder(dest, replies)
         builder.find_missing([Base(str(dest), {})])
         if builder.is_same():
-            request.cancel()
-            return PushResult(str(dest), 0, 0, time.monotonic() - began, True)
+            request.send(b"2\n[]")
+            return PushResult(
+                str(dest), 0, 0, time.monotonic() - began, True, notes=_left_out(request, replies)
+            )
         builder.stage()
         try:
             builder.adopt()
@@ -76,10 +78,17 @@ def pull_tree(
     except BaseException as problem:
         request.cancel()
         raise _with_remedy(launcher_error(connection.node, problem), node_path) from None
+    notes = _left_out(request, replies)
+    count = builder.pieces.file_count(wanted)
+    return PushResult(str(dest), total, count, time.monotonic() - began, False, notes=notes)
+
+
+def _left_out(request: PendingRequest, replies: Iterator[Frame]) -> tuple[str, ...]:
+    """Wait for the end of a reply; return what the node left out, as it is neither file, folder nor link."""
     for _ in replies:
         pass
-    count = builder.pieces.file_count(wanted)
-    return PushResult(str(dest), total, count, time.monotonic() - began, False)
+    found = (request.result or {}).get("warnings")
+    return tuple(str(warning) for warning in found) if isinstance(found, list) else ()
 
 
 def _with_remedy(problem: BaseException, node_path: str) -> BaseException:

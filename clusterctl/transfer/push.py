@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -116,6 +117,19 @@ class Source:
         for chunk in chunks:
             send(chunk)
 
+    def grown(self, ranges: list[Range]) -> tuple[str, ...]:
+        """Return notes about the files of these pieces that have grown since they were read."""
+        found = []
+        for index, _, _ in self.manifest.pieces.spans(ranges):
+            entry = self.manifest.files[index]
+            with contextlib.suppress(OSError):
+                size = os.stat(self._path_of(entry)).st_size
+                if size > entry.size:
+                    found.append(
+                        f"{entry.path} grew while it was sent: its first {entry.size} of {size} bytes came"
+                    )
+        return tuple(found)
+
     def _path_of(self, entry: Entry) -> str:
         return str(self.root) if self.single else os.path.join(self.root, entry.path)
 
@@ -207,6 +221,7 @@ class _Sending:
         self._relay = relay
         self._began = time.monotonic()
         self._sent = self._relayed = self._files = self._total = 0
+        self._wanted: list[Range] = []
         self._requests = _open(connection, source, dataclass_replace(target, relay=relay is not None))
 
     def result(self) -> PushResult:
@@ -223,9 +238,8 @@ class _Sending:
             raise _with_path(launcher_error(self._node, problem), self._dest) from None
         reply = reply or Reply.of(self._requests.result or {})
         seconds = time.monotonic() - self._began
-        return PushResult(
-            reply.path, self._sent, self._files, seconds, reply.unchanged, reply.relayed, reply.notes
-        )
+        notes = (*reply.notes, *self._source.grown(self._wanted))
+        return PushResult(reply.path, self._sent, self._files, seconds, reply.unchanged, reply.relayed, notes)
 
     def _answer(self, frame: Frame) -> Reply | None:
         """Fulfil the node's requests; return its last message once the tree is in place, else None."""
@@ -251,7 +265,7 @@ class _Sending:
         return None
 
     def _begin(self, wanted: list[Range]) -> None:
-        pieces = self._source.manifest.pieces
+        pieces, self._wanted = self._source.manifest.pieces, wanted
         self._total = pieces.size(wanted)
         self._files = pieces.file_count(wanted)
         if self._relay:

@@ -245,7 +245,9 @@ class Exchange:
                 self._fetch_from(parent, left)
             except (OSError, Refused) as problem:
                 self._failed += 1
-                self._notes.append(f"{parent['node']} at {parent['address']}: {_words(problem)}")
+                self._notes.append(
+                    f"could not copy from {parent['node']} at {parent['address']}: {_words(problem)}"
+                )
         left = self._left(wanted)
         if left:
             self._request.send(lean.dumps(left).encode(), feed=True, failed=self._failed)

@@ -347,7 +347,7 @@ def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     done = [(outcome.node.name, outcome.value) for outcome in outcomes if outcome.value is not None]
     for name, value in done:
         for note in value.notes:
-            screen.log(f"{name}: could not copy from {note}", style="yellow")
+            screen.log(text.escape_controls(f"{name}: {note}"), style="yellow")
     if as_json:
         screen.show_json([{"node": name, **asdict(value)} for name, value in done])
     else:

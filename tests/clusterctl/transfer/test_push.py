@@ -348,6 +348,17 @@ def test_a_file_that_changes_while_it_is_sent_is_noticed(
     assert same(source, tmp_path / "dest") and litter(tmp_path) == []
 
 
+def test_a_file_that_grows_while_it_is_sent_is_named(link: Connection, source: Path, tmp_path: Path) -> None:
+    manifest = make_manifest(source)
+    with (source / "plain.txt").open("a") as file:
+        file.write(", and more")
+    result = push_tree(link, Source(source, manifest), str(tmp_path / "dest"))
+    assert result.notes == ("plain.txt grew while it was sent: its first 9 of 19 bytes came",)
+    assert (tmp_path / "dest" / "plain.txt").read_text() == "plain.txt"
+    again = push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
+    assert again.notes == () and again.files_sent == 1
+
+
 def test_a_stored_tree_is_named_by_its_content_and_sent_once(
     link: Connection, source: Path, tmp_path: Path
 ) -> None:
@@ -426,6 +437,14 @@ def test_a_device_or_a_pipe_is_not_pulled(link: Connection, tmp_path: Path) -> N
         with pytest.raises(RequestFailed, match=f"{path} is neither a file nor a folder"):
             pull_tree(link, path, tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_pull_says_what_it_left_out(link: Connection, source: Path, tmp_path: Path) -> None:
+    os.mkfifo(source / "pkg" / "pipe")
+    left_out = ("pkg/pipe: neither file, folder nor link; left out",)
+    for unchanged in (False, True):
+        result = pull_tree(link, str(source), tmp_path / "dest")
+        assert (result.unchanged, result.notes) == (unchanged, left_out)
 
 
 def test_a_pull_goes_below_the_nodes_own_folder() -> None:
