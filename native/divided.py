@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def divided_loss(
     columns = _columns_of(targets, part, ignore_index)
     weights = (1.0 - smoothing, smoothing / part.vocabulary)
     if not (logits.requires_grad and torch.is_grad_enabled()):
-        return _loss(logits.detach(), columns, part, weights, kernels, gradient=False)
+        return _loss(logits.detach(), columns, part, weights, kernels)[0]
     own = logits.clone() if logits.is_leaf else logits
     loss: Tensor = _InPlace.apply(own, columns, part, weights, kernels)  # type: ignore[no-untyped-call]
     return loss
@@ -71,8 +72,8 @@ def _loss(
     part: VocabularyPart,
     weights: tuple[float, float],
     kernels: ColumnKernels,
-    gradient: bool,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
+    """Return the mean loss, and of each token what `slopes_` takes, (3, tokens)."""
     numbers = kernels.sums(logits, columns, part.own, *weights)
     every = numbers.unsqueeze(0) if part.gather is None else part.gather(numbers)
     tops, sums, wanted = every.unbind(1)
@@ -82,14 +83,15 @@ def _loss(
     losses = total.log() + (top - wanted.sum(0))
     counted = columns != IGNORED
     count = counted.sum()
-    if gradient:
-        share = (counted / count).to(total.dtype)
-        kernels.slopes_(logits, columns, torch.stack((top, share / total, share)), part.own, *weights)
-    return torch.where(counted, losses, 0.0).sum() / count
+    share = (counted / count).to(total.dtype)
+    return torch.where(counted, losses, 0.0).sum() / count, torch.stack((top, share / total, share))
 
 
 class _InPlace(torch.autograd.Function):
-    """The forward pass already computes the gradient; backward returns it."""
+    """The forward pass already computes the gradient; backward returns it.
+
+    In fp16 the backward pass computes it, with the loss scale: else most of its numbers are below fp16's smallest.
+    """
 
     @staticmethod
     def forward(
@@ -101,10 +103,16 @@ class _InPlace(torch.autograd.Function):
         kernels: ColumnKernels,
     ) -> Tensor:
         gradient = logits if logits.stride(-1) == 1 else logits.contiguous()
-        loss = _loss(gradient, columns, part, weights, kernels, gradient=True)
+        loss, factors = _loss(gradient, columns, part, weights, kernels)
+        run = partial(kernels.slopes_, gradient, columns, factors, part.own, *weights)
+        if logits.dtype == torch.float16:
+            ctx.run = lambda upstream: (factors[1:].mul_(upstream), run())
+        else:
+            run()
+            ctx.run = partial(kernels.scale_, gradient)
         # Autograd then raises an error if another op saved the logits, which are overwritten here.
         torch.autograd.graph.increment_version(logits)
-        ctx.gradient, ctx.scale_ = gradient, kernels.scale_
+        ctx.gradient = gradient
         return loss
 
     @staticmethod
@@ -115,5 +123,6 @@ class _InPlace(torch.autograd.Function):
             raise RuntimeError(
                 "the gradient of vocabulary_cross_entropy overwrote the logits and was already used"
             )
-        ctx.scale_(gradient, upstream)
+        ctx.run(upstream)
+        ctx.run = None
         return gradient, None, None, None, None

@@ -19,9 +19,6 @@ from native.cuda.language import why_not as why_not
 from native.gradients import cross_entropy_op
 from native.reference import cross_entropy as plain
 
-# Not fp16: without the loss scale, a gradient over a million tokens is below its smallest number.
-TYPES = (torch.float32, torch.bfloat16)
-
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
@@ -33,7 +30,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> 
 
     Logits that need a gradient are overwritten with it, unless they are a leaf or torch.compile traces the call.
     """
-    if not language.computes("cross_entropy", logits, types=TYPES):
+    if not language.computes("cross_entropy", logits):
         return plain(logits, targets, ignore_index)
     if logits.dim() != 2 or targets.shape != logits.shape[:1]:
         shapes = f"{tuple(logits.shape)} and {tuple(targets.shape)}"
@@ -41,6 +38,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> 
             f"cross_entropy takes logits (tokens, vocabulary) and targets (tokens,), not {shapes}"
         )
     if torch.compiler.is_compiling():
+        if needs_scale(logits):
+            return plain(logits, targets, ignore_index)
         found: Tensor = _APART(logits, targets, ignore_index)[0]
         return found
     count = count_of(targets, ignore_index)
@@ -67,9 +66,9 @@ def _cross_entropy(
     # Read it before any thread overwrites it.
     own = tl.load(logits_at + target, valid, float("nan")).to(tl.float32)
     tl.debug_barrier()
-    # The largest logit so far, and the sum of the exponentials of the distances to it.
+    # The largest logit so far, and for each lane the sum of the exponentials of the distances to it.
     top = -float("inf")
-    total = 0.0
+    totals = tl.zeros([BLOCK], tl.float32)
     # An ignored token's logits are not read.
     end = tl.where(counted, vocabulary, 0)
     for start in range(0, end, BLOCK):
@@ -78,8 +77,9 @@ def _cross_entropy(
         higher = tl.maximum(top, tl.max(x, 0))
         # Without a finite logit the distance would be infinity minus infinity.
         base = tl.where(higher == -float("inf"), 0.0, higher)
-        total = total * tl.exp(top - base) + tl.sum(tl.exp(x - base), 0)
+        totals = totals * tl.exp(top - base) + tl.exp(x - base)
         top = higher
+    total = tl.sum(totals, 0)
     base = tl.where(top == -float("inf"), 0.0, top)
     tl.store(losses_at + row, tl.where(counted, tl.log(total) - (own - base), 0.0))
     if GRADIENT:
@@ -105,16 +105,25 @@ def _scale(
         tl.store(x_at + at, x.to(x_at.dtype.element_ty), at < count)
 
 
+def needs_scale(x: Tensor) -> bool:
+    """Return whether a gradient of this type waits for the backward pass, which knows the loss scale.
+
+    Without the scale, a gradient over a million tokens is below the smallest number of fp16.
+    """
+    return x.dtype == torch.float16
+
+
 class _InPlace(torch.autograd.Function):
-    """Cross-entropy whose forward pass already computes the gradient; backward returns it."""
+    """Cross-entropy whose forward pass already computes the gradient, except in fp16; backward returns it."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, count: Tensor, ignore_index: int) -> Tensor:
         gradient = logits.contiguous()
-        losses = losses_of(gradient, targets, ignore_index, count, logits.shape[1], gradient=True)
+        given = targets, ignore_index, count, logits.shape[1]
+        losses = losses_of(gradient, *given, gradient=not needs_scale(logits))
         # Autograd then raises an error if another op saved the logits, which are overwritten here.
         torch.autograd.graph.increment_version(logits)
-        ctx.gradient = gradient
+        ctx.gradient, ctx.given = gradient, given
         return mean_of(losses, count)
 
     @staticmethod
@@ -123,7 +132,11 @@ class _InPlace(torch.autograd.Function):
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             raise RuntimeError("the gradient of cross_entropy overwrote the logits and was already used")
-        scale_(gradient, upstream)
+        if needs_scale(gradient):
+            targets, ignore_index, count, vocabulary = ctx.given
+            losses_of(gradient, targets, ignore_index, count / upstream, vocabulary, gradient=True)
+        else:
+            scale_(gradient, upstream)
         return gradient, None, None, None
 
 
@@ -145,7 +158,7 @@ def losses_of(
     vocabulary: int,
     gradient: bool = False,
 ) -> Tensor:
-    """Return the loss of each token; `gradient`: overwrite the logits with the gradient of the mean over `count`.
+    """Return the loss of each token; `gradient`: overwrite the logits with the gradient of their sum over `count`.
 
     Columns from `vocabulary` on are padding and have no gradient.
     """

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from native.cuda import language
 from native.cuda.blocks import blocks_for
-from native.cuda.cross_entropy import TYPES, scale_
+from native.cuda.cross_entropy import scale_
 from native.cuda.language import jit, on_device, register, tl
 from native.cuda.language import why_not as why_not
 from native.divided import IGNORED, divided_loss
@@ -25,7 +25,7 @@ def vocabulary_cross_entropy(
     logits: Tensor, targets: Tensor, part: VocabularyPart, smoothing: float = 0.0, ignore_index: int = -100
 ) -> Tensor:
     """Return the mean loss; logits that need a gradient are overwritten with it, unless they are a leaf."""
-    if not language.computes("vocabulary_cross_entropy", logits, types=TYPES):
+    if not language.computes("vocabulary_cross_entropy", logits):
         return plain(logits, targets, part, smoothing, ignore_index)
     return divided_loss(logits, targets, part, smoothing, ignore_index, _KERNELS)
 

@@ -237,10 +237,8 @@ def _moments(
     # Bytes per number of a gradient before it is added to the buffer.
     added = width if state.gradients else 0
     table = width * sizes.table
-    # This loss also computes the gradients of the output matrix. The kernels of CUDA have none for fp16.
-    fused = micro.tensor == 1 and (
-        micro.kind == "cpu" or (micro.kind == "cuda" and config.precision != "fp16")
-    )
+    # This loss also computes the gradients of the output matrix.
+    fused = micro.tensor == 1 and micro.kind in ("cpu", "cuda")
     if last:
         everything = casts + kept.cast_table(micro) + state.gathered
         if fused:
