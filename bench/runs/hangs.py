@@ -192,12 +192,14 @@ def main() -> int:
     options = parser.parse_args()
     outcomes: list[Outcome] = []
     end = time.monotonic() + options.limit
-    with ground(nodes=2, devices=2) as site:
-        for drill in draw(options.count, options.seed, options.ways):
-            if time.monotonic() < end:
-                outcomes.append(play(site, drill, options.hang_after))
-                print(outcomes[-1].line(), flush=True)
-    print(table(outcomes))
+    try:
+        with ground(nodes=2, devices=2) as site:
+            for drill in draw(options.count, options.seed, options.ways):
+                if time.monotonic() < end:
+                    outcomes.append(play(site, drill, options.hang_after))
+                    print(outcomes[-1].line(), flush=True)
+    finally:
+        print(table(outcomes))
     return 0 if all(outcome.has_rank for outcome in outcomes) else 1
 
 

@@ -59,6 +59,9 @@ def call_roll(
         if outcome.ok
         for seen in outcome.get().ranks
     ]
+    if not any(seen.unheard for seen in found):
+        # Only dead links need them, and a rank of many groups has hundreds.
+        found = [replace(seen, ends=()) for seen in found]
     return Roll(tuple(sorted(found, key=lambda seen: seen.rank)), seconds)
 
 

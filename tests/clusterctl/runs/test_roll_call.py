@@ -14,12 +14,14 @@ from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import start
 from clusterctl.runs.causes.cause import Cause, read_cause
-from clusterctl.runs.causes.roll_call import read_roll
+from clusterctl.runs.causes.roll_call import call_roll, read_roll
 from clusterctl.runs.state import RunState
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
 from tests.clusterctl.runs.test_controller import controlled
 from tests.clusterctl.runs.test_run import lab, left_of
+from tests.support.records import record_of
+from tests.support.scripted import ScriptedTransport
 
 # Ranks that meet at a barrier of files; rank 3 does not come to the second one.
 HANGS = """
@@ -38,6 +40,21 @@ if RANK == 3:
     hang()
 barrier("second")
 """
+# Ranks that all wait at one line, with the file of a flight recorder.
+RECORDED = """
+import os, pickle, time
+rank = int(os.environ["RANK"])
+entry = {{"process_group": ("0", "default_pg"), "collective_seq_id": 7, "profiling_name": "nccl:all_reduce"}}
+entry["input_sizes"] = [[2 if rank == 1 else 4]]
+value = {{"entries": [entry], "pg_config": {{"0": {{"ranks": "[0, 1, 2, 3]"}}}}}}
+with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + str(rank), "wb") as file:
+    pickle.dump(value, file)
+print("begins", flush=True)
+def all_reduce():
+    while True:
+        time.sleep(1)
+all_reduce()
+"""
 WAYS = {
     "loader": ("time.sleep(600)", "is in `hang` at "),
     "lock": ("lock = threading.Lock(); lock.acquire(); lock.acquire()", "is in `hang` at "),
@@ -54,14 +71,16 @@ def connections() -> Iterator[Connections]:
         yield opened
 
 
-def hung(tmp_path: Path, connections: Connections, how: str) -> tuple[RunDir, RunState, Cause]:
+def hung(
+    tmp_path: Path, connections: Connections, how: str, program: str = HANGS
+) -> tuple[RunDir, RunState, Cause]:
     """Return a run on nodes whose Python has no py-spy, after it hung."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.symlink_to(os.path.realpath(sys.executable))
     (tmp_path / "meet").mkdir()
-    (tmp_path / "train.py").write_text(HANGS.format(folder=str(tmp_path / "meet"), how=how))
-    env = {"PATH": "/usr/bin:/bin"}
+    (tmp_path / "train.py").write_text(program.format(folder=str(tmp_path / "meet"), how=how))
+    env = {"PATH": "/usr/bin:/bin", "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace-")}
     job = Job(
         "job", ("python", str(tmp_path / "train.py")), source="job.yaml", hang_after=3.0, grace=1.0, env=env
     )
@@ -91,3 +110,27 @@ def test_the_rank_that_the_others_wait_for_is_named(
     assert "Fatal Python error: Aborted" in run.log("node1", 0, "err").read_text()
     assert "clusterctl: where process" not in run.log("node1", 0, "err").read_text()
     assert not list(tmp_path.rglob("core*"))
+
+
+def test_of_ranks_at_one_line_a_flight_recorder_shows_the_one_with_another_size(
+    tmp_path: Path, connections: Connections
+) -> None:
+    _, _, cause = hung(tmp_path, connections, "", RECORDED)
+    assert (cause.rank, cause.node) == (1, "node1")
+    assert (
+        "; collective 7 of a group is all_reduce [[4]] on 3 of 4 ranks, all_reduce [[2]] on 1 of 4 ranks"
+        in cause.title
+    )
+
+
+@pytest.mark.parametrize(("unheard", "kept"), [([], ()), (["a:2"], ("a:1",))])
+def test_connections_are_kept_if_one_of_them_is_dead(unheard: list[str], kept: tuple[str, ...]) -> None:
+    record = record_of({"a": [0], "b": [1]})
+    answers = {
+        "a": {"ranks": [{"rank": 0, "pid": 7, "ends": ["a:1"]}]},
+        "b": {"ranks": [{"rank": 1, "pid": 7, "ends": ["b:1"], "unheard": unheard}]},
+    }
+    table = {(node, "roll_call"): answer for node, answer in answers.items()}
+    with Connections(ScriptedTransport(table)) as opened:
+        roll = call_roll(opened, record, record.cluster.nodes, 9.0)
+    assert [seen.ends for seen in roll.ranks] == [kept, ("b:1",) if kept else ()]
