@@ -88,8 +88,17 @@ def test_deepspeed_trains_on_all_nodes_together(shell: Shell) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="no accelerate here")
-def test_accelerate_trains_on_all_nodes_together(shell: Shell) -> None:
-    assert ranks(shell, ACCELERATED, "accelerate", "launch") == ALL
+@pytest.mark.parametrize("options", [(), ("--config_file", "accelerate.yaml")])
+def test_accelerate_trains_on_all_nodes_together(shell: Shell, options: tuple[str, ...]) -> None:
+    settings = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_machines": 1}
+    (shell.folder / "accelerate.yaml").write_text(
+        json.dumps({**settings, "num_processes": 1, "machine_rank": 0, "mixed_precision": "no"})
+    )
+    assert ranks(shell, ACCELERATED, "accelerate", "launch", *options) == ALL
+    done = shell("logs", "show", "--rank", "3")
+    assert done.returncode == 2 and "--rank 0-1 --grep '^.rank3'" in done.stderr
+    done = shell("logs", "show", "--rank", "0-1", "--grep", "^.rank3", "--no-prefix")
+    assert done.stdout == "[rank3]:rank 3 of 4, sum 4\n"
 
 
 FAILS = """

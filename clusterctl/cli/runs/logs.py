@@ -100,8 +100,14 @@ class LogOptions:
         ranks = parse_ranks(self.rank) if self.rank else None
         # A later attempt may have fewer ranks than the first one.
         if ranks and min(ranks) >= record.world_size and record.attempt == 1:
+            # Below a launcher, each device has a worker, whose number begins its lines.
+            devices = sum(len(record.devices_on(node)) for node in record.cluster.names)
+            worker = (
+                f"; a worker below the launcher: --rank 0-{record.world_size - 1} --grep '^.rank{min(ranks)}'"
+            )
             raise UsageError(
-                f"--rank {self.rank}: {run.run_id} has no such rank", f"use 0 to {record.world_size - 1}"
+                f"--rank {self.rank}: {run.run_id} has no such rank",
+                f"use 0 to {record.world_size - 1}{worker if min(ranks) < devices else ''}",
             )
         if (self.before or self.after) and not (self.grep or self.errors):
             raise UsageError("-A and -B need --grep or --errors", "say around which lines: --grep REGEX")

@@ -108,7 +108,8 @@ def problems(command: Sequence[str], code: Path | None, shape: Shape) -> Iterato
     """Yield what is wrong with the launchers of a command, also in scripts of the pushed folder, on these nodes."""
     for use in uses(command, code, variables(shape)):
         prefix = f"{use.where}: " if use.where else ""
-        for problem in _problems(use, shape):
+        found = [*_problems(use, shape), *_accelerate_problems(use, code, shape)]
+        for problem in found:
             yield Problem(prefix + problem.text, problem.remedy)
 
 
@@ -173,6 +174,27 @@ def _deepspeed_problems(given: dict[str, str], shape: Shape) -> Iterator[Problem
         yield Problem(
             f"deepspeed --launcher {given['--launcher']} has no effect: clusterctl starts deepspeed on every node",
             "leave out --launcher",
+        )
+
+
+def _accelerate_problems(use: Use, code: Path | None, shape: Shape) -> Iterator[Problem]:
+    """Yield the choice by which accelerate starts one process on each node, whatever the number of processes."""
+    given = given_options(use)
+    if use.launcher.options is not options.accelerate or shape.world == shape.nodes:
+        return
+    chosen = next((name for name in ("--cpu", "--use_cpu") if name in given), "")
+    file = given.get("--config_file", "")
+    if not chosen and code is not None and file and not options.ACCELERATE_KINDS & given.keys():
+        try:
+            text = (code / file).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return
+        found = re.search(r"""^distributed_type:\s*['"]?(NO|MULTI_CPU)\b""", text, re.MULTILINE)
+        chosen = f"--config_file {file} with distributed_type {found[1]}" if found else ""
+    if chosen:
+        yield Problem(
+            f"accelerate {chosen} starts one process on each node, and the run has {shape.world} ranks",
+            "leave it out: the processes detect by themselves that there are only CPUs",
         )
 
 

@@ -55,6 +55,8 @@ SCRIPTS = {
     "group.sh": "( cd src; torchrun train.py ) 2>&1 | tee log\n",
     "again.sh": "for lr in 1 2; do\n  until torchrun train.py --lr $lr; do sleep 1; done\ndone\n",
     "literal.sh": "torchrun --nnodes 2 --nproc_per_node 2 --node_rank 0 --master_addr 10.0.0.1 train.py\n",
+    "cpu.yaml": "distributed_type: MULTI_CPU\nnum_processes: 1\n",
+    "gpu.yaml": "distributed_type: 'MULTI_GPU'\n",
     "factory.sh": "llamafactory-cli train config.yaml\n",
 }
 
@@ -117,6 +119,7 @@ FILLED = [
     ("uv run --with x torchrun train.py", "--with x torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 "),
     ("tune run full_finetune_distributed --config c.yaml", "tune run --nproc_per_node=2 --nnodes=2"),
     ("deepspeed --num_gpus 2 --num_nodes 2 t.py", "--no_ssh --node_rank=1 --master_addr=10.0.0.1"),
+    ("accelerate launch --config_file gpu.yaml t.py", "--machine_rank=1 --main_process_ip=10.0.0.1"),
     ("accelerate launch --vm --downcast_bf16 train.py", "--multi_gpu --vm --downcast_bf16 train.py"),
 ]  # fmt: skip
 
@@ -179,6 +182,8 @@ REFUSED = [
     ("bash literal.sh", "literal.sh: torchrun --node_rank 0 does not fit the run, which needs 1"),
     ("deepspeed --node_rank 0 t.py", "deepspeed --node_rank 0 does not fit the run, which needs 1"),
     ("accelerate launch --machine_rank 0 t.py", "--machine_rank 0 does not fit the run, which needs 1"),
+    ("accelerate launch --cpu t.py", "accelerate --cpu starts one process on each node, and the run has 4"),
+    ("accelerate launch --config_file cpu.yaml t.py", "cpu.yaml with distributed_type MULTI_CPU starts one"),
     ("msrun --node_rank=0 t.py", "msrun --node_rank 0 does not fit the run, which needs 1"),
     ("bash ds.sh", "ds.sh: deepspeed would start one training on each node"),
     ("bash acc.sh", "acc.sh: accelerate launch would start one training on each node"),
