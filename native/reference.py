@@ -20,7 +20,7 @@ from native.update import AdamWStep
 from native.vocabulary import VocabularyPart
 
 # The devices with torch's fused AdamW.
-FUSED_ON = ("cpu", "cuda")
+FUSED_ON, FUSED_ADAMW = ("cpu", "cuda"), "aten::_fused_adamw_"
 # How many bytes of keys paged attention copies out of pages at a time.
 GATHERED = 128 << 20
 
@@ -313,6 +313,12 @@ def _over_pages(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: sl
     return (torch.softmax(scores, -1).to(v.dtype) @ v).flatten(1, 2)
 
 
+def fuses_adamw(kind: str) -> bool:
+    """Return whether torch updates all tensors of such a device in one call; torch_npu may have registered that too."""
+    registered = torch._C._dispatch_has_kernel_for_dispatch_key
+    return kind in FUSED_ON or (kind == "npu" and registered(FUSED_ADAMW, "PrivateUse1"))
+
+
 def adamw(update: AdamWStep) -> None:
     """Run one step of torch's AdamW in the type of the masters, with its fused kernel if the device has one."""
     if any(remainder is not None for remainder in update.remainders):
@@ -324,7 +330,9 @@ def adamw(update: AdamWStep) -> None:
         torch._foreach_mul_(wide, update.factor)
     for decay in dict.fromkeys(update.decays):
         chosen = [i for i, own in enumerate(update.decays) if own == decay]
-        kernel = torch._fused_adamw_ if held[chosen[0]].device.type in FUSED_ON else functional_adamw
+        fused = fuses_adamw(held[chosen[0]].device.type)
+        kernel = torch._fused_adamw_ if fused else functional_adamw
+        step = torch.tensor(float(update.step), device=held[chosen[0]].device)
         weights, slopes, means, powers = (
             [tensors[i] for i in chosen] for tensors in (held, wide, update.averages, update.squares)
         )
@@ -335,7 +343,8 @@ def adamw(update: AdamWStep) -> None:
             powers,
             # The maxima of Amsgrad, which is not used.
             [],
-            [torch.tensor(float(update.step), device=held[i].device) for i in chosen],
+            # Without the fused kernel, torch adds 1 to the number of steps of each tensor itself.
+            [step if fused else step - 1 for _ in chosen],
             amsgrad=False,
             lr=update.rate,
             beta1=update.betas[0],

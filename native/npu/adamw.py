@@ -1,4 +1,4 @@
-"""AdamW on Ascend NPUs by CANN's fused update, one call per tensor."""
+"""AdamW on Ascend NPUs: torch's fused AdamW if torch_npu has it, else CANN's update, one call per tensor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 from native.masters import joined_one_by_one
 from native.npu import library
+from native.reference import adamw as plain
+from native.reference import fuses_adamw
 from native.update import AdamWStep
 
 
@@ -16,7 +18,8 @@ def why_not() -> str:
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    return "CANN's fused update"
+    fused = fuses_adamw("npu")
+    return "torch's fused AdamW of torch_npu" if fused else "CANN's fused update of each tensor"
 
 
 def adamw(update: AdamWStep) -> None:
@@ -24,6 +27,9 @@ def adamw(update: AdamWStep) -> None:
 
     The kernel takes the betas' powers of the previous step and multiplies them by the betas itself.
     """
+    if fuses_adamw("npu"):
+        plain(update)
+        return
     if any(remainder is not None for remainder in update.remainders):
         joined_one_by_one(update, adamw)
         return

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import native
+from native import reference
 
 # One longer than what a thread takes at a time.
 SHAPES = ((3, 5), (40_000,), (1,), (257, 129))
@@ -73,3 +74,14 @@ def test_the_squares_of_tensors_in_any_type_are_summed_and_what_is_not_finite_sh
     assert float(ops.square_sum(given)) == float("inf")
     gradients[0][0, 0] = float("nan")
     assert math.isnan(float(ops.square_sum(given)))
+
+
+def test_a_device_without_torchs_fused_kernel_counts_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for fused_on in (("cpu",), ()):
+        monkeypatch.setattr(reference, "FUSED_ON", fused_on)
+        tensors = [[torch.full((3, 2), value), torch.full((4,), value)] for value in (1.0, 0.1, 0.01, 0.02)]
+        update = native.AdamWStep(*tensors, [None] * 2, [0.1] * 2, 3, 0.01, (0.9, 0.95), 1e-8)
+        reference.adamw(update)
+        weights.append(tensors[0])
+    assert all(torch.allclose(one, other, rtol=1e-6) for one, other in zip(*weights, strict=True))

@@ -233,10 +233,22 @@ def test_dropped_probabilities_are_those_of_every_device() -> None:
     assert torch.equal(actual, reference.attention(q, q, q, dropout=dropout))
 
 
-def test_an_update_is_the_reference_with_its_copy_in_bf16() -> None:
+@pytest.mark.parametrize("registered", [False, True])
+def test_an_update_is_the_reference_with_its_copy_in_bf16(
+    registered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`registered`: whether torch_npu has torch's fused AdamW; without it, one call of CANN updates each tensor."""
     shapes, decays = ((3, 5), (7,)), (0.1, 0.0)
     given = [[torch.randn(shape) for shape in shapes] for _ in range(3)]
-    results = []
+    results, calls = [], list[str]()
+    monkeypatch.setattr(npu_adamw, "fuses_adamw", lambda kind: registered)
+    kernel = npu_adamw.library.kernel
+
+    def noted(name: str) -> Any:
+        calls.append(name)
+        return kernel(name)
+
+    monkeypatch.setattr(npu_adamw.library, "kernel", noted)
     for update in (reference.adamw, npu_adamw.adamw):
         held, gradients, means = ([one.clone() for one in part] for part in given)
         squares = [one.square() + 0.1 for one in means]
@@ -246,6 +258,21 @@ def test_an_update_is_the_reference_with_its_copy_in_bf16() -> None:
         results.append([*held, *means, *squares, lowered[0].float()])
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert calls == ([] if registered else ["npu_apply_adam_w"])
+
+
+def test_torch_npus_own_fused_adamw_is_found_by_torchs_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not reference.fuses_adamw("npu")
+    asked = list[tuple[str, str]]()
+
+    def registered(*what: str) -> bool:
+        asked.append(what)  # type: ignore[arg-type]
+        return True
+
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", registered)
+    assert reference.fuses_adamw("npu")
+    assert asked == [("aten::_fused_adamw_", "PrivateUse1")]
+    assert not reference.fuses_adamw("meta")
 
 
 @pytest.mark.parametrize("op", ["gelu", "swiglu"])
