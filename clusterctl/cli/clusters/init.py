@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 
 OUTPUT = Path("cluster.yaml")
+# The host of a node that is reached without SSH: its devices are asked.
+THIS_MACHINE = ("local",)
 Hosts = Annotated[
     str | None,
     typer.Option("--hosts", metavar="SET", help="Names or addresses of the nodes: node[1-4], 10.0.0.[1-8]."),
@@ -29,6 +32,16 @@ Hostfile = Annotated[
         "--hostfile",
         metavar="FILE",
         help="Take the nodes from a hostfile, Slurm node list, rank table or cluster.yaml; slots become devices.",
+    ),
+]
+# Without the name --hostfile that other commands have for it.
+Inventory = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        metavar="FILE",
+        help="The inventory whose kind and number of devices are the default.",
     ),
 ]
 Source = Annotated[
@@ -47,11 +60,16 @@ def init(
     devices: Annotated[
         str | None,
         typer.Option(
-            metavar="RANGE", help='Devices per node where the file does not say: 4, "[0,4)", 0,3. Default: 8.'
+            metavar="RANGE",
+            help='Devices per node where the file does not say: 4, "[0,4)", 0,3. Default: as in the inventory, else 8.',
         ),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Kind of the devices: cpu, cuda or npu. Default: npu.")
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Kind of the devices: cpu, cuda or npu. Default: as in the inventory, else npu.",
+        ),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")
@@ -64,6 +82,7 @@ def init(
     ask: Annotated[
         bool, typer.Option("--ask", help="Ask the nodes for the kind and number of their devices.")
     ] = False,
+    cluster: Inventory = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:
@@ -83,12 +102,15 @@ def init(
             raise UsageError(
                 f"--job {job}: the file gets this name, so -o {output} is unused", "leave out -o"
             )
-        _write_job(job, force, dry_run)
+        _write_job(job, cluster, force, dry_run)
     elif hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile can't be given together", "one of them names the nodes")
     elif ask and hosts is None and hostfile is None:
         raise UsageError("--ask needs nodes to ask", "name them: --hosts node[1-4], or --hostfile FILE")
     else:
+        if hostfile is None and not ask and hosts not in THIS_MACHINE:
+            known = _devices_of(cluster)
+            kind, devices = kind or _kind_of_settings() or known[0], devices or known[1]
         _write_nodes(
             hostfile if hosts is None else hosts, devices, kind, output, ask=ask, force=force, dry_run=dry_run
         )
@@ -109,6 +131,7 @@ def _write_nodes(
     from clusterctl.hostfile import init as hostfile_init
 
     if not isinstance(where, Path):
+        ask = ask or (not kind and not devices and where in THIS_MACHINE)
         kind = kind or _kind_of_settings()
         cluster = hostfile_init.from_hosts(where, devices, kind, output.stem)
         cluster = _asked(cluster, kind, keep_devices=bool(devices)) if ask else cluster
@@ -125,6 +148,18 @@ def _write_nodes(
     _say_what_is_assumed(cluster, kind, ask=ask)
     if not ask:
         _say_what_is_not_the_files(nodes, devices)
+
+
+def _devices_of(inventory: Path | None) -> tuple[str | None, str | None]:
+    """Return the kind and the number of the devices of an inventory's first node; None if there is none."""
+    from clusterctl.errors import ClusterctlError
+
+    # The default file may be wrong, and is to be replaced then.
+    with suppress(*(() if inventory else (ClusterctlError,))):
+        if inventory or options.has_inventory():
+            node = options.cluster_of(inventory).nodes[0]
+            return node.kind, str(len(node.devices)) if node.devices else None
+    return None, None
 
 
 def _kind_of_settings() -> str | None:
@@ -186,7 +221,7 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
         screen.log(f"{output}: has this content already")
 
 
-def _write_job(name: str, force: bool, dry_run: bool) -> None:
+def _write_job(name: str, inventory: Path | None, force: bool, dry_run: bool) -> None:
     """Write a commented job; its precision and batch fit the nodes of the inventory, if there is one."""
     from clusterctl.cli import screen
     from clusterctl.files import save_new
@@ -194,8 +229,8 @@ def _write_job(name: str, force: bool, dry_run: bool) -> None:
 
     path = _job_path(name)
     kind, devices = "cpu", 1
-    if options.has_inventory():
-        cluster = options.cluster_of(None)
+    if inventory or options.has_inventory():
+        cluster = options.cluster_of(inventory)
         kind, devices = cluster.nodes[0].kind, sum(len(node.devices) for node in cluster.nodes)
     text = job_text(path.stem, path.name, kind, devices)
     if dry_run:

@@ -245,10 +245,25 @@ def test_nodes_that_fail_alike_give_one_hint(capsys: pytest.CaptureFixture[str])
 
 
 def test_init_says_that_it_assumes_the_kind_of_devices(tmp_path: Path, command_line: Run) -> None:
+    (tmp_path / "cluster.yaml").unlink(missing_ok=True)
     (tmp_path / "hostfile").write_text("10.0.0.1 slots=2\n")
     for words in (("--hosts", "a"), ("--hostfile", "hostfile")):
         assert "kind npu is assumed: --ask" in command_line("init", *words, "-o", "c.yaml", "--force")[2]
         assert "assumed" not in command_line("init", *words, "--kind", "npu", "-o", "c.yaml", "--force")[2]
+
+
+def test_init_takes_kind_and_devices_of_the_inventory_or_of_this_machine(
+    tmp_path: Path, command_line: Run
+) -> None:
+    (tmp_path / "mine.yaml").write_text("nodes: {n1: {host: 10.0.0.9, kind: cuda, devices: 3}}\n")
+    for words in (("-c", "mine.yaml", "init"), ("init", "-c", "mine.yaml", "--hosts", "a")):
+        code, out, err = command_line(*words, "--dry-run")
+        assert (code, err) == (0, "") and "  devices: 3 " in out and "  kind: cuda " in out
+    assert "  kind: cpu " in command_line("init", "-c", "mine.yaml", "--kind", "cpu", "--dry-run")[1]
+    code, out, _ = command_line("-c", "mine.yaml", "init", "--job", "small", "--dry-run")
+    assert code == 0 and "  precision: bf16 " in out
+    code, out, err = command_line("init", "--hosts", "local", "--dry-run")
+    assert code == 0 and "assumed" not in err and err.startswith("local: ")
 
 
 def test_init_takes_the_kind_of_the_settings(
