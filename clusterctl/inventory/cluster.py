@@ -226,8 +226,9 @@ def _fields(section: Section, name: str | None) -> dict[str, Any]:
         section.taken.append(key)
     if section.value.get("host") == "":
         section.fault("host", "is empty", "leave it out if the name of the node is its address")
-    if "workdir" in found and not found["workdir"].startswith(("/", "~")):
-        section.fault("workdir", f"{found['workdir']!r} is not a full path", "as in /scratch/x or ~/x")
+    if "workdir" in found and not f"{found['workdir']}/".startswith(("/", "~/")):
+        problem = f"{found['workdir']!r} is not a full path in this login's home"
+        section.fault("workdir", problem, "as in /scratch/x or ~/x")
     container = read_container(section)
     if container is not None:
         found["container"] = container

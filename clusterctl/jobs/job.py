@@ -69,7 +69,7 @@ TRAIN_KEYS = [
     "seed",
 ]
 # Letters and digits of any script.
-RUN_NAME = re.compile(r"[^\W_][\w.-]{0,40}")
+RUN_NAME = re.compile(r"(?!last$)[^\W_][\w.-]{0,40}")
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,8 @@ def _read(top: Section, path: Path) -> Job:
     name = top.take_text("name", path.stem)
     if not RUN_NAME.fullmatch(name):
         problem = f"{name!r} can't name a run's folder"
-        top.fault("name", problem, "letters, digits, '.', '_' and '-', at most 41")
+        wanted = "letters, digits, '.', '_' and '-', at most 41; `last` means the newest run"
+        top.fault("name", problem, wanted)
     return Job(
         name=name,
         command=_words(top, "command"),
@@ -257,7 +258,8 @@ def from_command(
         stems[-1] if stems and re.match(r"python|(ba|z)?sh$", stems[0]) else stems[0] if stems else "command"
     )
     raw = Path(fill.program_of(argv)).stem or raw
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30] or "command"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", raw).strip("-.")[:30]
+    name = name if RUN_NAME.fullmatch(name) else "command"
     chosen = None if devices is None else named_devices(devices)
     job = Job(
         name=name,

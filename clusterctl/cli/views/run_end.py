@@ -44,12 +44,14 @@ def end_block(summary: RunSummary, *, unicode: bool = True, commands: bool = Tru
 
 def _facts(summary: RunSummary, *, unicode: bool) -> Iterator[tuple[str, str]]:
     who = f"{plural(summary.ranks, 'rank')}, {plural(summary.nodes, 'node')}"
+    # By the clock of this machine, which can be set back meanwhile.
+    spent = short_time(summary.seconds) if summary.seconds > 0 else "an unknown time (the clock was set back)"
     if summary.steps_done is None:
-        yield "time", f"{short_time(summary.seconds)} on {who}"
+        yield "time", f"{spent} on {who}"
     else:
         of = f" of {summary.steps:,}" if summary.steps and summary.steps != summary.steps_done else ""
         tokens = f", {count(summary.tokens)} tokens" if summary.tokens else ""
-        yield "steps", f"{summary.steps_done:,}{of} in {short_time(summary.seconds)} on {who}{tokens}"
+        yield "steps", f"{summary.steps_done:,}{of} in {spent} on {who}{tokens}"
     if summary.first_loss is not None and summary.last_loss is not None:
         line = sparkline(summary.curve, WIDTH, unicode=unicode)
         yield "loss", f"{number(summary.first_loss)} -> {number(summary.last_loss)}" + (line and f"  {line}")

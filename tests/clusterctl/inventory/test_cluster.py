@@ -141,6 +141,14 @@ def test_a_gateway_that_is_an_option_or_a_command_is_refused(tmp_path: Path, gat
         inventory_cluster.load(written(tmp_path, f'nodes: {{a: {{host: b, gateway: "{gateway}"}}}}'))
 
 
+@pytest.mark.parametrize("workdir", ["~other/x", "~other", "x", "./x"])
+def test_a_work_folder_is_below_the_logins_own_home_or_a_full_path(tmp_path: Path, workdir: str) -> None:
+    for right in ("~", "~/x", "/x"):
+        inventory_cluster.load(written(tmp_path, f"nodes: {{a: {{host: b, workdir: {right!r}}}}}"))
+    with pytest.raises(InputFaults, match="not a full path in this login's home"):
+        inventory_cluster.load(written(tmp_path, f"nodes: {{a: {{host: b, workdir: {workdir!r}}}}}"))
+
+
 def test_a_name_that_no_resolver_takes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFaults, match="too long for a name"):
         inventory_cluster.load(written(tmp_path, f"nodes: {{a: {{host: {'x' * 64}.example}}}}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import InputFaults
-from clusterctl.jobs.job import TRAIN_KEYS, load
+from clusterctl.jobs.job import TRAIN_KEYS, from_command, load
 from clusterctl.jobs.parts.log_limit import LOG_LIMIT
 from trainer.config.train_config import TrainConfig
 
@@ -48,7 +48,11 @@ def test_a_name_may_have_letters_of_any_script(tmp_path: Path, name: str) -> Non
     assert load(tmp_path / "job.yaml").name == name
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "-a", "a b", "中" * 42, "a\u202eb", "_x"])
+def test_the_program_last_does_not_name_its_runs() -> None:
+    assert from_command(["last", "-n", "3"], None).name == "command"
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "-a", "a b", "中" * 42, "a\u202eb", "_x", "last"])
 def test_a_name_that_no_folder_should_have_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps({"name": name, "command": ["true"]}), "utf-8")
     with pytest.raises(InputFaults, match="can't name a run's folder"):

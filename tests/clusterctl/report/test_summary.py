@@ -146,6 +146,15 @@ def test_the_end_of_a_run_shows_all_that_a_person_wants_to_know(tmp_path: Path) 
     assert text_of(summarise(restarted_run(tmp_path)), unicode=False).isascii()
 
 
+def test_a_clock_that_was_set_back_gives_no_time(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path)
+    events = [json.loads(line) for line in run.events.read_text().splitlines()]
+    events[-1]["time"] -= 7200
+    write_lines(run.events, events)
+    shown = text_of(summarise(run))
+    assert "40 in an unknown time (the clock was set back) on 4 ranks" in shown
+
+
 def test_after_a_stop_it_says_what_resume_would_do(tmp_path: Path) -> None:
     run = restarted_run(tmp_path)
     end_run(run, Phase.STOPPED)
