@@ -5,6 +5,7 @@ Nothing is written outside the destination.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
@@ -17,6 +18,7 @@ from clusterctl.agent.files import tree
 from clusterctl.agent.files.tree import Range
 from clusterctl.agent.files.tree_build import Base, Builder
 from clusterctl.agent.frames import ByteReader, Frame
+from clusterctl.errors import LinkLost
 from clusterctl.transfer.push import Progress, PushResult, launcher_error
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.link import PendingRequest, RequestFailed
@@ -76,7 +78,8 @@ def pull_tree(
         finally:
             builder.close()
     except BaseException as problem:
-        request.cancel()
+        with contextlib.suppress(LinkLost):
+            request.cancel()
         raise _with_remedy(launcher_error(connection.node, problem), node_path) from None
     notes = _left_out(request, replies)
     count = builder.pieces.file_count(wanted)

@@ -18,7 +18,7 @@ from clusterctl.agent.files import tree
 from clusterctl.agent.files.tree import Entry, Range
 from clusterctl.agent.frames import Frame
 from clusterctl.agent.request import Refused
-from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.transfer.manifest import Manifest as Manifest
 from clusterctl.transfer.manifest import file_manifest as make_file_manifest
 from clusterctl.transfer.manifest import make_manifest as make_manifest
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Up to this size, data that all nodes need is read only once.
 KEPT_BYTES = 64 << 20
+CONTINUES = "the same command again: it continues with what has arrived (mtr shows a path that loses packets)"
 Progress = Callable[[int, int], None]
 """Called with the bytes sent so far and the bytes to send."""
 
@@ -232,7 +233,8 @@ class _Sending:
                 if reply:
                     break
         except BaseException as problem:
-            self._requests.cancel()
+            with contextlib.suppress(LinkLost):
+                self._requests.cancel()
             if self._relay:
                 self._relay.leave(self._node)
             raise _with_path(launcher_error(self._node, problem), self._dest) from None
@@ -323,7 +325,9 @@ def file_source(path: Path, dest: str, recheck: bool = False) -> tuple[Source, s
 
 
 def launcher_error(node: str, problem: BaseException) -> BaseException:
-    """Return an error of the shared tree code as one of the launcher's errors."""
+    """Return an error of the shared tree code as one of the launcher's errors; a lost connection has a remedy."""
+    if isinstance(problem, LinkLost):
+        return LinkLost(node, problem.reason, CONTINUES)
     if isinstance(problem, tree.BadTree):
         return RequestFailed(node, "bad-tree", str(problem), "nothing was changed")
     if isinstance(problem, Refused):

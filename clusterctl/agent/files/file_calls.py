@@ -34,6 +34,21 @@ def status_of(path: str) -> Optional[os.stat_result]:
         return None
 
 
+def foreign_link(path: str) -> str:
+    """Return the part of a path that is another user's link in a folder that everybody may write to, or "".
+
+    The kernel follows such a link in the middle of a path, to wherever that user wants.
+    """
+    users = (0, os.geteuid())
+    while path != "/":
+        above, status = os.path.dirname(path), status_of(path)
+        is_theirs = status is not None and stat.S_ISLNK(status.st_mode) and status.st_uid not in users
+        if is_theirs and os.stat(above).st_mode & 0o002:
+            return path
+        path = above
+    return ""
+
+
 def nearest_folder(path: str) -> str:
     """Return the folder itself, or the nearest existing folder above it."""
     while not os.path.isdir(path):

@@ -9,7 +9,7 @@ import time
 
 from clusterctl.agent import lean
 from clusterctl.agent.files import tree, tree_cache, tree_state
-from clusterctl.agent.files.file_calls import matches_entry
+from clusterctl.agent.files.file_calls import foreign_link, matches_entry
 from clusterctl.agent.files.pieces import MAX_ANSWER, read_answer, send_manifest, take_pieces
 from clusterctl.agent.files.tree import BadTree, Entry
 from clusterctl.agent.files.tree_build import Base, Builder
@@ -43,6 +43,9 @@ def receive(request: Request) -> Dict[str, Any]:
     """
     dest = request.path("dest")
     named, single = bool(request.params.get("content_named")), bool(request.params.get("single"))
+    link = foreign_link(dest)
+    if link:
+        raise Refused("unsafe", f"{link} is another user's link, in a folder that everybody may write to")
     noted = record_path(request, dest)
     if named and os.path.isdir(dest):
         if os.path.exists(noted):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clusterctl.agent.files import tree, tree_build
 from clusterctl.agent.files.tree import Entry
 from clusterctl.agent.request import Refused
-from clusterctl.errors import InputFaults, UsageError
+from clusterctl.errors import InputFaults, LinkLost, UsageError
 from clusterctl.transfer.pull import fold, pull_place, pull_tree
 from clusterctl.transfer.push import (
     PushResult,
@@ -224,6 +224,39 @@ def test_after_a_cut_only_the_rest_travels(
     finally:
         again.close()
     assert result.bytes_sent <= 3_000_000 + tree.PIECE and same(source, dest) and litter(tmp_path) == []
+
+
+def test_after_a_cut_the_remedy_is_to_continue(link: Connection, source: Path, tmp_path: Path) -> None:
+    (source / "pkg" / "deep" / "big").write_bytes(os.urandom(30_000_000))
+    pid = link.hello().pid
+    with pytest.raises(LinkLost) as caught:
+        push_tree(
+            link,
+            Source(source, make_manifest(source)),
+            str(tmp_path / "dest"),
+            progress=lambda sent, total: os.kill(pid, signal.SIGKILL),
+        )
+    assert "the same command again: it continues with what has arrived" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a link of another user")
+def test_nothing_is_written_through_another_users_link(
+    link: Connection, source: Path, tmp_path: Path
+) -> None:
+    shared, secret = tmp_path / "shared", tmp_path / "secret"
+    for folder in (shared, secret):
+        folder.mkdir()
+    shared.chmod(0o1777)
+    (shared / "theirs").symlink_to(secret)
+    (shared / "ours").symlink_to(secret)
+    os.lchown(shared / "theirs", 12345, 12345)
+    manifest = make_manifest(source)
+    for dest in (shared / "theirs", shared / "theirs" / "below", shared / "theirs" / "a" / "b"):
+        with pytest.raises(RequestFailed, match=f"{shared}/theirs is another user's link"):
+            push_tree(link, Source(source, manifest), str(dest))
+    assert not any(secret.iterdir())
+    push_tree(link, Source(source, manifest), str(shared / "ours" / "below"))
+    assert same(source, secret / "below")
 
 
 def test_what_a_cut_left_is_not_believed(link: Connection, source: Path, tmp_path: Path) -> None:
