@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.bash.evaluate import evaluate
 from clusterctl.bash.evaluator import Command, Script, Word
-from clusterctl.bash.texts import shown, unknown
+from clusterctl.bash.texts import is_open, shown, unknown
 from clusterctl.document import MAX_BYTES, Document, load_document, parse_document
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.migrate.documents import from_document, from_keys
@@ -149,7 +149,13 @@ def _with_files(found: Found, path: Path, script: Script) -> Found:
         # The folder of the program is often another one than that of the script.
         text = script.content(name) or script.content(Path(name).name)
         if target == "@deepspeed_config":
-            if text is not None:
+            if text is not None and is_open(text) and not shown(text).lstrip().startswith("{"):
+                # It is made from a template.
+                how = shown(text).strip()[:120]
+                found.notes.append(
+                    f"{Path(shown(name)).name} is made by {how}, which cannot be read: its keys are missing"
+                )
+            elif text is not None:
                 _add_deepspeed(found, given, text, shown(name))
             continue
         if text is None:

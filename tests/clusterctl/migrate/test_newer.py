@@ -166,3 +166,20 @@ def test_a_sentencepiece_model_becomes_its_tokenizer_json() -> None:
     command = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --tokenizer-model /x/tok.model"
     value = translate(read.read(command)).values["train.data.tokenizer"]
     assert value.value == "{data}/tokenizer.json" and "which transformers writes" in value.origin
+
+
+@pytest.mark.parametrize(("there", "zero"), [(True, 1), (False, None)])
+def test_a_configuration_made_from_a_template_that_is_missing_is_named(
+    there: bool, zero: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if there:
+        (tmp_path / "template.json").write_text('{"zero_optimization": {"stage": STAGE}}')
+    (tmp_path / "start.sh").write_text(
+        "CONFIG=made.json\nsed 's/STAGE/1/' template.json > $CONFIG\n"
+        f"deepspeed pretrain_gpt.py {MODEL} --deepspeed --deepspeed_config $CONFIG\n"
+    )
+    found = translate(read.read("start.sh"))
+    assert getattr(found.values.get("train.zero"), "value", None) == zero
+    named = "made.json is made by $(cat template.json), which cannot be read"
+    assert any(named in note for note in found.notes) != there
