@@ -15,7 +15,7 @@ from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
 from clusterctl.runs.causes.mismatch import judge_ends
-from clusterctl.runs.causes.patterns import MISMATCHED, Kind, kind_of, lost_another, raised_in
+from clusterctl.runs.causes.patterns import MISMATCHED, OF_PROGRAMS, Kind, kind_of, lost_another, raised_in
 from clusterctl.runs.causes.patterns import how_it_ended as how_it_ended
 from clusterctl.runs.causes.workers import Worker, failed_worker
 from clusterctl.runs.state import write_state
@@ -106,12 +106,16 @@ def find_cause(run: RunDir, state: RunState, attempt: int = 1) -> Cause:
     first = next((entry for entry in ends.all if entry.rank == kind.source), first)
     first, kind = ends.mismatched(first, kind)
     log, tail = ends.log_of(first)
+    hint = "\n".join(filter(None, (ends.did_not_wait() if kind.follows else "", kind.hint)))
+    trains = run.record.exists() and run.read_record().job.train is not None
+    for ours, others in () if trains else OF_PROGRAMS:
+        hint = hint.replace(ours, others)
     return Cause(
         title=_title(first, kind.words),
         tail=tuple(tail[-TAIL:]),
         log=str(log),
         others="; ".join(filter(None, (ends.others(first), f"lost {', '.join(gone)}" if gone else ""))),
-        hint="\n".join(filter(None, (ends.did_not_wait() if kind.follows else "", kind.hint))),
+        hint=hint,
         folder=folder,
         kernel=first.kernel,
         node=first.node,

@@ -20,16 +20,24 @@ if TYPE_CHECKING:
 # A cgroup of a Slurm job in the kernel's report.
 OF_SLURM = re.compile(r"oom_memcg=/\S*slurm\S*/job_\d+")
 NO_ROOM = "No space left on device"
+DEVICE_MEMORY = "a smaller micro_batch, or a layout that splits the model; see `clusterctl plan`"
+NODE_MEMORY = (
+    "less data in the node's memory, fewer processes that load data, a smaller micro_batch;"
+    " `clusterctl doctor` shows memory"
+)
+# These remedies for a program that is not our trainer.
+OF_PROGRAMS = (
+    (DEVICE_MEMORY, "a smaller batch, or a model that is divided over more devices"),
+    (", a smaller micro_batch;", ";"),
+)
 HINTS = (
     (r"MPIR_pmi_init|PMI_Init returned", "start a program of MPI by its launcher: launch -- mpirun PROGRAM"),
     (
         r"ModuleNotFoundError|ImportError",
         "install it into the node's python (see `python` in the inventory), or push it with the job's `code`",
     ),
-    (
-        r"out of memory|MemoryError|OutOfMemory",
-        "a smaller micro_batch, or a layout that splits the model; see `clusterctl plan`",
-    ),
+    (r"\bMemoryError\b|Cannot allocate memory|can't allocate memory", NODE_MEMORY),
+    (r"out of memory|OutOfMemory", DEVICE_MEMORY),
     (
         r"Address already in use|EADDRINUSE",
         "another run holds the port: give `master_port: 0`, or stop it (`clusterctl runs`)",
@@ -175,8 +183,7 @@ def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         whose = f"the memory limit of {holder} was reached" if limit else "the node was out of memory"
         phrase = f"was killed by the kernel: {whose}"
         more = "more memory (slurm: {extra: [--mem=64G]}), " if by_slurm else ""
-        less = "less data in memory, fewer loader processes, a smaller micro_batch"
-        hint = f"{more}{less}; `clusterctl doctor` shows memory"
+        hint = more + NODE_MEMORY
         return Kind(phrase, "killed by the kernel, out of memory", hint, sure=True)
     # The last lines of a stopped process say nothing about the cause.
     if rank.hang and rank.stopped:

@@ -120,7 +120,9 @@ def test_an_exit_status_is_said_in_words(rank: dict[str, int], words: str) -> No
     ("said", "hint"),
     [
         ("ModuleNotFoundError: No module named 'torch'", "install it"),
-        ("torch.OutOfMemoryError: CUDA out of memory", "micro_batch"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "a smaller batch, or a model"),
+        ("MemoryError", "less data in the node's memory, fewer processes that load data; `clusterctl"),
+        ("OSError: [Errno 12] Cannot allocate memory", "less data in the node's memory"),
         ("OSError: [Errno 98] Address already in use", "master_port"),
         ("EI0014: Value x for ranktable variable", "ranktable check"),
         ("OSError: [Errno 28] No space left on device", "free some space"),
@@ -133,7 +135,20 @@ def test_what_the_rank_said_last_leads_to_a_remedy(tmp_path: Path, said: str, hi
     path.write_text(f"noise\n{said}\n")
     cause = find_cause(run, at("a", 1, 0.0, code=1), [], {"a": "failed"})
     assert cause.tail[-1] == said
-    assert hint in cause.hint
+    assert hint in cause.hint and "micro_batch" not in cause.hint
+
+
+@pytest.mark.parametrize("said", ["torch.OutOfMemoryError: CUDA out of memory", "MemoryError"])
+def test_a_training_of_ours_without_memory_is_told_its_own_setting(tmp_path: Path, said: str) -> None:
+    run = RunDir(tmp_path)
+    record = record_of({"a": [0]}, {"a": [0]})
+    run.write_record(replace(record, job=replace(record.job, train={"model": "gpt-tiny"})))
+    path = run.log("a", 0, "err")
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{said}\n")
+    cause = find_cause(run, at("a", 0, 0.0, code=1), [], {"a": "failed"})
+    assert "a smaller micro_batch" in cause.hint
+    assert ("node's memory" in cause.hint) == (said == "MemoryError")
 
 
 TRACEBACK = """step 12
