@@ -1,6 +1,6 @@
 """A program of the drills that knows nothing of clusterctl: it meets in gloo's collectives as a layout does.
 
-train.py LAYOUT STEP RANK WAY     (the rank hangs in a step)
+train.py LAYOUT STEP RANK WAY     (the rank hangs in a step, or is slow from then on)
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 import hang_ways  # type: ignore[import-not-found]
 import torch
@@ -22,6 +23,9 @@ def main() -> None:
     pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
     own, grads = pairs[rank // 2], torch.ones(8)
 
+    beat = Path(os.environ["CLUSTERCTL_RUN_DIR"]) / "heartbeat" / f"rank-{rank}"
+    beat.parent.mkdir(exist_ok=True)
+
     def pipeline() -> None:
         if rank > 0:
             dist.recv(grads, rank - 1)
@@ -34,9 +38,14 @@ def main() -> None:
 
     parts = {"data": [], "tensor": [tensor], "pipeline": [pipeline], "both": [tensor, pipeline]}
     for number in range(1, 10_000):
-        if (number, rank) == (step, guilty):
+        began = time.monotonic()
+        if way == "slow" and rank == guilty and number >= step:
+            time.sleep(0.2)
+        elif way != "slow" and (number, rank) == (step, guilty):
             hang_ways.WAYS[way]()
         time.sleep(0.01)
+        if way == "slow":
+            beat.write_text(f"{number} {time.monotonic() - began:.3f}")
         for part in parts.get(layout, ()):
             part()
         if layout == "sharded":

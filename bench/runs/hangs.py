@@ -1,10 +1,12 @@
 """Drill hangs: runs in which one rank hangs in a known way, and whether the cause names that rank and its line.
 
-    python -m bench.runs.hangs [--count 200] [--seed 1] [--hang-after 8] [--limit 3000]
+    python -m bench.runs.hangs [--count 200] [--seed 1] [--hang-after 8] [--limit 3000] [--slow]
 
 Four ranks on two sshd nodes; the way, the rank, the step, the program (our trainer, or one that knows nothing of
 clusterctl) and its layout are drawn. Each run prints a line of JSON at once. The confusion table at the end has a row
-per way: runs, how often the rank was right, how often the frame, and the ranks that were named instead.
+per way: runs, how often the rank was right, how often the frame, and the ranks that were named instead. With
+`--slow`, a rank is slow instead, and named as a straggler; without py-spy the frame of a foreign program is not
+known.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 
+from bench.field import wait_for
 from bench.runs import hang_ways
 from bench.runs.field import Ground, ground
+from clusterctl.jobs.run_lines import Event
 
 OWN = {
     "data": {},
@@ -42,7 +46,9 @@ FRAMES = {
     "order": "broadcast",
     "shape": "hang_ways.py:",
     "link": "not acknowledge",
+    "slow": "is in `__call__` at train/observers.py",
 }
+SLOW = "slow"
 # Imported by every Python on the nodes. It writes while torch is imported, in silence. Our trainer's drill calls
 # time.sleep(60), and then hangs in another way.
 HOOK = """
@@ -106,14 +112,15 @@ def draw(runs: int, seed: int, of: Collection[str] = hang_ways.WAYS.keys()) -> l
     chance, ways = random.Random(seed), cycle(of)
     drills = []
     for number in range(runs):
-        program = ("own", "foreign")[(number + number // len(of)) % 2]
+        # An even number of ways gets the other programs in the next round.
+        program = ("own", "foreign")[(number + number // len(of) * (len(of) % 2 == 0)) % 2]
         layout = chance.choice(list(OWN) if program == "own" else FOREIGN)
         drills.append(Drill(next(ways), program, layout, chance.randrange(4), chance.randrange(40, 60)))
     return drills
 
 
-def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
-    """Run one drill to its end."""
+def write_job(site: Ground, drill: Drill, hang_after: float) -> Path:
+    """Write the job of a drill, and the folder with its code."""
     code = site.folder / "code"
     shutil.rmtree(code, ignore_errors=True)
     code.mkdir()
@@ -133,16 +140,24 @@ def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
             **{"save": {"every": 100_000}, **OWN[drill.layout]},
         }
         (code / "train.json").write_text(json.dumps(train))
-        fault = f"rank{drill.rank}:step{drill.step}:hang"
+        how = "slow400" if drill.way == SLOW else "hang"
+        fault = f"rank{drill.rank}:step{drill.step}:{how}"
         # As a command, so that the hook is imported.
         job |= {"command": ["python", "-u", "-m", "trainer", "train", "train.json"]}
-        job |= {"env": {"CLUSTERCTL_FAULT": fault, "DRILL_WAY": drill.way}}
+        way = {} if drill.way == SLOW else {"DRILL_WAY": drill.way}
+        job |= {"env": {"CLUSTERCTL_FAULT": fault, **way}}
     else:
         shutil.copy(here / "hang_program.py", code / "train.py")
         words = ["python", "train.py", drill.layout, str(drill.step), str(drill.rank), drill.way]
         job |= {"command": words}
     path = site.folder / "job.yaml"
     path.write_text(json.dumps(job))
+    return path
+
+
+def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
+    """Run one drill to its end."""
+    path = write_job(site, drill, hang_after)
     began = time.monotonic()
     argv = [sys.executable, "-m", "clusterctl", "launch", str(path)]
     try:
@@ -161,10 +176,27 @@ def play(site: Ground, drill: Drill, hang_after: float) -> Outcome:
     return Outcome(drill, value["rank"], value["title"], seconds)
 
 
+def play_slow(site: Ground, drill: Drill) -> Outcome:
+    """Run one drill until a straggler is named, and where it is seen."""
+    began = time.monotonic()
+    run = site.launch(str(write_job(site, drill, 600.0)))
+
+    def notes() -> list[Event]:
+        texts = [event for event in run.event_lines() if "straggler" in str(event.facts.get("text"))]
+        named = any(event.kind == "straggler" for event in texts)
+        return texts if named and (drill.program == "foreign" or len(texts) > 1) else []
+
+    found = wait_for(notes, 150.0, 0.5) or list(notes())
+    site.stop(run)
+    rank = next((event.facts.get("rank") for event in found if event.kind == "straggler"), None)
+    title = "; ".join(str(event.facts["text"]) for event in found)
+    return Outcome(drill, rank if isinstance(rank, int) else None, title, time.monotonic() - began)
+
+
 def table(outcomes: list[Outcome]) -> str:
     """Return the confusion table."""
     lines = [f"{'way':<12}{'runs':>5}{'rank':>6}{'frame':>7}  named instead"]
-    for way in hang_ways.WAYS:
+    for way in (*hang_ways.WAYS, SLOW):
         some = [outcome for outcome in outcomes if outcome.drill.way == way]
         wrong = Counter(
             "nobody" if each.rank is None else f"rank {each.rank}" for each in some if not each.has_rank
@@ -189,14 +221,17 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=36_000.0, help="seconds after which no further run begins"
     )
+    parser.add_argument("--slow", action="store_true", help="a rank is slow instead")
     options = parser.parse_args()
+    ways = [SLOW] if options.slow else options.ways
     outcomes: list[Outcome] = []
     end = time.monotonic() + options.limit
     try:
         with ground(nodes=2, devices=2) as site:
-            for drill in draw(options.count, options.seed, options.ways):
+            for drill in draw(options.count, options.seed, ways):
                 if time.monotonic() < end:
-                    outcomes.append(play(site, drill, options.hang_after))
+                    slow = drill.way == SLOW
+                    outcomes.append(play_slow(site, drill) if slow else play(site, drill, options.hang_after))
                     print(outcomes[-1].line(), flush=True)
     finally:
         print(table(outcomes))

@@ -1,10 +1,10 @@
 """Stop runs while a node is cut off, the disk here is full, or `stop` itself is killed; count the ranks that are left.
 
-    python -m bench.runs.stops [--count 200] [--nodes 64] [--seed 1] [--limit 3000]
+    python -m bench.runs.stops [--count 200] [--faulty 50] [--nodes 64] [--seed 1] [--limit 3000]
 
-Needs root: each node has a network namespace, the full disk is a tmpfs. One stop in four has a fault. Each prints a
-line of JSON at once. A stop is right if its exit code says what it did, `status` calls the run
-stopped, and no rank of it lives two minutes after the last link was restored.
+Needs root: each node has a network namespace, the full disk is a tmpfs. Each stop prints a line of JSON at once. A
+stop is right if its exit code says what it did, `status` calls the run stopped, and none of its ranks lives two
+minutes after the last link was restored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 from bench.field import sandbox, take_signals, user_environment, wait_for
@@ -32,9 +32,9 @@ CODES = {"none": (0,), "cut": (3,), "disk": (0,), "killed": (-9, 0)}
 LEFT, LIMIT = 120.0, 300.0
 
 
-def draw(count: int, seed: int) -> list[str]:
-    """Return the fault of each stop: one in four has one, each comes equally often."""
-    kinds = [kind for kind, _ in zip(cycle(FAULTS), range(count // 4), strict=False)]
+def draw(count: int, faulty: int, seed: int) -> list[str]:
+    """Return the fault of each stop; of the `faulty` ones, each fault has an equal share."""
+    kinds = list(islice(cycle(FAULTS), faulty))
     kinds += ["none"] * (count - len(kinds))
     random.Random(seed).shuffle(kinds)
     return kinds
@@ -115,6 +115,7 @@ class Trial:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--faulty", type=int, help="how many of them have a fault; default: one in four")
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -122,10 +123,11 @@ def main() -> int:
     )
     options = parser.parse_args()
     take_signals()
+    faulty = options.count // 4 if options.faulty is None else options.faulty
     chance, sums = random.Random(options.seed), Counter[tuple[str, bool]]()
     left, end = 0, time.monotonic() + options.limit
     with sandbox("stops", options.nodes, mode="namespaces") as (made, folder):
-        for number, fault in enumerate(draw(options.count, options.seed)):
+        for number, fault in enumerate(draw(options.count, faulty, options.seed)):
             if time.monotonic() > end:
                 break
             with small_disk(folder / f"runs-{number}") as runs:
