@@ -183,14 +183,17 @@ def play_slow(site: Ground, drill: Drill) -> Outcome:
 
     def notes() -> list[Event]:
         texts = [event for event in run.event_lines() if "straggler" in str(event.facts.get("text"))]
-        named = any(event.kind == "straggler" for event in texts)
-        return texts if named and (drill.program == "foreign" or len(texts) > 1) else []
+        # A note of where it is seen follows each, except of a foreign program.
+        named = sum(event.kind == "straggler" for event in texts)
+        return texts if named and (drill.program == "foreign" or len(texts) == 2 * named) else []
 
     found = wait_for(notes, 150.0, 0.5) or list(notes())
     site.stop(run)
-    rank = next((event.facts.get("rank") for event in found if event.kind == "straggler"), None)
+    held = " ".join(str(event.facts["text"]) for event in found if "holds it up" in str(event.facts["text"]))
+    named = [event.facts["rank"] for event in found if event.kind == "straggler"]
+    rank = next((each for each in named if f"rank {each} waits" not in held), None)
     title = "; ".join(str(event.facts["text"]) for event in found)
-    return Outcome(drill, rank if isinstance(rank, int) else None, title, time.monotonic() - began)
+    return Outcome(drill, rank, title, time.monotonic() - began)
 
 
 def table(outcomes: list[Outcome]) -> str:

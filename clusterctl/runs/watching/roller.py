@@ -62,11 +62,12 @@ class Roller:
             found = Counter[Place]()
             for _ in range(SAMPLES):
                 roll = call_roll(self.connections, self.record, nodes, 0.0, save=True, only=rank)
-                found.update(seen.place for seen in roll.ranks if seen.place and not seen.place.waits)
+                found.update(seen.place for seen in roll.ranks if seen.place)
             for place, count in found.most_common(1):
-                self.report(
-                    f"straggler: rank {rank} is in {place.describe()} in {count} of {SAMPLES} samples"
-                )
+                # Waiting within a pass counts as a rank's own time, such as that of a tensor parallel partner.
+                seen, then = ("waits", ": another rank holds it up") if place.waits else ("is", "")
+                where = f"{seen} in {place.describe()} in {count} of {SAMPLES} samples{then}"
+                self.report(f"straggler: rank {rank} {where}")
 
         threading.Thread(target=report, daemon=True, name="slow rank").start()
 

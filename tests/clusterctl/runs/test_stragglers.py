@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from clusterctl.runs.state import RunState
 from clusterctl.runs.watching.roller import Roller
 from clusterctl.runs.watching.stall import IN_A_ROW, Stragglers, is_number, slow
 from clusterctl.runs.watching.updates import Update
+from clusterctl.transport.fanout import Connections
 from tests.support.records import outcome, record_of
+from tests.support.scripted import ScriptedTransport
 
 
 def test_a_rank_is_slow_beside_the_median_and_not_beside_the_quickest() -> None:
@@ -85,6 +88,35 @@ def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_al
     assert seen == [("b", 2)], "it is looked at once"
     (event,) = run.event_lines()
     assert tuple(event.facts[name] for name in ("node", "rank", "device", "times")) == ("b", 2, 7, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "text"),
+    [
+        ("load", "/n/code/data.py", "rank 2 is in `load` at code/data.py:5 in 3 of 3 samples"),
+        (
+            "all_reduce",
+            "/v/lib/python3.11/site-packages/torch/distributed/c10d.py",
+            "rank 2 waits in all_reduce at code/data.py:5 in 3 of 3 samples: another rank holds it up",
+        ),
+    ],
+)
+def test_a_look_at_a_straggler_shows_whether_it_waits_itself(
+    tmp_path: Path, function: str, file: str, text: str
+) -> None:
+    run = RunDir(tmp_path / "r")
+    run.write_record(record_of({"a": [0, 1], "b": [2]}))
+    own = {"function": "load", "file": "/n/code/data.py", "line": 5}
+    frames = [{"function": function, "file": file, "line": 5}, own]
+    script = ScriptedTransport({("b", "roll_call"): {"ranks": [{"rank": 2, "pid": 7, "frames": frames}]}})
+    reports: list[str] = []
+    with Connections(script) as connections:
+        Roller(run, connections, (), reports.append).report_slow("b", 2)
+        deadline = time.monotonic() + 60
+        while not reports and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert reports == [f"straggler: {text}"]
+    assert {params["only"] for _, _, params in script.asked} == {2}
 
 
 def test_of_a_program_that_tells_steps_alone_these_count() -> None:
