@@ -238,6 +238,9 @@ def prepare_import() -> str:
     """
     # Triton 3.9 warns in each rank's log where this is not set, and 3.10 has another default, which changes results.
     env.preset("TRITON_DEFAULT_FP_FUSION", "1")
+    # Triton's own place is the home folder, which may be on another machine's disk, or end with a container.
+    if shared := env.value_of(env.CACHE_DIR):
+        env.preset("TRITON_CACHE_DIR", os.path.join(shared, "triton"))
     fault = npu_fault()
     if fault:
         env.preset("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
@@ -277,7 +280,7 @@ def open_device(
     else:
         _runtime(kind).set_device(device.index)
     if deterministic:
-        _make_deterministic(torch)
+        _make_deterministic(torch, kind)
     return device
 
 
@@ -299,10 +302,11 @@ def _visible(kind: str, local_rank: int) -> int:
     return local_rank % max(1, int(_runtime(kind).device_count()))
 
 
-def _make_deterministic(torch: Any) -> None:
+def _make_deterministic(torch: Any, kind: str) -> None:
     env.preset("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # use_deterministic_algorithms does the same, but loads torch's compiler: 1.5 s of each rank's start.
-    torch.set_deterministic_debug_mode("warn")
+    # use_deterministic_algorithms does the same, but loads torch's compiler: 1.5 s of each rank's start. Where torch
+    # may only warn, CUDA's attention takes algorithms whose gradient differs from run to run.
+    torch.set_deterministic_debug_mode("error" if kind == "cuda" else "warn")
     # Filling costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False
 

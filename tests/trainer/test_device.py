@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
 import pytest
 import torch
 
-from trainer.device import open_device
+from trainer.device import open_device, prepare_import
 from trainer.errors import InputError
 from trainer.plan.resolve import read_config
 from trainer.train.events import MemoryTaken, StepDone
@@ -153,3 +154,30 @@ def test_memory_is_told_of_the_rank_that_took_most_beside_its_plan() -> None:
     cpu, npu = (planned_bytes(alone, alone.layout(1), kind) for kind in ("cpu", "npu"))
     assert len(cpu) == 1 and cpu[0] != npu[0]
     assert len(planned_bytes(alone, alone.layout(2), "cpu")) == 2
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("cuda", 2), ("cpu", 1)])
+def test_a_gpu_takes_no_algorithm_that_differs_from_run_to_run(
+    kind: str, mode: int, cuda: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mode 1 torch only warns, and its attention takes faster ones."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.get_deterministic_debug_mode()
+    try:
+        open_device(kind, 0, 1, torch.get_num_threads(), deterministic=True)
+        assert torch.get_deterministic_debug_mode() == mode
+    finally:
+        torch.set_deterministic_debug_mode(before)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_compiled_kernels_stay_in_the_folder_that_the_runs_of_a_node_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_CACHE_DIR", "/work/cache")
+    for own, expected in ((None, "/work/cache/triton"), ("/mine", "/mine")):
+        monkeypatch.setenv("TRITON_CACHE_DIR", own or "")
+        if own is None:
+            monkeypatch.delenv("TRITON_CACHE_DIR")
+        prepare_import()
+        assert os.environ["TRITON_CACHE_DIR"] == expected

@@ -98,7 +98,7 @@ class TrainConfig:
     seed: int = setting(1234, least=0)
     """Seed of the initial weights and of dropout."""
     deterministic: bool = setting(True)
-    """Refuse operations whose result changes from run to run."""
+    """Choose algorithms whose result does not change from run to run; on a GPU, refuse operations that have none."""
     resume: str = setting("auto")
     """auto: continue from this run's newest checkpoint that verifies. never: start at step 0. Else the folder of a
     checkpoint.
