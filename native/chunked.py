@@ -107,7 +107,7 @@ def loss_in_pieces(
 @functools.cache
 def _memory_of(device: torch.device) -> int:
     """Return the memory of a device in bytes; 0 for a CPU."""
-    return 0 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).total_memory)
+    return 0 if device.type == "cpu" else int(getattr(torch, device.type).mem_get_info(device)[1])
 
 
 def _wide(dw: Tensor) -> Tensor:

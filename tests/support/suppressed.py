@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver as triton_driver
 from triton.runtime.jit import JITFunction
 
-from native import philox, products
+from native import chunked, philox, products
 from native.compiled.library import NAMESPACE
 from native.cuda import attention, blocks, language
 from trainer.device import Device, Stopwatch
@@ -206,11 +206,13 @@ def without_launches(place: str, counting: Counting | None = None) -> Iterator[N
         (language, "_device_fault", lambda: ""),
         (attention, "why_not", lambda: ""),
         (blocks, "key_of", lambda x: "9.0"),
+        (chunked, "_memory_of", lambda device: 0 if device.type == "cpu" else 80 << 30),
         (triton_driver, "_active", Driver()),
         (compiler, "compile", lambda *_, **__: Kernel()),
         (torch, "tensor", unpinned),
         (philox, "draws_itself", lambda device: True),
         # Products of other devices than a CPU are torch's.
+        (products, "_offered", []),
         (products, "widens", lambda x: False),
         (products, "_dense", lambda x: x),
         (model_attention, "draws_itself", lambda device: True),
