@@ -292,7 +292,7 @@ def _node(name: str, found: dict[str, Any]) -> Node:
 
 
 def _alone(node: Node) -> Node:
-    """Return the only node of a cluster: without an address of its own, this machine is reached by itself alone."""
+    """Return the only node of a cluster: without an address of its own, only this machine reaches it."""
     if node.host != "local" or node.address != "local":
         return node
     own = "127.0.0.1"

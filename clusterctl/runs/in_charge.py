@@ -91,7 +91,7 @@ def serve(run: RunDir, connections: Connections, tell: Any, *, started: bool = F
 def clear_lost(run: RunDir, connections: Connections) -> None:
     """Stop what is left of an ended run on nodes that were lost, once they answer, for at most STAY seconds.
 
-    Return at once if nothing is left or another process does this already, and when the run is resumed or removed.
+    Return immediately if nothing is left or another process does this already, and when the run is resumed or removed.
     """
     if not run.read_record().abandoned:
         return

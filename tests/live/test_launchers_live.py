@@ -157,7 +157,7 @@ sys.exit(subprocess.run(launcher).returncode)
 @pytest.mark.parametrize(
     ("processes", "options", "cause"),
     [
-        ("auto", [], "started the launcher torch.distributed.run by itself"),
+        ("auto", [], "started the launcher torch.distributed.run itself"),
         (
             "launcher",
             ["--standalone", "--nnodes=1", "--nproc_per_node=2"],

@@ -137,7 +137,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def abort(files: AttemptFiles, processes: Iterable[Process]) -> None:
-    """End the processes that write their stacks when they are aborted, and that SIGTERM would end at once too.
+    """End the processes that write their stacks when they are aborted, and that SIGTERM would end immediately too.
 
     What a worker wrote into a file of its own is copied to the log of its launcher, which is ended right after.
     """

@@ -1,4 +1,4 @@
-"""Compare the number of ranks that formed a group with the plan: launchers that a rank starts by itself.
+"""Compare the number of ranks that formed a group with the plan: launchers that a rank starts.
 
 A launcher that was not seen in the command starts a group on every node, or for every rank: each group trains alone,
 and all of them end well. Only the processes show it.
@@ -63,7 +63,7 @@ class Worlds:
                 return {"rank": rank, "world": "set up MPI without mpirun, and is rank 0 of 1"}
             for launcher, size in self._groups(pid):
                 if not self.sizes:
-                    return {"rank": rank, "world": "started the launcher %s by itself" % launcher}
+                    return {"rank": rank, "world": "started the launcher %s itself" % launcher}
                 if size is not None and size not in self.sizes:
                     planned = " or ".join(map(str, self.sizes))
                     words = "%s formed a group of %d, and the run has %s ranks" % (launcher, size, planned)

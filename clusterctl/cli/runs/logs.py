@@ -329,7 +329,7 @@ def _tail(
     for file in kept_files(run, run.read_record().attempt):
         read[file.path] = size = file.path.stat().st_size
         start, end = span.bytes_of(file.path)
-        # A file that goes on may end in half a line.
+        # A file that still grows may end in half a line.
         end = size if goes_on and end is None else end
         last.append(file.last(lines, wanted, start, end))
     printer.lines(heapq.merge(*last, key=lambda line: line.at))

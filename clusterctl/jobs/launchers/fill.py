@@ -145,7 +145,7 @@ def _problems(use: Use, shape: Shape) -> Iterator[Problem]:
 
 
 def _own_way(use: Use, name: str) -> Problem | None:
-    """Return the problem of a launcher that reaches other nodes by itself; None for the others."""
+    """Return the problem of a launcher that itself reaches other nodes; None for the others."""
     rest = " ".join(use.words[_program(use) :]) or "PROGRAM"
     if use.launcher.name == "srun":
         return Problem(

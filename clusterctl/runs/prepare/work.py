@@ -1,4 +1,4 @@
-"""Make the working folders of a program on the nodes, while the rest of a start goes on."""
+"""Make the working folders of a program on the nodes, while the other steps of a start run."""
 
 from __future__ import annotations
 
