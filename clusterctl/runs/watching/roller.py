@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from clusterctl.runs.stop import StopRequest
     from clusterctl.transport.fanout import Connections
 
-# How often a slow rank is looked at.
-SAMPLES = 3
+# How often a slow rank is looked at, and how often it works at least: its partners wait for it most of the time.
+SAMPLES, WORKS = 5, 2
 
 
 class Roller:
@@ -63,7 +63,8 @@ class Roller:
             for _ in range(SAMPLES):
                 roll = call_roll(self.connections, self.record, nodes, 0.0, save=True, only=rank)
                 found.update(seen.place for seen in roll.ranks if seen.place)
-            for place, count in found.most_common(1):
+            works = Counter({place: count for place, count in found.items() if not place.waits})
+            for place, count in (works if sum(works.values()) >= WORKS else found).most_common(1):
                 # Waiting within a pass counts as a rank's own time, such as that of a tensor parallel partner.
                 seen, then = ("waits", ": another rank holds it up") if place.waits else ("is", "")
                 where = f"{seen} in {place.describe()} in {count} of {SAMPLES} samples{then}"

@@ -10,10 +10,14 @@ import pytest
 from clusterctl.agent.ranks.hangs import REPORTED, Steps, own_seconds
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.jobs.run_lines import Events
+from clusterctl.runs.causes.blame import Observation
+from clusterctl.runs.causes.places import Frame
+from clusterctl.runs.causes.roll_call import Roll
 from clusterctl.runs.controller import Control
 from clusterctl.runs.overview import make_overview, read_progress
 from clusterctl.runs.query import combine
 from clusterctl.runs.state import RunState
+from clusterctl.runs.watching import roller
 from clusterctl.runs.watching.roller import Roller
 from clusterctl.runs.watching.stall import IN_A_ROW, Stragglers, is_number, slow
 from clusterctl.runs.watching.updates import Update
@@ -73,8 +77,8 @@ def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_al
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, int]] = []
-    monkeypatch.setattr(Roller, "report_slow", lambda roller, node, rank: seen.append((node, rank)))
-    roller = Roller.__new__(Roller)
+    monkeypatch.setattr(Roller, "report_slow", lambda looker, node, rank: seen.append((node, rank)))
+    looker = Roller.__new__(Roller)
     run = RunDir(tmp_path / "r")
     ranks, devices = {"a": [0, 1], "b": [2]}, {"a": [4, 5], "b": [7]}
     run.write_record(record_of(ranks, devices))
@@ -82,8 +86,8 @@ def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_al
     control.run = run
     paces, told = Stragglers(ranks=3), []
     for _ in range(IN_A_ROW):
-        told += control._stragglers(paces, Update(node="b", pace={2: 0.9, 0: 99.0, 17: 1.0}), roller)
-        told += control._stragglers(paces, Update(node="a", pace={0: 0.1, 1: 0.1}), roller)
+        told += control._stragglers(paces, Update(node="b", pace={2: 0.9, 0: 99.0, 17: 1.0}), looker)
+        told += control._stragglers(paces, Update(node="a", pace={0: 0.1, 1: 0.1}), looker)
     assert [one.node for one in told] == ["b"]
     assert seen == [("b", 2)], "it is looked at once"
     (event,) = run.event_lines()
@@ -93,11 +97,11 @@ def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_al
 @pytest.mark.parametrize(
     ("function", "file", "text"),
     [
-        ("load", "/n/code/data.py", "rank 2 is in `load` at code/data.py:5 in 3 of 3 samples"),
+        ("load", "/n/code/data.py", "rank 2 is in `load` at code/data.py:5 in 5 of 5 samples"),
         (
             "all_reduce",
             "/v/lib/python3.11/site-packages/torch/distributed/c10d.py",
-            "rank 2 waits in all_reduce at code/data.py:5 in 3 of 3 samples: another rank holds it up",
+            "rank 2 waits in all_reduce at code/data.py:5 in 5 of 5 samples: another rank holds it up",
         ),
     ],
 )
@@ -117,6 +121,27 @@ def test_a_look_at_a_straggler_shows_whether_it_waits_itself(
             time.sleep(0.01)
     assert reports == [f"straggler: {text}"]
     assert {params["only"] for _, _, params in script.asked} == {2}
+
+
+def test_a_straggler_that_works_in_two_looks_of_five_does_not_count_as_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "r")
+    run.write_record(record_of({"a": [0]}))
+    site = "/v/lib/python3.11/site-packages/torch/distributed/c10d.py"
+    own = Frame("load", "/n/code/data.py", 5)
+    waits, works = (Frame("recv", site, 1), own), (own,)
+    looks = iter([waits, works, waits, works, waits])
+    monkeypatch.setattr(
+        roller, "call_roll", lambda *given, **how: Roll((Observation(0, pid=7, frames=next(looks)),))
+    )
+    reports: list[str] = []
+    with Connections(ScriptedTransport({})) as connections:
+        Roller(run, connections, (), reports.append).report_slow("a", 0)
+        deadline = time.monotonic() + 60
+        while not reports and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert reports == ["straggler: rank 0 is in `load` at code/data.py:5 in 2 of 5 samples"]
 
 
 def test_of_a_program_that_tells_steps_alone_these_count() -> None:
