@@ -201,7 +201,7 @@ REHEARSED = [
 ]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("recipe", "nodes"), REHEARSED)
 def test_a_recipe_is_rehearsed_at_full_size(recipe: str, nodes: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / f"{recipe}.yaml", tmp_path)
