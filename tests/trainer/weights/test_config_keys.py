@@ -190,7 +190,7 @@ def test_no_changed_key_computes_something_else_than_transformers(tmp_path: Path
             theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
             with torch.no_grad():
                 expected = theirs(tokens).logits
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, refused):
+        except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError, refused):
             continue
         compared += 1
         if not torch.allclose(logits_of(tmp_path / f"ours-{number}", tokens), expected, atol=1e-3):
