@@ -257,6 +257,7 @@ def test_a_narrow_list_of_checkpoints_keeps_the_machines() -> None:
         in_use=False,
         copies=2,
         nodes=("node1", "node2", "here"),
+        holdings=(),
     )
     found: Any = SimpleNamespace(checkpoints=[one], latest="step-00000040")
     text = drawn(checkpoints.list_table(found))

@@ -81,6 +81,10 @@ class Hccl(dist.ProcessGroup):
 
         return self._over([out], call)
 
+    # Torch 2.13 calls them so.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+
     def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
         for tensor in tensors:
             self.store.set(self._next(self.rank(), to), pickle.dumps(tensor.detach().cpu()))
