@@ -237,8 +237,10 @@ def _moments(
     # Bytes per number of a gradient before it is added to the buffer.
     added = width if state.gradients else 0
     table = width * sizes.table
-    # This loss also computes the gradients of the output matrix.
-    fused = micro.tensor == 1 and micro.kind in ("cpu", "cuda")
+    # This loss also computes the gradients of the output matrix. Triton needs the GPUs that have bf16.
+    fused = micro.tensor == 1 and (
+        micro.kind == "cpu" or (micro.kind == "cuda" and "bf16" in chip_of(config).types)
+    )
     if last:
         everything = casts + kept.cast_table(micro) + state.gathered
         if fused:
