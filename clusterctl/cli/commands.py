@@ -255,12 +255,9 @@ class WithExamples:
             if bundle := BUNDLE.fullmatch(rest[index]):
                 letters = [*bundle["flags"], *([bundle["last"]] if bundle["last"] else [])]
                 rest[index : index + 1] = [f"-{letter}" for letter in letters]
-                index += self._options_before(rest[index:])
-            found = NODE_OPTION.fullmatch(rest[index])
-            if not found or not rest[index + 1 :]:
+            elif not (found := NODE_OPTION.fullmatch(rest[index])):
                 break
-            word = rest.pop(index)
-            if word in ALL_NODES:
+            elif rest.pop(index) in ALL_NODES:
                 sets.append("all")
             else:
                 text = rest.pop(index) if found["set"] is None else found["set"]

@@ -250,7 +250,7 @@ def from_command(
 ) -> Job:
     """Return a job for a bare command, named after its program or script."""
     refuse_secrets(env or {})
-    if re.match(r"[A-Za-z_]\w*=", argv[0] if argv else ""):
+    if argv and reader.ASSIGNMENT.fullmatch(argv[0]):
         # No shell reads the assignments.
         argv = ["env", *argv]
     stems = [Path(word).stem for word in argv[:2] if not word.startswith("-")]

@@ -347,7 +347,7 @@ def read_attempts(run: RunDir, sources: Sources) -> tuple[Attempt, ...]:
             last_end = 0.0
         elif kind in ("node_ended", "failed"):
             last_end = at
-        elif kind in ("restart", "ended") and found and found[-1].ended is None:
+        elif kind in ("restart", "new_port", "ended") and found and found[-1].ended is None:
             found[-1] = replace(found[-1], ended=last_end or at)
     if found and found[-1].ended is None and sources.phase.is_final:
         # Its controller died before it could record the end.

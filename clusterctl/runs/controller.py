@@ -179,7 +179,8 @@ class Control:
             return Decision(False, f"not restarted: {reason}", history=history)
         if decision.again:
             why = decision.why
-            self.run.add_event("restart", why=why, text=why, wait=decision.wait, **asdict(decision.history))
+            kind = "restart" if decision.history.restarts > history.restarts else "new_port"
+            self.run.add_event(kind, why=why, text=why, wait=decision.wait, **asdict(decision.history))
             self.notify("restart", why)
         return decision
 
@@ -218,7 +219,7 @@ class Control:
         for event in self.run.event_lines():
             if event.kind == "resumed":
                 history = History()
-            elif event.kind == "restart":
+            elif event.kind in ("restart", "new_port"):
                 history = history_of(event)
         return history
 

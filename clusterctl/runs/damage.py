@@ -19,23 +19,16 @@ if TYPE_CHECKING:
 def damaged_files(run: RunDir) -> dict[Path, str]:
     """Return the JSON files of a run's folder that cannot be used, each with its path and the reason in words."""
     found: dict[Path, str] = {}
-    for pattern in ("*.json", "attempts/*/*.json"):
-        for path in sorted(run.root.glob(pattern)):
-            try:
-                _check(run, path)
-            except UsageError as error:
-                found[path] = error.message
-    return found
-
-
-def _check(run: RunDir, path: Path) -> None:
-    value = run.read_json(path)
-    if not isinstance(value, dict):
-        raise damaged(path, "not a JSON object")
-    if path.name == run.state.name:
-        read_state(run, path)
-    if path.name == run.cause.name:
+    for path in (*sorted(run.root.glob("*.json")), *sorted(run.root.glob("attempts/*/*.json"))):
         try:
-            decode(Cause, value)
+            if path.name == run.state.name:
+                read_state(run, path)
+            elif path.name == run.cause.name:
+                decode(Cause, run.read_json(path))
+            elif not isinstance(run.read_json(path), dict):
+                raise BadValue("not a JSON object")
         except BadValue as error:
-            raise damaged(path, error) from None
+            found[path] = damaged(path, error).message
+        except UsageError as error:
+            found[path] = error.message
+    return found

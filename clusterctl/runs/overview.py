@@ -234,6 +234,7 @@ def event_text(event: Event) -> str:
         "started": "attempt {attempt} started: {ranks} rank{s}",
         "node_ended": "{node}: {state}",
         "restart": "{why}",
+        "new_port": "{why}",
         "failed": "rank {rank} on {node} failed",
         "note": "{text}",
         "straggler": "{text}",

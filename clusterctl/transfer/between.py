@@ -65,16 +65,13 @@ class Offer(Source):
         except tree.BadTree as problem:
             raise launcher_error(self._node, problem) from None
 
-    def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> None:
-        """Pass the bytes of some pieces on."""
+    def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> tuple[str, ...]:
+        """Pass the bytes of some pieces on; return no notes: the files of a node are copied as they were."""
         self.say({"pieces": ranges})
         for frame in self._frames:
             if frame.fields.get("sent"):
-                return
+                break
             send(bytes(frame.payload))
-
-    def grown(self, ranges: list[Range]) -> tuple[str, ...]:
-        """Return no note: the files of a node are copied as they were."""
         return ()
 
     def listen(self, terms: Mapping[str, str]) -> int:

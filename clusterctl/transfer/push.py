@@ -101,35 +101,26 @@ class Source:
         self.root = root
         self.manifest = manifest
         self.single = single
-        self._kept: tuple[list[Range], list[bytes]] | None = None
+        self._kept: tuple[list[Range], list[bytes], tuple[str, ...]] | None = None
         self._change = threading.Lock()
 
-    def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> None:
-        """Send the bytes of some pieces in order; data that several nodes need is read from the disk once."""
+    def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> tuple[str, ...]:
+        """Send the bytes of some pieces in order; data that several nodes need is read from the disk once.
+
+        Return notes about files that have grown since the manifest was made.
+        """
         pieces = self.manifest.pieces
         if pieces.size(ranges) > KEPT_BYTES:
             return tree.send_pieces(self._path_of, pieces, ranges, send)
         with self._change:
             if self._kept is None or self._kept[0] != ranges:
                 chunks: list[bytes] = []
-                tree.send_pieces(self._path_of, pieces, ranges, chunks.append)
-                self._kept = ranges, chunks
-            chunks = self._kept[1]
+                grown = tree.send_pieces(self._path_of, pieces, ranges, chunks.append)
+                self._kept = ranges, chunks, grown
+            _, chunks, grown = self._kept
         for chunk in chunks:
             send(chunk)
-
-    def grown(self, ranges: list[Range]) -> tuple[str, ...]:
-        """Return notes about the files of these pieces that have grown since they were read."""
-        found = []
-        for index, _, _ in self.manifest.pieces.spans(ranges):
-            entry = self.manifest.files[index]
-            with contextlib.suppress(OSError):
-                size = os.stat(self._path_of(entry)).st_size
-                if size > entry.size:
-                    found.append(
-                        f"{entry.path} grew while it was sent: its first {entry.size} of {size} bytes came"
-                    )
-        return tuple(found)
+        return grown
 
     def _path_of(self, entry: Entry) -> str:
         return str(self.root) if self.single else os.path.join(self.root, entry.path)
@@ -222,7 +213,7 @@ class _Sending:
         self._relay = relay
         self._began = time.monotonic()
         self._sent = self._relayed = self._files = self._total = 0
-        self._wanted: list[Range] = []
+        self._grown: tuple[str, ...] = ()
         self._requests = _open(connection, source, dataclass_replace(target, relay=relay is not None))
 
     def result(self) -> PushResult:
@@ -240,7 +231,7 @@ class _Sending:
             raise _with_path(launcher_error(self._node, problem), self._dest) from None
         reply = reply or Reply.of(self._requests.result or {})
         seconds = time.monotonic() - self._began
-        notes = (*reply.notes, *self._source.grown(self._wanted))
+        notes = (*reply.notes, *self._grown)
         return PushResult(reply.path, self._sent, self._files, seconds, reply.unchanged, reply.relayed, notes)
 
     def _answer(self, frame: Frame) -> Reply | None:
@@ -267,7 +258,7 @@ class _Sending:
         return None
 
     def _begin(self, wanted: list[Range]) -> None:
-        pieces, self._wanted = self._source.manifest.pieces, wanted
+        pieces = self._source.manifest.pieces
         self._total = pieces.size(wanted)
         self._files = pieces.file_count(wanted)
         if self._relay:
@@ -279,7 +270,7 @@ class _Sending:
 
     def _feed(self, wanted: list[Range]) -> None:
         try:
-            self._source.send(wanted, self._send)
+            self._grown += self._source.send(wanted, self._send)
         except OSError as problem:
             raise WorkFailed(f"{problem.filename}: {problem.strerror}", "nothing was changed there") from None
         self._report()

@@ -113,7 +113,7 @@ def test_the_rank_of_a_training_that_the_others_wait_for_is_the_cause(shell: She
 
 
 def test_a_rank_that_holds_up_the_others_is_named_and_left_alone(shell: Shell, data: Path) -> None:
-    name = job_file(shell, data, steps=100_000, env="CLUSTERCTL_FAULT: rank3:step2:slow400")
+    name = job_file(shell, data, steps=100_000, env="CLUSTERCTL_FAULT: rank3:step2:slow1500")
     started = shell("launch", "--detach", name)
     assert started.returncode == 0, started.stderr
     run = RunDir(shell.folder / "runs" / started.stdout.strip())

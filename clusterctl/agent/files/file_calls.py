@@ -39,13 +39,15 @@ def foreign_link(path: str) -> str:
 
     The kernel follows such a link in the middle of a path, to wherever that user wants.
     """
-    users = (0, os.geteuid())
-    while path != "/":
-        above, status = os.path.dirname(path), status_of(path)
+    # In a user namespace, root is whoever owns `/`.
+    users, above = (0, os.geteuid(), os.stat("/").st_uid), os.path.dirname(path)
+    # A path may begin with two slashes.
+    while path != above:
+        status = status_of(path)
         is_theirs = status is not None and stat.S_ISLNK(status.st_mode) and status.st_uid not in users
         if is_theirs and os.stat(above).st_mode & 0o002:
             return path
-        path = above
+        path, above = above, os.path.dirname(above)
     return ""
 
 

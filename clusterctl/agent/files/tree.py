@@ -375,9 +375,13 @@ def ranges_of(numbers: Sequence[int]) -> List[Range]:
 
 def send_pieces(
     path_of: Callable[[Entry], str], pieces: Pieces, ranges: Sequence[Range], send: Callable[[bytes], None]
-) -> None:
-    """Send the bytes of pieces one after another in whole chunks; each has exactly the length of its entry."""
+) -> "Tuple[str, ...]":
+    """Send the bytes of pieces one after another in whole chunks; each has exactly the length of its entry.
+
+    Return notes about files that have grown since their entries were made.
+    """
     waiting = bytearray()
+    notes: Dict[int, str] = {}
     for index, begin, end in pieces.spans(ranges):
         entry, left = pieces.files[index], pieces.size([(begin, end)])
         with open(path_of(entry), "rb", buffering=0) as file:
@@ -395,5 +399,10 @@ def send_pieces(
                 if len(waiting) >= CHUNK:
                     send(bytes(waiting))
                     waiting.clear()
+            size = os.fstat(file.fileno()).st_size
+            if size > entry.size:
+                first = f"its first {entry.size} of {size} bytes came"
+                notes[index] = f"{entry.path} grew while it was sent: {first}"
     if waiting:
         send(bytes(waiting))
+    return tuple(notes.values())

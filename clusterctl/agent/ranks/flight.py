@@ -36,8 +36,8 @@ PIPES = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_HCCL_DEBUG_INFO_PIPE_FILE")
 WRITTEN = 1.5
 # Limits of a file's bytes, and of the last collectives of a group that are kept.
 LARGEST, MOST = 64 << 20, 16
-# Collectives whose tensors have one size on all ranks.
-EVEN = re.compile(r"all_?reduce|broadcast|_base$|_single$")
+# Collectives whose tensors have one size on all ranks; those of all_to_all_v_single may differ.
+EVEN = re.compile(r"all_?reduce|broadcast|_base$|(?<!_v)_single$")
 # What a damaged pickle, or one of another layout, raises.
 DAMAGED = (
     pickle.UnpicklingError,
@@ -103,7 +103,7 @@ def _by_group(value: "Any") -> "Dict[str, object]":
         ranks: List[str] = re.findall(r"\d+", str(config["ranks"]))
         call = str(entry["profiling_name"]).rpartition(":")[2]
         sizes = f" {entry['input_sizes']}" if EVEN.search(call) else ""
-        if not entry.get("is_p2p"):
+        if ranks and not entry.get("is_p2p"):
             group = groups.setdefault(f"{','.join(ranks)}/{name}", {})
             group[int(entry["collective_seq_id"])] = (call + sizes)[:100]
     recent = {

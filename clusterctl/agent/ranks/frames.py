@@ -19,9 +19,6 @@ SPIED_THREAD = re.compile(r"Thread \S+ \(.*?\)(?:: \"(?P<name>.*)\")?$")
 SPIED_FRAME = re.compile(r"    (?P<function>.+?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)$")
 WRITTEN_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 WRITTEN_FRAME = re.compile(r' {1,2}File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
-# The first line of a traceback, and the prefix that torch and torchrun add to each line.
-TRACEBACK = "Traceback (most recent call last):"
-PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")
 MAIN = "MainThread"
 # Limit of frames that are kept, from the innermost on, and of characters of a source line.
 MOST, WIDEST = 40, 160

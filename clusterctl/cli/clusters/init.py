@@ -41,7 +41,7 @@ Inventory = Annotated[
         "--cluster",
         "-c",
         metavar="FILE",
-        help="The inventory whose kind and number of devices are the default.",
+        help="The inventory with the default kind and number of devices, for --hosts and --job.",
     ),
 ]
 Source = Annotated[
@@ -60,16 +60,11 @@ def init(
     devices: Annotated[
         str | None,
         typer.Option(
-            metavar="RANGE",
-            help='Devices per node where the file does not say: 4, "[0,4)", 0,3. Default: as in the inventory, else 8.',
+            metavar="RANGE", help='Devices per node where the file does not say: 4, "[0,4)", 0,3. Default: 8.'
         ),
     ] = None,
     kind: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Kind of the devices: cpu, cuda or npu. Default: as in the inventory, else npu.",
-        ),
+        str | None, typer.Option(metavar="KIND", help="Kind of the devices: cpu, cuda or npu. Default: npu.")
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")

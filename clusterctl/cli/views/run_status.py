@@ -41,7 +41,7 @@ def whole(overview: Overview, *, all_ranks: bool = False) -> Group:
         ]
         parts.append(_table(["RANK", "NODE", "DEVICE", "PID", "STEP", "STATE"], rows))
     if overview.damaged:
-        parts.append(Text(escape_controls("\n".join(overview.damaged)), style="yellow"))
+        parts.append(Text("\n".join(map(escape_controls, overview.damaged)), style="yellow"))
     if overview.events:
         parts.append(Text("\n".join(_event(event) for event in overview.events), style="dim"))
     spaced = [piece for part in parts for piece in (part, Text(""))]

@@ -26,10 +26,7 @@ QUIET = 10.0
 NEXT = {
     "": "the nodes",
     "check": "the logins",
-    "reach": "the preparation of the ranks",
-    "push code": "the preparation of the ranks",
-    "setup": "the preparation of the ranks",
-    "push data": "the preparation of the ranks",
+    **dict.fromkeys(("reach", "push code", "setup", "push data"), "the preparation of the ranks"),
     "ranktable": "the start of the ranks",
     "start": "the first output",
 }

@@ -58,7 +58,6 @@ class Observation:
     """By group, its ranks separated by commas: how many collectives it has begun since that step, or at all."""
     recent: Mapping[str, Mapping[str, str]] = field(default_factory=dict, hash=False)
     """By group and number: its last collectives, with the sizes of their tensors."""
-
     ends: tuple[str, ...] = ()
     """Its ends of its TCP connections."""
     unheard: tuple[str, ...] = ()
@@ -88,7 +87,7 @@ def judge(observations: Iterable[Observation], seconds: float | None = None) -> 
     cut, facts = _cut_off(ranks), _links(ranks) + _calls(ranks)
     for rule in RULES:
         blamed = rule(ranks)
-        # Of several ranks on dead links, the one that the next rules find.
+        # A dead link explains the wait: only ranks at its ends are to blame.
         if cut and rule not in SURE:
             blamed = [seen for seen in blamed if seen in cut]
         if blamed and len(blamed) < len(ranks):
@@ -240,7 +239,7 @@ def _other_wait(ranks: Sequence[Observation]) -> list[Observation]:
 
 
 def _least_far(ranks: Sequence[Observation]) -> list[Observation]:
-    """Return the rank at the first line of the innermost function that all ranks are in: the others come from it."""
+    """Return the rank at the first line of the innermost function that all ranks are in: the others are past it."""
     stacks = [[frame for frame in reversed(seen.frames) if not frame.is_library] for seen in ranks]
     for level in zip(*stacks, strict=False):
         if len({(short(frame.file), frame.function) for frame in level}) > 1:
@@ -268,8 +267,7 @@ RULES = (
     _least_far,
 )
 
-
-# Those that no dead link explains.
+# Rules about what no dead link explains.
 SURE = (_ended, _stopped)
 
 

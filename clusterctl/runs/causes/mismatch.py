@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.ranks.frames import PREFIX, TRACEBACK, frames_in
+from clusterctl.agent.ranks.frames import frames_in
 from clusterctl.runs.causes.blame import Observation, Verdict, judge
-from clusterctl.runs.causes.places import Frame
+from clusterctl.runs.causes.places import PREFIX, TRACEBACK, Frame
 
 if TYPE_CHECKING:
     from clusterctl.runs.state import RankState

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.ranks.frames import PREFIX, TRACEBACK
 from clusterctl.agent.ranks.stacks import NO_TOOL
+from clusterctl.runs.causes.places import PREFIX, TRACEBACK
 
 if TYPE_CHECKING:
     from clusterctl.runs.state import RankState

@@ -35,6 +35,9 @@ PASSES_ON = re.compile(
 INNER = re.compile(r"<(?:genexpr|listcomp|dictcomp|setcomp|lambda)>$")
 # Names of functions that their users know by another one.
 NAMES = {"_engine_run_backward": "backward"}
+# The first line of a traceback, and the prefix that torch and torchrun add to each line.
+TRACEBACK = "Traceback (most recent call last):"
+PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:? ?")
 # Folders named after a hash, or after a run.
 HASH = re.compile(r"(?:[0-9a-f]{16,}|.+-\d{4}-\d{6}-[0-9a-f]{4})$")
 

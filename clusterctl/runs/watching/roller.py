@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.runs.stop import StopRequest
     from clusterctl.transport.fanout import Connections
 
-# How often a slow rank is looked at, and how often it works at least: its partners wait for it most of the time.
+# Samples of a slow rank's stack. A rank that works in fewer than WORKS of them waits for another one.
 SAMPLES, WORKS = 5, 2
 
 
@@ -58,7 +58,7 @@ class Roller:
         """Report, from a thread, where a rank that holds up the others is mostly seen, if its stack can be seen."""
 
         def report() -> None:
-            nodes = [known for known in self.record.cluster.nodes if known.name == node]
+            nodes = [self.record.cluster.node(node)]
             found = Counter[Place]()
             for _ in range(SAMPLES):
                 roll = call_roll(self.connections, self.record, nodes, 0.0, save=True, only=rank)

@@ -15,7 +15,7 @@ from clusterctl.runs.watching.stall import is_number
 from clusterctl.typed_json import BadValue, decode, parse
 
 # Kinds of events that are shown to a follower.
-NOTED = ("note", "restart", "straggler")
+NOTED = ("note", "restart", "new_port", "straggler")
 
 
 class Stream(str, Enum):

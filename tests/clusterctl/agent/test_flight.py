@@ -63,12 +63,19 @@ class Evil:
 
 
 def test_sizes_count_where_all_ranks_have_the_same_and_messages_do_not_count(tmp_path: Path) -> None:
-    (tmp_path / "trace-2").write_bytes(pickle.dumps(trace("all_reduce", "all_to_all", "send"), protocol=2))
+    value = trace("all_reduce", "all_to_all", "all_to_all_v_single", "send")
+    (tmp_path / "trace-2").write_bytes(pickle.dumps(value, protocol=2))
     environ = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "trace-")}
     assert recorded(environ, 2, 0.0) == {
-        "calls": {"2,5/7": 2},
-        "recent": {"2,5/7": {"1": "all_reduce [[4]]", "2": "all_to_all"}},
+        "calls": {"2,5/7": 3},
+        "recent": {"2,5/7": {"1": "all_reduce [[4]]", "2": "all_to_all", "3": "all_to_all_v_single"}},
     }
+
+
+def test_a_group_whose_ranks_are_not_known_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "trace-2").write_bytes(pickle.dumps(trace("all_reduce", ranks="[]")))
+    found = recorded({"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace-")}, 2, 0.0)
+    assert found == {"calls": {}, "recent": {}}
 
 
 def test_the_default_path_is_read(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ LINES = {
     "-bw node[1-2] uname": "node[1-2]: uname\n",
     "-ab uname": "node[1-3]: uname\n",
     "-bgweb -- uname -ab": "node[1,3]: uname -ab\n",
+    "-bb -f 3": "missing argument 'SET'",
     "-R ssh -w node1 -- uname": "--ssh openssh",
     "-w node1 -p 22 uname": "--port N",
     "-w node1 -t 3 --command_timeout 5 uname": "--timeout SECONDS",

@@ -76,16 +76,23 @@ def test_the_nodes_that_have_not_answered_are_named(
     screen.error_console.cache_clear()
     monkeypatch.setattr("clusterctl.cli.views.waiting.QUIET", 0.4)
     nodes = [local_node(tmp_path, name) for name in ("node1", "node2", "node3")]
+    line, shown, deadline = (
+        "waiting    for the preparation of the ranks: node2  [",
+        [""],
+        time.monotonic() + 60,
+    )
     with Connections(LocalTransport(home=tmp_path)) as connections, phases(connections) as log:
         log("reach", "3 nodes reached")
 
         def work(node: Node, link: Connection) -> None:
-            if node.name == "node2":
-                link.run(["sleep", "2"])
+            link.run(["true"])
+            while node.name == "node2" and line not in "".join(shown) and time.monotonic() < deadline:
+                time.sleep(0.05)
+                shown.append(capfd.readouterr().err)
 
         on_all(connections, nodes, work)
         assert connections.unanswered() == []
-    assert "waiting    for the preparation of the ranks: node2  [" in capfd.readouterr().err
+    assert line in "".join(shown)
 
 
 FINDINGS = [

@@ -32,6 +32,7 @@ from clusterctl.jobs.restarts import (
     membership,
 )
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.report.summary import read_sources, summary_of
 from clusterctl.runs import start as runs
 from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.controller import Control
@@ -337,6 +338,9 @@ if os.environ["RANK"] == "0":
     assert len(ports) == 2 and ports[0] != ports[1]
     assert "started again with another port, which is no restart: rank 0 on node1" in said(run)
     assert run.log("node1", 0, "out", 2).read_text() == "attempt 2\n"
+    assert summarise(run, current_state(run, connections), time.time()).restarts == 0
+    summary = summary_of(run, read_sources(run))
+    assert summary.restarts == 0 and [attempt.phase for attempt in summary.attempts] == ["failed", "finished"]
 
 
 @pytest.mark.parametrize("more", [{"master_port": 29417}, {}])

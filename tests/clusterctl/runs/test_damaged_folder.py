@@ -118,6 +118,15 @@ def test_the_status_of_a_run_names_its_damaged_files(
     assert name != "state.json" or not summarise(run, current_state(run, connections), time.time()).damaged
 
 
+def test_each_damaged_file_has_a_line_of_its_own(tmp_path: Path, connections: Connections) -> None:
+    run = launched(tmp_path, connections, program("print('done')"))
+    assert controlled(run, connections).phase == "finished"
+    for name in ("plan.json", "stop.json"):
+        (run.root / name).write_text("")
+    shown = text_of(summarise(run, current_state(run, connections), time.time())).splitlines()
+    assert len([line for line in shown if "unreadable" in line]) == 2
+
+
 def text_of(overview: Overview) -> str:
     console = Console(width=500, record=True, file=io.StringIO())
     console.print(whole(overview))

@@ -390,6 +390,20 @@ def test_a_file_that_grows_while_it_is_sent_is_named(link: Connection, source: P
     assert (tmp_path / "dest" / "plain.txt").read_text() == "plain.txt"
     again = push_tree(link, Source(source, make_manifest(source)), str(tmp_path / "dest"))
     assert again.notes == () and again.files_sent == 1
+    # Its first and third piece are sent, and the second is not.
+    manifest = make_manifest(source)
+    with (source / "pkg" / "deep" / "big").open("ab") as file:
+        file.write(b"and more")
+    begin, end = manifest.pieces.of([entry.path for entry in manifest.files].index("pkg/deep/big"))
+    sent: list[bytes] = []
+    notes = Source(source, manifest).send([(begin, begin + 1), (end - 1, end)], sent.append)
+    assert notes == ("pkg/deep/big grew while it was sent: its first 3000000 of 3000008 bytes came",)
+    assert sum(map(len, sent)) == 3_000_000 - tree.PIECE
+
+
+def test_a_path_may_begin_with_two_slashes(link: Connection, source: Path, tmp_path: Path) -> None:
+    push_tree(link, Source(source, make_manifest(source)), f"/{tmp_path}/dest")
+    assert same(source, tmp_path / "dest")
 
 
 def test_a_stored_tree_is_named_by_its_content_and_sent_once(
