@@ -219,6 +219,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="nodes with addresses of their own need root")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["openmpi", "mpich"])
 def test_mpirun_forms_one_group_over_all_nodes(apart: Shell, kind: str) -> None:
     compiler = shutil.which(f"mpicc.{kind}")
@@ -229,8 +230,16 @@ def test_mpirun_forms_one_group_over_all_nodes(apart: Shell, kind: str) -> None:
     (code / "program.c").write_text(OF_MPI)
     subprocess.run([compiler, "-o", code / "program", code / "program.c"], check=True)
     mpirun = f"mpirun.{kind}"
-    done = apart("launch", "--code", kind, "--", mpirun, "./program", timeout=300)
     lines = {f"rank {rank} of 4, sum 4 on node{1 + rank // 2}" for rank in range(4)}
+    for _ in range(5):
+        try:
+            done = apart("launch", "--code", kind, "--", mpirun, "./program", timeout=100)
+        except subprocess.TimeoutExpired as late:
+            # One run in ten does not return from MPI_Finalize: MPICH 4.0.2 waits for ever in UCX 1.13.
+            assert kind == "mpich" and lines == set(re.findall(r"rank .*", (late.stdout or b"").decode()))
+            assert apart("stop", "last", timeout=100).returncode == 0
+        else:
+            break
     assert done.returncode == 0 and lines == set(re.findall(r"rank .*", done.stdout)), done.stderr
 
     # Without mpirun each rank would be the only one of its group.
