@@ -14,10 +14,11 @@ PROGRAM = """
 import os, pathlib
 last = pathlib.Path("last.txt")
 print("found", last.read_text() if last.exists() else "nothing", flush=True)
-pathlib.Path("ready-" + os.environ["RANK"]).touch()
-while len(list(pathlib.Path(".").glob("ready-*"))) < 2:
+run, attempt = os.environ["CLUSTERCTL_RUN_DIR"].replace("/", "_"), os.environ["CLUSTERCTL_ATTEMPT"]
+pathlib.Path("ready-" + run + attempt + "-" + os.environ["RANK"]).touch()
+while len(list(pathlib.Path(".").glob("ready-" + run + attempt + "-*"))) < 2:
     pass
-last.write_text(os.environ["CLUSTERCTL_ATTEMPT"])
+last.write_text(attempt)
 """
 
 

@@ -46,6 +46,14 @@ BOUNDED = {
     ("agent/ranks/attempts.py", "readline"): (1, "200 characters of a file"),
     ("agent/ranks/changes.py", "os.read"): (1, "one piece of the kernel's notes, when it is readable"),
     ("agent/ranks/kernel.py", "os.read"): (1, "one message, never waits; DMESG_LIMIT seconds in all"),
+    ("agent/ranks/mpi_links.py", "readline"): (
+        4,
+        "100 bytes, or LONGEST, of a node with the run's key; ends with mpirun",
+    ),
+    ("agent/ranks/mpi_links.py", "receive"): (
+        3,
+        "one line; 10 s until the node is known, then ends with mpirun",
+    ),
     ("agent/ranks/supervisor.py", "os.read"): (1, "one piece, when select reports it"),
     ("agent/server.py", "read_frame"): (1, "MAX_PAYLOAD bytes of the launcher; ends when it is silent"),
     ("cli/entry.py", "recv"): (1, "one byte of the program that runs the command; ends with it"),
