@@ -132,7 +132,8 @@ def test_a_line_of_pdsh_or_clush_works_or_names_ours(
     printed = capsys.readouterr()
     expected = LINES[line]
     works = expected.endswith("\n")
-    assert printed.out == expected if works else expected in printed.err
+    # A narrow terminal breaks lines.
+    assert printed.out == expected if works else expected in " ".join(printed.err.split())
     assert (code == 0) == works
 
 
