@@ -18,6 +18,8 @@ from torch import Tensor
 
 # The rows and columns of a block. Multiplying blocks takes far longer than converting them; a block has 16 MB.
 SIDE = 2048
+# The first two numbers of torch's version.
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 @functools.cache
@@ -168,8 +170,7 @@ def _adds_in_fp32(x: Tensor) -> bool:
 
     CUDA does since torch 2.8; before 2.10 the tensor that it is added to had to have 16 bits too.
     """
-    newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
-    return newer and x.device.type == "cuda" and torch.version.cuda is not None
+    return x.device.type == "cuda" and torch.version.cuda is not None and TORCH >= (2, 10)
 
 
 def _dense(x: Tensor) -> Tensor:

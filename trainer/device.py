@@ -80,10 +80,21 @@ class Device:
         if self.kind != "cuda":
             return micro
         runtime, stream = _runtime(self.kind), _side_stream(self.kind)
-        pinned = [self.pinned(part) for part in micro]
+        found = CopiedAhead(self.pinned(part) for part in micro)
         with runtime.stream(stream):
-            copies = [part.to(self.name, non_blocking=True) for part in pinned]
-        return CopiedAhead(pinned, copies, stream.record_event(), runtime)
+            copies = [part.to(self.name, non_blocking=True) for part in found]
+        copied = stream.record_event()
+
+        def arrive() -> Sequence[Any]:
+            current = runtime.current_stream()
+            current.wait_event(copied)
+            for copy in copies:
+                # Their memory is of the other stream, which must not use it again before this one has read it.
+                copy.record_stream(current)
+            return copies
+
+        found.arrive = arrive
+        return found
 
     def fetch(self, values: Any) -> Callable[[], list[float]]:
         """Start to copy a tensor to this process's memory; return a function that waits for its numbers."""
@@ -139,23 +150,8 @@ class Device:
 class CopiedAhead(tuple[Any, ...]):
     """A micro-batch in this process's memory whose copy is on its way to the device."""
 
-    _copies: Sequence[Any]
-    _copied: Any
-    _runtime: Any
-
-    def __new__(cls, micro: Sequence[Any], copies: Sequence[Any], copied: Any, runtime: Any) -> CopiedAhead:
-        own = super().__new__(cls, micro)
-        own._copies, own._copied, own._runtime = copies, copied, runtime
-        return own
-
-    def arrive(self) -> Sequence[Any]:
-        """Let the device wait for the copies; return them."""
-        stream = self._runtime.current_stream()
-        stream.wait_event(self._copied)
-        for copy in self._copies:
-            # Their memory is of the other stream, which must not use it again before this one has read it.
-            copy.record_stream(stream)
-        return self._copies
+    arrive: Callable[[], Sequence[Any]]
+    """Lets the device wait for the copies; returns them."""
 
 
 class Graph:

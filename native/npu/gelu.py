@@ -6,11 +6,12 @@ from torch import Tensor
 
 from native.npu import library
 from native.reference import gelu as plain
+from native.reference import gelu_backward as plain_backward
 
 
 def why_not() -> str:
     """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_gelu")
+    return library.missing("npu_gelu", "npu_gelu_backward")
 
 
 def describe() -> str:
@@ -28,4 +29,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 def gelu_backward(x: Tensor, upstream: Tensor, approximate: str = "none") -> Tensor:
     """Return the gradient of `x` from that of `gelu`."""
-    return library.gradient(lambda leaf: gelu(leaf, approximate), x, upstream)
+    if not library.computes("gelu", x):
+        return plain_backward(x, upstream, approximate)
+    found: Tensor = library.kernel("npu_gelu_backward")(upstream, x, approximate=approximate)
+    return found

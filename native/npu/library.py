@@ -53,14 +53,6 @@ def _found(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def gradient(run: Callable[[Tensor], Tensor], x: Tensor, upstream: Tensor) -> Tensor:
-    """Return the gradient of `x` from that of run(x), by torch's graph of `run`."""
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        found = torch.autograd.grad(run(leaf), leaf, upstream)[0]
-    return found
-
-
 def computes(op: str, x: Tensor) -> bool:
     """Return whether CANN's kernels support tensors like `x`; if not, report once that the reference computes `op`."""
     if x.dtype not in TYPES:

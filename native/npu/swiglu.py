@@ -6,11 +6,12 @@ from torch import Tensor
 
 from native.npu import library
 from native.reference import swiglu as plain
+from native.reference import swiglu_backward as plain_backward
 
 
 def why_not() -> str:
     """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_swiglu")
+    return library.missing("npu_swiglu", "npu_swiglu_backward")
 
 
 def describe() -> str:
@@ -28,4 +29,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 def swiglu_backward(x: Tensor, upstream: Tensor) -> Tensor:
     """Return the gradient of `x` from that of `swiglu`."""
-    return library.gradient(swiglu, x, upstream)
+    if not library.computes("swiglu", x):
+        return plain_backward(x, upstream)
+    found: Tensor = library.kernel("npu_swiglu_backward")(upstream, x.contiguous(), dim=-1)
+    return found

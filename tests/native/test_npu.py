@@ -29,9 +29,10 @@ from tests.support.npu_node import documented_kernels as documented
 def torch_npu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     kernels = {name: getattr(documented, name) for name in dir(documented) if name.startswith("npu_")}
     library = SimpleNamespace(**kernels)
-    # torch_npu has this one only among torch's ops.
-    monkeypatch.setattr(torch.ops.npu, "npu_rms_norm_backward", library.npu_rms_norm_backward, raising=False)
-    del library.npu_rms_norm_backward
+    # torch_npu has these only among torch's ops.
+    for name in [name for name in kernels if name.endswith("_backward")]:
+        monkeypatch.setattr(torch.ops.npu, name, kernels[name], raising=False)
+        delattr(library, name)
     monkeypatch.setitem(sys.modules, "torch_npu", library)
     # On an NPU this is CANN's, with sums in fp32; the CPU's own sums the weight's gradient in bf16.
     monkeypatch.setattr(npu_layer_norm, "F", SimpleNamespace(layer_norm=documented.layer_norm))

@@ -62,7 +62,7 @@ class Candidates:
     complete: Sequence[Candidate]
     faults: Sequence[str]
     skipped: Sequence[str]
-    """Why checkpoints are skipped that contain only weights, or whose save did not finish and was the first."""
+    """Why checkpoints are skipped: they contain only weights, or are a first save that did not finish."""
 
     @classmethod
     def of(cls, value: Any) -> Candidates:

@@ -263,9 +263,8 @@ def _checked(path: Path) -> str:
         raise DataError(f"{path}: {error.strerror}", "check the owner and permissions of this file") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if path.suffix in SENTENCEPIECE:
-            raise DataError(
-                f"{path}: a SentencePiece model; its tokenizer.json is read", CONVERTED_BY
-            ) from None
+            problem = f"{path}: a SentencePiece model, which cannot be read: name its tokenizer.json"
+            raise DataError(problem, CONVERTED_BY) from None
         raise DataError(
             f"{path}: not a tokenizer.json ({type(error).__name__}: {error})", WRITTEN_BY
         ) from None

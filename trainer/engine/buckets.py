@@ -134,21 +134,18 @@ class GatheredWeights:
         ends = [child for name, child in model.named_children() if name not in ("blocks", "norm")]
         for module in (*ends, *model.blocks.values()):
             needed = {used[parameter] for parameter in module.parameters() if parameter in used}
-            module.register_forward_pre_hook(partial(self._before, sorted(needed, reverse=True)))
+            module.register_forward_pre_hook(partial(self.wait, sorted(needed, reverse=True)))
         if hasattr(model, "norm"):
             # The output matrix follows, which may be the token table of another stage.
-            model.norm.register_forward_pre_hook(partial(self._before, None))
+            model.norm.register_forward_pre_hook(partial(self.wait, None))
 
     def send(self) -> None:
         """Start to send this rank's shares to the others, first those that a forward pass uses first."""
         for index in reversed(range(len(self.flats))):
             self.coming[index] = self.group.gather_shares(self.flats[index])
 
-    def wait(self, indices: Iterable[int] | None = None) -> None:
-        """Wait for all weights, or for those of some buckets."""
+    def wait(self, indices: Iterable[int] | None = None, *_: object) -> None:
+        """Wait for all weights, or for those of some buckets; hooks also pass the module and its input."""
         for index in list(self.coming) if indices is None else indices:
             for work in self.coming.pop(index, ()):
                 work.wait()
-
-    def _before(self, indices: Sequence[int] | None, *_: object) -> None:
-        self.wait(indices)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,18 +98,19 @@ class ReplicatedState:
         self.fixed = {name: each for name, each in everything.items() if name not in self.parameters}
         self.group, self.pipeline = data, pipeline
         self.ops = native.choose(data.device.kind, config.native)
-        types = _types(model, config.precision)
+        norms, kind = norms_of(model), COMPUTED_IN[config.precision]
+        types = {name: torch.float32 if each in norms else kind for name, each in everything.items()}
         self.buckets = Buckets(self.parameters, data.rank, data.world, types)
         masters = {name: each.data for name, each in self.parameters.items() if types[name] != torch.float32}
         own: Mapping[str, Tensor] = self.parameters
         self.weights = None
-        if config.zero >= 1 and data.world > 1:
+        divided = config.zero >= 1 and data.world > 1
+        if divided:
             masters = {name: whole.clone() for name, whole in self.buckets.shares(masters).items()}
             self.weights = GatheredWeights(model, self.parameters, self.buckets, data, types)
             own = self.buckets.shares(self.parameters)
         for name, each in everything.items():
             each.data = each.data.to(types[name])
-        divided = self.weights is not None
         self.gradients = GradientBuffer(
             self.parameters, self.cuts, data, self.parallel, pipeline, self.buckets, divided
         )
@@ -217,19 +218,10 @@ def moves_optimizer(config: TrainConfig, data: Group) -> bool:
     return config.offload and data.device.kind != "cpu"
 
 
-def lowered(model: nn.Module) -> list[str]:
-    """Return the names of the parameters that may have a 16-bit type: all except those of norms."""
+def norms_of(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of norms, which are fp32 in every precision."""
     norms = (module for module in model.modules() if isinstance(module, Norm))
-    norm_parameters = {parameter for norm in norms for parameter in norm.parameters()}
-    return [name for name, parameter in model.named_parameters() if parameter not in norm_parameters]
-
-
-def _types(model: nn.Module, precision: str) -> dict[str, torch.dtype]:
-    """Return the type of each parameter in a precision."""
-    low = set(lowered(model))
-    return {
-        name: COMPUTED_IN[precision] if name in low else torch.float32 for name, _ in model.named_parameters()
-    }
+    return {parameter for norm in norms for parameter in norm.parameters()}
 
 
 @torch.no_grad()
@@ -320,20 +312,15 @@ class GradientBuffer:
         """Return this rank's share of each parameter's view of the buffer."""
         return self.buckets.shares(self.views)
 
-    def gradient(self, name: str) -> Tensor:
-        """Return one parameter's gradient, or this rank's share of it, after `wait`; changes apply to the gradient."""
+    def gradients(self) -> Mapping[str, Tensor]:
+        """Return all gradients, or this rank's shares of them, after `wait`; changes apply to the gradients."""
         if self.divides:
-            return self.shares[name]
-        if name in self.added:
-            return self.views[name]
-        gradient = self.parameters[name].grad
+            return self.shares
         # `wait` has set missing gradients to zero.
-        assert gradient is not None
-        return gradient
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Return all gradients, or this rank's shares of them, after `wait`."""
-        return {name: self.gradient(name) for name in (self.shares if self.divides else self.parameters)}
+        return {
+            name: self.views[name] if name in self.added else cast("Tensor", parameter.grad)
+            for name, parameter in self.parameters.items()
+        }
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -416,11 +403,10 @@ class GradientBuffer:
         self.last = ()
         if self.parallel.divides_sequence:
             self._add_parts()
-        gradients = self.gradients()
-        if self.pipeline.stages > 1 and TIED in gradients:
-            self.pipeline.sum_ends(gradients[TIED])
-        for name in self.added:
-            if not self.divides and self.parameters[name].dtype == self.flat.dtype:
+        if self.pipeline.stages > 1 and (tied := self.gradients().get(TIED)) is not None:
+            self.pipeline.sum_ends(tied)
+        for name in () if self.divides else self.added:
+            if self.parameters[name].dtype == self.flat.dtype:
                 self.parameters[name].grad = self.views[name]
 
     def _add_parts(self) -> None:

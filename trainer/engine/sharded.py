@@ -26,9 +26,15 @@ from trainer.device import give_back_freed_memory, pool_buffers
 from trainer.engine.optimizer import AdamW, decay_of
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
-from trainer.engine.rank_state import COMPUTED_IN, GradientBuffer, clip_factor, moves_optimizer, saves_copy
+from trainer.engine.rank_state import (
+    COMPUTED_IN,
+    GradientBuffer,
+    clip_factor,
+    moves_optimizer,
+    norms_of,
+    saves_copy,
+)
 from trainer.model.cuts import cuts_of, learned
-from trainer.model.norm import Norm
 from trainer.model.unallocated import allocate
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
@@ -43,7 +49,7 @@ class ShardedState:
         self.model, self.zero, self.data, self.parallel = model, config.zero, data, model.parallel
         self.pipeline = pipeline
         self.cuts = cuts_of(model)
-        norms = _norms_of(model)
+        norms = norms_of(model)
         for norm in norms:
             norm.data = norm.data.to(data.device.name)
         whole = {name: parameter for name, parameter in model.named_parameters() if parameter in norms}
@@ -171,11 +177,6 @@ class ShardedState:
 
     def replicate(self, names: Collection[str]) -> None:
         """Do nothing: each rank has different rows, and norms, which are whole, have constant initial values."""
-
-
-def _norms_of(model: nn.Module) -> set[nn.Parameter]:
-    norms = (module for module in model.modules() if isinstance(module, Norm))
-    return {parameter for norm in norms for parameter in norm.parameters()}
 
 
 def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter]) -> list[FSDPModule]:

@@ -81,6 +81,8 @@ class Training:
     """Starts to copy a micro-batch to the device. If it is given, each batch is read while the step before computes."""
     following: tuple[int, Batch] | None = None
     """The batch that was read ahead, and the number of steps before it."""
+    reading: float = 0.0
+    """How many seconds reading ahead took in the last step."""
 
 
 def train(run: Training, step: int = 0) -> Ended:
@@ -158,7 +160,6 @@ def _step(run: Training, finished: int, began: float, tokens: int | None, *, sea
     samples = config.batches.after(consumed)
     batch = _batch(run, finished)
     rate = learning_rate(config.optimizer, finished + 1, config.steps, config.batches, config.model.sequence)
-    # Reading counts as the rank's own time, because a slow disk makes a slow rank.
     read = time.monotonic() - began
     seed = dropout_seed(config.seed, finished + 1, run.dropout_place)
     meanwhile = partial(_read_ahead, run, finished + 1) if run.ahead else None
@@ -185,7 +186,8 @@ def _step(run: Training, finished: int, began: float, tokens: int | None, *, sea
         calibrating=result.calibrating,
         loss_scale=result.loss_scale,
         cause=cause,
-        own_seconds=read + result.own_seconds,
+        # Reading counts as the rank's own time, because a slow disk makes a slow rank.
+        own_seconds=max(read + result.own_seconds, run.reading),
         samples=samples,
         consumed=consumed + samples,
     )
@@ -203,8 +205,10 @@ def _batch(run: Training, finished: int) -> Batch:
 
 def _read_ahead(run: Training, finished: int) -> None:
     """Read the batch after `finished` steps, unless this is done, and start to copy it to the device."""
+    began = time.monotonic()
     if run.ahead and finished < run.config.steps and (not run.following or run.following[0] != finished):
         run.following = finished, [run.ahead(micro) for micro in _batch(run, finished)]
+    run.reading = time.monotonic() - began
 
 
 def dropout_seed(seed: int, step: int, index: int) -> int:

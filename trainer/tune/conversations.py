@@ -251,9 +251,12 @@ def _messages(value: object, name: str) -> list[dict[str, object]]:
     for number, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowFault(f"field {name!r}: message {number} is not an object with a role")
-        content = message.get("content")
-        if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
+        content, calls = message.get("content"), message.get("tool_calls")
+        if not isinstance(content, (str, list)) and not (content is None and calls):
             raise RowFault(f"field {name!r}: message {number} has no content")
-        if message["role"] == "assistant" and content in ("", []) and not message.get("tool_calls"):
+        first = (calls[0] if isinstance(calls, list) else None) if calls else {}
+        if not isinstance(first, dict) or not isinstance(first.get("function", {}), dict):
+            raise RowFault(f"field {name!r}: the tool_calls of message {number} are no list of calls")
+        if message["role"] == "assistant" and content in ("", []) and not calls:
             raise RowFault(f"has no answer: the content of message {number} is empty")
     return value

@@ -63,6 +63,14 @@ class Keys:
             return default
         return float(value)
 
+    def by_name(self, name: str) -> dict[str, float]:
+        """Return an object of positive numbers; add a fault if it is something else."""
+        value = self.get(name, default={})
+        if isinstance(value, dict) and all(type(n) in (int, float) and 0 < n < 1e12 for n in value.values()):
+            return value
+        self.faults.append(f"{name} is {value!r}: positive numbers by name are needed")
+        return {}
+
     def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
         """Return our name for a key's value; add a fault if there is none."""
         value = self.get(name, default=default)

@@ -138,11 +138,30 @@ def npu_swiglu(self: Tensor, dim: int = -1) -> Tensor:
     return (F.silu(gate) * up).to(self.dtype)
 
 
+# op_plugin_functions.yaml
+def npu_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int = -1) -> Tensor:
+    _types("npu_swiglu_backward", grad_output, self)
+    require(grad_output.dtype == self.dtype and self.is_contiguous(), "the gradient is like the result")
+    gate, up = self.float().chunk(2, dim)
+    of_gate = torch.ops.aten.silu_backward(grad_output.float() * up, gate)
+    return torch.cat((of_gate, grad_output.float() * F.silu(gate)), dim).to(self.dtype)
+
+
 # torch_npu-npu_gelu.md: erf for "none", tanh for "tanh". torch's own gelu ignores `approximate` on an NPU.
 def npu_gelu(self: Tensor, *, approximate: str = "none") -> Tensor:
     _types("npu_gelu", self)
     require(self.dim() <= 8 and approximate in ("none", "tanh"), f"approximate {approximate!r}")
     return F.gelu(self.float(), approximate=approximate).to(self.dtype)
+
+
+# op_plugin_functions.yaml
+def npu_gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> Tensor:
+    _types("npu_gelu_backward", grad_output, self)
+    require(
+        grad_output.shape == self.shape and approximate in ("none", "tanh"), f"approximate {approximate!r}"
+    )
+    wide = torch.ops.aten.gelu_backward(grad_output.float(), self.float(), approximate=approximate)
+    return wide.to(self.dtype)
 
 
 # torch_npu-npu_cross_entropy_loss.md: targets inside [0, C) unless ignore_index is 0 or more; the loss and the

@@ -117,7 +117,7 @@ def test_one_gradient_is_used_as_it_comes_and_several_are_added_in_fp32(passes: 
             buffer.sum_on_next_backward()
         (weight * gradient.bfloat16()).sum().backward()
     buffer.wait()
-    found = buffer.gradient("w")
+    found = buffer.gradients()["w"]
     assert found.dtype == (torch.bfloat16 if passes == 1 else torch.float32)
     assert torch.equal(found.float(), torch.stack(given).sum(0))
     assert buffer.norm() == pytest.approx(float(torch.stack(given).sum(0).norm()), rel=1e-6)

@@ -117,6 +117,14 @@ def test_only_answers_are_learned_whatever_the_template_does(habit: str) -> None
     assert all(text.startswith(("sun", "<call>add", "<b>")) for text in learned[:3])
 
 
+@pytest.mark.parametrize("calls", ["add", {"name": "add"}, ["add"], [{"function": "add"}]])
+def test_calls_of_tools_in_another_form_are_refused(calls: object) -> None:
+    source, _ = HABITS["the last answer ends with another token"]
+    talk = [QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}, QUESTION, TALK[1]]
+    with pytest.raises(RowFault, match="tool_calls of message 1 are no list"):
+        ChatReader(ChatTemplate(source.replace("c.function.name", "c"), {})).example(1, {"messages": talk})
+
+
 def test_an_answer_that_the_template_leaves_out_is_refused() -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}" + (
         "{% if add_generation_prompt %}<assistant><think>{% endif %}"

@@ -17,7 +17,7 @@ from trainer.__main__ import main
 from trainer.checkpoint.store import found, open_checkpoint
 from trainer.config.lora import LoraConfig, adapted, adapter_parameters
 from trainer.config.model import ModelConfig
-from trainer.engine.rank_state import load_parameters, lowered
+from trainer.engine.rank_state import load_parameters, norms_of
 from trainer.errors import CheckpointError, InputError
 from trainer.generate.loading import load_network
 from trainer.model.adapter import Adapters, adapt
@@ -99,8 +99,8 @@ def test_the_op_of_matrix_and_adapters_equals_both_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = small(changes, targets, dropout)
-    for name in lowered(model) if dtype != torch.float32 else ():
-        model.get_parameter(name).data = model.get_parameter(name).data.to(dtype)
+    for parameter in set(model.parameters()) - norms_of(model):
+        parameter.data = parameter.data.to(dtype)
     tokens = torch.arange(32).view(2, 16)
     given, results, types = Adapters.one_type, [], []
     for fused in (True, False):
@@ -266,6 +266,9 @@ def test_adapters_of_several_ranks_and_whole_modules_are_read_and_written(
         ({"use_dora": True}, "use_dora is True"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"vocab": 7}, r"lm_head.weight has the shape \[7, 32\]"),
+        ({"lora_alpha": 0}, "lora_alpha is 0"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern is .'q_proj': 0.: positive numbers"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is .'q_proj'.: positive numbers"),
     ],
 )
 def test_what_adapters_cannot_have_is_refused(

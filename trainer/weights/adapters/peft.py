@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from math import isclose
+from math import isclose, sqrt
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -248,20 +246,21 @@ class _Scales:
     def __init__(self, keys: Keys, rank: int) -> None:
         self.rank = rank
         self._alpha = keys.real("lora_alpha", default=float(rank))
+        if not self._alpha:
+            keys.faults.append("lora_alpha is 0: its adapters add nothing")
         self._by_root = bool(keys.get("use_rslora", default=False))
-        ranks: Any = keys.get("rank_pattern", default={})
-        self._alphas: Any = keys.get("alpha_pattern", default={})
+        ranks, self._alphas = (keys.by_name(f"{which}_pattern") for which in ("rank", "alpha"))
         for name in {**ranks, **self._alphas}:
             if "experts." in name and not isclose(self.of(name, ranks.get(name, rank)), self.of("", rank)):
                 keys.faults.append(
                     f"alpha_pattern: the factor of {name} differs from that of the other adapters"
                 )
 
-    def of(self, module: str, rank: int) -> float:
+    def of(self, module: str, rank: float) -> float:
         """Return the factor of a module's adapter of rank `rank`."""
         fits = (alpha for name, alpha in self._alphas.items() if re.fullmatch(rf"(.*\.)?({name})", module))
-        alpha = float(next(fits, self._alpha))
-        return alpha / (math.sqrt(rank) if self._by_root else rank)
+        alpha = next(fits, self._alpha)
+        return alpha / (sqrt(rank) if self._by_root else rank)
 
 
 def _equal(
