@@ -33,6 +33,6 @@ def test_runs_come_through_faults_with_the_right_cause_and_leave_nothing(tmp_pat
     assert len(stories) == len(FAULTS)
     for story in stories:
         verdict = judge(story)
-        assert verdict.well, (str(story.fault), verdict.broken, story.said)
-        assert verdict.cause is not False, (str(story.fault), story.reasons, story.said)
+        assert verdict.well, (str(story.fault), verdict.broken, story.output)
+        assert verdict.cause is not False, (str(story.fault), story.reasons, story.output)
         assert not story.left, str(story.fault)

@@ -28,8 +28,8 @@ def test_what_a_program_wrote_is_named_pulled_and_found_by_a_resume(shell: Shell
     done = shell("launch", "--code", "code", "--", "python", "write.py")
     assert done.returncode == 0, done.stderr
     assert "found nothing" in done.stdout and "found 1" not in done.stdout
-    words = " ".join(done.stderr.split())
-    assert "work/write-" in words and "fetch what was written there: clusterctl pull write-" in words
+    words = "".join(done.stderr.split())
+    assert "work/write-" in words and "fetchwhatwaswrittenthere:clusterctlpullwrite-" in words
     pulled = shell("pull", "last", "home")
     assert pulled.returncode == 0, pulled.stderr
     found = sorted(str(path.relative_to(tmp_path / "home")) for path in (tmp_path / "home").rglob("*.txt"))
