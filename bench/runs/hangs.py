@@ -3,7 +3,7 @@
     python -m bench.runs.hangs [--count 200] [--seed 1] [--hang-after 8] [--limit 3000] [--slow]
 
 Four ranks on two sshd nodes; the way, the rank, the step, the program (our trainer, or one that knows nothing of
-clusterctl) and its layout are drawn. Each run prints a line of JSON at once. The confusion table at the end has a row
+clusterctl) and its layout are drawn. Each run immediately prints a line of JSON. The table at the end has a row
 per way: runs, how often the rank was right, how often the frame, and the ranks that were named instead. With
 `--slow`, a rank is slow instead, and named as a straggler; without py-spy the frame of a foreign program is not
 known.

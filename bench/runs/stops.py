@@ -2,7 +2,7 @@
 
     python -m bench.runs.stops [--count 200] [--faulty 50] [--nodes 64] [--seed 1] [--limit 3000]
 
-Needs root: each node has a network namespace, the full disk is a tmpfs. Each stop prints a line of JSON at once. A
+Needs root: each node has a network namespace, the full disk is a tmpfs. Each stop immediately prints a line of JSON. A
 stop is right if its exit code says what it did, `status` calls the run stopped, and none of its ranks lives two
 minutes after the last link was restored.
 """

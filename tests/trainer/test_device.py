@@ -174,8 +174,8 @@ def test_a_gpu_takes_no_algorithm_that_differs_from_run_to_run(
 def test_compiled_kernels_stay_in_the_folder_that_the_runs_of_a_node_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("CLUSTERCTL_CACHE_DIR", "/work/cache")
-    for own, expected in ((None, "/work/cache/triton"), ("/mine", "/mine")):
+    monkeypatch.setenv("CLUSTERCTL_CACHE_DIR", "/shared/cache")
+    for own, expected in ((None, "/shared/cache/triton"), ("/mine", "/mine")):
         monkeypatch.setenv("TRITON_CACHE_DIR", own or "")
         if own is None:
             monkeypatch.delenv("TRITON_CACHE_DIR")

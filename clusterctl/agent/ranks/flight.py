@@ -14,13 +14,10 @@ import os
 import pickle
 import re
 import stat
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from clusterctl.agent.processes import read_limited
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Mapping
 
 # Variables with the first part of the file's path, which the rank's number follows, and such paths if none is set.
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_HCCL_DEBUG_INFO_TEMP_FILE")
@@ -30,7 +27,7 @@ DEFAULTS = (
     "/tmp/nccl_trace_rank_",
     "/tmp/hccl_trace_rank_",
 )
-# Variables with the first part of the path of a pipe. A rank that reads a byte there writes its file, and goes on.
+# Variables with the first part of the path of a pipe. A rank that reads a byte there writes its file and continues.
 PIPES = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_HCCL_DEBUG_INFO_PIPE_FILE")
 # Seconds that such a rank may need: it looks every second.
 WRITTEN = 1.5
@@ -54,7 +51,7 @@ DAMAGED = (
 class PlainValues(pickle.Unpickler):
     """Read a pickle of numbers, texts and containers."""
 
-    def find_class(self, module: str, name: str) -> "Any":
+    def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"the file names {module}.{name}")
 
 
@@ -70,7 +67,7 @@ def ask(environ: Mapping[str, str], rank: int) -> bool:
     return False
 
 
-def recorded(environ: Mapping[str, str], rank: int, since: float) -> "Dict[str, object]":
+def recorded(environ: Mapping[str, str], rank: int, since: float) -> dict[str, object]:
     """Return by group how many collectives a rank has begun, and what the last ones were; {} if no file is there.
 
     A group is its ranks, separated by commas, and its name after a slash. Files from before `since` do not count.
@@ -83,7 +80,7 @@ def recorded(environ: Mapping[str, str], rank: int, since: float) -> "Dict[str, 
         return {}
 
 
-def _own_files(environ: Mapping[str, str], rank: int, since: float) -> "Iterator[str]":
+def _own_files(environ: Mapping[str, str], rank: int, since: float) -> Iterator[str]:
     known = {"HOME": environ.get("HOME") or "/tmp", "XDG_CACHE_HOME": environ.get("XDG_CACHE_HOME") or "/"}
     given = [prefix for prefix in map(environ.get, PREFIXES) if prefix]
     for prefix in given or [text.format(**known) for text in DEFAULTS]:
@@ -94,13 +91,13 @@ def _own_files(environ: Mapping[str, str], rank: int, since: float) -> "Iterator
                 yield f"{prefix}{rank}"
 
 
-def _by_group(value: "Any") -> "Dict[str, object]":
-    groups: Dict[str, Dict[int, str]] = {}
+def _by_group(value: Any) -> dict[str, object]:
+    groups: dict[str, dict[int, str]] = {}
     for entry in value["entries"]:
         name, configs = entry["process_group"][0], value["pg_config"]
         # gloo's groups have no names there.
         config = configs.get(name) or configs[""]
-        ranks: List[str] = re.findall(r"\d+", str(config["ranks"]))
+        ranks: list[str] = re.findall(r"\d+", str(config["ranks"]))
         call = str(entry["profiling_name"]).rpartition(":")[2]
         sizes = f" {entry['input_sizes']}" if EVEN.search(call) else ""
         if ranks and not entry.get("is_p2p"):

@@ -10,11 +10,6 @@ import os
 
 from clusterctl.agent.processes import text_of
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, List, Set
-
 ESTABLISHED = "01"
 # The timer of a connection that waits to send again, and after how many times in vain the link counts as dead: 1.4 s.
 AGAIN, DEAD = "01", 3
@@ -24,14 +19,14 @@ MAPPED = "0000000000000000FFFF0000"
 MOST = 256
 
 
-def links_of(pid: int) -> Dict[str, List[str]]:
+def links_of(pid: int) -> dict[str, list[str]]:
     """Return a process's own ends of its connections, and the other ends that acknowledge nothing.
 
     An end is an address and a port in the form of proc_net_tcp(5), which all nodes of one byte order share.
     """
     own = _sockets(pid)
-    ends: List[str] = []
-    unheard: List[str] = []
+    ends: list[str] = []
+    unheard: list[str] = []
     for name in ("tcp", "tcp6"):
         for line in text_of(f"/proc/{pid}/net/{name}").splitlines()[1:]:
             fields = line.split()
@@ -43,7 +38,7 @@ def links_of(pid: int) -> Dict[str, List[str]]:
     return {"ends": sorted(ends)[:MOST], "unheard": sorted(unheard)[:MOST]}
 
 
-def _sockets(pid: int) -> Set[str]:
+def _sockets(pid: int) -> set[str]:
     """Return the inodes of a process's sockets."""
     folder, found = f"/proc/{pid}/fd", []
     with contextlib.suppress(OSError):

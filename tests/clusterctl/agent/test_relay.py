@@ -110,7 +110,7 @@ class SlowSource(Source):
         self.at_half = threading.Event()
         self._sent = 0
 
-    def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> None:
+    def send(self, ranges: list[Range], send: Callable[[bytes], None]) -> tuple[str, ...]:
         def slowly(data: bytes) -> None:
             time.sleep(self._pause)
             send(data)
@@ -118,7 +118,7 @@ class SlowSource(Source):
             if self._sent > self.manifest.size / 2:
                 self.at_half.set()
 
-        super().send(ranges, slowly)
+        return super().send(ranges, slowly)
 
 
 def same(one: Path, two: Path) -> bool:

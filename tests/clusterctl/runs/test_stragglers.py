@@ -89,7 +89,7 @@ def test_a_straggler_of_any_node_is_found_and_a_node_speaks_for_its_own_ranks_al
         told += control._stragglers(paces, Update(node="b", pace={2: 0.9, 0: 99.0, 17: 1.0}), looker)
         told += control._stragglers(paces, Update(node="a", pace={0: 0.1, 1: 0.1}), looker)
     assert [one.node for one in told] == ["b"]
-    assert seen == [("b", 2)], "it is looked at once"
+    assert seen == [("b", 2)], "one look"
     (event,) = run.event_lines()
     assert tuple(event.facts[name] for name in ("node", "rank", "device", "times")) == ("b", 2, 7, 9.0)
 
