@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from clusterctl import interrupts
-from clusterctl.cli.screen import report_error
+from clusterctl.cli.screen import hints_with, report_error
 from clusterctl.errors import EXIT_BUG, ClusterctlError, UsageError
 
 OF_THIS_MACHINE = {
@@ -45,6 +45,7 @@ def run(argv: list[str]) -> int:
         return UsageError.exit_code
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
+    hints_with(None)
     try:
         interrupts.while_working()
         command()(args=argv, prog_name="clusterctl")

@@ -159,9 +159,9 @@ _READERS = r"clusterctl (?=(?:doctor|nodes|exec|push|pull|ranktable|launch|plan|
 _inventory: list[str] = []
 
 
-def hints_with(file: object) -> None:
-    """Let hints name an inventory that is not the default, so that they can be pasted."""
-    _inventory[:] = [str(file)]
+def hints_with(file: object | None) -> None:
+    """Let hints name an inventory that is not the default, so that they can be pasted; None: the default."""
+    _inventory[:] = [] if file is None else [str(file)]
 
 
 def pasteable(hint: str) -> str:

@@ -70,8 +70,12 @@ def test_a_list_of_a_thousand_rows_takes_a_fraction_of_richs_time() -> None:
     console = Console(width=120, force_terminal=True, color_system="standard")
     times = []
     for draw in (drawn_by_rich, drawn_by_us):
-        began = time.process_time()
-        draw(drawn, console)
-        times.append(time.process_time() - began)
+        rounds = []
+        for _ in range(3):
+            began = time.process_time()
+            draw(drawn, console)
+            rounds.append(time.process_time() - began)
+        # Other programs on the machine make single rounds slower.
+        times.append(min(rounds))
     by_rich, by_us = times
     assert by_us < by_rich / 2
