@@ -56,8 +56,9 @@ class Runner:
         print(f"{step.name}: at most {limit:.0f} s", file=sys.stderr, flush=True)
         self.log.write(f"\n== {step.name}\n")
         began = self.clock()
+        # `-u`: a step that hangs has printed its results, and its last words come in their order.
         process = subprocess.Popen(
-            [sys.executable, "-m", step.module, *step.arguments],
+            [sys.executable, "-u", "-m", step.module, *step.arguments],
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

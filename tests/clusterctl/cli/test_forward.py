@@ -16,14 +16,14 @@ from clusterctl.jobs.ask_trainer import ask_trainer
 ROOT = Path(__file__).parents[3]
 # A process that takes its time to end.
 SLOW = """
-import signal, sys, time
+import os, signal, sys, time
 def end(*_):
     time.sleep(0.5)
-    print("ended in its own time", flush=True)
+    os.write(1, b"ended in its own time\\n")
     sys.exit(7)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, end)
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 time.sleep(60)
 """
 WAITING = """
