@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from trainer.corpus.commands import add_verbs
 from trainer.env import Env
-from trainer.errors import ConfigFaults, InputError, TrainerError, machine_error
+from trainer.errors import ConfigFaults, InputError, TrainerError, machine_error, output_error
 from trainer.evaluate import command as evaluation
 from trainer.generate import command as generation
 from trainer.packages import missing_package
@@ -207,6 +207,11 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}" if unknown else self._wrong.pop())
         return found, unknown
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; raise an error if it cannot be written."""
+        super().print_help(file)
+        sys.stdout.flush()
+
     def error(self, message: str) -> NoReturn:
         lines = [f"error: {text.removeprefix('argument ')}\n" for text in (*self._wrong, message)]
         sys.stderr.write("".join(lines) + f"  try: {self.prog} --help\n")
@@ -266,7 +271,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         arguments = _parser(called).parse_args(words[2:] if called else words)
         verb = arguments.verb
-        return int(arguments.does(arguments))
+        code = int(arguments.does(arguments))
+        if verb != "train":
+            sys.stdout.flush()
+        return code
     except TrainerError as error:
         sys.stderr.write("".join(f"error: {line}\n" for line in error.message.splitlines()))
         if called and isinstance(error, InputError) and not isinstance(error, ConfigFaults):
@@ -276,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except OSError as error:
         # In a rank's log, the traceback tells more.
-        fault = machine_error(error) if called else None
+        fault = None if verb == "train" else output_error(error) or machine_error(error)
         if fault is None:
             raise
         sys.stderr.write(f"error: {fault.message}\n  try: {fault.hint}\n")

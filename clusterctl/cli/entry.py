@@ -32,8 +32,12 @@ def main() -> None:
     if sys.argv[1:] == ["--version"] and sys.stdout:
         from clusterctl import __version__
 
-        sys.stdout.write(f"clusterctl {__version__}\n")
-        return
+        try:
+            print(f"clusterctl {__version__}", flush=True)
+            return
+        except OSError:
+            # The ordinary way reports it.
+            pass
     code = _by_keeper(sys.argv[1:]) if sys.argv[1:2] and sys.argv[1] in VERBS else None
     if code is None:
         from clusterctl.cli.main import main as ordinary

@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
         report_error(error)
         return error.exit_code
     except OSError as problem:
-        fault = _machine_error(problem)
+        fault = _output_error(problem) or _machine_error(problem)
         if fault is None:
             return _report_bug(problem, argv)
         report_error(fault)
@@ -102,6 +102,23 @@ def _was_interrupted(done: SystemExit) -> bool:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
+
+
+def _output_error(problem: OSError) -> ClusterctlError | None:
+    """Return the error if a problem is that standard output accepts no more, and drop the rest of it."""
+    if problem.filename is not None:
+        return None
+    try:
+        # What could not be written may be lost already.
+        print(flush=True)
+    except OSError as again:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        # The flush at exit must not fail too.
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        hint = "free some space where it is written (see `df -h`), or write it to another place"
+        return ClusterctlError(f"cannot write the output: {again.strerror}", hint)
+    return None
 
 
 def _machine_error(problem: OSError) -> ClusterctlError | None:

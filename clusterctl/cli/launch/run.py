@@ -379,6 +379,11 @@ def follow_to_the_end(
         ):
             for update in watch:
                 follower.show(update)
+    except OSError:
+        # Its output is lost, for example because a disk is full; the run continues.
+        if run.is_watched() or put_in_charge(run):
+            screen.log(f"the run continues; follow it again with: clusterctl attach {run.run_id}")
+        raise
     except (KeyboardInterrupt, SystemExit) as interrupt:
         if outlives_terminal and getattr(interrupt, "code", None) == 128 + signal.SIGHUP:
             if not run.is_watched():

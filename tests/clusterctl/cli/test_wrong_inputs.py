@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -580,3 +582,17 @@ def test_a_folder_with_a_sandbox_and_no_inventory_names_the_sandbox(
     assert_place_and_remedy(code, err, "-c .clusterctl-sandbox/cluster.yaml", tmp_path)
     code, _, err = command_line("nodes", "-c", ".clusterctl-sandbox/cluster.yaml")
     assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    "words", ["--version", "--help", "nodes expand node[1-4]", "schema", "data build -h"]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_a_full_disk_rejects_is_one_clear_error(words: str, unbuffered: str) -> None:
+    variables = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    argv = [sys.executable, "-m", "clusterctl", *words.split()]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, env=variables)
+    first, second = done.stderr.splitlines()
+    assert (done.returncode, first) == (1, "error: cannot write the output: No space left on device")
+    assert second.startswith("  try: free some space")
