@@ -290,7 +290,7 @@ def send_tree(request: Request) -> Dict[str, Any]:
     """Send a folder or a file: its manifest, then the bytes of the pieces that the launcher requests.
 
     With `files`, only these files directly in the folder are sent. With `without`, a tree of the store, files that are
-    still as they are there are left out.
+    still as they are there are left out. The result names files that grew meanwhile; they are sent as they were first.
     """
     path = request.path()
     if not os.path.lexists(path):
@@ -302,10 +302,10 @@ def send_tree(request: Request) -> Dict[str, Any]:
     pieces = send_manifest(request, scanned)
     wanted = pieces.checked(read_answer(request))
     try:
-        tree.send_pieces(lambda entry: os.path.join(root, entry.path), pieces, wanted, request.send)
+        grown = tree.send_pieces(lambda entry: os.path.join(root, entry.path), pieces, wanted, request.send)
     except BadTree as problem:
         raise Refused("changed", f"{problem}; pull again") from None
-    return {"path": path, "is_folder": os.path.isdir(path), "warnings": scanned.warnings}
+    return {"path": path, "is_folder": os.path.isdir(path), "warnings": [*scanned.warnings, *grown]}
 
 
 def _scan(request: Request, path: str) -> tree.Scanned:

@@ -241,19 +241,20 @@ def content_of(path: str) -> Tuple[int, str, bytes]:
         size = os.fstat(file.fileno()).st_size
         if len(first) <= PIECE and len(first) >= size:
             return len(first), hashlib.sha256(first).hexdigest(), b""
-        digests, seen = _digests(file.fileno(), piece_size(size))
+        digests, seen = _digests(file.fileno(), piece_size(size), size)
     if piece_size(seen) != piece_size(size):
-        # The file grew past the limit while it was read.
+        # The file became shorter than the limit while it was read.
         return content_of(path)
     return seen, content_name(digests), digests
 
 
-def _digests(handle: int, step: int) -> Tuple[bytes, int]:
+def _digests(handle: int, step: int, end: int) -> Tuple[bytes, int]:
+    """Return the digests of a file's pieces, and their bytes; what is written after `end` meanwhile is not read."""
     digests, seen = [], 0
     while True:
         digest, left = hashlib.sha256(), step
         while left:
-            chunk = os.pread(handle, min(left, PIECE), seen)
+            chunk = os.pread(handle, min(left, PIECE, end - seen), seen)
             if not chunk:
                 break
             digest.update(chunk)

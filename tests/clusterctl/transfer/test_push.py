@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -492,6 +493,42 @@ def test_a_pull_says_what_it_left_out(link: Connection, source: Path, tmp_path: 
     for unchanged in (False, True):
         result = pull_tree(link, str(source), tmp_path / "dest")
         assert (result.unchanged, result.notes) == (unchanged, left_out)
+
+
+def test_a_pull_names_a_file_that_grows_while_it_is_copied(link: Connection, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    log, copied = tmp_path / "source" / "out.log", tmp_path / "dest" / "out.log"
+    log.write_bytes(bytes(range(256)) * (12 << 12))
+    over = threading.Event()
+
+    def write() -> None:
+        with log.open("ab", buffering=0) as file:
+            while not over.wait(0.0005):
+                file.write(b"a line\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        result = pull_tree(link, str(log.parent), copied.parent)
+    finally:
+        over.set()
+        writer.join()
+    size = copied.stat().st_size
+    assert len(result.notes) == 1
+    assert re.fullmatch(
+        rf"out.log grew while it was sent: its first {size} of \d+ bytes came", result.notes[0]
+    )
+    assert copied.read_bytes() == log.read_bytes()[:size]
+
+
+def test_a_file_that_is_always_written_has_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * (3 * tree.PIECE))
+    before = tree.content_of(str(path))
+    with pytest.MonkeyPatch.context() as patch, path.open("ab", buffering=0) as file:
+        read, more = os.pread, iter([b"b" * tree.PIECE] * 9)
+        patch.setattr(os, "pread", lambda *which: (file.write(next(more, b"")), read(*which))[1])
+        assert tree.content_of(str(path)) == before
 
 
 def test_a_pull_goes_below_the_nodes_own_folder() -> None:
