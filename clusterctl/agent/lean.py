@@ -39,7 +39,8 @@ def _by_c() -> "tuple[Callable[[str], Any], Callable[[object], str]]":
         text = text.strip(SPACE)
         try:
             value, end = scan(text, 0)
-        except StopIteration:
+        except (StopIteration, SystemError):
+            # Without the module json, the scanner lacks the class of its error and returns nothing at all.
             raise ValueError("not JSON") from None
         if end != len(text):
             raise ValueError("text follows the JSON value")

@@ -123,6 +123,16 @@ def test_a_shared_folder_is_written_once_and_found_there(shell: Shell, data: Pat
     assert [row["health"] for row in rows] == ["complete"] * 3
     assert rows[0]["on"] == {"node1": str(own / "step-00000012")}
     assert not list(run.root.parent.parent.glob("**/node2/checkpoints/step-*"))
+    manifest, part = own / "step-00000012" / "manifest.json", next((own / "step-00000008").glob("part-*"))
+    manifest.write_bytes(manifest.read_bytes()[:-100])
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    resumed = shell("resume", run.run_id, "--set", "train.steps=16", timeout=200)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "from step 4" in resumed.stderr
+    assert f"passed over: node1: {manifest}: damaged: not JSON" in resumed.stderr
+    assert f"checkpoint passed over a checkpoint: {part}: damaged" in resumed.stderr
 
 
 def test_a_folder_that_nodes_do_not_share_is_refused(shell: Shell, data: Path, cluster_file: Path) -> None:

@@ -203,6 +203,8 @@ def loss_curve(
     return text
 
 
+# The first words of the trainer's notes about newer checkpoints that it did not load.
+PASSED_OVER = "passed over a checkpoint"
 # The names of backends in messages.
 BACKENDS = {"reference": "plain torch"}
 
@@ -227,7 +229,12 @@ def start_text(start: Metric) -> str:
         for backend, names in served.items()
     ]
     ops = "; ".join(listed)
-    return text + (f"\n{'kernels':<10} {ops}" if ops else "")
+    notes = facts.get("notes")
+    passed = (
+        [str(note) for note in notes if str(note).startswith(PASSED_OVER)] if isinstance(notes, list) else []
+    )
+    rows = [f"{'kernels':<10} {ops}"] * bool(ops) + [f"{'checkpoint':<10} {note}" for note in passed]
+    return "\n".join([text, *rows])
 
 
 def step_text(metric: Metric, left: float | None) -> str:

@@ -3,7 +3,10 @@ from __future__ import annotations
 import io
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +26,8 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.agent.lean import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[3]
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters()),
@@ -119,6 +124,23 @@ def test_json_is_read_and_written_as_the_whole_module_does_it(value: object, aft
     assert text == json.dumps(value, separators=(",", ":"))
     for one in (text, before + text + after, text[:-1]):
         assert read_by(lean.loads, one) == read_by(json.loads, one)
+
+
+def test_a_cut_json_text_is_refused_without_the_json_module() -> None:
+    code = """
+import sys
+from clusterctl.agent import lean
+text = lean.dumps({"a": [1.5, None, True], "b\\n": {"c": "d"}})
+for end in range(len(text)):
+    try:
+        lean.loads(text[:end])
+    except ValueError:
+        continue
+    sys.exit(f"read: {text[:end]}")
+assert "json.decoder" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_rows_are_named_tuples() -> None:

@@ -151,6 +151,9 @@ def test_the_start_of_a_training_says_which_backend_serves_which_op() -> None:
     assert tables.start_text(metric_of({"native": many})).endswith(
         "\nkernels    cpu for 14 ops; plain torch for b"
     )
+    passed = "passed over a checkpoint: /c/step-00000008/part-00000.safetensors: damaged"
+    noted = tables.start_text(metric_of({"step": 4, "notes": [passed, "note: another"]}))
+    assert noted == f"from step 4\ncheckpoint {passed}"
 
 
 def test_json_holds_nothing_that_a_terminal_obeys_and_reads_back_the_same() -> None:
