@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from clusterctl.bash.expand import text_of
-from clusterctl.bash.texts import BEGIN, END, Shell, is_open, pattern
+from clusterctl.bash.texts import BEGIN, END, Shell, compiled, is_open, pattern, with_classes
 
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b,
@@ -25,7 +25,7 @@ def holds(shell: Shell, words: list[str], *, double: bool) -> bool | None:
     try:
         reader = _Reader(shell, words, double)
         value = reader.either()
-    except (IndexError, ValueError, re.error, RecursionError):
+    except (IndexError, ValueError, RecursionError):
         return None
     return None if reader.words else value
 
@@ -117,8 +117,8 @@ class _Reader:
             numbers = [self.shell.sum(text) for text in (left, right)] if self.double else [left, right]
             return _NUMBERS[sign](*(int(number.strip()) for number in numbers))
         if sign == "=~":
-            return re.search(right, left) is not None
+            return compiled(with_classes(right).replace("[[", r"[\["), left).search(left) is not None
         if sign in "<>":
             return left < right if sign == "<" else left > right
-        equal = re.fullmatch(pattern(right), left, re.S) is not None if patterned else left == right
+        equal = compiled(pattern(right), left).fullmatch(left) is not None if patterned else left == right
         return equal == (sign != "!=")

@@ -14,7 +14,7 @@ from clusterctl.bash.evaluator import QUESTIONS, Evaluator, Function, Language, 
 from clusterctl.bash.expand import Expander, quoted_text, text_of
 from clusterctl.bash.state import State, Stop
 from clusterctl.bash.syntax import Node, Source, errors, parse, source_of
-from clusterctl.bash.texts import Value, is_open, pattern, shown, unknown
+from clusterctl.bash.texts import Value, compiled, is_open, pattern, shown, unknown
 from clusterctl.errors import Fault, InputFaults
 
 
@@ -152,8 +152,11 @@ def _case(run: Evaluator, source: Source, node: Node) -> bool | None:
             values = item.children_by_field_name("value")
             patterns = [text_of(run, source.written(value), as_pattern=True) for value in values]
             body = [child for child in item.named_children if child not in values]
-            matches = any(re.fullmatch(pattern(text), subject, re.S) for text in patterns)
             known = not is_open(subject) or patterns == ["*"]
+            try:
+                matches = any(compiled(pattern(text), subject).fullmatch(subject) for text in patterns)
+            except ValueError:
+                known = matches = False
             yield matches if known else None, body, f"case {written}"
 
     return run.choose(source, items())

@@ -11,6 +11,7 @@ from clusterctl.bash.texts import (
     MOST_CHARACTERS,
     UNSET,
     Shell,
+    compiled,
     divided,
     is_open,
     pattern,
@@ -194,28 +195,33 @@ class Expander:
             start, _, length = rest[1:].partition(":")
             first = max(0, int(self.shell.sum(start) or 0) - (name in "@*"))
             return "", texts[first : first + int(self.shell.sum(length))] if length else texts[first:]
-        changed = [
-            unknown(f"${{{inner}}}") if is_open(text) else self._cut(text, rest, inner) for text in texts
-        ]
+        changed = [self._cut(text, rest, inner) for text in texts]
         return (changed[0], None) if several is None else ("", changed)
 
     def _cut(self, text: str, rest: str, inner: str) -> str:
-        """Return a known text with `rest` of a braced expansion applied."""
+        """Return a text with `rest` of a braced expansion applied; it is unknown if it cannot be."""
+        try:
+            cut = None if is_open(text) else self._known_cut(text, rest)
+        except ValueError:
+            cut = None
+        return unknown(f"${{{inner}}}") if cut is None else cut
+
+    def _known_cut(self, text: str, rest: str) -> str | None:
         two = rest[:2]
         if rest[0] in "#%":
             greedy = two in ("##", "%%")
-            made = pattern(text_of(self.shell, rest[1 + greedy :], as_pattern=True))
+            made = compiled(pattern(text_of(self.shell, rest[1 + greedy :], as_pattern=True)), text)
             ends = range(len(text) + 1) if greedy == (rest[0] == "%") else range(len(text), -1, -1)
             if rest[0] == "#":
                 ends = range(len(text), -1, -1) if greedy else range(len(text) + 1)
-                return next((text[end:] for end in ends if re.fullmatch(made, text[:end], re.S)), text)
-            return next((text[:end] for end in ends if re.fullmatch(made, text[end:], re.S)), text)
+                return next((text[end:] for end in ends if made.fullmatch(text[:end])), text)
+            return next((text[:end] for end in ends if made.fullmatch(text[end:])), text)
         if rest[0] == "/":
             everywhere = two == "//"
             old, _, new = rest[1 + everywhere :].partition("/")
-            made = pattern(text_of(self.shell, old, as_pattern=True))
+            made = compiled(pattern(text_of(self.shell, old, as_pattern=True)), text)
             replacement = text_of(self.shell, new)
-            return re.sub(made, lambda match: replacement, text, count=0 if everywhere else 1, flags=re.S)
+            return made.sub(lambda match: replacement, text, count=0 if everywhere else 1)
         if rest[0] == ":":
             start, _, length = rest[1:].partition(":")
             numbers = [self.shell.sum(part) for part in (start, length) if part.strip()]
@@ -224,7 +230,7 @@ class Expander:
                 return text[first:][: more[0]] if more else text[first:]
         if two in (",,", "^^"):
             return text.lower() if two == ",," else text.upper()
-        return unknown(f"${{{inner}}}")
+        return None
 
 
 def text_of(shell: Shell, written: str, *, tested: bool = False, as_pattern: bool = False) -> str:

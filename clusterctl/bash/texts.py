@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Protocol
 
@@ -13,11 +14,16 @@ _CLASSES = {
     "digit": "0-9",
     "alpha": "A-Za-z",
     "alnum": "A-Za-z0-9",
-    "space": r"\s",
+    "space": " \t\n\r\f\v",
     "upper": "A-Z",
     "lower": "a-z",
+    "xdigit": "0-9A-Fa-f",
+    "punct": "!-/:-@[-`{-~",
 }
-
+# A repetition of a repetition: it may take longer than anyone waits.
+_NESTED = re.compile(r"[*+}]\)[*+{]")
+# Limit of the ways in which the parts `*` of a pattern can share a text.
+MOST_WAYS = 10**10
 
 # A longer text is not filled in: variables can double their length with every line.
 MOST_CHARACTERS = 1 << 20
@@ -65,6 +71,22 @@ def divided(text: str) -> list[str]:
     return re.findall(rf"(?:{BEGIN}[^{END}]*{END}|[^\s{BEGIN}])+", text)
 
 
+def compiled(made: str, subject: str) -> re.Pattern[str]:
+    """Return a regular expression for a text; raise ValueError if it is none, or could take minutes."""
+    parts = len(re.findall(r"\.[*+]", made.removesuffix(".*")))
+    if _NESTED.search(made) or math.comb(len(subject) + parts, parts) > MOST_WAYS:
+        raise ValueError(f"{made[:40]} could take minutes")
+    try:
+        return re.compile(made, re.S)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+
+
+def with_classes(text: str) -> str:
+    """Return a text with the characters of `[:digit:]` and other classes in their place."""
+    return re.sub(r"\[:([a-z]+):\]", lambda match: _CLASSES.get(match[1], match[0]), text)
+
+
 def pattern(text: str) -> str:
     """Return a shell pattern as a regular expression."""
     result, at = "", 0
@@ -81,8 +103,7 @@ def pattern(text: str) -> str:
         elif char == "?":
             result += "."
         elif char == "[" and (found := re.match(r"[!^]?\]?(?:\[:[a-z]+:\]|[^\]])*\]", text[at:])):
-            inside = re.sub(r"\[:([a-z]+):\]", lambda match: _CLASSES.get(match[1], ""), found[0][:-1])
-            inside = inside.replace("\\", r"\\").replace("[", r"\[")
+            inside = with_classes(found[0][:-1]).replace("\\", r"\\").replace("[", r"\[")
             result += f"[{'^' + inside[1:] if inside[:1] == '!' else inside}]"
             at += found.end()
         elif char == "\\" and at < len(text):

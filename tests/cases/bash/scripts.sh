@@ -19,6 +19,7 @@ for m in a b c; do if [ $m = a ]; then T=1; elif [[ $m == b* && -n "$m" ]]; then
 N=8; [ $N -gt 4 -a $N -lt 9 ] && show and; [[ $N =~ ^[0-9]+$ ]] && show number; [[ ! $N == 9 ]] && show not
         [[ -z "" || $N -eq 1 ]] && show or; test "$N" != 8 || show eight; [ ! "$N" = "9" ] && show ne; (( N > 4 )) && show sum
         [[ " 1 8 " =~ " $N " ]] && show in; [[ abc == a?c ]] && show pattern; [[ "a b" = "a b" ]] && show text
+        H=node12; [[ $H =~ ^[a-z]+[[:digit:]]+$ ]] && show class; [[ $H =~ [^[:alnum:]] ]] || show none; E='a b'; show "${E//[[:space:]]/_}"
 #### case
 for s in 345M 1.3B x-y z; do case "$s" in "345M") show one;; 1.*|2.*) show two;; *-*) show three;; *) show rest;; esac; done
 #### functions

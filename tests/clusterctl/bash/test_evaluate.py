@@ -52,6 +52,18 @@ def words(script: Script) -> list[str]:
     return [shown(" ".join(word.text for word in command.words)) for command in commands]
 
 
+@pytest.mark.parametrize(
+    "line", ["[[ $H =~ *e ]]", "[[ $H =~ (e+)+x ]]", "[[ $H == e[z-a] ]]", "[[ $H == *e*e*e*e*e*e*e*e*e*x ]]"]
+)
+def test_patterns_that_are_invalid_or_take_minutes_are_unknown(line: str) -> None:
+    script = of(f"H={'e' * 200}\nN=1; if {line}; then N=2; fi\nrun $N\n")
+    assert words(script)[-1] == "run $N"
+    pattern = line.split()[3]
+    script = of(f"H={'e' * 200}\ncase $H in {pattern}) N=2;; *) N=1;; esac\nrun $N ${{H%%{pattern}}}\n")
+    if "=~" not in line:
+        assert words(script)[-1] == f"run $N ${{H%%{pattern}}}"
+
+
 def test_what_depends_on_the_machine_is_unknown_and_listed() -> None:
     script = of(
         'A=1; O=\'--a 1\'\nif [ -f /etc/x ]; then A=2; O="$O --b"; else O="$O --c"; fi\n'

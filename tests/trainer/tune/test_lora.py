@@ -269,6 +269,9 @@ def test_adapters_of_several_ranks_and_whole_modules_are_read_and_written(
         ({"lora_alpha": 0}, "lora_alpha is 0"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern is .'q_proj': 0.: positive numbers"),
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is .'q_proj'.: positive numbers"),
+        ({"alpha_pattern": {"q_proj(": 8}}, r"alpha_pattern: 'q_proj\(' is not a usable regular expression"),
+        ({"rank_pattern": {"*.q_proj": 8}}, r"rank_pattern: '\*.q_proj' is not a usable regular expression"),
+        ({"alpha_pattern": {"([a-z_.0-9]+)+x": 8}}, "it repeats a repetition"),
     ],
 )
 def test_what_adapters_cannot_have_is_refused(

@@ -240,6 +240,25 @@ def read_peft(folder: Path, request: ImportRequest) -> Contents:
     )
 
 
+def _pattern(name: str) -> str:
+    """Return the expression of the modules that a key of PEFT's patterns stands for."""
+    return rf"(.*\.)?({name})"
+
+
+def _by_pattern(keys: Keys, key: str) -> dict[str, float]:
+    """Return the numbers of modules; add a fault for each pattern that is no regular expression or may take minutes."""
+    found = dict[str, float]()
+    for name, number in keys.by_name(key).items():
+        try:
+            if re.search(r"[*+}]\)[*+{]", name):
+                raise re.error("it repeats a repetition")
+            re.compile(_pattern(name))
+            found[name] = number
+        except re.error as error:
+            keys.faults.append(f"{key}: {name!r} is not a usable regular expression: {error}")
+    return found
+
+
 class _Scales:
     """The factor of each adapter's product in a folder of PEFT."""
 
@@ -249,7 +268,7 @@ class _Scales:
         if not self._alpha:
             keys.faults.append("lora_alpha is 0: its adapters add nothing")
         self._by_root = bool(keys.get("use_rslora", default=False))
-        ranks, self._alphas = (keys.by_name(f"{which}_pattern") for which in ("rank", "alpha"))
+        ranks, self._alphas = (_by_pattern(keys, f"{which}_pattern") for which in ("rank", "alpha"))
         for name in {**ranks, **self._alphas}:
             if "experts." in name and not isclose(self.of(name, ranks.get(name, rank)), self.of("", rank)):
                 keys.faults.append(
@@ -258,7 +277,7 @@ class _Scales:
 
     def of(self, module: str, rank: float) -> float:
         """Return the factor of a module's adapter of rank `rank`."""
-        fits = (alpha for name, alpha in self._alphas.items() if re.fullmatch(rf"(.*\.)?({name})", module))
+        fits = (alpha for name, alpha in self._alphas.items() if re.fullmatch(_pattern(name), module))
         alpha = next(fits, self._alpha)
         return alpha / (sqrt(rank) if self._by_root else rank)
 
