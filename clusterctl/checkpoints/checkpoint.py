@@ -154,11 +154,11 @@ class CheckpointList:
         """Return the newest complete checkpoint, else the newest; raise a UsageError without any."""
         complete = [checkpoint for checkpoint in self.checkpoints if checkpoint.health is Health.COMPLETE]
         if not self.checkpoints:
-            away = f" ({nodeset.fold(list(self.unreachable))} not reached)" if self.unreachable else ""
-            raise UsageError(
-                f"{self.source}: no checkpoint{away}",
-                "a training writes them as `train.save` of its job says",
-            )
+            away, hint = "", "a training writes them as `train.save` of its job says"
+            if self.unreachable:
+                away = f" was found: {nodeset.fold(list(self.unreachable))} not reached"
+                hint = "it may be there: find out why they do not answer with `clusterctl doctor`"
+            raise UsageError(f"{self.source}: no checkpoint{away}", hint)
         return (complete or list(self.checkpoints))[0]
 
     def chosen(self, step: int | None) -> Checkpoint:

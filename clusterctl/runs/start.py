@@ -108,6 +108,8 @@ def resume(
     state = current_state(run, connections)
     if not state.is_final:
         hint = f"clusterctl attach {run.run_id} follows it, clusterctl stop {run.run_id} ends it"
+        if state.phase is Phase.UNKNOWN:
+            hint = f"clusterctl attach {run.run_id} waits for its nodes; if they stay away, it is lost in 10 minutes"
         raise UsageError(f"{run.run_id} is {state.phase}, not ended", hint)
     run.stop_asked.unlink(missing_ok=True)
     run.add_event("resumed")

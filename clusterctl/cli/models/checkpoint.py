@@ -66,6 +66,8 @@ def list_(where: Where = "last", *, as_json: options.Json = False) -> None:
     with found_at(where) as found:
         if as_json:
             return screen.show_json(checkpoints.list_json(found))
+        if not found.checkpoints and found.unreachable:
+            found.chosen(None)
         if not found.checkpoints:
             return screen.log(f"{found.source} has no checkpoints yet")
         screen.show(checkpoints.list_table(found))

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from clusterctl.cli.views import tables
+from clusterctl.inventory.nodeset import fold
 from clusterctl.runs.causes.cause import how_it_ended
 from clusterctl.runs.overview import UNSEEN, event_text, state_of_rank
 from clusterctl.runs.state import RankPhase
@@ -62,6 +63,11 @@ def head(overview: Overview) -> Text:
     elif overview.controller is None and not overview.is_copied:
         text.append("\nit ended without a controller, and its last output is on the nodes; ", style="yellow")
         text.append(f"copy it with: clusterctl attach {overview.run}")
+    away = [node.node for node in overview.nodes if node.phase == "unknown"]
+    if away and overview.phase in ("running", "restarting", "unknown"):
+        text.append(f"\n{fold(away)}: no answer; ", style="yellow")
+        text.append("the run counts as lost after at most 10 minutes; ")
+        text.append(f"then start it elsewhere with: clusterctl resume {overview.run} --nodes SET")
     if overview.left_behind:
         text.append(f"\n{escape_controls(overview.left_behind)}", style="yellow")
     if overview.cause:

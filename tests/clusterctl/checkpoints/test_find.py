@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.checkpoints.checkpoint import Checkpoint, Health, combine
+from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList, Health, combine
 from clusterctl.checkpoints.find import is_folder, of_folder
 from clusterctl.checkpoints.holder import Disk, Entry, Holder, Listing, NodeHolder
 from clusterctl.errors import UsageError
@@ -87,3 +87,9 @@ def test_a_folder_is_read_here_and_the_newest_complete_one_is_the_default(tmp_pa
 def test_a_folder_without_checkpoints_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no checkpoint in it"):
         of_folder(tmp_path)
+
+
+def test_a_run_whose_nodes_do_not_answer_may_have_checkpoints() -> None:
+    with pytest.raises(UsageError, match=r"run-1: no checkpoint was found: n\[1-2\] not reached") as caught:
+        CheckpointList("run-1", (), unreachable={"n1": "no answer", "n2": "no answer"}).chosen(None)
+    assert "clusterctl doctor" in caught.value.hint

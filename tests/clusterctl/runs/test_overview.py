@@ -84,6 +84,8 @@ def test_a_programs_last_step_is_as_old_as_its_metrics_where_no_heart_beats() ->
     state = state_of({"a": "unknown"}, phase="running", unreachable={"a": "no answer"})
     one = make_overview(RECORD, state, read_progress(LINES), Events(()), 160.0)
     assert one.step_age == 10.0 and one.nodes[0].reason == "no answer"
+    assert "a: no answer; the run counts as lost after" in text_of(one)
+    assert "clusterctl resume demo-1 --nodes SET" in text_of(one)
     assert make_overview(RECORD, state, read_progress([]), Events(()), 90.0).age == 0.0
 
 
