@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # The checkout that is measured.
 ROOT = Path(__file__).resolve().parents[1]
 Answer = TypeVar("Answer")
+Number = TypeVar("Number", int, float)
 
 
 @contextlib.contextmanager
@@ -67,3 +69,16 @@ def wait_for(truth: Callable[[], Answer], seconds: float, pause: float = 0.01) -
     while not (answer := truth()) and time.monotonic() < deadline:
         time.sleep(pause)
     return answer
+
+
+def within(kind: type[Number], least: float, most: float) -> Callable[[str], Number]:
+    """Return the reader of an option: a number of this kind, from `least` to `most`."""
+
+    def read(text: str) -> Number:
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
+        return value
+
+    read.__name__ = kind.__name__
+    return read

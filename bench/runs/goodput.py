@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from bench.field import within
 from bench.runs.field import (
     ground,
     json_lines,
@@ -47,8 +48,10 @@ class Fault:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--every", type=float, default=60.0, help="seconds; one fault in each such interval")
+    parser.add_argument("--minutes", type=within(float, 0.1, 10_000), default=20.0)
+    parser.add_argument(
+        "--every", type=within(float, 1, 1e6), default=60.0, help="seconds; one fault in each such interval"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     chance = random.Random(options.seed)

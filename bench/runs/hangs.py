@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 
-from bench.field import wait_for
+from bench.field import wait_for, within
 from bench.runs import hang_ways
 from bench.runs.field import Ground, ground
 from clusterctl.jobs.run_lines import Event
@@ -217,12 +217,15 @@ def table(outcomes: list[Outcome]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--count", type=within(int, 1, 100_000), default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ways", nargs="*", choices=list(hang_ways.WAYS), default=list(hang_ways.WAYS))
-    parser.add_argument("--hang-after", type=float, default=8.0)
+    parser.add_argument("--ways", nargs="+", choices=list(hang_ways.WAYS), default=list(hang_ways.WAYS))
+    parser.add_argument("--hang-after", type=within(float, 1, 3600), default=8.0)
     parser.add_argument(
-        "--limit", type=float, default=36_000.0, help="seconds after which no further run begins"
+        "--limit",
+        type=within(float, 1, 1e6),
+        default=36_000.0,
+        help="seconds after which no further run begins",
     )
     parser.add_argument("--slow", action="store_true", help="a rank is slow instead")
     options = parser.parse_args()
@@ -238,7 +241,7 @@ def main() -> int:
                     print(outcomes[-1].line(), flush=True)
     finally:
         print(table(outcomes))
-    return 0 if all(outcome.has_rank for outcome in outcomes) else 1
+    return 0 if outcomes and all(outcome.has_rank for outcome in outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.field import within
 from bench.runs.field import (
     Ground,
     ground,
@@ -52,7 +53,9 @@ class Use:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of each measurement")
+    parser.add_argument(
+        "--seconds", type=within(float, 1, 1e6), default=60.0, help="seconds of each measurement"
+    )
     options = parser.parse_args()
     fit = True
     with ground(nodes=1, devices=RANKS) as site:

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.field import within
 from bench.runs.field import (
     Ground,
     TooLate,
@@ -81,7 +82,7 @@ class Turn:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=5, help="of each tool")
+    parser.add_argument("--runs", type=within(int, 1, 1000), default=5, help="of each tool")
     parser.add_argument("--stock", action="store_true", help="also torchrun with its defaults")
     options = parser.parse_args()
     turns: dict[str, list[Turn]] = {"clusterctl": [], "torchrun": []}

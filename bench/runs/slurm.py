@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from bench.field import sandbox, user_environment, wait_for
+from bench.field import sandbox, user_environment, wait_for, within
 from clusterctl.sandbox import cluster, namespaces, slurm
 
 NODES = 4
@@ -74,7 +74,7 @@ class Place:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=within(int, 1, 1000), default=7)
     rounds = parser.parse_args().rounds
     if missing := slurm.why_not() or namespaces.why_not():
         sys.exit(missing)

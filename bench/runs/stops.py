@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from itertools import cycle, islice
 from pathlib import Path
 
-from bench.field import sandbox, take_signals, user_environment, wait_for
+from bench.field import sandbox, take_signals, user_environment, wait_for, within
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.sandbox.cluster import Sandbox
 
@@ -114,16 +114,23 @@ class Trial:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--faulty", type=int, help="how many of them have a fault; default: one in four")
-    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--count", type=within(int, 1, 100_000), default=200)
+    parser.add_argument(
+        "--faulty", type=within(int, 0, 100_000), help="how many of them have a fault; default: one in four"
+    )
+    parser.add_argument("--nodes", type=within(int, 1, 1000), default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--limit", type=float, default=36_000.0, help="seconds after which no further run begins"
+        "--limit",
+        type=within(float, 1, 1e6),
+        default=36_000.0,
+        help="seconds after which no further run begins",
     )
     options = parser.parse_args()
-    take_signals()
     faulty = options.count // 4 if options.faulty is None else options.faulty
+    if faulty > options.count:
+        parser.error(f"--faulty {faulty}: more than --count {options.count}")
+    take_signals()
     chance, sums = random.Random(options.seed), Counter[tuple[str, bool]]()
     left, end = 0, time.monotonic() + options.limit
     with sandbox("stops", options.nodes, mode="namespaces") as (made, folder):
@@ -140,7 +147,7 @@ def main() -> int:
     print(
         f"all: {sum(count for (_, right), count in sums.items() if right)} of {sum(sums.values())}, {left} ranks left"
     )
-    return 0 if all(right for _, right in sums) else 1
+    return 0 if sums and all(right for _, right in sums) else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from bench.reach import logs
 from bench.reach.field import Sample
-from bench.runs import field, idle, recover
+from bench.runs import field, hangs, idle, recover, slurm, stops
 from bench.runs import goodput as goodputs
 from bench.runs.times import (
     durations,
@@ -138,3 +139,24 @@ def test_following_is_judged_by_the_best_peer_that_brought_every_line() -> None:
     assert "clush" not in said
     assert not logs.judged({**samples, "clusterctl": [Sample(2.0, 1.0, 1)]})[1]
     assert not logs.judged({"clusterctl": samples["clusterctl"]})[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        *[(stops, f"--count {count}") for count in ("0", "-1", "many", "9999999")],
+        *[(stops, f"--count 4 {words}") for words in ("--faulty 5", "--nodes 0", "--limit nan")],
+        *[(hangs, words) for words in ("--count 0", "--count -3", "--hang-after -1", "--ways")],
+        *[(goodputs, words) for words in ("--minutes 0", "--every -5")],
+        (recover, "--runs 0"),
+        (slurm, "--rounds 0"),
+        (idle, "--seconds -1"),
+    ],
+)
+def test_counts_that_measure_nothing_are_refused(
+    program: Any, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", *words.split()])
+    with pytest.raises(SystemExit) as left:
+        program.main()
+    assert left.value.code == 2 and "error: " in capsys.readouterr().err
