@@ -7,7 +7,6 @@ there, blocks of both matrices are converted to fp32 and multiplied in fp32, and
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +21,16 @@ SIDE = 2048
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-@functools.cache
+try:
+    _MULTIPLIES_BF16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+except (AttributeError, RuntimeError):
+    # A torch without oneDNN cannot be asked.
+    _MULTIPLIES_BF16 = True
+
+
 def multiplies_bf16() -> bool:
     """Return whether torch has fast bf16 products for this CPU."""
-    try:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    except (AttributeError, RuntimeError):
-        # A torch without oneDNN cannot be asked.
-        return True
+    return _MULTIPLIES_BF16
 
 
 def widens(x: Tensor) -> bool:

@@ -234,9 +234,12 @@ def prepare_import() -> str:
     """
     # Triton 3.9 warns in each rank's log where this is not set, and 3.10 has another default, which changes results.
     env.preset("TRITON_DEFAULT_FP_FUSION", "1")
-    # Triton's own place is the home folder, which may be on another machine's disk, or end with a container.
+    # Their own places are the home folder, which may be on another machine's disk, or end with a container, and /tmp.
     if shared := env.value_of(env.CACHE_DIR):
         env.preset("TRITON_CACHE_DIR", os.path.join(shared, "triton"))
+        env.preset("TORCHINDUCTOR_CACHE_DIR", os.path.join(shared, "inductor"))
+    # Each rank would start a process per core, which stay, to compile the few kernels of a block.
+    env.preset("TORCHINDUCTOR_COMPILE_THREADS", "1")
     fault = npu_fault()
     if fault:
         env.preset("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

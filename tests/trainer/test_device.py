@@ -175,9 +175,10 @@ def test_compiled_kernels_stay_in_the_folder_that_the_runs_of_a_node_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_CACHE_DIR", "/shared/cache")
-    for own, expected in ((None, "/shared/cache/triton"), ("/mine", "/mine")):
-        monkeypatch.setenv("TRITON_CACHE_DIR", own or "")
-        if own is None:
-            monkeypatch.delenv("TRITON_CACHE_DIR")
-        prepare_import()
-        assert os.environ["TRITON_CACHE_DIR"] == expected
+    for name, folder in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+        for own, expected in ((None, f"/shared/cache/{folder}"), ("/mine", "/mine")):
+            monkeypatch.setenv(name, own or "")
+            if own is None:
+                monkeypatch.delenv(name)
+            prepare_import()
+            assert os.environ[name] == expected

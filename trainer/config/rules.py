@@ -84,14 +84,17 @@ def _native_faults(config: TrainConfig) -> Iterator[Fault]:
 
 
 def _compile_faults(config: TrainConfig) -> Iterator[Fault]:
-    if config.compile != "graph":
-        return
-    if config.hardware.kind == "cpu":
+    how, kind = config.compile, config.hardware.kind
+    if how == "graph" and kind == "cpu":
         yield Fault("train.compile", "a CPU has no graphs", "use compile: auto")
-    elif config.capture_fault:
-        yield Fault(
-            "train.compile", f"no graph is possible: {config.capture_fault}", "use compile: auto or off"
-        )
+    elif how == "blocks" and kind == "npu":
+        yield Fault("train.compile", "torch compiles no blocks for an NPU", "use compile: graph or off")
+    elif how == "graph" and config.capture_fault:
+        remedy = "use compile: auto or off" if config.block_fault else "use compile: auto, blocks or off"
+        yield Fault("train.compile", f"no graph is possible: {config.capture_fault}", remedy)
+    elif how == "blocks" and config.block_fault:
+        problem = f"no block can be compiled: {config.block_fault}"
+        yield Fault("train.compile", problem, "use compile: auto or off")
 
 
 def _save_faults(config: TrainConfig) -> Iterator[Fault]:

@@ -78,9 +78,10 @@ class TrainConfig:
     """Recompute activations instead of storing them: none, full, selective, or a mapping."""
     native: str | dict[str, str] = setting("auto")  # noqa: RUF009
     """Backend of the fused ops: auto, a name, or a mapping of ops to names."""
-    compile: str = setting("auto", choices=("auto", "graph", "off"))
+    compile: str = setting("auto", choices=("auto", "graph", "blocks", "off"))
     """graph: capture the work of a micro-batch as a graph of the device and replay it, so that the device does not wait
-    for Python. off: run op by op. auto: graph on CUDA, where the layout and the model allow it."""
+    for Python. blocks: compile each block once per shape with torch.compile. off: run op by op. auto: on CUDA the first
+    of these that the layout and the model allow, else off."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Validation."""
     save: SaveConfig = field(default_factory=SaveConfig)
@@ -133,6 +134,25 @@ class TrainConfig:
         """Return whether a device of this kind replays each micro-batch as a captured graph."""
         wanted = kind == "cuda" if self.compile == "auto" else self.compile == "graph" and kind != "cpu"
         return wanted and not self.capture_fault
+
+    def compiles_blocks(self, kind: str) -> bool:
+        """Return whether a device of this kind runs the blocks as compiled code."""
+        wanted = kind == "cuda" if self.compile == "auto" else self.compile == "blocks" and kind != "npu"
+        return wanted and not self.captures(kind) and not self.block_fault
+
+    @property
+    def block_fault(self) -> str:
+        """Return why a block of this training cannot be compiled, or ""."""
+        parallel = self.parallel
+        faults = {
+            "engine is deepspeed": self.engine == "deepspeed",
+            "tensor or context parallel ranks exchange within a block": max(parallel.tensor, parallel.context)
+            > 1,
+            f"zero is {self.zero}, which gathers the weights of a block": self.zero >= 2,
+            "with a capacity, the number of rows that experts compute varies": self.model.experts > 0
+            and self.model.capacity > 0,
+        }
+        return next((fault for fault, is_given in faults.items() if is_given), "")
 
     @property
     def capture_fault(self) -> str:

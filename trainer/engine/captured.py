@@ -50,7 +50,7 @@ class CapturedRunner(SingleStageRunner):
     """Runs the first micro-batch of each kind op by op, captures the second, and replays it from then on.
 
     A kind is what the pass does with its gradients, and the shapes of the micro-batch. If the device cannot capture a
-    pass, all run op by op.
+    pass, all run op by op, or in compiled blocks.
     """
 
     def __init__(
@@ -61,9 +61,14 @@ class CapturedRunner(SingleStageRunner):
         data: Group,
         gradients: GradientBuffer,
         weights_arrived: Callable[[], None],
+        compiles: bool = False,
     ) -> None:
-        """`weights_arrived` waits for weights from other ranks; hooks of modules, which wait too, are not replayed."""
+        """`weights_arrived` waits for weights from other ranks; hooks of modules, which wait too, are not replayed.
+
+        `compiles`: whether blocks are compiled if the device cannot capture a pass.
+        """
         super().__init__(model, device, precision, data)
+        self.compiles = compiles
         self.gradients, self.weights_arrived = gradients, weights_arrived
         self.pool = device.graph_pool()
         self.fault = ""
@@ -107,11 +112,13 @@ class CapturedRunner(SingleStageRunner):
             self.fault = (str(error) or type(error).__name__).splitlines()[0]
             self.kinds.clear()
             self.device.restart_generator()
-            warnings.warn(
-                f"training steps run op by op, not as a captured graph: {self.fault}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            how = "in compiled blocks" if self.compiles else "op by op"
+            message = f"training steps run {how}, not as a captured graph: {self.fault}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            if self.compiles:
+                from trainer.engine.compiled import CompiledBlocks
+
+                CompiledBlocks(self.model, self.device)
             return None
         finally:
             self.model.seeds.restart()

@@ -110,6 +110,11 @@ class TorchEngine:
     def _runner(self) -> MicroBatchRunner:
         """Return what runs the micro-batches of this layout on this device."""
         given = self.model, self.device, self.config.precision, self.groups.data
+        if self.config.compiles_blocks(self.device.kind):
+            # Import it only here: its modules take a second.
+            from trainer.engine.compiled import CompiledBlocks
+
+            CompiledBlocks(self.model, self.device)
         if self.groups.pipeline.stages > 1:
             return PipelineRunner(*given, self.groups.pipeline)
         state = self.rank_state
@@ -117,7 +122,8 @@ class TorchEngine:
             # Import it only here: a CPU has no graphs.
             from trainer.engine.captured import CapturedRunner
 
-            return CapturedRunner(*given, state.gradients, state.weights_arrived)
+            falls_back = self.config.compile == "auto"
+            return CapturedRunner(*given, state.gradients, state.weights_arrived, falls_back)
         return SingleStageRunner(*given)
 
     def step(

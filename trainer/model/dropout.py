@@ -28,10 +28,10 @@ class Seeds:
         """Count from 0, and take the seeds from `rows`, or draw them."""
         self.rows, self.taken = rows, 0
 
-    def next(self) -> Tensor:
-        """Return the next seed and counter, (2,)."""
-        self.taken += 1
-        return drawn(1)[0] if self.rows is None else self.rows[self.taken - 1]
+    def next(self, count: int) -> Tensor:
+        """Return the next `count` seeds and counters, (count, 2)."""
+        self.taken += count
+        return drawn(count) if self.rows is None else self.rows[self.taken - count : self.taken]
 
 
 def drawn(count: int) -> Tensor:
@@ -39,8 +39,8 @@ def drawn(count: int) -> Tensor:
     return torch.randint(LARGEST, (count, 2))
 
 
-def dropout_add(ops: native.Choice, x: Tensor, residual: Tensor, probability: float, seeds: Seeds) -> Tensor:
-    """Return residual + dropout(x).
+def dropout_add(ops: native.Choice, x: Tensor, residual: Tensor, probability: float, seed: Tensor) -> Tensor:
+    """Return residual + dropout(x); `seed` is one row of `Seeds.next`.
 
     The mask is not stored. If a device has no kernel for it, torch draws and stores the mask; on a CPU the reference
     drops the same numbers as the kernel.
@@ -48,4 +48,4 @@ def dropout_add(ops: native.Choice, x: Tensor, residual: Tensor, probability: fl
     is_slow = x.device.type != "cpu" and ops.dropout_add is reference.dropout_add
     if is_slow or x.dtype != residual.dtype:
         return residual + F.dropout(x, probability)
-    return ops.dropout_add(x, residual, None, seeds.next(), probability)
+    return ops.dropout_add(x, residual, None, seed, probability)

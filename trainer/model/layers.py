@@ -151,45 +151,47 @@ class Block(nn.Module):
         )
         self.parallel_residual = config.parallel_residual
         self.dropout, self.ops, self.recompute = config.dropout, ops, recompute
+        self.run: Callable[..., Tensor] = Block.compute
+        """Runs `compute` of a block that it is given."""
 
     def forward(self, x: Tensor, sight: Sight = PLAIN, wanted: Tensor | None = None) -> Tensor:
         """Return the block's result; `wanted`: only for these rows, as one sample (indices over all samples).
 
         The last block of a model thus computes only what its loss reads. Experts still see all rows.
         """
-        if wanted is not None and isinstance(self.feed_forward, Experts):
-            return picked(self(x, sight), wanted)
-        given = self._source(self.norm_1, x)
-        if wanted is None:
-            return self.rest(x, self.attention(self.norm_1(x), sight, **given), sight.aux_weight)
-        mixed = self.attention(self.norm_1(x), sight, wanted, **given)
-        return self.rest(picked(x, wanted), mixed, sight.aux_weight)
-
-    def rest(self, x: Tensor, mixed: Tensor, aux_weight: float | Tensor = 0.0) -> Tensor:
-        """Return the block's result from its input and the attention result; `aux_weight` is as in Sight."""
         drops = self.training and self.dropout > 0
-        if drops or self.post_norm_1 is not None or self.parallel_residual:
-            added = self._added(x, mixed, self.post_norm_1)
+        return self.run(self, x, sight, wanted, self.seeds.next(2) if drops else None)
+
+    def compute(self, x: Tensor, sight: Sight, wanted: Tensor | None, seeds: Tensor | None) -> Tensor:
+        """Return the result of `forward`; `seeds` are those of the two dropouts, None without dropout."""
+        if wanted is not None and isinstance(self.feed_forward, Experts):
+            return picked(self.compute(x, sight, None, seeds), wanted)
+        given = self._source(self.norm_1, x)
+        chosen = () if wanted is None else (wanted,)
+        mixed = self.attention(self.norm_1(x), sight, *chosen, **given)
+        x = picked(x, wanted)
+        first, second = (None, None) if seeds is None else (seeds[0], seeds[1])
+        if seeds is not None or self.post_norm_1 is not None or self.parallel_residual:
+            added = self._added(x, mixed, self.post_norm_1, first)
             normal = self.norm_2(x if self.parallel_residual else added)
         else:
             added, normal = self.norm_2(mixed, x)
         if isinstance(self.feed_forward, Experts):
-            return self._added(added, self.feed_forward(normal, aux_weight), self.post_norm_2)
+            return self._added(added, self.feed_forward(normal, sight.aux_weight), self.post_norm_2, second)
         given = self._source(self.norm_2, x if self.parallel_residual else added)
-        return self._added(added, self.feed_forward(normal, **given), self.post_norm_2)
+        return self._added(added, self.feed_forward(normal, **given), self.post_norm_2, second)
 
     def _source(self, norm: Norm, x: Tensor) -> dict[str, Source]:
         """Return the argument that tells a matrix how to compute its input, the norm of `x`, again; or nothing."""
         again = self.recompute.norms and torch.is_grad_enabled()
         return {"source": Source(x, norm)} if again else {}
 
-    def _added(self, x: Tensor, part: Tensor, post_norm: Norm | None) -> Tensor:
+    def _added(self, x: Tensor, part: Tensor, post_norm: Norm | None, seed: Tensor | None) -> Tensor:
         """Return the residual stream plus the result `part` of attention or of the feed-forward part."""
         if post_norm is not None:
             normal: Tensor = post_norm(F.dropout(part, self.dropout, self.training))
             return x + normal
-        drops = self.training and self.dropout > 0
-        return dropout_add(self.ops, part, x, self.dropout, self.seeds) if drops else x + part
+        return x + part if seed is None else dropout_add(self.ops, part, x, self.dropout, seed)
 
 
 def residual_deviation(config: ModelConfig) -> float:

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 # Bytes that a CPU's libraries use once they compute: code and packed matrices.
 LIBRARIES = 66_000_000
-# Bytes of the modules that fully_shard and torch's checkpointing load in addition. The latter imports torch's compiler.
-SHARDING, CHECKPOINTING = 100_000_000, 134_000_000
+# Bytes of the modules that fully_shard, torch's checkpointing, which imports torch's compiler, and its use load in
+# addition.
+SHARDING, CHECKPOINTING, COMPILING = 100_000_000, 134_000_000, 240_000_000
 # How many results a stage may send before one of them is received, as in trainer.engine.pipeline.
 UNTAKEN = 2
 
@@ -170,6 +171,7 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
     highest = max(moments, key=lambda moment: moment.total)
     more = SHARDING if config.zero >= 2 and config.engine == "torch" and layout.data > 1 else 0
     more = more if config.recompute.mode == "none" else max(more, CHECKPOINTING)
+    more = max(more, COMPILING) if config.compile == "blocks" else more
     always = (LIBRARIES + more if micro.kind == "cpu" else 0) + (
         _messages(micro) if layout.pipeline > 1 else 0
     )

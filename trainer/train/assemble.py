@@ -216,9 +216,12 @@ def _notes(config: TrainConfig, device: Device) -> Iterator[str]:
     if config.model.attention_dropout and device.kind == "npu":
         yield "note: train.model.attention_dropout needs all scores: training uses torch's products, not the fused op"
     if config.compile == "auto" and device.kind == "cuda" and config.capture_fault:
-        yield f"note: training steps run op by op, not as a captured graph: {config.capture_fault}"
+        how = "op by op" if config.block_fault else "in compiled blocks"
+        yield f"note: training steps run {how}, not as a captured graph: {config.capture_fault}"
     if config.compile == "graph" and device.kind == "cpu":
         yield "note: train.compile: graph has no effect on a CPU"
+    if config.compile == "blocks" and device.kind == "npu":
+        yield "note: train.compile: blocks has no effect on an NPU, for which torch compiles nothing"
     if config.offload and device.kind == "cpu" and not uses_disk(config.deepspeed):
         yield "note: train.offload has no effect on a CPU"
     if config.model.kind == "glm" and not config.data.tokenizer:

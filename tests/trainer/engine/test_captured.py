@@ -20,7 +20,7 @@ from trainer.config.layout import Layout
 from trainer.config.parts import LossScaleConfig
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
-from trainer.engine import captured
+from trainer.engine import captured, compiled
 from trainer.engine.captured import CapturedRunner
 from trainer.engine.torch_engine import StepResult, TorchEngine
 from trainer.model import gpt
@@ -134,6 +134,25 @@ def test_a_pass_that_reads_a_value_runs_op_by_op_after_one_warning(monkeypatch: 
         found = trained(engine, batches(5, 3))
     assert len([each for each in told if "op by op" in str(each.message)]) == 1
     assert same(found, right) and [graph.replays for graph in device.graphs] == [0]
+
+
+def test_after_a_capture_that_fails_auto_compiles_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(config_of(compiled="graph"), RecordingDevice("cpu"))
+    assert isinstance(engine.runner, CapturedRunner)
+    engine.runner.compiles, made = True, []
+    monkeypatch.setattr(compiled, "CompiledBlocks", lambda *given: made.append(given))
+    embedded = engine.model._embedded
+
+    def reading(tokens: Tensor, at: Tensor) -> Tensor:
+        x = embedded(tokens, at)
+        return x if float(x.detach().sum()) else x * 2
+
+    monkeypatch.setattr(engine.model, "_embedded", reading)
+    with pytest.warns(
+        RuntimeWarning, match="run in compiled blocks, not as a captured graph: .*reads a value"
+    ):
+        trained(engine, batches(4, 1))
+    assert made == [(engine.model, engine.device)]
 
 
 def test_hooks_of_modules_see_every_pass() -> None:

@@ -97,10 +97,10 @@ def test_a_training_with_it_ends_in_every_layout_and_gives_the_same_twice(
 
 def test_seeds_drawn_together_are_those_drawn_one_by_one() -> None:
     torch.manual_seed(9)
-    one_by_one = [Seeds().next() for _ in range(5)]
+    one_by_one = [Seeds().next(1)[0] for _ in range(5)]
     torch.manual_seed(9)
     rows = drawn(5)
     assert torch.equal(rows, torch.stack(one_by_one))
     seeds = Seeds()
     seeds.restart(rows)
-    assert [seeds.next().tolist() for _ in range(5)] == rows.tolist() and seeds.taken == 5
+    assert [*seeds.next(3).tolist(), *seeds.next(2).tolist()] == rows.tolist() and seeds.taken == 5

@@ -1,0 +1,68 @@
+"""Run each block as code that torch's compiler makes once per shape: the host starts a block with a few calls.
+
+All blocks of a shape share the code, and other runs on the node find it on the disk. What cannot be compiled runs op by
+op.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.device import Device
+from trainer.engine.passes import Model
+from trainer.model.layers import Block
+
+
+class CompiledBlocks:
+    """Runs passes with gradients through compiled blocks; after a fault of the compiler, op by op."""
+
+    def __init__(self, model: Model, device: Device) -> None:
+        """Let the model's blocks run by this object."""
+        self.model, self.device = model, device
+        self.fault = ""
+        self.made = 0
+        self.compiled: Any = torch.compile(Block.compute, fullgraph=True, backend=self._make)
+        for block in model.blocks.values():
+            block.run = self  # type: ignore[assignment]
+
+    def __call__(self, block: Block, x: Tensor, *rest: Any) -> Tensor:
+        """Return `block.compute(x, *rest)`."""
+        # Hooks of modules run in Python.
+        if self.fault or self.model.observed or not torch.is_grad_enabled():
+            return block.compute(x, *rest)
+        before, began = self.made, time.monotonic()
+        try:
+            result: Tensor = self.compiled(block, x, *rest)
+            if self.made > before:
+                self._compile_backward(block, x, *rest)
+                print(f"a block was compiled in {time.monotonic() - began:.1f} s", flush=True)
+        except (RuntimeError, OSError, ImportError) as error:
+            self.fault = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
+            message = f"training steps run op by op, not in compiled blocks: {self.fault}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            return block.compute(x, *rest)
+        return result
+
+    def _make(self, graph: Any, inputs: Any) -> Any:
+        """Return the code of a traced block."""
+        self.made += 1
+        from torch._inductor.compile_fx import compile_fx
+
+        # Random numbers are those of op by op.
+        return compile_fx(graph, inputs, config_patches={"fallback_random": True})
+
+    def _compile_backward(self, block: Block, x: Tensor, *rest: Any) -> None:
+        """Run the block's backward pass, which is only compiled then, once more where its gradients go nowhere."""
+        alone = x.detach().requires_grad_(x.requires_grad)
+        wanted = [each for each in (alone, *block.parameters()) if each.requires_grad][:1]
+        generators = [] if self.device.kind == "cpu" else [self.device.index]
+        # Recomputation counts the tensors that are saved; these are not its.
+        same = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+        with torch.random.fork_rng(generators), same:
+            out = self.compiled(block, alone, *rest)
+            torch.autograd.grad(out, wanted, torch.zeros_like(out), allow_unused=True)
