@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.text import escape_controls
+from clusterctl.wire.fields import BAD, EXAMPLES, WORDS, Key, Reader, shown
 
 # The largest hand-written inventory that is known has 100 KB.
 MAX_BYTES = 4 << 20
@@ -22,7 +23,6 @@ MAX_DEPTH = 40
 MAX_NODES = 300_000
 RIGHT_FILE = "is this the right file?"
 
-Key = tuple[str | int, ...]
 T = TypeVar("T")
 
 # PyYAML's scanner looks ahead a thousand characters at every level, which takes a second for deeply nested text.
@@ -245,26 +245,6 @@ def _looks_plain(text: str) -> bool:
     return text in _CONSTANTS or bool(_INT.match(text) or _FLOAT.match(text))
 
 
-_KIND_WORDS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "a mapping",
-}
-
-
-_EXAMPLES: dict[type, str] = {
-    str: "put it in quotes",
-    int: "as in 8",
-    float: "as in 0.5 or 1e-4",
-    bool: "true or false",
-    list: "as in [a, b]",
-    dict: "as in {key: value}",
-}
-
-
 # Names of variables with secret values, and values that are no secrets: a file, a number, a token of a vocabulary.
 SECRET = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)(_|\Z)",
@@ -303,7 +283,7 @@ class Section:
         for part in path:
             value = value[part]
         if value is not None and not isinstance(value, dict):
-            self.fault("", f"must be a mapping, not {_describe(value)}", _EXAMPLES[dict])
+            self.fault("", f"must be a mapping, not {shown(value)}", EXAMPLES[dict])
             value = {}
         self.value: dict[str, object] = value or {}
 
@@ -316,15 +296,15 @@ class Section:
         value = self.value.get(key)
         if value is None:
             if required:
-                self.fault(key, f"{key!r} is missing", f"give {_KIND_WORDS.get(kind, kind.__name__)}")
+                self.fault(key, f"{key!r} is missing", f"give {WORDS.get(kind, kind.__name__)}")
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return cast(T, float(value))
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             self.fault(
                 key,
-                f"must be {_KIND_WORDS.get(kind, kind.__name__)}, not {_describe(value)}",
-                _EXAMPLES.get(kind, ""),
+                f"must be {WORDS.get(kind, kind.__name__)}, not {shown(value)}",
+                EXAMPLES.get(kind, ""),
             )
             return default
         return value
@@ -336,30 +316,9 @@ class Section:
         if value is None:
             return default
         if isinstance(value, (dict, list)):
-            self.fault(key, f"must be text, not {_describe(value)}", "write one value, without brackets")
+            self.fault(key, f"must be text, not {shown(value)}", "write one value, without brackets")
             return default
         return ("true" if value else "false") if isinstance(value, bool) else str(value)
-
-    def take_env(self, key: str) -> dict[str, str]:
-        """Return a mapping from environment variables to texts."""
-        self.taken.append(key)
-        if self.value.get(key) is None:
-            return {}
-        inner = Section(self.document, (*self.path, key), self.faults)
-        for name in inner.value:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                inner.fault(
-                    name,
-                    f"{name!r} is not a valid name of an environment variable",
-                    "use letters, digits and _",
-                )
-            elif inner.value[name] is None:
-                remedy = f"write {name}: '' for an empty value, or `forward: [{name}]` in a job for yours"
-                inner.fault(name, "has no value", remedy)
-        found = {name: inner.take_text(name) for name in inner.value}
-        for name in secrets_in(found):
-            inner.fault(name, *recorded_secret(name))
-        return found
 
     def section(self, key: str) -> Section:
         self.taken.append(key)
@@ -376,10 +335,32 @@ class Section:
                 self.fault(key, f"unknown key {key!r}", remedy or f"known keys: {', '.join(known)}")
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    shown = repr(value)
-    return shown if len(shown) < 60 else shown[:57] + "..."
+def reader(document: Document, faults: list[Fault], folder: Path | None = None) -> Reader:
+    """Return a reader of a document, which adds its faults to the list; a relative path is in `folder`."""
+    return Reader(
+        lambda key, problem, remedy: faults.append(document.fault(key, problem, remedy)), True, folder
+    )
+
+
+def take_env(reader: Reader, raw: object, key: Key) -> object:
+    """Return a mapping from environment variables to texts; every problem is reported."""
+    if not isinstance(raw, dict):
+        reader.report(key, f"must be a mapping, not {shown(raw)}", EXAMPLES[dict])
+        return BAD
+    found = dict[str, str]()
+    for name, value in raw.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            problem = f"{name!r} is not a valid name of an environment variable"
+            reader.report((*key, name), problem, "use letters, digits and _")
+        elif value is None:
+            remedy = f"write {name}: '' for an empty value, or `forward: [{name}]` in a job for yours"
+            reader.report((*key, name), "has no value", remedy)
+        elif isinstance(value, (dict, list)):
+            reader.report(
+                (*key, name), f"must be text, not {shown(value)}", "write one value, without brackets"
+            )
+        else:
+            found[name] = ("true" if value else "false") if isinstance(value, bool) else str(value)
+    for name in secrets_in(found):
+        reader.report((*key, name), *recorded_secret(name))
+    return found

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from clusterctl.environment import environment as environment
 from clusterctl.environment import inherited as inherited
-from clusterctl.errors import InputFaults, UsageError
+from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.wire.fields import Reader, keys_of, misfit, rule_of, setting
 
 PROJECT_FILE = "clusterctl.yaml"
 PREFIX = "CLUSTERCTL_"
@@ -19,25 +20,64 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_PERSIST = 30 * 86400.0
 
 
+def duration(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `10m`, `1.5h` or `1d`; 0 for `off`."""
+    if text.strip().lower() in ("off", "no", "false"):
+        return 0.0
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([smhd]?)", text.strip().lower())
+    seconds = float(match[1]) * UNITS[match[2]] if match else math.inf
+    if seconds > MAX_PERSIST:
+        raise UsageError(f"{text[:40]!r} is not a duration (30 days at most)", "use 90s, 10m, 1h or off")
+    return seconds
+
+
+def seconds_of(value: object) -> float:
+    """Return a time in seconds, given as a number or as `90s`, `10m`, `off`; raise ValueError for anything else."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+        return float(value)
+    try:
+        # YAML reads `off` as false.
+        return duration("off" if value is False else value if isinstance(value, str) else "?")
+    except UsageError:
+        raise ValueError(f"{value!r} is not a time", "as in 10, 90s, 10m, or off") from None
+
+
+def a_time(default: float | None) -> float:
+    """Return the setting of a time in seconds."""
+    written = {"type": "string", "pattern": "^([0-9.]+(ms|s|m|h|d)?|off)$"}
+    found: float = setting(
+        default, read=seconds_of, form={"anyOf": [{"type": "number", "minimum": 0}, written]}
+    )
+    return found
+
+
+def _persist(value: object) -> str:
+    try:
+        duration(str(value))
+    except UsageError as error:
+        raise ValueError(error.message, error.hint) from None
+    return str(value)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Defaults for options of the command line."""
 
-    cluster: str = "cluster.yaml"
+    cluster: str = setting("cluster.yaml")
     """The inventory (`--cluster`)."""
-    kind: str = "cpu"
+    kind: str = setting("cpu")
     """Kind of the devices in a hostfile or a Slurm allocation: cpu, cuda or npu."""
-    runs: str = "runs"
+    runs: str = setting("runs")
     """Folder of the runs."""
-    fanout: int = 32
+    fanout: int = setting(32, least=1, most=100_000)
     """Number of nodes that are contacted at the same time."""
-    connect_timeout: float = 10.0
+    connect_timeout: float = setting(10.0, least=0.01, most=86_400)
     """Seconds after which a node that does not answer is unreachable."""
-    accept_new_host_keys: bool = False
+    accept_new_host_keys: bool = setting(False)
     """Trust nodes seen for the first time; a changed key is still refused."""
-    ssh: str = "auto"
+    ssh: str = setting("auto")
     """SSH client: paramiko, openssh or auto."""
-    persist: str = "off"
+    persist: str = setting("off", read=_persist)
     """How long connections are kept open after their last use (10m), or off."""
 
 
@@ -88,73 +128,40 @@ def _found_above(project: Path, here: Path) -> dict[str, object]:
 
 
 def _from_file(path: Path) -> dict[str, object]:
-    from clusterctl.document import Section, load_document
+    from clusterctl.document import load_document
 
-    section = Section(load_document(path))
-    kinds: dict[str, type[object]] = {
-        "cluster": str,
-        "kind": str,
-        "runs": str,
-        "fanout": int,
-        "connect_timeout": float,
-        "accept_new_host_keys": bool,
-        "ssh": str,
-    }
-    found: dict[str, object] = {key: section.take(key, kind) for key, kind in kinds.items()}
-    found["persist"] = section.take_text("persist") or None
-    try:
-        duration(str(found["persist"] or "off"))
-    except UsageError as error:
-        section.fault("persist", error.message, error.hint)
-    for key, example in (("fanout", "32"), ("connect_timeout", "10")):
-        if found[key] is not None and (problem := out_of_range(key, found[key])):
-            section.fault(key, problem, f"for example {example}")
-    section.done()
-    if section.faults:
-        raise InputFaults(section.faults)
+    document = load_document(path)
+    faults = list[Fault]()
+    reader = Reader(lambda *problem: faults.append(document.fault(*problem)), blank=True)
+    found = reader.given(Settings, document.value or {})
+    if faults or found is None:
+        raise InputFaults(faults)
     for key in ("cluster", "runs"):
-        name = found[key]
-        if isinstance(name, str):
-            found[key] = str(path.parent / Path(name).expanduser())
-    return {key: value for key, value in found.items() if value is not None}
+        if key in found:
+            found[key] = str(path.parent / Path(found[key]).expanduser())
+    return found
 
 
 def _from_environment(variables: dict[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for key in ("cluster", "kind", "runs", "ssh", "persist"):
-        if variables.get(PREFIX + key.upper()):
-            found[key] = variables[PREFIX + key.upper()]
-    for key, kind, example in (("fanout", int, "32"), ("connect_timeout", float, "10")):
-        name = PREFIX + key.upper()
+    for item in keys_of(Settings):
+        name = PREFIX + item.name.upper()
         text = variables.get(name)
-        if text:
-            try:
-                found[key] = kind(text)
-            except ValueError:
-                raise UsageError(
-                    f"${name} is {text!r}, not a number", f"for example {name}={example}"
-                ) from None
-            if problem := out_of_range(key, found[key]):
-                raise UsageError(f"${name} is {text!r}: {problem}", f"for example {name}={example}")
+        # A shell's variable is no place for a decision about trust.
+        if not text or type(item.default) is bool:
+            continue
+        try:
+            found[item.name] = value = type(item.default)(text)
+        except ValueError:
+            raise UsageError(
+                f"${name} is {text!r}, not a number", f"for example {name}={item.default:g}"
+            ) from None
+        problem, remedy = misfit(rule_of(item), value)
+        if problem:
+            raise UsageError(
+                f"${name} is {text!r}: {problem}: {remedy}", f"for example {name}={item.default:g}"
+            )
     return found
-
-
-def out_of_range(key: str, value: object) -> str:
-    """Return which value `fanout` or `connect_timeout` needs; "" if it has such a one."""
-    least, most = {"fanout": (1, 100_000), "connect_timeout": (0.01, 86_400)}[key]
-    fits = isinstance(value, (int, float)) and least <= value <= most
-    return "" if fits else f"{least} to {most:,} is needed"
-
-
-def duration(text: str) -> float:
-    """Return the seconds of `90`, `90s`, `10m`, `1.5h` or `1d`; 0 for `off`."""
-    if text.strip().lower() in ("off", "no", "false"):
-        return 0.0
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([smhd]?)", text.strip().lower())
-    seconds = float(match[1]) * UNITS[match[2]] if match else math.inf
-    if seconds > MAX_PERSIST:
-        raise UsageError(f"{text[:40]!r} is not a duration (30 days at most)", "use 90s, 10m, 1h or off")
-    return seconds
 
 
 def cache_folder() -> Path:

@@ -22,7 +22,7 @@ from clusterctl.cli.option_groups import SHARED, grouped  # noqa: E402
 from clusterctl.inventory.cluster import Cluster, Node  # noqa: E402
 from clusterctl.jobs.schema import job_schema  # noqa: E402
 from clusterctl.settings import PREFIX, Settings  # noqa: E402
-from trainer.config.schema import explanations  # noqa: E402
+from clusterctl.wire.schema import explanations  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
 # An option that so many commands have is described once.

@@ -117,7 +117,7 @@ def _checkpoint_diff(_: argparse.Namespace) -> int:
 
 
 def _tensorboard(arguments: argparse.Namespace) -> int:
-    from trainer.env import METRICS_FILE, TENSORBOARD_DIR
+    from clusterctl.wire.contract import METRICS_FILE, TENSORBOARD_DIR
     from trainer.train.tensorboard import convert
 
     metrics = arguments.run / METRICS_FILE if arguments.run.is_dir() else arguments.run

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl.wire.contract import CACHE_DIR
 from trainer import env
 from trainer.errors import InputError
 
@@ -235,7 +236,7 @@ def prepare_import() -> str:
     # Triton 3.9 warns in each rank's log where this is not set, and 3.10 has another default, which changes results.
     env.preset("TRITON_DEFAULT_FP_FUSION", "1")
     # Their own places are the home folder, which may be on another machine's disk, or end with a container, and /tmp.
-    if shared := env.value_of(env.CACHE_DIR):
+    if shared := env.value_of(CACHE_DIR):
         env.preset("TRITON_CACHE_DIR", os.path.join(shared, "triton"))
         env.preset("TORCHINDUCTOR_CACHE_DIR", os.path.join(shared, "inductor"))
     # Each rank would start a process per core, which stay, to compile the few kernels of a block.

@@ -8,35 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.wire.contract import (
+    ATTEMPT,
+    CACHE_DIR,
+    DEVICE_KIND,
+    INSTALL,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    MASTER_ADDR,
+    MASTER_PORT,
+    NODE,
+    RANK,
+    RUN_DIR,
+    RUN_ID,
+    SAVED_AS,
+    WORLD_SIZE,
+)
 from trainer.errors import InputError
-
-RANK = "RANK"
-LOCAL_RANK = "LOCAL_RANK"
-WORLD_SIZE = "WORLD_SIZE"
-LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-MASTER_ADDR = "MASTER_ADDR"
-MASTER_PORT = "MASTER_PORT"
-RUN_ID = "CLUSTERCTL_RUN_ID"
-RUN_DIR = "CLUSTERCTL_RUN_DIR"
-ATTEMPT = "CLUSTERCTL_ATTEMPT"
-NODE = "CLUSTERCTL_NODE"
-DEVICE_KIND = "CLUSTERCTL_DEVICE_KIND"
-SAVED_AS = "CLUSTERCTL_SAVED_AS"
-CACHE_DIR = "CLUSTERCTL_CACHE_DIR"
-INSTALL = "CLUSTERCTL_INSTALL"
-
-METRICS_FILE = "metrics.jsonl"
-CHECKPOINT_DIR = "checkpoints"
-HEARTBEAT_DIR = "heartbeat"
-PROFILE_DIR = "profile"
-TENSORBOARD_DIR = "tensorboard"
-TRAIN_CONFIG_FILE = "train.json"
-
-MALLOC_TUNING = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
-    "MALLOC_TOP_PAD_": str(256 << 20),
-}
 
 FAULT = "CLUSTERCTL_FAULT"
 """For drills and tests. `rank1:step3:exit7`, `rank1:step3:kill9` or `rank0:step5:raise` ends that rank in that way

@@ -51,7 +51,7 @@ class Fault:
     def is_of(self, key: str) -> bool:
         """Return whether the fault makes the value of `key` (optimizer.lr), or of a part of it, unknown."""
         inside = f"{self.key}.".startswith(f"train.{key}.")
-        return inside and self.what != UNKNOWN_KEY
+        return inside and not self.what.startswith(UNKNOWN_KEY)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.what}" + (f" ({self.remedy})" if self.remedy else "")

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.hardware.step import emit, part
 from bench.train.field import Field, Subject, Work
 from bench.train.spec import StepFigures
-from trainer.env import METRICS_FILE
+from clusterctl.wire.contract import METRICS_FILE
 from trainer.plan.time import per_token
 
 TABLE = "training steps, bf16"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.hardware.step import emit, part
 from bench.train.field import draw_corpus
-from trainer.env import CHECKPOINT_DIR, DEVICE_KIND, METRICS_FILE
+from clusterctl.wire.contract import CHECKPOINT_DIR, DEVICE_KIND, METRICS_FILE
 
 TABLE = "whole trainings"
 STEPS = 20

@@ -18,9 +18,9 @@ import numpy as np
 
 from bench.field import ROOT
 from bench.train.spec import ModelWork, Spec, StepFigures
+from clusterctl.wire.contract import MALLOC_TUNING
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.indexed import Writer
-from trainer.env import MALLOC_TUNING
 from trainer.plan.resolve import read_config
 from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share

@@ -24,7 +24,7 @@ from bench.train.field import (
     write_batches,
 )
 from clusterctl.sandbox import demo
-from trainer.env import CHECKPOINT_DIR
+from clusterctl.wire.contract import CHECKPOINT_DIR
 from trainer.plan.resolve import read_config
 
 STEPS, EVERY, BATCH = 200, 50, 4

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from clusterctl.contract import MALLOC_TUNING
+from clusterctl.wire.contract import MALLOC_TUNING
 
 # The number of tensors, each of 1,048,576 numbers.
 WEIGHTS = 32

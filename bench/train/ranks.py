@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.field import ROOT
+from clusterctl.wire.contract import MALLOC_TUNING
 from trainer.corpus.indexed import Writer
-from trainer.env import MALLOC_TUNING
 
 
 class Failed(Exception):

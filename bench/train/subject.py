@@ -111,8 +111,9 @@ class Gate:
 
 def ours(spec: Spec, gate: Gate) -> None:
     """Run the trainer in the same way as `python -m trainer train`."""
+    from clusterctl.wire.contract import METRICS_FILE
     from trainer.device import keep_freed_memory, prepare_import
-    from trainer.env import METRICS_FILE, Env
+    from trainer.env import Env
     from trainer.plan.resolve import read_config
 
     environment = Env.read()

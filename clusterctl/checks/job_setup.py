@@ -29,7 +29,7 @@ class JobSetup:
     @property
     def needs_code(self) -> bool:
         """Return whether it may read the job's code: it sources a relative file, or runs commands."""
-        return bool(self.code) and (self.setup.uses_code or bool(self.setup.run))
+        return bool(self.code) and (bool(self.setup.relative) or bool(self.setup.run))
 
 
 @dataclass(frozen=True)

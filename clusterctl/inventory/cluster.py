@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.document import Document, Section, load_document, parse_document
+from clusterctl.document import Document, Section, load_document, parse_document, reader, take_env
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.addresses import address_fault, host_and_port, same_place
-from clusterctl.inventory.container import ContainerOptions, read_container
+from clusterctl.inventory.container import ContainerOptions
 from clusterctl.inventory.setup import Setup, take_setup
+from clusterctl.wire.fields import Key, own, setting, shown
 
 KINDS = ("cpu", "cuda", "npu")
 MAX_DEVICES = 64
@@ -34,54 +35,86 @@ SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>[MGT]i?B)", re.IGNOR
 UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
 
+def _device_ids(value: object) -> tuple[int, ...]:
+    try:
+        return parse_devices(value)
+    except UsageError as error:
+        raise ValueError(error.message, error.hint) from None
+
+
+def _addresses(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("must be a list of addresses", "as in [192.168.10.21, 192.168.10.22]")
+    for address in value:
+        try:
+            ipaddress.ip_address(str(address))
+        except ValueError:
+            raise ValueError(f"{address!r} is not an address", "as in 192.168.10.21") from None
+    return tuple(str(address) for address in value)
+
+
+def _host(value: object) -> str:
+    if value == "" or not isinstance(value, (str, int, float)):
+        raise ValueError(
+            "is empty" if value == "" else f"must be text, not {shown(value)}",
+            "leave it out if the name of the node is its address",
+        )
+    return str(value)
+
+
 @dataclass(frozen=True)
 class Node:
     """One machine that is reached over SSH."""
 
-    name: str
-    host: str
+    name: str = own()
+    host: str = setting(read=_host)
     """Host name or address for SSH; `local` is this machine, without SSH. Default: the name of the node."""
-    address: str
+    address: str = setting()
     """Address that the other nodes and the ranks use. Default: `host`; 127.0.0.1 if `local` is the only node."""
-    port: int = 22
+    port: int = setting(22, least=1, most=65535)
     """Port of SSH."""
-    user: str | None = None
+    user: str | None = setting(None)
     """Login name. Default: as SSH chooses."""
-    key: str | None = None
+    key: str | None = setting(None)
     """Identity file (private key). Default: as SSH chooses."""
-    gateway: str | None = None
+    gateway: str | None = setting(None)
     """Jump host: `user@host:port`."""
-    python: str = "python3"
+    python: str = setting("python3")
     """Python of the agent and of the ranks on the node."""
-    workdir: str = "~/.clusterctl"
+    workdir: str = setting(
+        "~/.clusterctl",
+        pattern=re.compile("~|~?/.*"),
+        noun="a full path in this login's home",
+        example="as in /scratch/x or ~/x",
+    )
     """Folder on the node for code, data and runs."""
-    devices: tuple[int, ...] = ()
+    devices: tuple[int, ...] = setting((), read=_device_ids)
     """Device ids: a number (8), a half-open range ("[0,8)") or a list. Default: the node is asked; for `cpu` one."""
-    kind: str = "cpu"
+    kind: str = setting("cpu", choices=KINDS, example="cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
     """Kind of the devices: cpu, cuda (NVIDIA GPUs) or npu (Ascend). Default: cpu, or with no `devices` the node's."""
-    server_id: str = ""
+    server_id: str = setting("")
     """Name of this node in a rank table. Default: `address`."""
-    device_ips: tuple[str, ...] = ()
+    device_ips: tuple[str, ...] = setting((), read=_addresses)
     """Network addresses of the devices, in order. Default: from hccn_tool or hccn.conf on the node."""
-    super_pod: str = ""
+    super_pod: str = setting("")
     """A3 only: id of the super pod in a rank table. Default: from npu-smi on the node."""
-    hccn_tool: str | None = None
+    hccn_tool: str | None = setting(None)
     """Path of hccn_tool on the node. Default: searched in the usual folders."""
-    hccn_conf: str | None = None
+    hccn_conf: str | None = setting(None)
     """Path of hccn.conf on the node. Default: /etc/hccn.conf."""
-    interface: str | None = None
+    interface: str | None = setting(None)
     """Network interface between the nodes; set for gloo, NCCL and HCCL."""
-    env: dict[str, str] = field(default_factory=dict, hash=False)
+    env: dict[str, str] = setting(factory=dict, take=take_env)
     """Environment variables of the ranks on this node."""
-    setup: Setup | None = None
+    setup: Setup | None = setting(None, take=take_setup)
     """What the shell runs before ranks start: a file to source, commands, or {source, modules, venv, run}."""
-    container: ContainerOptions | None = None
+    container: ContainerOptions | None = setting(None)
     """The container that the ranks of this node run in, with the keys of a job's `container`. Default: the job's."""
-    disk: str | None = None
+    disk: str | None = setting(None, pattern=SIZE, noun="a size", example="as in 500GB, 2TB or 1.5TiB")
     """Space for checkpoints, such as 500GB: `plan` refuses a training that needs more. Default: no limit."""
-    allocation: str = ""
+    allocation: str = own("")
     """The Slurm job that holds this node, which is then reached by srun, not by SSH. An allocation sets it."""
-    unnamed: tuple[str, ...] = field(default=(), compare=False)
+    unnamed: tuple[str, ...] = own((), compare=False)
     """Those of `kind` and `devices` that the inventory does not name."""
 
     @property
@@ -147,7 +180,8 @@ def parse(text: str, path: Path) -> Cluster:
 
 def _read(document: Document, path: Path) -> Cluster:
     top = Section(document)
-    defaults = top.section("defaults")
+    top.taken.append("defaults")
+    defaults = top.value.get("defaults") or {}
     cluster = Cluster(
         name=top.take_text("name", path.stem),
         nodes=tuple(_nodes(document, top, defaults)),
@@ -167,7 +201,7 @@ def _read(document: Document, path: Path) -> Cluster:
     return cluster
 
 
-def _nodes(document: Document, top: Section, defaults: Section) -> Iterable[Node]:
+def _nodes(document: Document, top: Section, defaults: object) -> Iterable[Node]:
     from clusterctl.inventory import nodeset
 
     top.taken.append("nodes")
@@ -178,15 +212,15 @@ def _nodes(document: Document, top: Section, defaults: Section) -> Iterable[Node
     if not isinstance(given, (dict, list)):
         top.fault("nodes", "must be a mapping or a list", "nodes: {node1: {host: 10.0.0.1}}")
         return
-    shared = _fields(defaults, None)
-    defaults.done()
+    checked = reader(document, top.faults)
+    shared = checked.given(Node, defaults, ("defaults",)) or {}
+    _require_paths(document, ("defaults",), shared, top.faults)
     items: list[tuple[str, Any]] = (
         list(given.items()) if isinstance(given, dict) else [(str(name), None) for name in given]
     )
     count = 0
-    for position, (pattern, _) in enumerate(items):
-        key: tuple[str | int, ...] = ("nodes", pattern if isinstance(given, dict) else position)
-        section = Section(document, key, top.faults) if isinstance(given, dict) else None
+    for position, (pattern, details) in enumerate(items):
+        key: Key = ("nodes", pattern if isinstance(given, dict) else position)
         try:
             names = nodeset.expand(pattern)
         except UsageError as error:
@@ -198,67 +232,18 @@ def _nodes(document: Document, top: Section, defaults: Section) -> Iterable[Node
         if count > MAX_NODES:
             top.faults.append(document.fault(key, f"more than {MAX_NODES:,} nodes", "a shorter range"))
             return
+        own_values = checked.given(Node, details or {}, key) or {}
+        _require_paths(document, key, own_values, top.faults)
         for name in names:
-            yield _node(name, {**shared, **(_fields(section, name) if section else {})})
-        if section:
-            section.done()
+            yield _node(name, {**shared, **own_values})
 
 
-def _fields(section: Section, name: str | None) -> dict[str, Any]:
-    """Return the values in one mapping; missing keys are left out, so that defaults apply."""
-    found: dict[str, Any] = {}
-    for key in (
-        "host",
-        "address",
-        "user",
-        "key",
-        "gateway",
-        "python",
-        "workdir",
-        "server_id",
-        "super_pod",
-        "hccn_tool",
-        "hccn_conf",
-        "interface",
-    ):
-        if section.value.get(key) is not None:
-            found[key] = _fill(section.take_text(key), name)
-        section.taken.append(key)
-    if section.value.get("host") == "":
-        section.fault("host", "is empty", "leave it out if the name of the node is its address")
-    if "workdir" in found and not f"{found['workdir']}/".startswith(("/", "~/")):
-        problem = f"{found['workdir']!r} is not a full path in this login's home"
-        section.fault("workdir", problem, "as in /scratch/x or ~/x")
-    container = read_container(section)
-    if container is not None:
-        found["container"] = container
-    port = section.take("port", int)
-    if port is not None:
-        found["port"] = port
-        if not 0 < port < 65536:
-            section.fault("port", f"{port} is not a port", "1 to 65535")
-    disk = section.take("disk", str)
-    if disk is not None:
-        found["disk"] = disk
-        if not SIZE.fullmatch(disk.strip()):
-            section.fault("disk", f"{disk!r} is not a size", "as in 500GB, 2TB or 1.5TiB")
-    kind = section.take("kind", str)
-    if kind is not None:
-        found["kind"] = kind
-        if kind not in KINDS:
-            section.fault("kind", f"unknown kind {kind!r}", "cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
-    section.taken += ["devices", "device_ips"]
-    if section.value.get("devices") is not None:
-        found["devices"] = _devices(section)
-    if section.value.get("device_ips") is not None:
-        found["device_ips"] = _device_ips(section)
-    env = section.take_env("env")
-    if env:
-        found["env"] = env
-    setup = take_setup(section)
-    if setup is not None:
-        found["setup"] = setup
-    return found
+def _require_paths(document: Document, key: Key, values: dict[str, Any], faults: list[Fault]) -> None:
+    """Record the files to source that are no files of a node."""
+    setup = values.get("setup")
+    for path in setup.relative if setup is not None else ():
+        problem, remedy = f"{path!r} is not an absolute path", "name a file of the node: /path or ~/path"
+        faults.append(document.fault((*key, "setup"), problem, remedy))
 
 
 def bytes_of(text: str) -> float:
@@ -297,16 +282,6 @@ def _alone(node: Node) -> Node:
         return node
     own = "127.0.0.1"
     return replace(node, address=own, server_id=own if node.server_id == "local" else node.server_id)
-
-
-def _devices(section: Section) -> tuple[int, ...]:
-    """Return the devices in `8`, `"[0,8)"` or `[0, 1, 5]`."""
-    value = section.value["devices"]
-    try:
-        return parse_devices(value)
-    except UsageError as error:
-        section.fault("devices", error.message, error.hint)
-        return ()
 
 
 def parse_devices(value: object) -> tuple[int, ...]:
@@ -360,19 +335,6 @@ def _device_text(text: str) -> Sequence[int]:
     raise UsageError(
         f"{text!r} is not a choice of devices", 'a count (8), a half-open range ("[0,8)") or a list ("0,1")'
     )
-
-
-def _device_ips(section: Section) -> tuple[str, ...]:
-    value = section.value["device_ips"]
-    if not isinstance(value, list):
-        section.fault("device_ips", "must be a list of addresses")
-        return ()
-    for address in value:
-        try:
-            ipaddress.ip_address(str(address))
-        except ValueError:
-            section.fault("device_ips", f"{address!r} is not an address", "as in 192.168.10.21")
-    return tuple(str(address) for address in value)
 
 
 def _groups(document: Document, top: Section) -> dict[str, tuple[str, ...]]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from clusterctl.document import Section, recorded_secret, secrets_in
+from clusterctl.document import recorded_secret, secrets_in
 from clusterctl.errors import did_you_mean
+from clusterctl.wire.fields import Checked, Problem, setting
 
 RUNTIMES = ("docker", "podman", "apptainer")
 # registry:5000/name/name:tag@sha256:..., or for apptainer a file; never an option.
-IMAGE = re.compile(r"[A-Za-z0-9./~_][A-Za-z0-9._/:@~+-]{0,400}\Z")
+IMAGE = re.compile(r"[A-Za-z0-9./~_][A-Za-z0-9._/:@~+-]{0,400}")
+AN_IMAGE = "as in registry.example/team/train:2.1, or train.sif for apptainer"
 # HOST:CONTAINER[:ro]
-MOUNT = re.compile(r"(?P<host>[/~][^:,\s]*):(?P<inside>/[^:,\s]*)(?P<mode>:(ro|rw))?\Z")
+MOUNT = re.compile(r"(?P<host>[/~][^:,\s]*):(?P<inside>/[^:,\s]*)(?P<mode>:(ro|rw))?")
 # Options that clusterctl sets itself; with another value it could not control the ranks.
 RESERVED = {
     "--name", "--rm", "--detach", "-d", "--network", "--net", "--ipc", "--pid", "--cidfile", "--restart", "--init",
@@ -22,17 +24,20 @@ RESERVED = {
 
 
 @dataclass(frozen=True)
-class ContainerOptions:
+class ContainerOptions(Checked):
     """An image, and how the ranks run in it."""
 
-    image: str
-    runtime: str = "docker"
-    """docker, podman or apptainer; or the path of one of them."""
-    mounts: tuple[str, ...] = ()
-    """Folders of the node: HOST:CONTAINER or HOST:CONTAINER:ro. The run's folders are always mounted."""
-    options: tuple[str, ...] = ()
-    """More options of the runtime, such as --ulimit=memlock=-1."""
-    python: str = "python3"
+    image: str = setting("", required=True, pattern=IMAGE, noun="an image", example=AN_IMAGE)
+    """The image; for apptainer also a .sif file of the node."""
+    runtime: str = setting("docker")
+    """The program that runs it: docker, podman or apptainer, or the full path of one of them."""
+    mounts: tuple[str, ...] = setting(
+        (), pattern=MOUNT, noun="a mount", example="HOST:CONTAINER or HOST:CONTAINER:ro"
+    )
+    """Folders of the node to mount: HOST:CONTAINER or HOST:CONTAINER:ro. The run's folders are always mounted."""
+    options: tuple[str, ...] = setting(())
+    """More options of the runtime: --ulimit=memlock=-1."""
+    python: str = setting("python3")
     """The Python inside the image."""
 
     @property
@@ -40,37 +45,17 @@ class ContainerOptions:
         """The runtime whose command-line options the program accepts."""
         return self.runtime.rpartition("/")[2]
 
-
-def read_container(top: Section) -> ContainerOptions | None:
-    """Return the `container` part of a job or a node, or None if it has none."""
-    inner = top.section("container")
-    if top.value.get("container") is None:
-        return None
-    found = ContainerOptions(
-        image=inner.take_text("image"),
-        runtime=inner.take_text("runtime", "docker"),
-        mounts=_texts(inner, "mounts"),
-        options=_texts(inner, "options"),
-        python=inner.take_text("python", "python3"),
-    )
-    if not IMAGE.match(found.image):
-        problem = f"{found.image!r} is not an image" if found.image else "'image' is missing"
-        inner.fault("image", problem, "as in registry.example/team/train:2.1, or train.sif for apptainer")
-    if found.dialect not in RUNTIMES or ("/" in found.runtime and not found.runtime.startswith("/")):
-        near = did_you_mean(found.dialect, RUNTIMES) or f"one of {', '.join(RUNTIMES)}"
-        inner.fault("runtime", f"unknown runtime {found.runtime!r}", near)
-    for mount in found.mounts:
-        if not MOUNT.match(mount):
-            inner.fault("mounts", f"{mount!r} is not a mount", "HOST:CONTAINER or HOST:CONTAINER:ro")
-    for option in found.options:
-        if not option.startswith("-"):
-            inner.fault("options", f"{option!r} is not an option", "one word each: --ulimit=memlock=-1")
-        elif option.split("=")[0] in RESERVED:
-            inner.fault("options", f"{option.split('=')[0]} is set by clusterctl", "leave it out")
-    for name in secrets_in(_variables(found.options)):
-        inner.fault("options", *recorded_secret(name))
-    inner.done()
-    return found
+    def problems(self) -> Iterator[Problem]:
+        if self.dialect not in RUNTIMES or ("/" in self.runtime and not self.runtime.startswith("/")):
+            near = did_you_mean(self.dialect, RUNTIMES) or f"one of {', '.join(RUNTIMES)}"
+            yield "runtime", f"unknown runtime {self.runtime!r}", near
+        for option in self.options:
+            if not option.startswith("-"):
+                yield "options", f"{option!r} is not an option", "one word each: --ulimit=memlock=-1"
+            elif option.split("=")[0] in RESERVED:
+                yield "options", f"{option.split('=')[0]} is set by clusterctl", "leave it out"
+        for name in secrets_in(_variables(self.options)):
+            yield "options", *recorded_secret(name)
 
 
 def _variables(options: Sequence[str]) -> dict[str, str]:
@@ -83,10 +68,3 @@ def _variables(options: Sequence[str]) -> dict[str, str]:
             name, _, value = variable.lstrip("=").partition("=")
             found[name] = value
     return found
-
-
-def _texts(section: Section, key: str) -> tuple[str, ...]:
-    words: Sequence[object] = section.take(key, list, []) or []
-    if not all(isinstance(word, str) for word in words):
-        section.fault(key, f"{key} must be a list of texts", "quote each word")
-    return tuple(str(word) for word in words)

@@ -6,9 +6,9 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from clusterctl.document import Section
+from clusterctl.wire.fields import BAD, Key, Reader, setting
 
 FORMS = "setup: /path/to/set_env.sh, or {source: FILE, modules: [NAME], venv: DIR, run: [COMMAND]}"
 # Defines `module` in a shell without a login, and fails after a failed `module load` in versions that do not report it.
@@ -18,26 +18,46 @@ MODULES = """type module >/dev/null 2>&1 || for clusterctl_file in "$MODULESHOME
 do if [ -r "$clusterctl_file" ]; then . "$clusterctl_file"; break; fi; done
 module load {name} && case ":$LOADEDMODULES:" in
 *:{name}:*|*:{name}/*) ;; *) echo "{name} is not loaded"; false;; esac"""
-MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+:@/-]*\Z")
+MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+:@/-]*")
+PLACE = re.compile("~?/.*")
+# The JSON schema of one text or a list of texts.
+TEXTS = {"type": ["string", "array"], "items": {"type": "string"}}
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """Return one text or a list of texts; raise ValueError for anything else."""
+    entries = value if isinstance(value, list) else [value]
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, str) or not entry.strip() or "\0" in entry:
+            raise ValueError(f"entry {number} is not a text", "quote it, or leave it out")
+    return tuple(entries)
+
+
+def several(**rule: Any) -> tuple[str, ...]:
+    """Return the setting of one text or a list of texts."""
+    found: tuple[str, ...] = setting((), read=texts, form=TEXTS, **rule)
+    return found
 
 
 @dataclass(frozen=True)
 class Setup:
     """Shell commands whose effect on the environment is passed to ranks; each part is run in this order."""
 
-    source: tuple[str, ...] = ()
-    """Files for the shell to source."""
-    modules: tuple[str, ...] = ()
+    source: tuple[str, ...] = several()
+    """Files for the shell to source. A relative path is in the pushed code."""
+    modules: tuple[str, ...] = several(
+        pattern=MODULE, noun="the name of a module", example="one name for each entry, as in cann/8.0"
+    )
     """Environment modules to load."""
-    venv: str = ""
-    """Folder of a virtual environment; its Python runs the ranks."""
-    run: tuple[str, ...] = ()
-    """Commands."""
+    venv: str = setting("", pattern=PLACE, noun="an absolute path", example="as in /opt/venv or ~/venv")
+    """Folder of a virtual environment. Its Python runs the ranks."""
+    run: tuple[str, ...] = several()
+    """Shell commands."""
 
     @property
-    def uses_code(self) -> bool:
-        """Whether a file to source is relative: it lies in the pushed code."""
-        return any(not path.startswith(("/", "~/")) for path in self.source)
+    def relative(self) -> tuple[str, ...]:
+        """Return the files to source whose path is relative: they are in the pushed code."""
+        return tuple(path for path in self.source if not path.startswith(("/", "~/")))
 
     def steps(self, folder: str) -> list[dict[str, str]]:
         """Return the commands with their labels; they run in a folder of the node."""
@@ -78,64 +98,14 @@ def rank_python(python: str, *setups: Setup | None) -> str:
     return posixpath.join(venvs[-1], "bin/python") if venvs else python
 
 
-def require_files(top: Section, setup: Setup | None, code: Path | None) -> None:
-    """Record each relative file to source that the pushed folder lacks."""
-    if setup is None or code is None:
-        return
-    for path in setup.source:
-        if not path.startswith(("/", "~/")) and not (code / path).is_file():
-            top.fault("setup", f"{code} has no file {path}", "a relative path is in the pushed code")
-
-
-def take_setup(top: Section) -> Setup | None:
-    """Read `setup` of a node or a job: a file or a command, a list of commands, or a mapping of its parts."""
-    top.taken.append("setup")
-    value = top.value.get("setup")
-    if value is None:
-        return None
+def take_setup(reader: Reader, value: object, key: Key) -> object:
+    """Return the setup of a node or a job: a file or a command, a list of commands, or a mapping of its parts."""
     if isinstance(value, str) and value.strip():
         # A file name with a space is written as {source: ...}.
-        setup = Setup(run=(value,)) if " " in value.strip() else Setup(source=(value.strip(),))
-    elif isinstance(value, list) and value:
-        setup = Setup(run=_texts(top, "setup", value))
-    elif isinstance(value, dict) and value:
-        inner = top.section("setup")
-        setup = Setup(
-            source=_texts(inner, "source", inner.value.get("source")),
-            modules=_texts(inner, "modules", inner.value.get("modules")),
-            venv=inner.take_text("venv"),
-            run=_texts(inner, "run", inner.value.get("run")),
-        )
-        inner.taken += ["source", "modules", "run"]
-        inner.done()
-    else:
-        top.fault("setup", "is empty" if not value else "must be a file, commands or a mapping", FORMS)
-        return None
-    _check(top, setup)
-    return setup
-
-
-def _texts(section: Section, key: str, value: object) -> tuple[str, ...]:
-    entries = value if isinstance(value, list) else [] if value is None else [value]
-    for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, str) or not entry.strip() or "\0" in entry:
-            section.fault(key, f"entry {number} of {key!r} is not a text", "quote it, or leave it out")
-    return tuple(entry for entry in entries if isinstance(entry, str) and entry.strip())
-
-
-def _check(top: Section, setup: Setup) -> None:
-    # Only a job has these keys.
-    has_code = any(top.value.get(key) for key in ("code", "train"))
-    if setup.uses_code and not has_code:
-        path = next(path for path in setup.source if not path.startswith(("/", "~/")))
-        where = (
-            "give the job `code`, or name" if top.value.get("command") or top.value.get("train") else "name"
-        )
-        top.fault(
-            "setup", f"{path!r} is not an absolute path", f"{where} a file of the node: /path or ~/path"
-        )
-    if setup.venv and not setup.venv.startswith(("/", "~/")):
-        top.fault("setup", f"venv {setup.venv!r} is not an absolute path", "as in /opt/venv or ~/venv")
-    for name in setup.modules:
-        if not MODULE.match(name):
-            top.fault("setup", f"{name!r} can't name a module", "one name for each entry, as in cann/8.0")
+        return reader.read(Setup, {"run" if " " in value.strip() else "source": value.strip()}, key)
+    if isinstance(value, list) and value:
+        return reader.read(Setup, {"run": value}, key)
+    if isinstance(value, dict) and value:
+        return reader.read(Setup, value, key)
+    reader.report(key, "is empty" if not value else "must be a file, commands or a mapping", FORMS)
+    return BAD

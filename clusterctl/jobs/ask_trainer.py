@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl import extras
-from clusterctl.contract import INSTALL
 from clusterctl.errors import ClusterctlError, Fault, InputFaults
 from clusterctl.settings import environment
 from clusterctl.typed_json import BadValue
+from clusterctl.wire.contract import INSTALL
 
 T = TypeVar("T")
 # Limit in seconds: comparing two checkpoints of a terabyte takes an hour.

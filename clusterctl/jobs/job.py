@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import document as documents
-from clusterctl.document import Document, Section
-from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.document import Document, take_env
+from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.inventory.cluster import (
     Cluster,
     Node,
     named_devices,
     parse_devices,
 )
-from clusterctl.inventory.container import ContainerOptions, read_container
-from clusterctl.inventory.setup import Setup, require_files, take_setup
+from clusterctl.inventory.container import ContainerOptions
+from clusterctl.inventory.setup import PLACE, TEXTS, Setup, take_setup
 from clusterctl.jobs.launchers import fill, reader
 from clusterctl.jobs.overrides import with_overrides
-from clusterctl.jobs.parts.data_source import take_data_store, take_data_there, take_storage
+from clusterctl.jobs.parts import own_table
 from clusterctl.jobs.parts.engine_file import with_engine_file
-from clusterctl.jobs.parts.interconnect import NetworkOptions, read_network
-from clusterctl.jobs.parts.log_limit import LOG_LIMIT, take_log_limit
+from clusterctl.jobs.parts.interconnect import NetworkOptions
+from clusterctl.jobs.parts.log_limit import LOG_LIMIT, limit_of
 from clusterctl.jobs.parts.notify import FORMS, problem_of
 from clusterctl.jobs.parts.own_table import take_rank_table
-from clusterctl.jobs.parts.pods import (
-    KubernetesOptions,
-    ModelArtsOptions,
-    code_in_image,
-    read_kubernetes,
-    read_modelarts,
-)
-from clusterctl.jobs.parts.read_restart import read_restart, take_seconds
-from clusterctl.jobs.parts.slurm import SlurmOptions, read_slurm
+from clusterctl.jobs.parts.pods import KubernetesOptions, ModelArtsOptions
+from clusterctl.jobs.parts.slurm import SlurmOptions
 from clusterctl.jobs.parts.step_pattern import compiled
-from clusterctl.jobs.parts.workdir import WORKDIR_CHOICES, work_folder
+from clusterctl.jobs.parts.workdir import work_folder
 from clusterctl.jobs.restarts import Restart
-from clusterctl.storage.address import StoreOptions, is_address
+from clusterctl.settings import a_time
+from clusterctl.storage.address import StoreOptions, address_fault, is_address
+from clusterctl.wire.fields import Checked, Problem, own, setting, shown
 
-COLLECT_CHOICES = ("checkpoints", "profile", "work")
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
-PROCESS_CHOICES = ("auto", "device", "node", "launcher")
-DEVICE_ID_CHOICES = ("visible", "physical")
 # Keys that people write next to `train:` by mistake.
 TRAIN_KEYS = [
     "model",
@@ -72,76 +64,160 @@ TRAIN_KEYS = [
 RUN_NAME = re.compile(r"(?!last$)[^\W_][\w.-]{0,40}")
 
 
+DEVICES = {"type": ["string", "integer", "array"]}
+WORDS = {"type": "array", "items": {"type": ["string", "number", "boolean"]}}
+VALUES = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
+PATTERN = r"as in 'step (?P<step>\d+)/(?P<steps>\d+) loss (?P<loss>\S+)'"
+
+
+def words_of(value: object) -> tuple[str, ...]:
+    """Return the words of a list; raise ValueError for anything else."""
+    if not isinstance(value, list):
+        raise ValueError(f"must be a list, not {shown(value)}", "as in [a, b]")
+    for number, word in enumerate(value, 1):
+        if isinstance(word, (dict, list)) or word is None:
+            raise ValueError(f"word {number} is not text", "quote it")
+    return tuple("true" if word is True else "false" if word is False else str(word) for word in value)
+
+
+def _devices(value: object) -> tuple[int, ...]:
+    try:
+        return parse_devices(value)
+    except UsageError as error:
+        raise ValueError(error.message, error.hint) from None
+
+
+def _mapping(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a mapping, not {shown(value)}", "as in {key: value}")
+    return value
+
+
+def _progress(value: object) -> str:
+    # YAML reads `off` as false.
+    if value in ("", False, "off"):
+        return "off" if value in (False, "off") else ""
+    try:
+        compiled(str(value))
+    except ValueError as error:
+        raise ValueError(f"{value!r}: {error}", PATTERN) from None
+    return str(value)
+
+
+def _notify(value: object) -> str:
+    if problem := problem_of(value) if isinstance(value, str) else f"must be text, not {shown(value)}":
+        raise ValueError(problem, FORMS)
+    return str(value)
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(Checked):
     """A job: a program or the embedded trainer, to be run on some devices of some nodes."""
 
-    name: str
-    command: tuple[str, ...] = ()
-    """The program and its arguments; empty if `train` is given."""
-    train: dict[str, object] | None = field(default=None, hash=False)
-    nodes: str | None = None
-    devices: tuple[int, ...] | None = None
-    """The devices to use on each node, in the order of the ranks; None means all."""
-    device_ids: str = "visible"
-    """The value of DEVICE_ID on NPUs: the position among the visible devices, or the physical id."""
-    code: Path | None = None
-    """A local folder that is pushed; the processes start in it."""
-    workdir: str = "new"
-    """The folder in which a program starts: a new one for each run, or one that all runs of the job's name keep."""
-    data: Path | None = None
-    """A local folder with training data that is pushed."""
-    trainer: bool = False
+    name: str = setting(
+        "",
+        pattern=RUN_NAME,
+        noun="a name for the folder of a run",
+        example="letters, digits, '.', '_' and '-', at most 41; `last` means the newest run",
+        form={"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$"},
+    )
+    """Name of the runs. Default: the name of the file."""
+    command: tuple[str, ...] = setting((), read=words_of, form=WORDS)
+    """Your own program, as a list of words. A job has either `command` or `train`."""
+    train: dict[str, object] | None = setting(None, read=_mapping, form={"type": "object"}, hashed=False)
+    """The configuration of the embedded trainer."""
+    nodes: str | None = setting(None)
+    """Node set of the run: node[1-4], @group. Default: all nodes."""
+    devices: tuple[int, ...] | None = setting(None, read=_devices, form=DEVICES)
+    """Devices to use on each node, in the order of the ranks, for example [0,4). Each device gets one rank."""
+    device_ids: str = setting("visible", choices=("visible", "physical"))
+    """DEVICE_ID on NPUs. visible: index in ASCEND_RT_VISIBLE_DEVICES. physical: physical id, without that list."""
+    code: Path | None = setting(None)
+    """Folder to push. The ranks start in a copy of it."""
+    workdir: str = setting("new", choices=("new", "keep"))
+    """Folder in which a program starts. new: one for each run, which `resume` uses again. keep: one for all runs of
+    this name; pushed files that changed are replaced in it."""
+    data: Path | None = setting(None)
+    """Folder with data to push, or s3://BUCKET/FOLDER or obs://BUCKET/FOLDER, which each node fetches. `{data}` in the
+    job is its path on each node."""
+    trainer: bool = own(False)
     """Push the embedded trainer as the code, for a command that uses it."""
-    data_there: str = ""
-    """A folder with training data that every node already has; it is compared, not pushed."""
-    data_store: str = ""
+    data_there: str = setting(
+        "", pattern=PLACE, noun="an absolute path", example="as in /data/wiki or ~/wiki"
+    )
+    """Folder with data that is on all nodes already. It is compared, not pushed."""
+    data_store: str = own("")
     """The object store from which each node fetches the training data: `data: s3://...` or `obs://...`."""
-    storage: StoreOptions = field(default_factory=StoreOptions)
-    """How object stores are reached: endpoint, region, and a file with keys."""
-    processes: str = "auto"
-    """What gets a process: each device; each node; or each node because the command, or a program that it starts, is a
-    launcher that starts a rank for each device. auto: launcher if one such as torchrun is found, else device."""
-    env: dict[str, str] = field(default_factory=dict, hash=False)
-    """More environment variables; placeholders such as `{node.address}` are filled for each rank."""
-    setup: Setup | None = None
-    """What the shell of each node runs before the ranks start: `source set_env.sh`, `module load`, a venv."""
-    env_style: str = "torchrun"
-    """The launcher whose variables the ranks get in addition to those of torch.distributed."""
-    forward: tuple[str, ...] = ()
-    """Names of variables that are copied from the environment of the launcher."""
-    rank_table: str = "auto"
-    """Whether the run gets a rank table; auto: if all devices are NPUs. Else the path of a table to use."""
-    master_port: int = 0
-    """Port of the rendezvous; 0 lets the first node choose a free port."""
-    grace: float = 30.0
-    """Seconds between SIGTERM and SIGKILL, for a last checkpoint."""
-    log_limit: int = LOG_LIMIT
-    """Bytes of the disk that each log of a rank may take, on its node and here; 0 means no limit."""
-    collect: tuple[str, ...] = ()
-    """What is copied back at the end, in addition to logs and metrics."""
-    share_devices: bool = False
-    """Whether other runs may use the same NPUs or GPUs at the same time."""
-    restart: Restart | None = None
-    """What to do after a failure; None means that the run ends."""
-    hang_after: float | None = None
-    """Seconds without a step after which a training counts as hung; 0 means never. None: three times the 99th
-    percentile of its steps, at least 30. For a program that reports no steps: seconds without output; None: never."""
-    progress: str = ""
-    """For a program: a pattern that finds its steps in its output; "" for the known formats, "off" for none."""
-    notify: str = ""
-    """A command or a webhook that is called when the run ends, fails, restarts or stalls."""
-    network: NetworkOptions = field(default_factory=NetworkOptions)
-    slurm: SlurmOptions | None = None
-    """What `submit slurm` asks Slurm for."""
-    kubernetes: KubernetesOptions | None = None
-    """What `submit k8s` asks Kubernetes for."""
-    modelarts: ModelArtsOptions | None = None
-    """What `submit modelarts` asks ModelArts for."""
-    container: ContainerOptions | None = None
-    """The container that the ranks run in, unless their node sets one."""
-    source: str = ""
-    document: Document | None = field(default=None, repr=False, compare=False)
+    storage: StoreOptions = setting(factory=StoreOptions)
+    """How object stores are reached. Access keys come from the environment or a file and are never recorded."""
+    processes: str = setting("auto", choices=("auto", "device", "node", "launcher"))
+    """What gets a process: each device; each node; each node, where a launcher starts the ranks. auto: launcher if one
+    such as torchrun is found in the command or its scripts, else device."""
+    env: dict[str, str] = setting(factory=dict, take=take_env, form=VALUES)
+    """Environment variables of the ranks. {node.address} and the like are replaced for each rank."""
+    setup: Setup | None = setting(None, take=take_setup, form=TEXTS, long=Setup)
+    """What each node's shell runs before the ranks start, such as `source set_env.sh`: a file to source, commands, or a
+    mapping of both."""
+    env_style: str = setting("torchrun", choices=ENV_STYLES)
+    """Launcher whose variables are also set, next to RANK, WORLD_SIZE, MASTER_ADDR and the like."""
+    forward: tuple[str, ...] = setting((), read=words_of, form=WORDS)
+    """Variables of the launcher's environment to pass on to the ranks."""
+    rank_table: str = setting("auto", take=take_rank_table, form=own_table.FORM)
+    """Whether the run gets a rank table. auto: on NPUs only. Or a table to use: ./table.json."""
+    master_port: int = setting(
+        0, least=0, most=65535, example="1024 to 65535, or 0 to let the first node choose"
+    )
+    """Port of the rendezvous. 0: any free port."""
+    grace: float = setting(30.0, least=0)
+    """Seconds between SIGTERM and SIGKILL, for a last checkpoint. Default: 30, and for a training at least 1.5 times
+    the planned step and save; fewer than these are refused, except 0."""
+    log_limit: int = setting(LOG_LIMIT, read=limit_of, form={"type": ["string", "boolean"]})
+    """Size of each log of a rank, on its node and here, such as 2GB. Beyond it, the middle is dropped. Default: 256
+    MiB; off: no limit."""
+    collect: tuple[str, ...] = setting((), choices=("checkpoints", "profile", "work"))
+    """What to fetch from the nodes in addition to logs and metrics."""
+    share_devices: bool = setting(False)
+    """Allow devices that another run is using."""
+    restart: Restart | None = setting(None)
+    """Restart the run after a failure."""
+    hang_after: float | None = a_time(None)
+    """Treat the run as hung after this long without a step (or output, for your own program); 0: never. Default: for a
+    training three times the 99th percentile of its steps, at least 30 seconds; never for your own program."""
+    progress: str = setting("", read=_progress, form={"type": ["string", "boolean"]})
+    """For a program: a regular expression with groups step, steps, loss, ... that finds its steps; or off."""
+    notify: str = setting("", read=_notify, form={"type": "string"})
+    """Command or https:// address to call at the end, a failure, a restart, a stall or a NaN; or $NAME, a variable that
+    holds it."""
+    network: NetworkOptions = setting(factory=NetworkOptions)
+    """How ranks on different nodes communicate."""
+    slurm: SlurmOptions | None = setting(None)
+    """What `clusterctl submit slurm` asks Slurm for."""
+    kubernetes: KubernetesOptions | None = setting(None)
+    """What `clusterctl submit k8s` asks Kubernetes for."""
+    modelarts: ModelArtsOptions | None = setting(None)
+    """What `clusterctl submit modelarts` asks ModelArts for."""
+    container: ContainerOptions | None = setting(None)
+    """The container for the ranks, unless their node sets one."""
+    source: str = own("")
+    document: Document | None = own(None, repr=False, compare=False)
+
+    def problems(self) -> Iterator[Problem]:
+        for key, folder in (("code", self.code), ("data", self.data)):
+            if folder is not None and not folder.is_dir():
+                yield key, f"no folder {folder}", "a path is relative to the job file"
+        if self.data_there and (self.data is not None or self.data_store):
+            remedy = "data: a local folder, pushed; data_there: a folder on every node"
+            yield "data_there", "`data` is given too", remedy
+        moves = [key for key in ("spare_nodes", "min_nodes") if getattr(self.restart, key, None)]
+        if moves and own_table.file_of(self.rank_table):
+            problem = f"restart.{moves[0]} changes the nodes, and the table of a file names fixed ones"
+            yield "rank_table", problem, "rank_table: auto builds one for each attempt"
+        for path in self.setup.relative if self.setup is not None else ():
+            if self.code is not None and not (self.code / path).is_file():
+                yield "setup", f"{self.code} has no file {path}", "a relative path is in the pushed code"
+            elif self.code is None and self.train is None and not self.in_image:
+                remedy = "give the job `code`, or name a file of the node: /path or ~/path"
+                yield "setup", f"{path!r} is not an absolute path", remedy
 
     def work_on(self, run_dir: str) -> str:
         """Return the working folder of a program on a node; "" for the trainer, which writes into the run's folder."""
@@ -153,6 +229,11 @@ class Job:
     def prepares_work(self) -> bool:
         """Whether commands of the setup run in the working folder, where they may build something."""
         return self.setup is not None and bool(self.setup.run) and bool(self.work_on(""))
+
+    @property
+    def in_image(self) -> bool:
+        """Return whether `code` is a folder of the image of the pods."""
+        return self.kubernetes is not None and self.kubernetes.code == "image"
 
     @property
     def per_node(self) -> bool:
@@ -176,68 +257,47 @@ def load(
     """Read and check a job file; raise InputFaults with all of its faults and those that `further` finds."""
     document = documents.load_document(path, f"clusterctl init --job {path.stem}")
     document = with_overrides(document, overrides)
-    top = Section(document)
-    job = _read(top, path)
-    require_files(top, job.setup, job.code)
-    top.done({key: f"`{key}:` belongs under `train:`" for key in TRAIN_KEYS})
-    # One that cannot be read has its own error.
-    unread = any(fault.where.rpartition(" ")[2].startswith(("command", "train")) for fault in top.faults)
-    if (
-        bool(job.command) == (job.train is not None)
-        and not unread
-        and isinstance(document.value, dict | None)
-    ):
-        top.fault(
-            "",
-            "a job has either a `command` or a `train` part",
-            "command: [python, train.py], or train: {model: gpt-tiny, ...}",
-        )
+    faults = list[Fault]()
+    job = _read(document, path, faults)
+    is_read = isinstance(document.value, dict | None) and not _is_named(faults, "command", "train")
+    if bool(job.command) == (job.train is not None) and is_read:
+        remedy = "command: [python, train.py], or train: {model: gpt-tiny, ...}"
+        faults.append(document.fault((), "a job has either a `command` or a `train` part", remedy))
     train, document = with_engine_file(job.train, document, path)
     job = with_launcher(replace(job, train=train, document=document))
-    if top.faults:
-        raise InputFaults([*top.faults, *further(job)])
+    if faults:
+        raise InputFaults([*faults, *further(job)])
     return job
 
 
-def _read(top: Section, path: Path) -> Job:
-    name = top.take_text("name", path.stem)
-    if not RUN_NAME.fullmatch(name):
-        problem = f"{name!r} can't name a run's folder"
-        wanted = "letters, digits, '.', '_' and '-', at most 41; `last` means the newest run"
-        top.fault("name", problem, wanted)
-    return Job(
-        name=name,
-        command=_words(top, "command"),
-        train=top.take("train", dict),
-        nodes=top.take("nodes", str),
-        devices=_devices(top),
-        device_ids=_choice(top, "device_ids", DEVICE_ID_CHOICES, "visible"),
-        code=None if code_in_image(top) else _folder(top, "code", path),
-        workdir=_choice(top, "workdir", WORKDIR_CHOICES, "new"),
-        data=None if is_address(top.value.get("data")) else _folder(top, "data", path),
-        data_there=take_data_there(top),
-        data_store=take_data_store(top),
-        storage=take_storage(top, path),
-        processes=_choice(top, "processes", PROCESS_CHOICES, "auto"),
-        env=top.take_env("env"),
-        setup=take_setup(top),
-        env_style=_choice(top, "env_style", ENV_STYLES, "torchrun"),
-        forward=_words(top, "forward"),
-        rank_table=take_rank_table(top, path),
-        master_port=_port(top),
-        grace=_grace(top),
-        log_limit=take_log_limit(top),
-        collect=_known_words(top, "collect", COLLECT_CHOICES),
-        share_devices=top.take("share_devices", bool, False) or False,
-        restart=read_restart(top),
-        hang_after=take_seconds(top, "hang_after", None),
-        progress=_progress(top),
-        notify=_take_notify(top),
-        network=read_network(top),
-        slurm=read_slurm(top),
-        kubernetes=read_kubernetes(top),
-        modelarts=read_modelarts(top),
-        container=read_container(top),
+def _is_named(faults: Sequence[Fault], *keys: str) -> bool:
+    """Return whether a fault names one of the keys, or the file as a whole: it has its own error."""
+    return any(fault.where.rpartition(" ")[2].partition(".")[0] in keys for fault in faults)
+
+
+def _read(document: Document, path: Path, faults: list[Fault]) -> Job:
+    """Return the job of a file; adds to `faults`."""
+    raw, store = document.value if document.value is not None else {}, ""
+    if isinstance(raw, dict):
+        raw, platform = dict(raw), raw.get("kubernetes")
+        if isinstance(platform, dict) and platform.get("code") == "image":
+            # A folder of the image, which this machine need not have.
+            raw.pop("code", None)
+        if is_address(raw.get("data")):
+            store = str(raw.pop("data"))
+            if (fault := address_fault(store))[0]:
+                faults.append(document.fault(("data",), *fault))
+    checked = documents.reader(document, faults, path.parent)
+    elsewhere = {key: f"`{key}:` belongs under `train:`" for key in TRAIN_KEYS}
+    job = checked.read(Job, raw, start=Job(name=path.stem, data_store=store), elsewhere=elsewhere)
+    credentials = job.storage.credentials
+    if credentials and not credentials.startswith(("/", "~/")):
+        credentials = str(path.parent.absolute() / credentials)
+    return replace(
+        job,
+        code=job.code and job.code.resolve(),
+        data=job.data and job.data.resolve(),
+        storage=replace(job.storage, credentials=credentials),
         source=str(path),
     )
 
@@ -288,81 +348,6 @@ def refuse_secrets(variables: Mapping[str, str]) -> None:
         raise UsageError(problem, f"{remedy}; for a command: --env {name}")
 
 
-def _words(top: Section, key: str) -> tuple[str, ...]:
-    value = top.take(key, list, [])
-    for index, word in enumerate(value or []):
-        if isinstance(word, (dict, list)) or word is None:
-            top.fault(key, f"word {index + 1} of {key!r} is not text", "quote it")
-    return tuple("true" if word is True else "false" if word is False else str(word) for word in value or [])
-
-
-def _known_words(top: Section, key: str, known: Sequence[str]) -> tuple[str, ...]:
-    names = _words(top, key)
-    for word in names:
-        if word not in known:
-            top.fault(key, f"unknown {word!r}", did_you_mean(word, known) or f"known: {', '.join(known)}")
-    return names
-
-
-def _choice(top: Section, key: str, known: Sequence[str], default: str) -> str:
-    value = top.take_text(key, default)
-    if value not in known:
-        top.fault(key, f"unknown {value!r}", did_you_mean(value, known) or f"one of {', '.join(known)}")
-    return value
-
-
-def _port(top: Section) -> int:
-    port = top.take("master_port", int, 0) or 0
-    if not 0 <= port < 65536:
-        top.fault("master_port", f"{port} is not a port", "1024 to 65535, or 0 to let the first node choose")
-    return port
-
-
-def _grace(top: Section) -> float:
-    grace = top.take("grace", float, 30.0) or 0.0
-    if grace < 0:
-        top.fault("grace", f"{grace:g} seconds are not possible", "0 or more")
-    return grace
-
-
-def _progress(top: Section) -> str:
-    top.taken.append("progress")
-    # YAML reads `off` as false.
-    value = top.value.get("progress")
-    if value in (None, "", False, "off"):
-        return "off" if value in (False, "off") else ""
-    try:
-        compiled(str(value))
-    except ValueError as error:
-        top.fault(
-            "progress", f"{value!r}: {error}", r"as in 'step (?P<step>\d+)/(?P<steps>\d+) loss (?P<loss>\S+)'"
-        )
-    return str(value)
-
-
-def _devices(top: Section) -> tuple[int, ...] | None:
-    top.taken.append("devices")
-    value = top.value.get("devices")
-    if value is None:
-        return None
-    try:
-        return parse_devices(value)
-    except UsageError as error:
-        top.fault("devices", error.message, error.hint)
-        return None
-
-
-def _folder(top: Section, key: str, path: Path) -> Path | None:
-    value = top.take(key, str)
-    if value is None:
-        return None
-    folder = Path(value).expanduser()
-    folder = folder if folder.is_absolute() else path.parent / folder
-    if not folder.is_dir():
-        top.fault(key, f"no folder {folder}", "a path is relative to the job file")
-    return folder.resolve()
-
-
 def devices_on(job: Job, node: Node) -> tuple[int, ...]:
     """Return the devices of a node that a job uses, one for each rank."""
     return job.devices if job.devices is not None else node.devices
@@ -373,10 +358,3 @@ def rank_table_wanted(job: Job, cluster: Cluster) -> bool:
     return job.rank_table not in ("auto", "never") or (
         job.rank_table == "auto" and all(node.kind == "npu" for node in cluster.nodes)
     )
-
-
-def _take_notify(top: Section) -> str:
-    target = top.take("notify", str) or ""
-    if problem := problem_of(target):
-        top.fault("notify", problem, FORMS)
-    return target

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
-from clusterctl.document import Key
 from clusterctl.environment import inherited
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.inventory import nodeset
@@ -32,6 +31,7 @@ from clusterctl.jobs.parts.table_problems import table_problems
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.jobs.train_summary import Rehearsal, TrainCheck, TrainFault, TrainSummary, read_check
 from clusterctl.typed_json import decode
+from clusterctl.wire.fields import Key
 
 Problem = tuple[Key, str, str]
 """The key of the job that is wrong, why, and a remedy."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from clusterctl.document import Key
 from clusterctl.errors import UsageError, did_you_mean
+from clusterctl.wire.fields import Key
 
 OF_NODE = (
     "data", "run_dir", "node_rank", "world_size", "master", "master_port",

@@ -12,7 +12,6 @@ import json
 import posixpath
 from dataclasses import dataclass
 
-from clusterctl import contract
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
@@ -20,6 +19,7 @@ from clusterctl.jobs.launchers.fill import variables
 from clusterctl.jobs.launchers.options import Shape
 from clusterctl.jobs.placeholders import fill
 from clusterctl.jobs.run_folder import NodeFiles
+from clusterctl.wire import contract
 
 
 @dataclass(frozen=True)

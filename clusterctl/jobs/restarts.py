@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from clusterctl.agent.frames import SILENCE
 from clusterctl.inventory.cluster import Node
+from clusterctl.settings import a_time
+from clusterctl.wire.fields import Checked, Problem, setting
 
 # Seconds: the longest wait before a restart.
 LONGEST = 300.0
@@ -26,22 +29,29 @@ MISTAKE = re.compile(
 
 
 @dataclass(frozen=True)
-class Restart:
+class Restart(Checked):
     """The restarts that a job asks for."""
 
-    max: int = 3
+    max: int = setting(3, least=0)
     """Highest number of restarts; 0 means none."""
-    backoff: float = 10.0
+    backoff: float = a_time(10.0)
     """Seconds before a restart if the previous one brought no new step; each further one waits twice as long, up to
     five minutes. The first restart after a new step does not wait, unless a node has to come back for it."""
-    spare_nodes: str | None = None
-    """Nodes that replace lost ones."""
-    min_nodes: int | None = None
-    """The run continues on fewer nodes, down to so many; without it, it needs all of them."""
-    node_lost_after: float = NODE_LOST_AFTER
+    spare_nodes: str | None = setting(None)
+    """Node set that replaces lost nodes."""
+    min_nodes: int | None = setting(None, least=1)
+    """Continue with fewer nodes, down to so many. Default: the run needs all of them."""
+    node_lost_after: float = a_time(NODE_LOST_AFTER)
     """Seconds after which a silent node counts as lost."""
-    grow: str = "restart"
+    grow: str = setting("restart", choices=("restart", "checkpoint"))
     """When a run on fewer nodes uses a node that answers again: at the next restart, or at the next checkpoint."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.node_lost_after <= SILENCE:
+            short = (
+                f"{self.node_lost_after:g} s is too short: a silent connection is noticed after {SILENCE:g} s"
+            )
+            yield "node_lost_after", short, f"{NODE_LOST_AFTER:g}s, or more"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl import contract
 from clusterctl.agent.processes import read_limited
 from clusterctl.errors import UsageError, did_you_mean
 from clusterctl.files import add_lines, make_private_folder, replace_file
@@ -23,6 +22,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Event, Events, Metric, read_event, read_metric
 from clusterctl.jobs.run_lock import hold_lock, owner_of
 from clusterctl.typed_json import BadValue, parse
+from clusterctl.wire import contract
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from clusterctl import contract
 from clusterctl.errors import ClusterctlError, RunFailed, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.run_folder import NodeFiles
@@ -29,6 +28,7 @@ from clusterctl.library.results import (
 )
 from clusterctl.library.run import Run
 from clusterctl.transport.fanout import on_all
+from clusterctl.wire import contract
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

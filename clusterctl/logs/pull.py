@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl import contract
 from clusterctl.agent.holes import read
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import dropped
 from clusterctl.logs.store import LogKeeper, kept_files
 from clusterctl.logs.times import index_of
+from clusterctl.wire import contract
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

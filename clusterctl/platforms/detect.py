@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from clusterctl import contract
 from clusterctl.environment import environment
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.hostfile.slurm import heterogeneous
 from clusterctl.inventory.cluster import HOST, KINDS, MAX_DEVICES, MAX_NODES, Cluster, Node
+from clusterctl.wire import contract
 
 # Used if a platform names no port: all pods must use the same port without communicating.
 DEFAULT_PORT = 29500

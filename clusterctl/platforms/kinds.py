@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clusterctl import contract
 from clusterctl.json_types import JsonObject
 from clusterctl.platforms import manifests
 from clusterctl.platforms.request import PodRequest
+from clusterctl.wire import contract
 
 # The path at which ascend-operator's table must be mounted, and the key of its ConfigMap.
 TABLE_FOLDER = "/user/serverid/devindex/config"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from clusterctl import contract
 from clusterctl.json_types import JsonObject
 from clusterctl.platforms.request import CODE_FOLDER, JOB_FOLDER, PodRequest
+from clusterctl.wire import contract
 
 JOB_LABEL = "clusterctl/job"
 # The pods start here; runs are written below it.

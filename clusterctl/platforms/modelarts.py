@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from clusterctl import contract
 from clusterctl.document import Document
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.pods import ModelArtsOptions
 from clusterctl.platforms.request import saved_name
+from clusterctl.wire import contract
 
 # The folder to which ModelArts copies the code.
 CODE_FOLDER = "/home/ma-user/modelarts/user-job-dir"

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl import contract
 from clusterctl.checkpoints.pod_uploads import bring_from_store
 from clusterctl.checkpoints.stored import access_of
 from clusterctl.environment import environment
@@ -33,6 +32,7 @@ from clusterctl.runs import start as runs
 from clusterctl.runs.prepare.stage import Tell, push_code, push_data
 from clusterctl.runs.prepare.work import WorkFolders
 from clusterctl.storage.client import check_access
+from clusterctl.wire import contract
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir

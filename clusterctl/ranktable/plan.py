@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.document import Document, Key, Section, load_document
+from clusterctl.document import Document, Section, load_document
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.ranktable.build import checked, loops_back
 from clusterctl.ranktable.finding import GUESS, hardware_named
@@ -34,6 +34,7 @@ from clusterctl.ranktable.table import (
     many_objects,
     recounted,
 )
+from clusterctl.wire.fields import Key
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster

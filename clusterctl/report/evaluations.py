@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.contract import EVALUATIONS_DIR
 from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.contract import EVALUATIONS_DIR
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir

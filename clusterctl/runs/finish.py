@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from clusterctl import contract
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
@@ -18,6 +17,7 @@ from clusterctl.runs.query import query_nodes
 from clusterctl.runs.state import NodeAnswer, RunState, write_state
 from clusterctl.text import plural
 from clusterctl.transport.fanout import on_all
+from clusterctl.wire import contract
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

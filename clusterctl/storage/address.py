@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from clusterctl.wire.fields import Checked, Problem, setting
 
 SCHEMES = ("s3", "obs")
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
@@ -13,17 +16,20 @@ KEY = re.compile(r"[^\x00-\x1f\x7f\\]{0,900}\Z")
 
 
 @dataclass(frozen=True)
-class StoreOptions:
+class StoreOptions(Checked):
     """How an object store is reached: the job's `storage` part."""
 
-    endpoint: str = ""
+    endpoint: str = setting("")
     """The store's URL. Default: $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL, for obs:// $OBS_ENDPOINT; else Amazon's."""
-    region: str = ""
+    region: str = setting("")
     """The region. Default: $AWS_REGION, $AWS_DEFAULT_REGION."""
-    credentials: str = ""
-    """A file with access keys in the form of ~/.aws/credentials. Default: the environment, else that file, else the
-    nodes' own.
-    """
+    credentials: str = setting("")
+    """A file with access keys in the form of ~/.aws/credentials, which only you may be able to read. Default: the
+    environment, else that file, else the nodes' own. Keys are never recorded."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.endpoint and (fault := endpoint_fault(self.endpoint))[0]:
+            yield "endpoint", *fault
 
 
 @dataclass(frozen=True)

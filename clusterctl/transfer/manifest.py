@@ -66,7 +66,7 @@ def make_manifest(
 ) -> Manifest:
     """Return the manifest of a folder, without ignored files, version control folders and caches.
 
-    With `everything`, only caches are left out. `only` names the top-level entries to include; empty means
+    With `everything`, only caches are left out. `only` names the files and folders to include; empty means
     all. A file whose inode shows no change since the last read is not read again, except with `recheck`.
     The path `without` is left out.
     """
@@ -74,9 +74,10 @@ def make_manifest(
         raise UsageError(f"{root} is not a folder", "name the folder to send")
     rules = Ignore(root, include_vcs)
     apart = _below(root, without)
+    chosen, above = set(only), {parent for each in only for parent in _parents(each)}
 
     def skips(path: str, is_dir: bool) -> bool:
-        if (only and path.split("/")[0] not in only) or path == apart:
+        if path == apart or (only and path not in above and chosen.isdisjoint((path, *_parents(path)))):
             return True
         return path.rsplit("/", 1)[-1] in ALWAYS_OUT if everything else rules.skips(path, is_dir)
 
@@ -90,6 +91,12 @@ def make_manifest(
     manifest = Manifest(tuple(scanned.entries), tuple(scanned.warnings), scanned.table)
     more = [*_size_warnings(root, manifest), *_secret_warnings(root, rules.secrets)]
     return replace(manifest, warnings=(*manifest.warnings, *more))
+
+
+def _parents(path: str) -> list[str]:
+    """Return the folders that contain a path."""
+    parts = path.split("/")
+    return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
 def _below(root: Path, path: Path | None) -> str:

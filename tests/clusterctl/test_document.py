@@ -80,7 +80,7 @@ def test_all_faults_of_a_section_are_told_at_once_with_near_misses() -> None:
     text = "\n".join(map(str, section.faults))
     assert "job.yaml:1 stpes: unknown key 'stpes' (did you mean 'steps'?)" in text
     assert "job.yaml:2 lr: must be a number, not 'fast' (as in 0.5 or 1e-4)" in text
-    assert "job.yaml:3 name: must be text, not a list" in text
+    assert "job.yaml:3 name: must be text, not [1]" in text
 
 
 def test_true_is_no_number_and_an_int_serves_for_a_float() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import contract
+from clusterctl.wire import contract
 from tests.live.conftest import clean_environment
 from tests.live.test_training import JOB
 from tests.live.test_training import data as data

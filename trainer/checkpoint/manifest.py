@@ -19,8 +19,7 @@ from trainer.checkpoint.access import check_above, check_access, check_file
 from trainer.checkpoint.names import HeldCheck, Shape
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.data import DataIdentity
-from trainer.config.reader import read_section
-from trainer.config.train_config import TrainConfig
+from trainer.config.train_config import TrainConfig, read_section
 from trainer.errors import CheckpointError, Fault
 from trainer.json_types import JsonObject
 

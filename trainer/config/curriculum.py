@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from clusterctl.wire.fields import setting
 from trainer.config.model import ModelConfig
 from trainer.config.parts import ParallelConfig
-from trainer.config.reader import setting
 from trainer.errors import Fault
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusterctl.wire.fields import setting
 from trainer.config.glm import Infilling, Windows
-from trainer.config.reader import setting
 from trainer.errors import Fault
 from trainer.splits import split_fractions
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.reader import closest_match
+from clusterctl.wire.fields import closest_match
 from trainer.errors import Fault
 from trainer.json_types import JsonObject
 

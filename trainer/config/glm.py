@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.config.reader import setting
+from clusterctl.wire.fields import setting
 
 if TYPE_CHECKING:
     pass

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from clusterctl.wire.fields import closest_match, setting
 from trainer.config.model import ModelConfig
-from trainer.config.reader import closest_match, setting
 from trainer.errors import Fault
 
 # The matrix and the sections of each target; `all`: one adapter for all sections of the matrix together.

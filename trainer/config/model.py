@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainer.config.reader import setting
+from clusterctl.wire.fields import setting
 from trainer.config.rope import RopeConfig
 
 # Matrix kernels want aligned rows; Megatron pads to 128 x tensor parallel.

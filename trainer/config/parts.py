@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from clusterctl.wire.fields import setting
 from trainer.config.amounts import amount_text, gigabytes
 from trainer.config.chips import NAMES, chip_name
-from trainer.config.reader import setting
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd", "polynomial", "exponential")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config.reader import setting
+from clusterctl.wire.fields import setting
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "llama3")
 

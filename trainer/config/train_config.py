@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+from clusterctl.wire.fields import Reader, closest_match, setting
 from trainer.config.amounts import BatchSizes, length_text
 from trainer.config.chips import NAMED
 from trainer.config.curriculum import CurriculumConfig
@@ -28,10 +29,11 @@ from trainer.config.parts import (
     RecomputeConfig,
     SaveConfig,
 )
-from trainer.config.reader import closest_match, read_section, setting
 from trainer.config.tune import TuneConfig
 from trainer.errors import Fault
 from trainer.json_types import JsonObject
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class TrainConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """A named size, a mapping of sizes, or a mapping with `name:` and the keys that differ from it."""
-    data: DataConfig = field(default_factory=DataConfig, metadata={"required": True})
+    data: DataConfig = setting(factory=DataConfig, required=True)
     """The corpora."""
     tune: TuneConfig = field(default_factory=TuneConfig)
     """A task to learn instead of a corpus."""
@@ -76,7 +78,7 @@ class TrainConfig:
     """Keep the optimizer's state in the node's memory, and let the CPU update it."""
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     """Recompute activations instead of storing them: none, full, selective, or a mapping."""
-    native: str | dict[str, str] = setting("auto")  # noqa: RUF009
+    native: str | dict[str, str] = setting("auto")
     """Backend of the fused ops: auto, a name, or a mapping of ops to names."""
     compile: str = setting("auto", choices=("auto", "graph", "blocks", "off"))
     """graph: capture the work of a micro-batch as a graph of the device and replay it, so that the device does not wait
@@ -206,6 +208,16 @@ class TrainConfig:
             pieces_of(layers, stage, how.pipeline, how.interleave, tuple(how.layers))
             for stage in range(how.pipeline)
         ]
+
+
+def read_section(kind: type[T], raw: object, key: str, faults: list[Fault], start: T | None = None) -> T:
+    """Return a `kind` of the mapping at `key`; adds its faults to the list."""
+
+    def report(path: tuple[str | int, ...], problem: str, remedy: str) -> None:
+        place = key + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+        faults.append(Fault(place, problem, remedy))
+
+    return Reader(report).read(kind, raw, start=start)
 
 
 def read_train(raw: Mapping[str, Any], faults: list[Fault]) -> tuple[TrainConfig, JsonObject]:

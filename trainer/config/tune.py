@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from clusterctl.wire.fields import setting
 from trainer.config.lora import LoraConfig
-from trainer.config.reader import setting
 
 CLOZE = ("copa", "choice")
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from clusterctl.wire.contract import LOCAL_RANK
 from trainer import env
 from trainer.checkpoint.part import Part
 from trainer.config.deepspeed import parts_on_disk, settings_of, uses_disk
@@ -261,10 +262,10 @@ def import_deepspeed(device: Device) -> Any:
     env.preset("DS_ACCELERATOR", device.kind)
     if device.kind == "cpu":
         # A process without a launcher has no local rank, and DeepSpeed requires one.
-        env.preset(env.LOCAL_RANK, "0")
+        env.preset(LOCAL_RANK, "0")
     else:
         # DeepSpeed uses the local rank as the number of the device.
-        env.replace(env.LOCAL_RANK, str(device.index))
+        env.replace(LOCAL_RANK, str(device.index))
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
         import deepspeed

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 
 import native
+from clusterctl.wire.contract import CHECKPOINT_DIR
 from native import products
 from native.compiled import build
 from trainer.checkpoint.access import check_access
@@ -24,7 +25,7 @@ from trainer.corpus.verify import other_tokenizer
 from trainer.device import Device, open_device, pool_buffers
 from trainer.engine.passes import Model
 from trainer.engine.torch_engine import Engine, TorchEngine
-from trainer.env import CHECKPOINT_DIR, Env
+from trainer.env import Env
 from trainer.errors import DataError, InputError
 from trainer.model.cuts import shapes_of
 from trainer.model.glm import GLM

@@ -19,11 +19,12 @@ from typing import Any, TextIO
 import torch
 
 import native
+from clusterctl.wire.contract import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DIR
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.saved import Saved, SaveSkipped
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
-from trainer.env import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DIR, Drill, Env
+from trainer.env import Drill, Env
 from trainer.files import open_lines, write_whole
 from trainer.parallel.group import Group, Groups
 from trainer.plan.time import CONVENTIONS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.wire.contract import CHECKPOINT_DIR
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.checkpoint.store import Checkpoint, check_size, found, open_checkpoint
 from trainer.config.model import ModelConfig
-from trainer.env import CHECKPOINT_DIR
 from trainer.errors import CheckpointError
 from trainer.side_files import TOKENIZER
 from trainer.weights.contents import Contents, ImportRequest

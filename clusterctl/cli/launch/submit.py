@@ -15,10 +15,10 @@ from clusterctl.cli import options, screen
 from clusterctl.errors import Fault, InputFaults, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.document import Key
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.parts.slurm import SlurmOptions
     from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.wire.fields import Key
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (YAML).")]
 Overrides = Annotated[

@@ -12,7 +12,7 @@ from clusterctl.cli import options
 from clusterctl.cli.models.generate import AddBos, Base, Device, Tokenizer, Where, arguments_of
 from clusterctl.cli.models.trainer import forward
 from clusterctl.cli.option_values import SPLITS, TYPES
-from clusterctl.contract import EVALUATIONS_DIR
+from clusterctl.wire.contract import EVALUATIONS_DIR
 
 if TYPE_CHECKING:
     from clusterctl.cli.models.evaluate_on import Order

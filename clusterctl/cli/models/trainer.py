@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.contract import METRICS_FILE
 from clusterctl.errors import UsageError
+from clusterctl.wire.contract import METRICS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

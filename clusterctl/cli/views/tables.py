@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterctl.cli.views.fitting import FittingTable
-from clusterctl.contract import METRICS_FILE
 from clusterctl.text import (
     count,
     device_text,
@@ -23,6 +22,7 @@ from clusterctl.text import (
     escape_controls,
     plural,
 )
+from clusterctl.wire.contract import METRICS_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from clusterctl import contract
 from clusterctl.inventory.cluster import Node
 from clusterctl.inventory.container import ContainerOptions
+from clusterctl.wire import contract
 
 # Devices and files that every Ascend container needs from its node, in addition to its davinci devices.
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")

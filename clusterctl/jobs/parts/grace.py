@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.document import Key
 from clusterctl.text import duration
+from clusterctl.wire.fields import Key
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from clusterctl.document import Section
 from clusterctl.inventory.cluster import bytes_of
 
 # Bytes of each stream of a rank, on its node and on the launching machine: 64 ranks take at most 32 GB here.
@@ -11,18 +10,12 @@ LOG_LIMIT = 256 << 20
 LEAST = 16_000_000
 
 
-def take_log_limit(top: Section) -> int:
-    """Read `log_limit`: a size such as 1GB, or off."""
-    top.taken.append("log_limit")
+def limit_of(value: object) -> int:
+    """Return the bytes of a size such as 1GB, 0 for off; raise ValueError for anything else."""
     # YAML reads `off` as false.
-    value = top.value.get("log_limit")
-    if value is None:
-        return LOG_LIMIT
     if value in (False, "off"):
         return 0
     limit = int(bytes_of(str(value)))
     if limit < LEAST:
-        top.fault(
-            "log_limit", f"{value!r} is no size of at least 16 MB", "as in 500MB or 2GB; off for no limit"
-        )
+        raise ValueError(f"{value!r} is no size of at least 16 MB", "as in 500MB or 2GB; off for no limit")
     return limit

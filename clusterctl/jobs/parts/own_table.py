@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.document import Section
 from clusterctl.errors import did_you_mean
+from clusterctl.wire.fields import BAD, Key, Reader
 
 CHOICES = ("auto", "always", "never")
+# The JSON schema of the key.
+FORM = {"anyOf": [{"enum": list(CHOICES)}, {"type": "string", "pattern": "/|[.]json$"}]}
 
 
-def take_rank_table(top: Section, path: Path) -> str:
+def take_rank_table(reader: Reader, value: object, key: Key) -> object:
     """Return one of the choices, or the path of a table; a relative one is next to the job file."""
-    value = top.take_text("rank_table", "auto")
-    if value in CHOICES:
-        return value
-    if not ("/" in value or value.endswith(".json")):
-        remedy = did_you_mean(value, CHOICES) or f"one of {', '.join(CHOICES)}, or a file: ./table.json"
-        top.fault("rank_table", f"unknown {value!r}", remedy)
-        return "auto"
-    file = Path(value).expanduser()
-    file = file if file.is_absolute() else path.parent / file
+    text = str(value)
+    if text in CHOICES:
+        return text
+    if not ("/" in text or text.endswith(".json")):
+        remedy = did_you_mean(text, CHOICES) or f"one of {', '.join(CHOICES)}, or a file: ./table.json"
+        reader.report(key, f"unknown {value!r}", remedy)
+        return BAD
+    file = reader.folder / Path(text).expanduser()
     if not file.is_file():
-        top.fault("rank_table", f"no file {file}", "a path is relative to the job file; auto builds a table")
-        return "auto"
-    restart = top.value.get("restart")
-    moves = [key for key in ("spare_nodes", "min_nodes") if isinstance(restart, dict) and restart.get(key)]
-    if moves:
-        problem = f"restart.{moves[0]} changes the nodes, and the table of a file names fixed ones"
-        top.fault("rank_table", problem, "rank_table: auto builds one for each attempt")
+        reader.report(key, f"no file {file}", "a path is relative to the job file; auto builds a table")
+        return BAD
     return str(file.resolve())
 
 

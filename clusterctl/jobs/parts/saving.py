@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from clusterctl.document import Key
 from clusterctl.storage.address import address_fault
+from clusterctl.wire.fields import Key
 
 
 @dataclass(frozen=True)

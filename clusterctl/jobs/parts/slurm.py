@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from clusterctl.document import Section
+from clusterctl.wire.fields import Checked, Problem, setting
 
 # Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, and days-hours with any of them.
-TIME = re.compile(
-    r"(?:[0-9]+|[0-9]+:[0-9]{1,2}|[0-9]+:[0-9]{1,2}:[0-9]{1,2}|[0-9]+-[0-9]+(?::[0-9]{1,2}){0,2})\Z"
-)
+TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]{1,2}|[0-9]+:[0-9]{1,2}:[0-9]{1,2}|[0-9]+-[0-9]+(?::[0-9]{1,2}){0,2}")
 # A word of an #SBATCH line: no space and no line break can begin another option.
-WORD = re.compile(r"[^\s#'\"\\]+\Z")
+WORD = re.compile(r"[^\s#'\"\\]+")
 # One kind of devices: NAME, NAME:COUNT or NAME:TYPE:COUNT, and others after a comma.
 GRES = re.compile(
     r"[\w-]+(?::[\w.-]+)?(?::[0-9]+[KMG]?)?(?:,[\w-]+(?::[\w.-]+)?(?::[0-9]+[KMG]?)?)*\Z", re.ASCII
@@ -47,76 +46,72 @@ NEEDED = {
 }
 NEEDED |= {"--wrap", "--test-only", "--parsable"}
 OPTION = re.compile(r"--[a-z-]+|-[A-Za-z]")
-WORDS = ("partition", "account", "qos", "gres", "constraint", "reservation", "exclude")
+LINE = re.compile(r"[^\n]*")
 
 
-@dataclass(frozen=True)
-class SlurmOptions:
-    """What a job asks Slurm for; empty texts leave the cluster's default."""
-
-    nodes: int = 1
-    """How many nodes."""
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    gres: str = ""
-    """Devices of each node in Slurm's words, such as npu:8 or gpu:4."""
-    constraint: str = ""
-    reservation: str = ""
-    exclude: str = ""
-    """Nodes to leave out, as Slurm writes them."""
-    cpus: int = 0
-    """Processor cores of each node; 0 leaves the cluster's default."""
-    time: str = ""
-    """Time limit: minutes, hours:minutes:seconds, or days-hours."""
-    requeue: bool = True
-    """Whether a run that is preempted, or near its time limit, saves and waits for nodes again."""
-    signal: int = 120
-    """Seconds before the time limit at which the run saves. Slurm may be up to a minute early."""
-    extra: tuple[str, ...] = ()
-    """More options of sbatch, such as --mem=0 or --exclusive."""
-    setup: tuple[str, ...] = ()
-    """Shell lines of the batch file before the run starts, such as `module load cann`."""
-
-
-def read_slurm(top: Section) -> SlurmOptions | None:
-    """Return the `slurm` part of a job, or None if it has none."""
-    inner = top.section("slurm")
-    if top.value.get("slurm") is None:
-        return None
-    words = {key: _word(inner, key) for key in WORDS}
-    found = SlurmOptions(
-        nodes=_count(inner, "nodes", 1, 1),
-        cpus=_count(inner, "cpus", 0, 1),
-        time=_time(inner),
-        requeue=inner.take("requeue", bool, True) is not False,
-        signal=_count(inner, "signal", SlurmOptions.signal, 0),
-        extra=_lines(inner, "extra"),
-        setup=_lines(inner, "setup"),
-        **words,
-    )
-    if fault := _gres_fault(found.gres):
-        inner.fault("gres", fault, "NAME:COUNT, as in npu:8 or gpu:a100:4")
-    for option in found.extra:
-        name = OPTION.match(option)
-        if name is None:
-            inner.fault(
-                "extra", f"{option[:80]!r} is not an option of sbatch", "as in --mem=0 or --exclusive"
-            )
-        elif name[0] in KEYS:
-            inner.fault("extra", f"{option[:80]!r} is a key of this part", f"slurm: {{{KEYS[name[0]]}: ...}}")
-        elif name[0] in NEEDED:
-            inner.fault("extra", f"{option[:80]!r}: the run needs its own {name[0]}", "leave it out")
-    inner.done()
+def word() -> str:
+    """Return the setting of one word of an #SBATCH line; empty texts leave the cluster's default."""
+    found: str = setting("", pattern=WORD, noun="one word", example="leave out spaces and quotes")
     return found
 
 
-def _word(section: Section, key: str) -> str:
-    text = section.take_text(key)
-    if text and not WORD.match(text):
-        section.fault(key, f"{text[:80]!r} is not one word", "leave out spaces and quotes")
-        return ""
-    return text
+def lines() -> tuple[str, ...]:
+    """Return the setting of a list of lines."""
+    found: tuple[str, ...] = setting((), pattern=LINE, noun="one line of text", example="a list of lines")
+    return found
+
+
+@dataclass(frozen=True)
+class SlurmOptions(Checked):
+    """What a job asks Slurm for; empty texts leave the cluster's default."""
+
+    nodes: int = setting(1, least=1)
+    """How many nodes."""
+    partition: str = word()
+    """Partition. Default: the cluster's."""
+    account: str = word()
+    """Account that is charged."""
+    qos: str = word()
+    """Quality of service."""
+    gres: str = word()
+    """Devices of each node in Slurm's words: npu:8, gpu:4."""
+    constraint: str = word()
+    """Features that the nodes must have."""
+    reservation: str = word()
+    """Reservation to use."""
+    exclude: str = word()
+    """Nodes to leave out: node[3-4]."""
+    cpus: int | None = setting(None, least=1)
+    """Processor cores of each node. Default: the cluster's."""
+    time: str = setting(
+        "",
+        pattern=TIME,
+        noun="a time of Slurm",
+        example="as in 90 (minutes), 12:00:00 or 2-00",
+        form={"type": ["string", "integer"]},
+    )
+    """Time limit: minutes, hours:minutes:seconds or days-hours."""
+    requeue: bool = setting(True)
+    """Save and wait for nodes again before the time limit or on preemption."""
+    signal: int = setting(120, least=0)
+    """Seconds before the time limit at which the run saves. Slurm may be up to a minute early."""
+    extra: tuple[str, ...] = lines()
+    """More options of sbatch: --mem=0, --exclusive."""
+    setup: tuple[str, ...] = lines()
+    """Shell lines of the batch file before the run starts: module load cann."""
+
+    def problems(self) -> Iterator[Problem]:
+        if fault := _gres_fault(self.gres):
+            yield "gres", fault, "NAME:COUNT, as in npu:8 or gpu:a100:4"
+        for option in self.extra:
+            name = OPTION.match(option)
+            if name is None:
+                problem = f"{option[:80]!r} is not an option of sbatch"
+                yield "extra", problem, "as in --mem=0 or --exclusive"
+            elif name[0] in KEYS:
+                yield "extra", f"{option[:80]!r} is a key of this part", f"slurm: {{{KEYS[name[0]]}: ...}}"
+            elif name[0] in NEEDED:
+                yield "extra", f"{option[:80]!r}: the run needs its own {name[0]}", "leave it out"
 
 
 def _gres_fault(gres: str) -> str:
@@ -131,33 +126,6 @@ def _gres_fault(gres: str) -> str:
     # The plan needs the number of ranks.
     counted = not rest or rest[-1].isdecimal()
     return f"{gres[:80]!r} gives no number of devices" if name in DEVICES and not counted else ""
-
-
-def _count(section: Section, key: str, default: int, least: int) -> int:
-    value = section.take(key, int, default)
-    if value is None:
-        return default
-    if value < least and section.value.get(key) is not None:
-        section.fault(key, f"{value} is too small", f"{least} or more")
-        return default
-    return value
-
-
-def _time(section: Section) -> str:
-    text = section.take_text("time")
-    if text and not TIME.match(text):
-        section.fault("time", f"{text[:80]!r} is not a time of Slurm", "as in 90 (minutes), 12:00:00 or 2-00")
-        return ""
-    return text
-
-
-def _lines(section: Section, key: str) -> tuple[str, ...]:
-    lines = section.take(key, list, []) or []
-    for line in lines:
-        if not isinstance(line, str) or "\n" in line:
-            section.fault(key, f"{line!r:.80} is not one line of text", "a list of lines")
-            return ()
-    return tuple(lines)
 
 
 def minutes_of(time: str) -> float:

@@ -48,7 +48,8 @@ def trainer_code() -> tuple[Path, Manifest]:
         raise UsageError("the embedded trainer is not installed here", extras.command("train"))
     root = Path(spec.origin).parent.parent
     # Include the compiled library, which git ignores.
-    return root, push.make_manifest(root, only=("trainer", "native"), everything=True)
+    only = ("trainer", "native", "clusterctl/__init__.py", "clusterctl/wire")
+    return root, push.make_manifest(root, only=only, everything=True)
 
 
 def push_code(

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from clusterctl import contract
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Metric, read_metric
 from clusterctl.logs.lines import LogChunk, shown
 from clusterctl.runs.state import NodeFailure, SupervisorState
 from clusterctl.runs.watching.stall import is_number
 from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire import contract
 
 # Kinds of events that are shown to a follower.
 NOTED = ("note", "restart", "new_port", "straggler")

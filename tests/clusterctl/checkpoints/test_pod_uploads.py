@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import contract
 from clusterctl.agent.files.saved import MANIFEST
 from clusterctl.checkpoints import pod_uploads, uploads
 from clusterctl.checkpoints.checkpoint import Health
@@ -31,6 +30,7 @@ from clusterctl.storage.client import LIST, here
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
 from clusterctl.typed_json import encode
+from clusterctl.wire import contract
 from tests.clusterctl.conftest import Run
 from tests.support import checkpoints as made
 from tests.support.nodes import local_node

@@ -31,7 +31,7 @@ FILES = {
     "many.yaml": "nodes: node9\ngrace: -3\nrestart: {spare_nodes: zz}\nrank_table: none.json\n"
     "train:\n  model: {layers: 0}\n  steps: ten\n  data: {prefix: x}\n",
     "away.yaml": "nodes: node9\ntrain:\n  model: gpt-tiny\n  steps: ten\n  data: {prefix: x}\n",
-    "split.yaml": TRAIN.replace("x}", "x, split: 949}"),
+    "split.yaml": TRAIN.replace("x}", "x, split: [949, 50]}"),
 }
 # Command lines, and the place that the error names.
 LINES = [

@@ -65,9 +65,9 @@ nodes:
     for part in (
         "cluster.yaml:3 nodes.node1.hots: unknown key 'hots' (did you mean 'host'?)",
         "cluster.yaml:4 nodes.node2.host: '-oProxyCommand=x' can't be a host",
-        "99999 is not a port",
+        "99999 is too large",
         "[0,4] is read differently by different tools",
-        "unknown kind 'gpu'",
+        "unknown 'gpu'",
         "'a;b' can't be a host",
     ):
         assert part in said, said

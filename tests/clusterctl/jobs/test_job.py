@@ -55,5 +55,5 @@ def test_the_program_last_does_not_name_its_runs() -> None:
 @pytest.mark.parametrize("name", ["a/b", "..", "-a", "a b", "中" * 42, "a\u202eb", "_x", "last"])
 def test_a_name_that_no_folder_should_have_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps({"name": name, "command": ["true"]}), "utf-8")
-    with pytest.raises(InputFaults, match="can't name a run's folder"):
+    with pytest.raises(InputFaults, match="not a name for the folder of a run"):
         load(tmp_path / "job.yaml")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import contract
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.inventory.cluster import Cluster, Node, named_devices
 from clusterctl.jobs import job, job_check, plan
 from clusterctl.jobs.restarts import Restart
+from clusterctl.wire import contract
 
 
 def cluster(kind: str = "cpu", counts: tuple[int, ...] = (2, 2)) -> Cluster:
@@ -268,9 +268,9 @@ def test_a_job_is_a_command_or_a_training_and_its_faults_come_at_once(tmp_path: 
         job.load(path)
     said = str(caught.value)
     for part in (
-        "can't name a run's folder",
+        "not a name for the folder of a run",
         "did you mean 'command'?",
-        "70000 is not a port",
+        "70000 is too large",
         "unknown 'often'",
         "no folder",
         "either a `command` or a `train`",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl import contract
 from clusterctl.errors import InputFaults
 from clusterctl.platforms.detect import PLATFORMS, Place, Surroundings, detect, with_count
+from clusterctl.wire import contract
 
 OURS = {contract.POD_COUNT: "2", contract.POD_PEERS: "gpt-0.gpt,gpt-1.gpt", contract.POD_DEVICES: "8"}
 # What each platform sets on the second of two nodes, as its documents and sources say.

@@ -65,4 +65,7 @@ def test_names_of_models_and_chips_are_known_in_large_and_small_letters() -> Non
         assert not faults_of("gpt2-124M", chip=chip)
     # YAML reads 950 as a number.
     assert faults_of("gpt2-124M", chip=950) == ["train.hardware.chip: is '950'; there are 950PR and 950DT"]
-    assert "did you mean" in faults_of("gpt2-346M")[0] and "is '911'" in faults_of("gpt2-124M", chip="911")[0]
+    assert (
+        "did you mean" in faults_of("gpt2-346M")[0]
+        and "unknown '911'" in faults_of("gpt2-124M", chip="911")[0]
+    )

@@ -140,5 +140,5 @@ def test_the_check_verb_reads_and_answers_json(raw_config: Make) -> None:
     answer = json.loads(done.stdout)
     assert done.returncode == 1 and not done.stderr
     assert answer["faults"] == [
-        {"key": "train.stepz", "what": "unknown key", "remedy": "did you mean 'steps'?"}
+        {"key": "train.stepz", "what": "unknown key 'stepz'", "remedy": "did you mean 'steps'?"}
     ]

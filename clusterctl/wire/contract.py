@@ -1,8 +1,4 @@
-"""The names of environment variables and files that launcher and trainer share.
-
-Nothing else connects the two packages. `trainer/env.py` defines the same names for the trainer; `tests/test_rules.py`
-compares both.
-"""
+"""The names of environment variables and files by which launcher and trainer reach each other."""
 
 from __future__ import annotations
 
@@ -73,6 +69,8 @@ HEARTBEAT_DIR = "heartbeat"
 RESULTS_DIR = "results"
 # The profiler's traces of this node's ranks.
 PROFILE_DIR = "profile"
+# Files for TensorBoard.
+TENSORBOARD_DIR = "tensorboard"
 # The job's train part, written by the launcher.
 TRAIN_CONFIG_FILE = "train.json"
 
