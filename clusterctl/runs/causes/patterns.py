@@ -72,6 +72,8 @@ CONSEQUENCES = (
 MISMATCH = re.compile(
     r"preamble\.length <= op\.nbytes|doesn't match expected size|Detected mismatch between collectives"
 )
+# What gloo found: bytes that came, and those that the rank's own tensor has room for.
+SIZES = re.compile(r"preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 MISMATCHED = "collectives that do not match"
 # Why a later start may succeed: the link between two devices, or two nodes, is set up anew.
 LINK_PASSES = "the link may be up then"
@@ -210,6 +212,10 @@ def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         return Kind(phrase, short, meaning.hint, meaning.follows, not meaning.follows, passes=passes)
     if MISMATCH.search(output):
         hint = "every rank must call the same collectives in one order, with tensors of one size"
+        if sizes := SIZES.search(output):
+            hint += (
+                f"; {sizes[1]} bytes came, and its own tensor takes {sizes[2]}: one of the two ranks is wrong"
+            )
         return Kind(
             f"{ended}: its collective does not match those of other ranks", MISMATCHED, hint, sure=True
         )

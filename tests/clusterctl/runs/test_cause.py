@@ -312,6 +312,9 @@ def test_a_rank_whose_collective_did_not_match_is_the_cause_and_not_the_one_that
     cause = find_cause(run, received, [received, *others], {"a": "failed", "b": "stopped"})
     assert cause.rank == 0
     assert "its collective does not match those of other ranks" in cause.title
+    assert cause.hint.endswith(
+        "; 32768 bytes came, and its own tensor takes 4: one of the two ranks is wrong"
+    )
 
 
 def test_a_rank_that_hangs_on_its_way_out_tells_what_it_raised(tmp_path: Path) -> None:
