@@ -179,7 +179,7 @@ class Stopwatch:
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
-        self._began = self._mark()
+        self._began: Any = self._mark()
         self._spans: list[tuple[Any, Any]] = []
 
     def _mark(self) -> Any:
@@ -190,10 +190,12 @@ class Stopwatch:
         return event
 
     def stop(self) -> None:
-        self._spans.append((self._began, self._mark()))
+        if self._began is not None:
+            self._spans.append((self._began, self._mark()))
+            self._began = None
 
     def resume(self) -> None:
-        self._began = self._mark()
+        self._began = self._began or self._mark()
 
     def seconds(self) -> float:
         """Return the sum. Call it after the device is synchronized; otherwise it waits for the device."""

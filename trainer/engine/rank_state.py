@@ -17,6 +17,7 @@ import native
 from native.reference import square_sum as plain_square_sum
 from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
+from trainer.device import Stopwatch
 from trainer.engine.buckets import Buckets, GatheredWeights
 from trainer.engine.optimizer import AdamW, decay_of
 from trainer.engine.parts import Place, optimizer_parts
@@ -38,8 +39,8 @@ class RankState(Protocol):
 
     optimizer: AdamW
 
-    def clear(self) -> None:
-        """Drop all gradients, before a step's first backward pass."""
+    def clear(self, own: Stopwatch | None = None) -> None:
+        """Drop all gradients, before a step's first backward pass; `own` stops while that waits for other ranks."""
 
     def last_backward(self, names: Collection[str] = ()) -> None:
         """Announce that the next backward pass completes the gradients of `names`, or of all parameters.
@@ -127,7 +128,7 @@ class ReplicatedState:
         self.factor: float | Tensor = 1.0
         self.skips = self.optimizer.ops.reads_factor
 
-    def clear(self) -> None:
+    def clear(self, own: Stopwatch | None = None) -> None:
         self.gradients.clear()
         # Do this before the passes: whole masters together with activations would be the memory peak of the first step.
         self.optimizer.divide()

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 import native
 from trainer.checkpoint.part import Part
 from trainer.config.train_config import TrainConfig
-from trainer.device import give_back_freed_memory, pool_buffers
+from trainer.device import Stopwatch, give_back_freed_memory, pool_buffers
 from trainer.engine.optimizer import AdamW, decay_of
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
@@ -54,7 +54,8 @@ class ShardedState:
             norm.data = norm.data.to(data.device.name)
         whole = {name: parameter for name, parameter in model.named_parameters() if parameter in norms}
         self.whole = learned(whole)
-        self.modules = _shard(model, config, data, norms)
+        self.waits = Waits()
+        self.modules = _shard(model, config, data, norms, self.waits)
         if data.device.kind == "cpu" and pool_buffers():
             give_back_freed_memory()
         everything: dict[str, nn.Parameter] = dict(model.named_parameters())
@@ -73,7 +74,8 @@ class ShardedState:
         self.factor = 1.0
         self.skips = False
 
-    def clear(self) -> None:
+    def clear(self, own: Stopwatch | None = None) -> None:
+        self.waits.own = own
         self.gradients.clear()
         for shard in self.shards.values():
             shard.grad = None
@@ -89,6 +91,7 @@ class ShardedState:
             module.set_reshard_after_backward(not keep, recurse=False)
 
     def wait(self) -> None:
+        self.waits.own = None
         self.gradients.wait()
         for name, own in self.rows.items():
             own.grad = _own_rows(self.shards[name].grad)
@@ -179,7 +182,51 @@ class ShardedState:
         """Do nothing: each rank has different rows, and norms, which are whole, have constant initial values."""
 
 
-def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter]) -> list[FSDPModule]:
+class Waits:
+    """Stops the stopwatch of a step while a sharded module waits for other ranks: for weights or for gradients.
+
+    Hooks run in the order in which they are made, and `fully_shard` makes its own between `before` and `after`.
+    """
+
+    def __init__(self) -> None:
+        self.own: Stopwatch | None = None
+
+    def _stop(self, _: Any = None) -> None:
+        if self.own is not None:
+            self.own.stop()
+
+    def _resume(self, _: Any = None) -> None:
+        if self.own is not None:
+            self.own.resume()
+
+    def before(self, module: nn.Module) -> None:
+        module.register_forward_hook(lambda _, given, output: _on_gradient(output, self._stop))
+
+    def after(self, module: nn.Module) -> None:
+        def begins(_: nn.Module, given: Any) -> None:
+            self._stop()
+            _on_gradient(given, self._resume)
+
+        def gathered(_: nn.Module, given: Any) -> None:
+            self._resume()
+            _on_gradient(given, self._stop)
+
+        module.register_forward_pre_hook(begins, prepend=True)
+        module.register_forward_pre_hook(gathered)
+        module.register_forward_hook(lambda _, given, output: _on_gradient(output, self._resume))
+
+
+def _on_gradient(values: Any, do: Callable[[Any], None]) -> None:
+    """Call `do` when the gradient of the first tensor that has one is known."""
+    tensors = values if isinstance(values, tuple) else (values,)
+    first = next((each for each in tensors if isinstance(each, Tensor) and each.requires_grad), None)
+    if first is not None and torch.is_grad_enabled():
+        first.register_hook(do)
+
+
+def _shard(
+    model: Model, config: TrainConfig, data: Group, norms: set[nn.Parameter], waits: Waits
+) -> list[FSDPModule]:
     """Shard each block, then the rest (the tables); return the modules that are gathered as a unit.
 
     Modules are allocated on the device one by one and keep only their rows, so that neither a device nor a node needs
@@ -194,7 +241,9 @@ def _shard(model: Model, config: TrainConfig, data: Group, norms: set[nn.Paramet
         # The tables are used at the start and at the end of a pass, so freeing them in between saves little.
         again = config.zero >= 3 and module is not model
         allocate(module, data.device.name)
+        waits.before(module)
         fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy, ignored_params=norms)
+        waits.after(module)
         assert isinstance(module, FSDPModule)
         # The losses are already weighted for a sum.
         module.set_gradient_divide_factor(1.0)

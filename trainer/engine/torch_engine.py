@@ -130,10 +130,10 @@ class TorchEngine:
         self, batch: Batch, rate: float, seed: int, meanwhile: Callable[[], None] | None = None
     ) -> StepResult:
         torch.manual_seed(seed)
-        self.rank_state.clear()
+        own = self.device.stopwatch()
+        self.rank_state.clear(own)
         data, scale = self.groups.data, self.loss_scale.value
         weights = [weight * scale for weight in loss_weights(self.model, batch, data)]
-        own = self.device.stopwatch()
         total = self.runner.step(batch, weights, own, self.rank_state.last_backward)
         self.rank_state.wait()
         measured = self.rank_state.clip(self.config.optimizer.clip, scale)

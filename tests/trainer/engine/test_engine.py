@@ -97,3 +97,20 @@ def test_holes_of_the_start_are_returned_once_after_the_first_step(
     train_here(tmp_path / "run", steps=3)
     # The first step is written down when it is complete.
     assert returned_at == [0]
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_waiting_for_a_slow_rank_is_not_the_own_time_of_others(
+    zero: int,
+    tmp_path: Path,
+    raw_config: Callable[..., Any],
+    run_ranks: Callable[..., Any],
+    metrics: Callable[..., Any],
+) -> None:
+    config = raw_config(
+        zero=zero, steps=6, global_batch=8, micro_batch=2, eval={"batches": 0}, save={"every": 0}
+    )
+    done = run_ranks(2, config, tmp_path / "run", CLUSTERCTL_FAULT="rank1:step2:slow400")
+    assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
+    for step in metrics(tmp_path / "run", "step")[2:]:
+        assert step["step_seconds"] > 0.4 and step["own_seconds"] < step["step_seconds"] - 0.3, step
