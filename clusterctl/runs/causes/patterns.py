@@ -211,14 +211,7 @@ def _kind_of(rank: RankState, tail: Sequence[str]) -> Kind:
         short, passes = f"{code} {meaning.words}", meaning.passes
         return Kind(phrase, short, meaning.hint, meaning.follows, not meaning.follows, passes=passes)
     if MISMATCH.search(output):
-        hint = "every rank must call the same collectives in one order, with tensors of one size"
-        if sizes := SIZES.search(output):
-            hint += (
-                f"; {sizes[1]} bytes came, and its own tensor takes {sizes[2]}: one of the two ranks is wrong"
-            )
-        return Kind(
-            f"{ended}: its collective does not match those of other ranks", MISMATCHED, hint, sure=True
-        )
+        return _mismatched(ended, output)
     consequence = _consequence(raised or output)
     if consequence and rank.signal in (None, 0, signal.SIGABRT):
         hint = "no other rank failed before it: look for a hung rank, or a broken link (`clusterctl doctor`)"
@@ -258,6 +251,14 @@ def _of_one_rank(tail: Sequence[str]) -> Kind | None:
                 f"failed: {found['why']}", "ended with it", hint, sure=True, source=int(found["rank"])
             )
     return None
+
+
+def _mismatched(ended: str, output: str) -> Kind:
+    """Return the kind of a failure whose collectives do not match; gloo shows the sizes."""
+    hint = "every rank must call the same collectives in one order, with tensors of one size"
+    if sizes := SIZES.search(output):
+        hint += f"; {sizes[1]} bytes came, and its own tensor takes {sizes[2]}: one of the two ranks is wrong"
+    return Kind(f"{ended}: its collective does not match those of other ranks", MISMATCHED, hint, sure=True)
 
 
 def _unstarted(subject: str, why: str) -> Kind:
