@@ -41,7 +41,7 @@ from clusterctl.runs.state import NodeAnswer, RankState, RunState, read_state
 from clusterctl.runs.watching.updates import from_report
 from clusterctl.transport.connection import read_answer
 from clusterctl.transport.fanout import Outcome
-from clusterctl.typed_json import BadValue, parse
+from clusterctl.wire.typed_json import BadValue, parse
 
 NODES = (Node("a", "10.0.0.1", "10.0.0.1"), Node("b", "10.0.0.2", "10.0.0.2", devices=(0, 1)))
 RECORD = RunRecord(

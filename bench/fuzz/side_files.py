@@ -24,7 +24,7 @@ from clusterctl.platforms.submission import Submission, read_submission, submiss
 from clusterctl.provision.bundle import LIST, Bundle
 from clusterctl.provision.present import seen_in
 from clusterctl.storage.client import AnswerLines, FileList, StoredFile, read_list
-from clusterctl.typed_json import encode
+from clusterctl.wire.typed_json import encode
 from trainer.checkpoint.manifest import (
     FORMAT,
     BaseWeights,

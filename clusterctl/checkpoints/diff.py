@@ -20,7 +20,7 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.transport.fanout import on_each, values
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

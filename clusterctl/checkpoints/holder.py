@@ -19,7 +19,7 @@ from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.pull import pull_tree
 from clusterctl.transport.connection import read_answer
-from clusterctl.typed_json import decode
+from clusterctl.wire.typed_json import decode
 
 if TYPE_CHECKING:
     from clusterctl.transfer.push import Progress

@@ -20,7 +20,7 @@ from clusterctl.storage.address import Address
 from clusterctl.storage.client import LIST, here, read_list
 from clusterctl.storage.credentials import Access
 from clusterctl.transfer.push import Progress
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 STORE = "store"
 

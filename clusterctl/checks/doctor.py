@@ -43,8 +43,8 @@ from clusterctl.transport.fanout import Outcome, on_all
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
-    from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.transport.fanout import Connections
+    from clusterctl.wire.train_summary import TrainSummary
 
 # Seconds for the native package to report its ops; it may have to compile them first.
 NATIVE_LIMIT = 120.0

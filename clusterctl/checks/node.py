@@ -13,7 +13,7 @@ from clusterctl.checks.query import HCCL_PORTS, hccl_base
 from clusterctl.finding import Finding
 from clusterctl.inventory.setup import rank_python
 from clusterctl.text import plural, size
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.text import size as size_text
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 PIECE = 1 << 20
 # Seconds before each further attempt after one without a new byte; the download fails after the last.

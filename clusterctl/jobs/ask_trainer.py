@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from clusterctl import extras
 from clusterctl.errors import ClusterctlError, Fault, InputFaults
 from clusterctl.settings import environment
-from clusterctl.typed_json import BadValue
 from clusterctl.wire.contract import INSTALL
+from clusterctl.wire.typed_json import BadValue
 
 T = TypeVar("T")
 # Limit in seconds: comparing two checkpoints of a terabyte takes an hour.

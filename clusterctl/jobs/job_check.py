@@ -29,9 +29,9 @@ from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_faults, saving_of
 from clusterctl.jobs.parts.table_problems import table_problems
 from clusterctl.jobs.program_files import missing_script
-from clusterctl.jobs.train_summary import Rehearsal, TrainCheck, TrainFault, TrainSummary, read_check
-from clusterctl.typed_json import decode
 from clusterctl.wire.fields import Key
+from clusterctl.wire.train_summary import Rehearsal, TrainCheck, TrainFault, TrainSummary
+from clusterctl.wire.typed_json import decode
 
 Problem = tuple[Key, str, str]
 """The key of the job that is wrong, why, and a remedy."""
@@ -241,7 +241,7 @@ def check_train(job: Job, world: int, reported: str | None = None) -> TrainCheck
         "check_data": job.data is not None and job.data.is_dir(),
         "data": str(job.data) if job.data else None,
     }
-    return ask_trainer(read_check, ["check"], json.dumps(question))
+    return ask_trainer(partial(decode, TrainCheck), ["check"], json.dumps(question))
 
 
 def _local_values(job: Job, world: int) -> dict[str, str]:

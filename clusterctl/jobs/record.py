@@ -11,7 +11,7 @@ from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.parts.notify import remember
-from clusterctl.typed_json import BadValue, decode, encode
+from clusterctl.wire.typed_json import BadValue, decode, encode
 
 # The format that this version writes. Files of version 0.1 carry no number and count as format 1.
 FORMAT = 2

@@ -21,8 +21,8 @@ from clusterctl.files import add_lines, make_private_folder, replace_file
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Event, Events, Metric, read_event, read_metric
 from clusterctl.jobs.run_lock import hold_lock, owner_of
-from clusterctl.typed_json import BadValue, parse
 from clusterctl.wire import contract
+from clusterctl.wire.typed_json import BadValue, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster

@@ -13,7 +13,7 @@ from typing import IO
 
 from clusterctl.agent.processes import identity, is_alive, read_limited
 from clusterctl.files import make_private_folder
-from clusterctl.typed_json import BadValue, parse
+from clusterctl.wire.typed_json import BadValue, parse
 
 # Limit of bytes of an identity.
 LARGEST = 1 << 16

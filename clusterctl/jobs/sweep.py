@@ -13,7 +13,7 @@ from clusterctl.files import replace_file
 from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.parts.notify import masked
-from clusterctl.typed_json import BadValue, decode, encode, parse
+from clusterctl.wire.typed_json import BadValue, decode, encode, parse
 
 MOST_VARIANTS = 200
 # The beginning of the name of a sweep's folder among the runs.

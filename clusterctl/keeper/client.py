@@ -35,8 +35,8 @@ from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import Connection, read_answer
 from clusterctl.transport.fanout import Stream, Transport
 from clusterctl.transport.link import PendingRequest, RequestFailed
-from clusterctl.typed_json import decode
-from clusterctl.typed_json import encode as encode_value
+from clusterctl.wire.typed_json import decode
+from clusterctl.wire.typed_json import encode as encode_value
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node

@@ -42,8 +42,8 @@ from clusterctl.transport.connection import LinkConnection
 from clusterctl.transport.fanout import Transport
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed
 from clusterctl.transport.open_files import raise_limit
-from clusterctl.typed_json import BadValue, decode
-from clusterctl.typed_json import encode as encode_value
+from clusterctl.wire.typed_json import BadValue, decode
+from clusterctl.wire.typed_json import encode as encode_value
 
 RECEIVE = 256 << 10
 # Frames from an agent are smaller apart from the payload; the window does not count fields.

@@ -24,8 +24,8 @@ from clusterctl.memory import use_one_arena
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
-    from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.transport.fanout import Connections
+    from clusterctl.wire.train_summary import TrainSummary
 
 
 @dataclass(frozen=True)

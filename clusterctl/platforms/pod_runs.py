@@ -15,7 +15,7 @@ from clusterctl.platforms.kube_api import JobApi, KubernetesError, PodState, cau
 from clusterctl.platforms.request import imagined
 from clusterctl.platforms.submission import write_pending, write_waiting
 from clusterctl.runs.state import RunState, write_state
-from clusterctl.typed_json import BadValue, decode, encode
+from clusterctl.wire.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job

@@ -20,7 +20,7 @@ from clusterctl.platforms import slurm
 from clusterctl.platforms.allocation import KINDS
 from clusterctl.runs.state import RunState, read_state, write_state
 from clusterctl.text import escape_controls
-from clusterctl.typed_json import BadValue, decode, encode
+from clusterctl.wire.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir

@@ -21,7 +21,7 @@ from typing import IO
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.provision.lock import LOCK, Lock, parse_lock
 from clusterctl.provision.wheelhouse import sha256
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 FORMAT = 1
 LIST = "bundle.json"

@@ -11,7 +11,7 @@ from fabric import task
 from clusterctl.errors import WorkFailed
 from clusterctl.provision.present import query_line, seen_in
 from clusterctl.transport.link import shell_command
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 
 @dataclass(frozen=True)

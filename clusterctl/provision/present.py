@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.provision.install import MARK
 from clusterctl.transport.fanout import Outcome, on_each
 from clusterctl.transport.shell import ShellSession
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -16,7 +16,7 @@ from clusterctl.environment import environment
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.files import replace_file
 from clusterctl.provision.lock import LOCK, MAKE, Lock, Pin, normal
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 # Seconds for one call of pip, which fetches some gigabytes.
 PIP_LIMIT = 4 * 3600

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.typed_json import BadValue, decode, parse
 from clusterctl.wire.contract import EVALUATIONS_DIR
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.jobs.run_lines import Metric, read_metric
-from clusterctl.typed_json import BadValue, parse
+from clusterctl.wire.typed_json import BadValue, parse
 
 # Bytes of metrics per read.
 BLOCK = 8 << 20

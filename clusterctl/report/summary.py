@@ -17,7 +17,7 @@ from clusterctl.report.evaluations import Evaluation, read_evaluations
 from clusterctl.report.history import History, Steps, read_history
 from clusterctl.runs.causes.cause import Cause
 from clusterctl.runs.state import read_state
-from clusterctl.typed_json import BadValue, decode, encode
+from clusterctl.wire.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord

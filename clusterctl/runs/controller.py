@@ -39,7 +39,7 @@ from clusterctl.runs.watching.stall import Stragglers
 from clusterctl.runs.watching.updates import Update
 from clusterctl.runs.watching.watch import PATIENCE, RunWatcher
 from clusterctl.text import plural
-from clusterctl.typed_json import BadValue, decode
+from clusterctl.wire.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_lines import Event

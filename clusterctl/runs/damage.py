@@ -8,7 +8,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.run_folder import damaged
 from clusterctl.runs.causes.cause import Cause
 from clusterctl.runs.state import read_state
-from clusterctl.typed_json import BadValue, decode
+from clusterctl.wire.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from pathlib import Path

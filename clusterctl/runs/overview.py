@@ -15,7 +15,7 @@ from clusterctl.runs.damage import damaged_files
 from clusterctl.runs.state import RankPhase, RankState
 from clusterctl.runs.watching.stall import slow
 from clusterctl.text import duration, plural, rank_text
-from clusterctl.typed_json import encode
+from clusterctl.wire.typed_json import encode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord

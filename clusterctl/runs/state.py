@@ -12,7 +12,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT
 from clusterctl.jobs.run_folder import damaged
 from clusterctl.jobs.run_lines import Metric, read_metric
-from clusterctl.typed_json import BadValue, decode, encode
+from clusterctl.wire.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir

@@ -13,7 +13,7 @@ from clusterctl import extras
 from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
 from clusterctl.jobs.ask_trainer import ask_trainer
-from clusterctl.typed_json import decode
+from clusterctl.wire.typed_json import decode
 
 VOCABULARY = 1024
 # Characters. The 79 topics are too few documents for a validation part; 300 pieces are enough.

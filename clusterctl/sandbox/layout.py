@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.files import replace_file
 from clusterctl.sandbox import devices as sandbox_devices
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 # The version of state.json.
 VERSION = 1

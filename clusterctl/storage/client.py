@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.storage import program
 from clusterctl.storage.address import Address
 from clusterctl.storage.credentials import Access
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

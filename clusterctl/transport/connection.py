@@ -194,7 +194,7 @@ class Connection:
 
 def read_answer(kind: type[T], answer: object, node: str, op: str) -> T:
     """Return the answer of a node's agent as a `kind`; raise RequestFailed if no agent of this version sends it."""
-    from clusterctl.typed_json import BadValue, decode
+    from clusterctl.wire.typed_json import BadValue, decode
 
     try:
         return decode(kind, answer)

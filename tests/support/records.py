@@ -12,7 +12,7 @@ from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
 from clusterctl.runs.state import NodeAnswer, RankState, RunState
 from clusterctl.transport.fanout import Outcome
-from clusterctl.typed_json import decode
+from clusterctl.wire.typed_json import decode
 
 
 def record_of(

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.wire.train_summary import AutoChoice, CandidateLayout, Hardware
 from trainer.config.layout import Layout
 from trainer.config.parts import RecomputeConfig
 from trainer.config.rules import between_keys
-from trainer.plan.hardware import Hardware, hardware_of
+from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import stages
 from trainer.plan.time import Cost, cost
 
@@ -47,18 +48,24 @@ class Candidate:
         cuts = self.layout.tensor * self.layout.pipeline
         return (config.offload, recompute, cuts, config.zero, parallel.interleave, parallel.sequence)
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            **self.layout.as_json(),
-            "interleave": self.config.parallel.interleave,
-            "sequence": self.config.parallel.sequence,
-            "zero": self.config.zero,
-            "offload": self.config.offload,
-            "recompute": self.config.recompute.mode,
-            "memory": self.memory,
-            "seconds": self.cost.seconds,
-            "tokens_per_second": self.cost.tokens_per_second,
-        }
+    def summary(self, why: str = "") -> CandidateLayout:
+        """Return the layout and its cost; `why` it is worse than the chosen one."""
+        config, layout = self.config, self.layout
+        return CandidateLayout(
+            data=layout.data,
+            tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            context=layout.context,
+            interleave=config.parallel.interleave,
+            sequence=config.parallel.sequence,
+            zero=config.zero,
+            offload=config.offload,
+            recompute=config.recompute.mode,
+            memory=self.memory,
+            seconds=self.cost.seconds,
+            tokens_per_second=self.cost.tokens_per_second,
+            why=why,
+        )
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,14 @@ class Choice:
     tried: int
     refused: int
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            "tried": self.tried,
-            "illegal": self.refused,
-            "best": [candidate.as_json() for candidate in _best_of_each(self.fitting)[:SHOWN]],
-            "losing": [{**candidate.as_json(), "why": why} for candidate, why in self.others],
-        }
+    def summary(self) -> AutoChoice:
+        """Return the best layouts and the others with their reasons."""
+        return AutoChoice(
+            tried=self.tried,
+            illegal=self.refused,
+            best=tuple(candidate.summary() for candidate in _best_of_each(self.fitting)[:SHOWN]),
+            losing=tuple(candidate.summary(why) for candidate, why in self.others),
+        )
 
 
 def choose(config: TrainConfig, world: int, fixed: frozenset[str]) -> tuple[TrainConfig, Choice]:

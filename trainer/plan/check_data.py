@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.wire.train_summary import CorpusUse
 from trainer.config.data import Source
 from trainer.config.glm import SPECIAL_TOKENS
 from trainer.corpus.indexed import Index, bin_path, look
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.corpus.verify import id_range, other_tokenizer, recorded_largest_id
 from trainer.errors import Fault, TrainerError
-from trainer.plan.checks import CorpusUse
 from trainer.samples.blend import blend_fault, normal, split_fault
 from trainer.samples.dataset import WHOLE
 from trainer.samples.gpt import tokens_of

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
+from clusterctl.wire.train_summary import CheckpointCost, Hardware
 from trainer.config.layout import Layout
 from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault
-from trainer.plan.hardware import Hardware
 from trainer.plan.memory import learned_parameters, learned_sizes, sizes_of
 
 # Assumed GB/s: of a node's disk and hashing together, and of a copy within a node's memory.
@@ -17,35 +15,6 @@ COPY_GBYTES = 2.0
 WEIGHT, STATE = 4, 12
 # A rank with more bytes saves in the background; the same limit as in trainer.checkpoint.checkpointer.
 SMALL = 64 << 20
-
-
-@dataclass(frozen=True)
-class CheckpointCost:
-    """The cost of one checkpoint, and of all checkpoints that are kept."""
-
-    bytes: int
-    """The size of all files of a checkpoint."""
-    kept: int
-    """The most checkpoints on disk at a time, including the one that is being written."""
-    node_bytes: int
-    """The bytes of one checkpoint on the node that writes most."""
-    staging_bytes: int
-    """The memory of a node for the copies of background saves; 0 without background saves."""
-    seconds: float
-    """Seconds from the copy to the last rename."""
-    stall_seconds: float
-    """The part of these seconds in which training waits."""
-    stall_share: float
-    """Fraction of the training's time; 0 if checkpoints are saved only at the end."""
-    copies: int
-    """How many nodes have a copy of each file."""
-    shared: bool
-    """Whether all nodes write to one disk."""
-    disk_bytes: int
-    """The size of all kept checkpoints and one in progress: on the node with most, or on the shared disk."""
-
-    def as_json(self) -> dict[str, object]:
-        return {**asdict(self), "disk_gbytes": DISK_GBYTES}
 
 
 def checkpoint_cost(
@@ -73,6 +42,7 @@ def checkpoint_cost(
         copies=copies,
         shared=shared,
         disk_bytes=count * (whole if shared else min(whole, copies * node)),
+        disk_gbytes=DISK_GBYTES,
     )
 
 

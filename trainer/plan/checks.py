@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.wire.train_summary import CorpusUse, Hardware
 from trainer.config.layout import Layout, accumulation
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
 from trainer.config.parts import ProfileConfig
-from trainer.plan.hardware import Hardware
 from trainer.plan.memory import Memory
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
-
-
-@dataclass(frozen=True)
-class CorpusUse:
-    """The use of one corpus in the training; `epochs`: how often each of its tokens is read."""
-
-    prefix: str
-    sequences: int
-    # Tokens in the training split.
-    tokens: int
-    # Fraction of the samples.
-    share: float
-    epochs: float
 
 
 # Fraction of a step; with a larger pipeline bubble most layouts without a pipeline are faster.

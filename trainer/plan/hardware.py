@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.wire.train_summary import Hardware
 from native.compiled.library import attention_level
 from trainer.config.chips import NAMED, Chip, default_chip
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
-
-
-# The usable fraction of a device's memory; libraries and fragmentation take the rest.
-ROOM = 0.94
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """A device and its links; a plan's times are no better than these figures."""
-
-    kind: str
-    chip: str
-    devices_per_node: int
-    memory: float
-    """GB; 0 if unknown: nothing is compared then."""
-    tflops: float
-    efficiency: float
-    """The fraction of `tflops` that the matrix products of a training reach."""
-    node_gbytes: float
-    net_gbytes: float
-    memory_gbytes: float
-    """GB/s between a device and its memory, which limit the optimizer's step."""
-    host_gbytes: float
-    """GB/s between a device and the node's memory."""
-    latency: float
-    """Seconds of the smallest exchange."""
-    sources: dict[str, str]
-    """The source of each figure."""
-
-    @property
-    def room(self) -> float:
-        """Return the bytes that a training can use; 0 if the memory is unknown."""
-        return self.memory * 1e9 * ROOM
-
-    def as_json(self) -> dict[str, object]:
-        return dict(self.__dict__)
 
 
 # GB/s of CPU memory for one device's offloaded optimizer: eight memory channels for eight devices.

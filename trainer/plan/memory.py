@@ -54,7 +54,8 @@ class Memory:
     def total(self) -> int:
         return sum(self.__dict__.values())
 
-    def as_json(self) -> dict[str, int]:
+    def by_purpose(self) -> dict[str, int]:
+        """Return the bytes of each purpose, and their total."""
         return {**self.__dict__, "total": self.total}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.wire.train_summary import Hardware
 from trainer.config.deepspeed import parts_on_disk, settings_of
 from trainer.config.layout import Layout
 from trainer.plan.activations import WIDE
-from trainer.plan.hardware import Hardware
 from trainer.plan.memory import learned_sizes, sizes_of
 
 if TYPE_CHECKING:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.wire.train_summary import (
+    CorpusUse,
+    LayoutSizes,
+    ParallelSettings,
+    StagePlan,
+    StepTime,
+    TrainSummary,
+)
+from clusterctl.wire.typed_json import encode
 from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault
@@ -22,7 +31,6 @@ from trainer.plan.time import CONVENTIONS, Cost, cost, passes_of, per_token, sho
 
 if TYPE_CHECKING:
     from trainer.plan.auto import Choice
-    from trainer.plan.checks import CorpusUse
 
 
 def check(document: object) -> JsonObject:
@@ -66,12 +74,9 @@ def check(document: object) -> JsonObject:
         layout = config.layout(world)
         faults = disk_faults(config, checkpoint_cost(config, layout, hardware_of(config, world)))
     if whole is not None:
-        whole["notes"] = [*name_notes(str(document.get("name", "")), config), *whole["notes"], *data_notes]
-    return {
-        **_answer(faults),
-        "config": config.as_json(),
-        "summary": whole,
-    }
+        named = name_notes(str(document.get("name", "")), config)
+        whole = replace(whole, notes=(*named, *whole.notes, *data_notes))
+    return {**_answer(faults), "config": config.as_json(), "summary": encode(whole)}
 
 
 def _check_data(
@@ -107,7 +112,7 @@ def summary(
     uses: Sequence[CorpusUse] = (),
     choice: Choice | None = None,
     length: float | None = None,
-) -> JsonObject:
+) -> TrainSummary:
     """Return the figures of a checked config; `epochs` is None if the data is unknown.
 
     `length`: the mean tokens of a task's samples, if they vary.
@@ -125,54 +130,56 @@ def summary(
     need = highest.memory
     flops = per_token(config.model, config.recompute.mode, passes_of(config))
     rates = {name: count * step.tokens_per_second / world / 1e12 for name, count in flops.items()}
-    return {
-        "parameters": config.model.parameters(),
-        "trained_parameters": learned_parameters(config),
-        "active_parameters": config.model.active_parameters(),
-        "layout": layout.as_json(),
-        "parallel": asdict(config.parallel),
-        "zero": config.zero,
-        "offload": config.offload,
-        "recompute": config.recompute.mode,
-        "steps": config.steps,
-        "micro_batch": config.micro_batch,
-        "accumulation": micros,
-        "bubble": (layout.pipeline - 1) / config.parallel.interleave / micros,
-        "tokens_per_step": a_step,
-        "tokens_total": total,
-        "epochs": drawn / sum(use.tokens for use in uses) if uses else None,
-        "corpora": [asdict(use) for use in uses],
-        "memory_per_device_bytes": need.as_json(),
-        "highest_stage": highest.stage,
-        "memory_of_the_node_bytes": max(stage.node for stage in found),
-        "offload_disk_bytes": offload_disk(config, layout, hardware),
-        "memory_of_a_device_bytes": int(hardware.memory * 1e9) or None,
-        "usable_memory_bytes": int(hardware.room) or None,
-        "fits": need.total <= hardware.room if hardware.room else None,
-        "stages": [_stage_json(stage, layout) for stage in found],
-        "time": _time_json(step, total),
-        "checkpoints": checkpoint_cost(config, layout, hardware, step.seconds).as_json(),
-        "flops_per_token": flops,
-        "tflops_per_device": rates,
-        "conventions": CONVENTIONS,
-        "hardware": hardware.as_json(),
-        "chosen": choice.as_json() if choice else None,
-        "notes": lint(config, layout, hardware, need, uses),
-    }
+    return TrainSummary(
+        parameters=config.model.parameters(),
+        trained_parameters=learned_parameters(config),
+        active_parameters=config.model.active_parameters(),
+        layout=LayoutSizes(layout.data, layout.tensor, layout.pipeline, layout.context),
+        parallel=ParallelSettings(**asdict(config.parallel)),
+        zero=config.zero,
+        offload=config.offload,
+        recompute=config.recompute.mode,
+        steps=config.steps,
+        micro_batch=config.micro_batch,
+        accumulation=micros,
+        bubble=(layout.pipeline - 1) / config.parallel.interleave / micros,
+        tokens_per_step=a_step,
+        tokens_total=total,
+        epochs=drawn / sum(use.tokens for use in uses) if uses else None,
+        corpora=tuple(uses),
+        memory_per_device_bytes=need.by_purpose(),
+        highest_stage=highest.stage,
+        memory_of_the_node_bytes=max(stage.node for stage in found),
+        offload_disk_bytes=offload_disk(config, layout, hardware),
+        memory_of_a_device_bytes=int(hardware.memory * 1e9) or None,
+        usable_memory_bytes=int(hardware.room) or None,
+        fits=need.total <= hardware.room if hardware.room else None,
+        stages=tuple(_stage_plan(stage, layout) for stage in found),
+        time=_step_time(step, total),
+        checkpoints=checkpoint_cost(config, layout, hardware, step.seconds),
+        flops_per_token=flops,
+        tflops_per_device=rates,
+        conventions=CONVENTIONS,
+        hardware=hardware,
+        chosen=choice.summary() if choice else None,
+        notes=tuple(lint(config, layout, hardware, need, uses)),
+    )
 
 
-def _time_json(step: Cost, total: int) -> dict[str, object]:
+def _step_time(step: Cost, total: int) -> StepTime:
     rate = step.tokens_per_second
-    return {**asdict(step), "seconds": step.seconds, "tokens_per_second": rate, "in_all": total / rate}
+    names = ("compute", "tensor", "pipeline", "bubble", "data", "update", "tokens")
+    parts = {name: getattr(step, name) for name in names}
+    return StepTime(**parts, seconds=step.seconds, tokens_per_second=rate, in_all=total / rate)
 
 
-def _stage_json(stage: Stage, layout: Layout) -> JsonObject:
+def _stage_plan(stage: Stage, layout: Layout) -> StagePlan:
     size = layout.tensor * layout.data
-    return {
-        "ranks": [stage.stage * size, (stage.stage + 1) * size],
-        "layers": [list(each) for each in stage.layers],
-        "parameters_per_rank": stage.parameters,
-        "memory": stage.memory.as_json(),
-        "moment": stage.moment,
-        "most_activations": stage.activations,
-    }
+    return StagePlan(
+        ranks=(stage.stage * size, (stage.stage + 1) * size),
+        layers=stage.layers,
+        parameters_per_rank=stage.parameters,
+        memory=stage.memory.by_purpose(),
+        moment=stage.moment,
+        most_activations=stage.activations,
+    )

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.report.summary import RunSummary
     from clusterctl.runs.overview import TrainProgress
     from clusterctl.transport.fanout import Connections
+    from clusterctl.wire.train_summary import TrainSummary
 
 
 # Seconds after which another controller may replace a new one.
@@ -79,7 +79,7 @@ def show_plan(
     from clusterctl.cli.views import layout, tables
     from clusterctl.jobs import job_check, what_if
     from clusterctl.jobs import plan as plans
-    from clusterctl.typed_json import encode
+    from clusterctl.wire.typed_json import encode
 
     summary = job_check.check(job, cluster)
     made = plans.make_plan(cluster, job)
@@ -89,7 +89,7 @@ def show_plan(
         )
     rehearsal = job_check.rehearse(job, cluster) if rehearse else None
     if as_json:
-        answer = dict(summary.answer) if summary else {}
+        answer = encode(summary) if summary else {}
         if rehearsal:
             answer["rehearsed"] = encode(rehearsal)
         screen.show_json({**made.as_json(), "summary": answer})

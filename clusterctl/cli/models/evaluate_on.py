@@ -13,7 +13,7 @@ from clusterctl.cli.models import place
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.report.evaluations import Evaluation
-from clusterctl.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 # Keys that identify an evaluation: it replaces an older result with the same values.
 IDENTITY = ("task", "convention", "checkpoint_sha256", "data_sha256", "tokenizer_sha256", "options")

@@ -91,7 +91,7 @@ def _build_on(chosen: Cluster, arguments: list[str], *, leave: bool) -> None:
     from clusterctl.cli.views.progress_bar import bar
     from clusterctl.runs.prepare.build_data import spread, value_of
     from clusterctl.runs.prepare.built_pair import ShardList
-    from clusterctl.typed_json import encode
+    from clusterctl.wire.typed_json import encode
 
     output = value_of(arguments, "--output")
     if output is None:

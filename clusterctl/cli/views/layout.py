@@ -19,9 +19,9 @@ from clusterctl.text import (
 )
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.train_summary import (
+    from clusterctl.wire.train_summary import (
         CandidateLayout,
-        DevicePlan,
+        Hardware,
         LayoutSizes,
         ParallelSettings,
         Rehearsal,
@@ -156,7 +156,7 @@ def _checkpoint_facts(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     yield "", f"all of them take up to {size(cost.disk_bytes)} {disk}{each}"
 
 
-def _device(hardware: DevicePlan) -> Iterator[str]:
+def _device(hardware: Hardware) -> Iterator[str]:
     """Yield the figures of a device, grouped by their source."""
     by_source: dict[str, list[str]] = {}
     for name, label in FIGURES.items():

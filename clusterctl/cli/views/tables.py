@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.plan import Plan
     from clusterctl.jobs.run_lines import Metric
-    from clusterctl.jobs.train_summary import TrainSummary
     from clusterctl.logs.lines import LogLine
     from clusterctl.ranktable.api import RankTable
     from clusterctl.runs.causes.cause import Cause
     from clusterctl.runs.overview import TrainProgress
+    from clusterctl.wire.train_summary import TrainSummary
 
 # Number of root causes below a list of runs; `status` shows that of one run.
 CAUSES = 5

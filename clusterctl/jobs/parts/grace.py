@@ -12,7 +12,7 @@ from clusterctl.wire.fields import Key
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
-    from clusterctl.jobs.train_summary import TrainSummary
+    from clusterctl.wire.train_summary import TrainSummary
 
 # What a derived grace has beyond the planned times, which are estimates: this many times them.
 MARGIN = 1.5

@@ -20,7 +20,7 @@ from clusterctl.runs.causes.patterns import how_it_ended as how_it_ended
 from clusterctl.runs.causes.workers import Worker, failed_worker
 from clusterctl.runs.state import write_state
 from clusterctl.text import plural
-from clusterctl.typed_json import BadValue, decode, encode
+from clusterctl.wire.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
     from clusterctl.runs.state import RankState, RunState

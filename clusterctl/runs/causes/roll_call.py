@@ -13,7 +13,7 @@ from clusterctl.runs.causes.blame import STOPPED, Observation, judge
 from clusterctl.runs.causes.mismatch import ABORTED, stack_in
 from clusterctl.runs.causes.workers import own_lines
 from clusterctl.transport.fanout import within
-from clusterctl.typed_json import BadValue, decode, encode
+from clusterctl.wire.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -33,7 +33,7 @@ from clusterctl.runs.prepare.built_pair import (
 )
 from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_all
-from clusterctl.typed_json import BadValue, decode
+from clusterctl.wire.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node

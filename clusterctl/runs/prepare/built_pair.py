@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl.typed_json import BadValue, decode, encode, parse
+from clusterctl.wire.typed_json import BadValue, decode, encode, parse
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from clusterctl.jobs.run_lines import Metric, read_metric
 from clusterctl.logs.lines import LogChunk, shown
 from clusterctl.runs.state import NodeFailure, SupervisorState
 from clusterctl.runs.watching.stall import is_number
-from clusterctl.typed_json import BadValue, decode, parse
 from clusterctl.wire import contract
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 # Kinds of events that are shown to a follower.
 NOTED = ("note", "restart", "new_port", "straggler")

@@ -29,7 +29,7 @@ from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.local import LocalTransport
-from clusterctl.typed_json import decode
+from clusterctl.wire.typed_json import decode
 from tests.support.nodes import connect, local_node, oldest_python, wait_for
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

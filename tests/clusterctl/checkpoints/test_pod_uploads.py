@@ -29,8 +29,8 @@ from clusterctl.runs.start import record_attempt
 from clusterctl.storage.client import LIST, here
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
-from clusterctl.typed_json import encode
 from clusterctl.wire import contract
+from clusterctl.wire.typed_json import encode
 from tests.clusterctl.conftest import Run
 from tests.support import checkpoints as made
 from tests.support.nodes import local_node

@@ -17,11 +17,11 @@ from clusterctl import text as clusterctl_text
 from clusterctl.checkpoints.checkpoint import Health
 from clusterctl.cli.views import checkpoints, layout, tables
 from clusterctl.jobs.run_lines import Metric, read_metric
-from clusterctl.jobs.train_summary import CorpusUse, Rehearsal, read_check
 from clusterctl.logs.store import LogLine
 from clusterctl.runs.overview import TrainProgress, read_progress
 from clusterctl.text import escape_controls, escape_in_json
-from clusterctl.typed_json import BadValue
+from clusterctl.wire.train_summary import CorpusUse, Rehearsal, TrainCheck
+from clusterctl.wire.typed_json import BadValue, decode, encode
 from trainer.plan.summary import check
 
 
@@ -187,10 +187,10 @@ def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> N
 
     cluster = Cluster("lab", (Node("node1", "10.0.0.1", "10.0.0.1", devices=(0,), kind="cpu"),))
     made = plan.make_plan(cluster, job.Job(name="mix", command=("true",), source="job.yaml"))
-    corpus = CorpusUse("/data/wi\x1bki", 104_000, 0.75, 1.25)
+    corpus = CorpusUse("/data/wi\x1bki", 300, 104_000, 0.75, 1.25)
     answer = check({"train": TRAIN, "world_size": 1})
-    summary = read_check(answer).summary
-    assert summary is not None and summary.answer == answer["summary"]
+    summary = decode(TrainCheck, answer).summary
+    assert summary is not None and encode(summary) == json.loads(json.dumps(answer["summary"]))
     alone, two = (replace(summary, corpora=(corpus,) * number) for number in (1, 2))
     assert "corpus" not in drawn(tables.plan_facts(made, alone))
     line = "corpus      75.0% wi\\x1bki: 1.2 epochs of 104k tokens"
@@ -199,7 +199,7 @@ def test_a_plan_tells_the_share_and_the_epochs_of_each_of_several_corpora() -> N
 
 def test_a_plan_tells_what_offload_takes_of_a_disk() -> None:
     answer = check({"train": TRAIN, "world_size": 1})
-    summary = read_check(answer).summary
+    summary = decode(TrainCheck, answer).summary
     assert summary is not None and "nvme_path" not in drawn(*layout.training(summary))
     moved = replace(summary, offload_disk_bytes=21_000_000_000)
     line = "offload takes up to 21 GB of each node's disk (nvme_path)"
@@ -210,7 +210,7 @@ def test_an_answer_of_the_trainer_without_a_figure_is_refused_with_its_key() -> 
     answer = check({"train": TRAIN, "world_size": 1})
     del answer["summary"]["checkpoints"]["kept"]
     with pytest.raises(BadValue, match=r"summary\.checkpoints\.kept is missing"):
-        read_check(answer)
+        decode(TrainCheck, answer)
 
 
 def test_a_list_of_runs_in_80_columns_cuts_no_id_in_two() -> None:

@@ -24,7 +24,7 @@ from clusterctl.keeper.client import error_from_json
 from clusterctl.keeper.clients import _Outgoing, error_to_json
 from clusterctl.keeper.messages import LinkRequest, WayOptions
 from clusterctl.transport.link import RequestFailed
-from clusterctl.typed_json import decode
+from clusterctl.wire.typed_json import decode
 from tests.support.keeping import Keeping, is_alive, until
 
 INVENTORY = """

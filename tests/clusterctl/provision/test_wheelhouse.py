@@ -19,7 +19,7 @@ from clusterctl.provision.wheelhouse import (
     open_wheelhouse,
     requirements_of_extra,
 )
-from clusterctl.typed_json import decode
+from clusterctl.wire.typed_json import decode
 from tests.support.wheels import lock_line, make_source, make_wheel
 
 

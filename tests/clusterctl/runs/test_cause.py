@@ -23,7 +23,7 @@ from clusterctl.runs.state import NodeAnswer, RankState, RunState, read_state, w
 from clusterctl.runs.stop import stop_run
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
-from clusterctl.typed_json import decode
+from clusterctl.wire.typed_json import decode
 from tests.clusterctl.runs.test_run import launched, program
 from tests.support.records import outcome, rank_of, record_of
 from tests.support.records import state_of as make_state

@@ -80,7 +80,7 @@ def test_two_ranks_learn_what_one_learns(
 
 def test_the_plan_counts_the_tokens_that_are_read(raw_config: Callable[..., dict[str, Any]]) -> None:
     config = read_config(raw_config(curriculum=CURRICULUM))
-    assert summary(config, 1)["tokens_total"] == config.tokens(8) == 8 * (4 + 8 + 8 + 12 + 12 + 16 + 16 + 16)
+    assert summary(config, 1).tokens_total == config.tokens(8) == 8 * (4 + 8 + 8 + 12 + 12 + 16 + 16 + 16)
     assert read_config(raw_config()).tokens(8) == 8 * 8 * 16
 
 

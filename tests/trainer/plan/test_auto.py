@@ -43,7 +43,7 @@ def test_operations_a_token_are_those_of_the_convention(name: str) -> None:
 
 def test_a_model_that_fits_is_neither_cut_nor_recomputed() -> None:
     summary = answer(8, model="gpt2-345M", micro_batch=8, global_batch=64, parallel="auto")["summary"]
-    assert summary["layout"] == {"data": 8, "tensor": 1, "pipeline": 1}
+    assert summary["layout"] == {"data": 8, "tensor": 1, "pipeline": 1, "context": 1}
     assert (summary["zero"], summary["recompute"]) == (0, "none")
     assert any("times as slow" in one["why"] for one in summary["chosen"]["losing"])
     cuts = [(one["tensor"], one["pipeline"]) for one in summary["chosen"]["best"]]

@@ -20,7 +20,7 @@ Make = Callable[..., dict[str, Any]]
 def test_a_plan_counts_parameters_tokens_and_epochs(raw_config: Make, prefix: Path) -> None:
     answer = check({"train": raw_config(), "world_size": 2, "check_data": True})
     summary = answer["summary"]
-    assert answer["ok"] and summary["layout"] == {"data": 2, "tensor": 1, "pipeline": 1}
+    assert answer["ok"] and summary["layout"] == {"data": 2, "tensor": 1, "pipeline": 1, "context": 1}
     assert (summary["accumulation"], summary["tokens_per_step"], summary["tokens_total"]) == (2, 128, 1024)
     lengths = open_corpus(prefix).lengths
     # Of 40 documents, 80 %.

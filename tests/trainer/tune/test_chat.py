@@ -398,4 +398,4 @@ def test_frozen_weights_have_no_gradient_to_compute(material: Path) -> None:
     config = read_config({**raw, "steps": 4})
     for lora in (config.tune.lora, type(config.tune.lora)()):
         found = summary(replace(config, tune=replace(config.tune, lora=lora)), 1)
-        assert found["tflops_per_device"]["model"] <= 10 * 0.5 * 1.001
+        assert found.tflops_per_device["model"] <= 10 * 0.5 * 1.001

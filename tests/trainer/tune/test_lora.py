@@ -332,10 +332,10 @@ def test_the_plan_counts_state_of_adapters_alone(material: Path, base: Path) -> 
     whole = summary(read_config(raw), 1)
     own = summary(config, 1)
     learned = 2 * adapter_parameters(config.model, config.tune.lora)
-    assert own["trained_parameters"] == learned < whole["trained_parameters"] == whole["parameters"]
-    assert own["memory_per_device_bytes"]["optimizer"] == 8 * learned
-    assert own["checkpoints"]["bytes"] == 12 * learned
-    assert own["memory_per_device_bytes"]["weights"] >= whole["memory_per_device_bytes"]["weights"]
+    assert own.trained_parameters == learned < whole.trained_parameters == whole.parameters
+    assert own.memory_per_device_bytes["optimizer"] == 8 * learned
+    assert own.checkpoints.bytes == 12 * learned
+    assert own.memory_per_device_bytes["weights"] >= whole.memory_per_device_bytes["weights"]
 
 
 def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import typed_json
+from clusterctl.wire import typed_json
 
 VALUES = {"flag": False, "number": 1, "share": 0.5, "text": "a", "nothing": None, "list": [True, {}]}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
-from clusterctl.typed_json import decode
+# The usable fraction of a device's memory; libraries and fragmentation take the rest.
+ROOM = 0.94
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,16 @@ class TrainFault:
 
 @dataclass(frozen=True)
 class CorpusUse:
-    """One corpus of the training: its part of the samples, and how often each of its tokens is read."""
+    """The use of one corpus in the training."""
 
     prefix: str
+    sequences: int
     tokens: int
+    """Tokens in the training split."""
     share: float
+    """Fraction of the samples."""
     epochs: float
+    """How often each of its tokens is read."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,20 @@ class LayoutSizes:
     data: int
     tensor: int
     pipeline: int
+    context: int = 1
 
 
 @dataclass(frozen=True)
 class ParallelSettings:
-    """The settings of `parallel` that the layout's sizes do not have."""
+    """The job's `train.parallel`."""
 
+    auto: bool
+    tensor: int
+    pipeline: int
     interleave: int
     sequence: bool
+    context: int
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -58,9 +68,11 @@ class CandidateLayout:
     offload: bool
     recompute: str
     memory: int
+    """Bytes on the device that needs most memory."""
     seconds: float
     tokens_per_second: float
     why: str = ""
+    context: int = 1
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,7 @@ class StepTime:
     bubble: float
     data: float
     update: float
+    tokens: int
     seconds: float
     tokens_per_second: float
     in_all: float
@@ -105,32 +118,59 @@ class StepTime:
 
 @dataclass(frozen=True)
 class CheckpointCost:
-    """Size and time of one checkpoint, and of all that are kept."""
+    """The cost of one checkpoint, and of all checkpoints that are kept."""
 
     bytes: int
+    """The size of all files of a checkpoint."""
     kept: int
+    """The most checkpoints on disk at a time, including the one that is being written."""
     node_bytes: int
+    """The bytes of one checkpoint on the node that writes most."""
     staging_bytes: int
+    """The memory of a node for the copies of background saves; 0 without background saves."""
     seconds: float
+    """Seconds from the copy to the last rename."""
     stall_seconds: float
+    """The part of these seconds in which training waits."""
     stall_share: float
+    """Fraction of the training's time; 0 if checkpoints are saved only at the end."""
     copies: int
+    """How many nodes have a copy of each file."""
     shared: bool
+    """Whether all nodes write to one disk."""
     disk_bytes: int
+    """The size of all kept checkpoints and one in progress: on the node with most, or on the shared disk."""
     disk_gbytes: float
     """GB/s of a node's disk."""
 
 
 @dataclass(frozen=True)
-class DevicePlan:
-    """The figures of a device, 0 where unknown, and where each is from."""
+class Hardware:
+    """A device and its links; a plan's times are no better than these figures."""
 
+    kind: str
+    chip: str
+    devices_per_node: int
     memory: float
+    """GB; 0 if unknown: nothing is compared then."""
     tflops: float
     efficiency: float
+    """The fraction of `tflops` that the matrix products of a training reach."""
     node_gbytes: float
     net_gbytes: float
+    memory_gbytes: float
+    """GB/s between a device and its memory, which limit the optimizer's step."""
+    host_gbytes: float
+    """GB/s between a device and the node's memory."""
+    latency: float
+    """Seconds of the smallest exchange."""
     sources: Mapping[str, str]
+    """The source of each figure."""
+
+    @property
+    def room(self) -> float:
+        """Return the bytes that a training can use; 0 if the memory is unknown."""
+        return self.memory * 1e9 * ROOM
 
 
 @dataclass(frozen=True)
@@ -139,6 +179,8 @@ class TrainSummary:
 
     parameters: int
     trained_parameters: int
+    active_parameters: int
+    """Parameters that compute a token: with experts, not all."""
     layout: LayoutSizes
     parallel: ParallelSettings
     zero: int
@@ -168,11 +210,9 @@ class TrainSummary:
     flops_per_token: Mapping[str, float]
     tflops_per_device: Mapping[str, float]
     conventions: Mapping[str, str]
-    hardware: DevicePlan
+    hardware: Hardware
     chosen: AutoChoice | None
     notes: tuple[str, ...]
-    answer: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The trainer's own JSON object, which `plan --json` prints."""
 
 
 @dataclass(frozen=True)
@@ -201,11 +241,3 @@ class Rehearsal:
     ranks: int
     engine: str
     seconds: float
-
-
-def read_check(answer: Mapping[str, Any]) -> TrainCheck:
-    """Return the trainer's answer to a check; raise BadValue for any other object."""
-    check = decode(TrainCheck, answer)
-    if check.summary is None:
-        return check
-    return replace(check, summary=replace(check.summary, answer=answer["summary"]))
