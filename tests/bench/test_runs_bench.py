@@ -11,7 +11,7 @@ import pytest
 
 from bench.reach import logs
 from bench.reach.field import Sample
-from bench.runs import field, hangs, idle, recover, slurm, stops
+from bench.runs import code, field, hangs, idle, recover, slurm, stops
 from bench.runs import goodput as goodputs
 from bench.runs.times import (
     durations,
@@ -150,6 +150,7 @@ def test_following_is_judged_by_the_best_peer_that_brought_every_line() -> None:
         *[(goodputs, words) for words in ("--minutes 0", "--every -5")],
         (recover, "--runs 0"),
         (slurm, "--rounds 0"),
+        (code, "--files 0"),
         (idle, "--seconds -1"),
     ],
 )
