@@ -85,13 +85,16 @@ class Use:
 class _Reader:
     code: Path | None
     variables: Mapping[str, str]
-    seen: set[Path] = field(default_factory=set)
+    seen: set[tuple[Path, tuple[str, ...]]] = field(default_factory=set)
 
     def command(self, words: tuple[str, ...], where: str, depth: int, before: int = 0) -> Iterator[Use]:
         """Yield the launchers that a command starts; `before` words stand in front of it."""
         if words and words[0].startswith("-"):
             # The reader of the shell drops `env`, `exec` and `sudo`, but not their options.
             words, before = ("env", *words), before - 1
+        if PurePath(words[0] if words else "").name == "env" and words[1:2] in (("-S",), ("--split-string",)):
+            yield from self.text(" ".join((*words[2:3], shlex.join(words[3:]))), where or "env -S", depth + 1)
+            return
         skipped = _skip_wrappers(words)
         words, before = words[skipped:], before + skipped
         if not words or depth > DEEPEST:
@@ -102,19 +105,20 @@ class _Reader:
         if found := launcher_at(words):
             yield Use(found, words, before, where)
             return
-        name = PurePath(words[0]).name
+        # The name of the path "." is empty.
+        name = PurePath(words[0]).name or words[0]
         if name == "eval":
             yield from self.text(" ".join(words[1:]), where or "eval", depth + 1)
         elif SHELL.fullmatch(name):
             yield from self._shell(words, where, depth)
         elif name in ("source", "."):
-            yield from self._file(words[1] if len(words) > 1 else "", depth)
+            yield from self._file(words[1:], depth)
         elif PYTHON.fullmatch(name):
             script = module_of(words)[0]
             if script.endswith(".sh"):
-                yield from self._file(script, depth)
+                yield from self._file(words[words.index(script) :], depth)
         elif "/" in words[0] or words[0].endswith(".sh"):
-            yield from self._file(words[0], depth)
+            yield from self._file(words, depth)
 
     def _shell(self, words: tuple[str, ...], where: str, depth: int) -> Iterator[Use]:
         index = 1
@@ -123,21 +127,23 @@ class _Reader:
             index += 1
             if word[1:2] != "-" and "c" in word:
                 text = words[index] if index < len(words) else ""
-                yield from self.text(text, where or f"{PurePath(words[0]).name} -c", depth + 1)
+                name = where or f"{PurePath(words[0]).name} -c"
+                yield from self.text(text, name, depth + 1, words[index + 2 :])
                 return
             if word in ("-o", "+o", "-O", "+O", "--rcfile", "--init-file"):
                 index += 1
-        if index < len(words):
-            yield from self._file(words[index], depth)
+        yield from self._file(words[index:], depth)
 
-    def _file(self, name: str, depth: int) -> Iterator[Use]:
-        """Yield the launchers of a script of the pushed folder; a variable before its name counts as that folder."""
-        name = re.sub(r"^(\$\{?\w+\}?|\$\(.*\)|`[^`]*`)/", "", name)
+    def _file(self, words: tuple[str, ...], depth: int) -> Iterator[Use]:
+        """Yield the launchers of a script of the pushed folder, with its arguments; a variable before its name counts
+        as that folder.
+        """
+        name = re.sub(r"^(\$\{?\w+\}?|\$\(.*\)|`[^`]*`)/", "", words[0] if words else "")
         if self.code is None or not name or os.path.isabs(name):
             return
         path = self.code / name
         try:
-            if path in self.seen or not path.is_file() or path.stat().st_size > LARGEST:
+            if (path, words[1:]) in self.seen or not path.is_file() or path.stat().st_size > LARGEST:
                 return
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -145,12 +151,12 @@ class _Reader:
         first = text.partition("\n")[0]
         if first.startswith("#!") and "sh" not in first:
             return
-        self.seen.add(path)
-        yield from self.text(text, name, depth + 1)
+        self.seen.add((path, words[1:]))
+        yield from self.text(text, name, depth + 1, words[1:])
 
-    def text(self, text: str, where: str, depth: int) -> Iterator[Use]:
+    def text(self, text: str, where: str, depth: int, given: tuple[str, ...] = ()) -> Iterator[Use]:
         """Yield the launchers that a text of the shell starts, also in its functions and substitutions."""
-        for words in shell_commands(text, self.variables):
+        for words in shell_commands(text, self.variables, given):
             yield from self.command(words, where, depth)
             for word in words:
                 for inner in _substitutions(word):
@@ -191,11 +197,18 @@ def _skip_wrappers(words: Sequence[str]) -> int:
     return index
 
 
-def shell_commands(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """Yield the commands that a text of the shell may start, with what is known of its variables filled in."""
+def shell_commands(
+    text: str, variables: Mapping[str, str], given: Sequence[str] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Yield the commands that a text of the shell may start, with what is known of its variables and of its `given`
+    arguments filled in.
+    """
     known = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-    # A value that the caller of a script gives is not known.
-    text = POSITIONAL.sub(lambda found: f"$argument_{found[1] or found[2]}", text)
+    if given:
+        known += f"set -- {shlex.join(given)}\n"
+    else:
+        # A value that the caller of a script gives is not known.
+        text = POSITIONAL.sub(lambda found: f"$argument_{found[1] or found[2]}", text)
     try:
         script = evaluate(known + text, "", alone=True)
     except InputFaults:
