@@ -60,7 +60,7 @@ class CompiledBlocks:
         """Run the block's backward pass, which is only compiled then, once more where its gradients go nowhere."""
         alone = x.detach().requires_grad_(x.requires_grad)
         wanted = [each for each in (alone, *block.parameters()) if each.requires_grad][:1]
-        generators = [] if self.device.kind == "cpu" else [self.device.index]
+        generators = [] if x.device.type == "cpu" else [x.device.index]
         # Recomputation counts the tensors that are saved; these are not its.
         same = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
         with torch.random.fork_rng(generators), same:
