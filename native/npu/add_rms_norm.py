@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from native.fallback import report_fallback
 from native.npu import library
+from native.npu.rms_norm import rms_norm
 from native.reference import add_rms_norm as plain
 
 
 def why_not() -> str:
     """Return why the kernels cannot run here, or an empty string."""
-    return library.missing("npu_add_rms_norm", "npu_rms_norm_backward")
+    return library.missing("npu_add_rms_norm", "npu_rms_norm", "npu_rms_norm_backward")
 
 
 def describe() -> str:
@@ -30,10 +30,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5)
     """Return x + residual, rounded to their type, and its RMS norm."""
     if x.dtype != residual.dtype or not library.computes("add_rms_norm", x):
         return plain(x, residual, weight, eps)
-    # The kernel only accepts a weight in the type of the input.
+    # The kernel only accepts a weight in the type of the input, and the trainer's are fp32.
     if weight.dtype != x.dtype:
-        report_fallback("add_rms_norm", "npu", f"needs a weight of {x.dtype}, not {weight.dtype}")
-        return plain(x, residual, weight, eps)
+        total = x + residual
+        return total, rms_norm(total, weight, eps)
     result: tuple[Tensor, Tensor] = _AddRMSNorm.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call]
     return result
 

@@ -119,16 +119,11 @@ def experts(micro: MicroBatch) -> int:
 
 
 def block_norms(micro: MicroBatch) -> int:
-    """Return the bytes of a block's norms; norms of the same input share it, unless each makes a copy."""
+    """Return the bytes of a block's norms; norms of the same input share it."""
     model = micro.model
-    shared = micro.residual if model.parallel_residual and not copies_input(micro) else 0
+    shared = micro.residual if model.parallel_residual else 0
     after = 2 * norm(micro, micro.width) if model.sandwich_norms else 0
     return 2 * norm(micro) - shared + after
-
-
-def copies_input(micro: MicroBatch) -> bool:
-    """Return whether a norm keeps an fp32 copy of its input: torch_npu's layer norm of 16-bit input."""
-    return micro.model.norm == "layer" and micro.kind == "npu" and not micro.cast and micro.width < WIDE
 
 
 def norm(micro: MicroBatch, width: int = 0) -> int:
@@ -136,10 +131,8 @@ def norm(micro: MicroBatch, width: int = 0) -> int:
     if micro.model.norm == "rms":
         own = micro.own_tokens
         return (width * own * micro.model.hidden if width else micro.residual) + WIDE * own
-    copied = micro.kind == "npu" or micro.cast
-    return (
-        WIDE * micro.own_tokens * micro.model.hidden if copied else micro.residual
-    ) + 2 * WIDE * micro.own_tokens
+    given = WIDE * micro.own_tokens * micro.model.hidden if micro.cast else micro.residual
+    return given + 2 * WIDE * micro.own_tokens
 
 
 def dropout(micro: MicroBatch) -> int:
