@@ -31,7 +31,7 @@ class Matrix:
         return self.data.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return `x` (rows, inputs) times the matrix, (rows, outputs), in the matrix's type."""
+        """Return `x` (..., inputs) times the matrix, (..., outputs), in the matrix's type."""
         return F.linear(x.to(self.data.dtype), self.data, self.bias)
 
     def rows(self, ids: Tensor) -> Tensor:

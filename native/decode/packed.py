@@ -72,17 +72,17 @@ class Packed:
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return `x` (rows, inputs) in fp32 times the matrix, (rows, outputs)."""
+        """Return `x` (..., inputs) in fp32 times the matrix, (..., outputs)."""
         if not self.native:
             return self._plain(x)
         call = self.structure
         if call.threads != torch.get_num_threads():
             call.threads = torch.get_num_threads()
         x = self._narrowed(x).contiguous()
-        rows, width = x.shape[0], call.n
-        out = torch.empty(rows, width)
-        _function()(ctypes.addressof(call), x.data_ptr(), rows, x.shape[1], out.data_ptr(), width)
-        return out if width == self.outputs else out[:, : self.outputs]
+        rows, width = x.shape[:-1], call.n
+        out = torch.empty(*rows, width)
+        _function()(ctypes.addressof(call), x.data_ptr(), rows.numel(), x.shape[-1], out.data_ptr(), width)
+        return out if width == self.outputs else out[..., : self.outputs]
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of the matrix in fp32: the embedding of each id."""
@@ -111,10 +111,11 @@ class Packed:
         if self.reads == torch.float32:
             return x
         x, width = x.contiguous(), quantized_bytes(self.inputs)
-        out = torch.empty(len(x), width, dtype=torch.int8)
+        rows = x.shape[:-1]
+        out = torch.empty(*rows, width, dtype=torch.int8)
         load().functions.native_packed_quantize(
             ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_int64(len(x)),
+            ctypes.c_int64(rows.numel()),
             ctypes.c_int64(self.inputs),
             ctypes.c_void_p(out.data_ptr()),
             ctypes.c_int64(width),

@@ -89,8 +89,7 @@ class PackedLinear(nn.Module):
         self.packed = packed
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.packed(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
-        return out
+        return self.packed(x)
 
 
 class PackedRowLinear(PackedLinear):

@@ -79,8 +79,10 @@ class Attention(nn.Module):
     def project(self, x: Tensor, source: Source | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's queries, keys and values, (batch, heads or groups, sequence, head size)."""
         mixed = self.qkv(x) if source is None else self.qkv(x, source)
-        widths = [heads * self.size for heads in (self.heads, self.groups, self.groups)]
-        q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in mixed.split(widths, -1))
+        parts = mixed.view(*mixed.shape[:-1], -1, self.size).split_with_sizes(
+            (self.heads, self.groups, self.groups), -2
+        )
+        q, k, v = (part.transpose(1, 2) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
