@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
-from clusterctl.cli import options
+from clusterctl.cli import option_fields, options
 from clusterctl.cli.given_once import refuse_contradictions, united
 from clusterctl.cli.kind_option import WithKind
 from clusterctl.cli.options import JOB_FILES, WRONG_WORDS
@@ -425,7 +425,7 @@ def _nothing() -> None:
 def _function(target: str) -> Callable[..., Any]:
     module, name = target.split(":")
     found: Callable[..., Any] = getattr(importlib.import_module(f"clusterctl.cli.{module}"), name)
-    return options.flat(found)
+    return option_fields.flat(found)
 
 
 def _forwarder(key: str) -> Callable[..., None]:

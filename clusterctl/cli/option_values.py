@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-KINDS = ("cpu", "cuda", "npu")
+from clusterctl.wire.requests import KINDS, MATRICES, SPLITS, TYPES
+
 HOSTFILES = ("deepspeed", "openmpi", "mpich", "slurm", "torchrun", "cluster")
 WEIGHTS = (
     "hf",
@@ -18,9 +19,6 @@ WEIGHTS = (
 )
 # Formats that `checkpoint import` reads; it writes WEIGHTS.
 READ_WEIGHTS = (*WEIGHTS, "glm", "oneflow")
-TYPES = ("fp32", "bf16", "fp16")
-MATRICES = (*TYPES, "int8")
-SPLITS = ("train", "valid", "test", "all")
 SORTS = ("given", "address", "name", "inventory")
 HARDWARE = ("910a", "a2", "a3", "a5")
 

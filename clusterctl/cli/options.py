@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -195,43 +195,6 @@ def require_node_path(path: str) -> None:
 
 
 OfNodePath = checked_by(require_node_path)
-
-
-def flat(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as typer needs it: a dataclass parameter becomes one parameter for each of its fields."""
-    import inspect
-
-    groups: dict[str, type[Any]] = {}
-    flattened: list[inspect.Parameter] = []
-    # Unlike these types, those that Python 3.10's `get_type_hints` returns are wrapped where the default is None.
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        kind = parameter.annotation
-        if not (isinstance(kind, type) and is_dataclass(kind)):
-            flattened.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[name] = kind
-        inner = get_type_hints(kind, include_extras=True)
-        flattened += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=inner[field.name],
-            )
-            for field in fields(kind)
-        ]
-    if not groups:
-        return function
-
-    def call(**values: Any) -> Any:
-        for name, kind in groups.items():
-            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-        return function(**values)
-
-    call.__doc__ = function.__doc__
-    call.__signature__ = inspect.Signature(flattened)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in flattened}
-    return call
 
 
 def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:

@@ -53,6 +53,8 @@ class Rule:
     example: str = ""
     """The remedy."""
     required: bool = False
+    metavar: str = "N"
+    """What the value is called in the help of an option."""
     read: Callable[[object], Any] | None = None
     """Makes the value of what is written; raises ValueError with a problem and a remedy."""
     take: Callable[[Reader, object, Key], Any] | None = None
@@ -286,6 +288,9 @@ def misfit(rule: Rule, value: object) -> tuple[str, str]:
             return f"{part[:80]!r} is not {rule.noun}", rule.example
         if not isinstance(part, (int, float)) or isinstance(part, bool):
             continue
+        limits = (rule.least, rule.most, rule.above, rule.below)
+        if isinstance(part, float) and math.isnan(part) and limits != (None,) * 4:
+            return f"{part} is not a number", rule.example or range_of(rule)
         small = (rule.least is not None and part < rule.least) or (
             rule.above is not None and part <= rule.above
         )

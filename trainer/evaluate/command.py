@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from clusterctl.wire.arguments import add_arguments, group_of, wrong_options
+from clusterctl.wire.requests import ScoringOptions
 from trainer.env import Env
 from trainer.errors import InputError
-from trainer.generate.command import add_bos_argument, device_kind
 
 # Seconds between two lines of progress: on a terminal, and otherwise.
 EVERY = (0.5, 30.0)
@@ -26,15 +27,8 @@ def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--task", action="append", required=True, metavar="TASK[=FILE]")
     parser.add_argument("--data", type=Path, metavar="FILE")
     parser.add_argument("--output", type=Path, default=Path("evaluations"), metavar="DIR")
-    parser.add_argument("--convention", default="")
-    parser.add_argument("--stride", type=int, default=32)
-    parser.add_argument("--pattern", type=int, default=0)
-    parser.add_argument("--split", default="all")
-    parser.add_argument("--limit", type=int, default=0)
+    add_arguments(parser, ScoringOptions)
     parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--device", default="", help="default: the best available")
-    parser.add_argument("--weights", default="fp32", help="type of matrices on a device: fp32, bf16 or fp16")
-    add_bos_argument(parser)
     parser.add_argument("--json", action="store_true")
 
 
@@ -47,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     tasks = [_task(text, arguments.data) for text in arguments.task]
     _check(tasks, arguments)
     own = Env.read()
-    kind = device_kind(arguments.device) or own.device_kind
+    kind = arguments.device or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, None, deterministic=False)
     group = Group.join(own, device)
     subject = Subject.load(
@@ -90,15 +84,9 @@ def _check(tasks: Sequence[tuple[str, Path | None]], arguments: argparse.Namespa
         for _, file in tasks
         if file is not None and (str(file) == "." or (not file.exists() and not Path(f"{file}.idx").exists()))
     ]
-    numbers = [
-        f"--{name} is {value}; at least {least} is needed"
-        for name, value, least in (
-            ("stride", arguments.stride, 1),
-            ("limit", arguments.limit, 0),
-            ("batch-tokens", arguments.batch_tokens, 1),
-        )
-        if value < least
-    ]
+    numbers = list(wrong_options(group_of(ScoringOptions, arguments)))
+    if arguments.batch_tokens < 1:
+        numbers.append(f"--batch-tokens: {arguments.batch_tokens} is too small (1 or more)")
     hints = [f"use one of: {', '.join(TASKS)}"] * bool(unknown)
     hints += ["name a local file, or a corpus without .bin"] * bool(absent)
     if unknown or absent or numbers:

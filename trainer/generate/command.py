@@ -9,10 +9,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.wire.arguments import add_arguments, group_of, wrong_options
+from clusterctl.wire.requests import DrawingOptions, ModelOptions
 from trainer.errors import InputError
 from trainer.surrogates import half_in
 
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from trainer.generate.sampling import Sampling
 
 ADD = Callable[[str, Any, str], argparse.ArgumentParser]
-KINDS = ("cpu", "cuda", "npu")
-# A launch that asks for tens of thousands of threads ends in a crash of OpenMP.
-MOST_THREADS = 1024
 AHEAD = 256
 """How many texts may be generated ahead of the next one to write."""
 # How many wrong lines of a file an error lists.
@@ -37,54 +36,14 @@ def add_verb(verb: ADD) -> None:
     parser.add_argument("--prompt", action="append", default=None)
     parser.add_argument("--prompts", metavar="FILE", help="text or JSON lines; - is stdin")
     parser.add_argument("--prompt-line", action="append", default=[], help="like a line of FILE")
-    parser.add_argument("--truncate", action="store_true")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--top-k", type=int, default=40)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--min-p", type=float, default=0.0)
-    parser.add_argument("--repetition-penalty", type=float, default=1.0)
-    parser.add_argument("--presence-penalty", type=float, default=0.0)
-    parser.add_argument("--frequency-penalty", type=float, default=0.0)
-    parser.add_argument("--no-repeat-ngram", type=int, default=0)
-    parser.add_argument("--beams", type=int, default=1)
-    parser.add_argument("--length-penalty", type=float, default=1.0)
-    parser.add_argument("--stop", action="append", default=[])
-    parser.add_argument("--ignore-end", action="store_true")
-    parser.add_argument("--logprobs", type=int)
-    parser.add_argument("--samples", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1234)
+    add_arguments(parser, DrawingOptions)
     parser.add_argument("--json", action="store_true")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose the model and how it is loaded."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
-    parser.add_argument("--base", type=Path, metavar="DIR", help="the base weights of adapters")
-    parser.add_argument("--device", default="", help="default: the best available")
-    parser.add_argument(
-        "--weights", default="", help="fp32, bf16, fp16 or int8; default: the device's usual type"
-    )
-    parser.add_argument("--cache", metavar="SIZE", help="memory for keys and values, such as 4GiB")
-    parser.add_argument("--threads", type=int, default=0, help="default: all cores")
-    parser.add_argument("--tensor", type=int, default=0, help="tensor parallel ranks")
-    parser.add_argument("--pipeline", type=int, default=0, help="pipeline stages")
-    add_bos_argument(parser)
-
-
-def add_bos_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that decides which tokens precede a prompt."""
-    parser.add_argument(
-        "--add-bos", action=argparse.BooleanOptionalAction, help="default: as the tokenizer does"
-    )
-
-
-def device_kind(text: str) -> str:
-    """Return the kind of device of an option; raise an InputError if there is no such kind."""
-    if text not in ("", *KINDS):
-        raise InputError(f"--device: there is no kind {text!r}", f"use {', '.join(KINDS)}")
-    return text
+    add_arguments(parser, ModelOptions)
 
 
 def _cache_bytes(text: str) -> int:
@@ -107,14 +66,9 @@ def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decod
     from trainer.env import Env
 
     cache = None if arguments.cache is None else _cache_bytes(arguments.cache)
-    for name in ("threads", "tensor", "pipeline"):
-        if getattr(arguments, name) < 0:
-            raise InputError(f"--{name} is {getattr(arguments, name)}; 1 or more are needed, or 0 to choose")
-    if arguments.threads > MOST_THREADS:
-        raise InputError(f"--threads is {arguments.threads}; at most {MOST_THREADS} are possible")
     own = Env.read()
     threads = arguments.threads or own.threads
-    kind = device_kind(arguments.device) or own.device_kind
+    kind = arguments.device or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, threads, deterministic=False)
     from trainer.generate.loading import open_decoder
     from trainer.generate.ranks import Division, Ranks, follow
@@ -164,12 +118,13 @@ def closing(decoder: Decoder) -> Iterator[None]:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return exit code 0."""
     from trainer.device import prepare_threads
+    from trainer.generate.sampling import Sampling
 
     prepare_threads()
-    sampling = _sampling(arguments)
-    sampling.check()
-    if not 1 <= arguments.samples <= 1000:
-        raise InputError(f"--samples is {arguments.samples}; 1 to 1000 are needed")
+    model, drawing = group_of(ModelOptions, arguments), group_of(DrawingOptions, arguments)
+    refuse(model, drawing)
+    names = {item.name for item in fields(Sampling)}
+    sampling = Sampling(**{name: value for name, value in vars(drawing).items() if name in names})
     prompts = _prompts(arguments)
     decoder = load_decoder(arguments)
     with closing(decoder):
@@ -192,17 +147,10 @@ def _generate(
         sys.stdout.flush()
 
 
-def _sampling(arguments: argparse.Namespace) -> Sampling:
-    from trainer.generate.sampling import Sampling
-
-    names = (
-        "max_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
-        "no_repeat_ngram beams length_penalty ignore_end logprobs seed"
-    )
-    values = {name: getattr(arguments, name) for name in names.split()}
-    if arguments.max_tokens == 0:
-        raise InputError("--max-tokens is 0; at least 1 is needed")
-    return Sampling(**values, stop=tuple(arguments.stop))
+def refuse(*groups: Any) -> None:
+    """Raise an InputError that lists all options whose values are not possible."""
+    if wrong := list(wrong_options(*groups)):
+        raise InputError("\n".join(wrong))
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,16 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
+from clusterctl.wire.fields import keys_of, misfit, range_of, rule_of, setting
+from clusterctl.wire.requests import DrawingOptions
 from native.decode.program import largest
 from trainer.errors import InputError
 
-MOST_LOGPROBS = 100
 _FIRST_TRY = 512
 """Most top-p sets lie within this many of the most likely ids; sorting all of 50,000 takes 3 ms."""
 
@@ -23,7 +24,7 @@ _FIRST_TRY = 512
 class Sampling:
     """How a request's tokens are drawn, and when it ends; temperature 0 or top_k 1 takes the most likely token."""
 
-    max_tokens: int = 64
+    max_tokens: int = setting(64, least=0)
     """The most tokens of a continuation, or of each blank."""
     temperature: float = 1.0
     top_k: int = 0
@@ -55,9 +56,9 @@ class Sampling:
     """Above 1: beam search with this many beams; temperature, top_k, top_p and min_p are then unused."""
     length_penalty: float = 1.0
     """Beam search divides a text's log probability by its length to this power."""
-    top_p_decay: float = 0.0
+    top_p_decay: float = setting(0.0, least=0, most=1)
     """Multiply top_p by this after each token; 0: never."""
-    top_p_bound: float = 0.0
+    top_p_bound: float = setting(0.0, least=0)
     """The minimum of a decaying top_p."""
 
     @property
@@ -66,37 +67,19 @@ class Sampling:
 
     def faults(self) -> list[tuple[str, str]]:
         """Return each field whose value is out of range, with an error message."""
-        ranges = (
-            ("max_tokens", self.max_tokens >= 0, "at least 0"),
-            ("temperature", 0 <= self.temperature <= 100, "0 to 100"),
-            ("top_k", self.top_k >= 0, "at least 0"),
-            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
-            ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty <= 100, "above 0, at most 100"),
-            ("presence_penalty", -2 <= self.presence_penalty <= 2, "-2 to 2"),
-            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "-2 to 2"),
-            ("no_repeat_ngram", self.no_repeat_ngram >= 0, "at least 0"),
-            (
-                "logprobs",
-                self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
-                f"0 to {MOST_LOGPROBS}",
-            ),
-            ("beams", 1 <= self.beams <= 64, "1 to 64"),
-            ("length_penalty", -10 <= self.length_penalty <= 10, "-10 to 10"),
-            ("top_p_decay", 0 <= self.top_p_decay <= 1, "0 to 1"),
-            ("top_p_bound", 0 <= self.top_p_bound <= self.top_p, "0 to top_p"),
-            ("seed", -(2**63) <= self.seed < 2**64, "a number of 64 bits"),
-            (
-                "stop",
-                len(self.stop) <= 64 and all(0 < len(text) <= 1000 for text in self.stop),
-                "at most 64 texts of 1 to 1000 characters",
-            ),
-        )
-        faults = [
-            (name, f"{_shortened(_written(getattr(self, name)))} is out of range: {need}")
-            for name, holds, need in ranges
-            if not holds
+        own = [item for item in fields(self) if "rule" in item.metadata]
+        rules = {item.name: rule_of(item) for item in (*keys_of(DrawingOptions), *own)}
+        faults = []
+        for name, rule in rules.items():
+            value = getattr(self, name, None)
+            if misfit(rule, value)[0]:
+                text = _shortened(json.dumps(value))
+                faults.append((name, f"{text} is out of range: {rule.example or range_of(rule)}"))
+        faults += [
+            (name, problem) for name, problem, _ in DrawingOptions(stop=self.stop, seed=self.seed).problems()
         ]
+        if self.top_p_bound > self.top_p:
+            faults.append(("top_p_bound", f"{self.top_p_bound} is out of range: 0 to top_p"))
         if not all(-100 <= value <= 100 for value in self.bias.values()):
             faults.append(("logit_bias", "a value is out of range: -100 to 100"))
         return faults
@@ -105,11 +88,6 @@ class Sampling:
         """Raise an InputError that lists all values out of range."""
         if faults := self.faults():
             raise InputError("\n".join(f"--{name.replace('_', '-')}: {text}" for name, text in faults))
-
-
-def _written(value: object) -> str:
-    """Return a value as JSON writes it."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _shortened(text: str) -> str:

@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.wire.arguments import add_arguments, group_of
+from clusterctl.wire.requests import ModelOptions, ServerOptions
 from trainer.env import install_command
 from trainer.errors import InputError
-from trainer.generate.command import add_model_arguments, closing, load_decoder
+from trainer.generate.command import add_model_arguments, closing, load_decoder, refuse
 from trainer.serve.address import is_loopback
 from trainer.side_files import SideFiles
 
@@ -34,19 +35,7 @@ def add_verb(verb: ADD) -> None:
     """Add the command to the trainer's argument parser."""
     parser = verb("serve", run, "answer requests over HTTP")
     add_model_arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--name", default="", help="default: the name of the checkpoint's folder")
-    parser.add_argument("--api-key-file", type=Path, help="needed unless the address is loopback")
-    parser.add_argument("--chat-template", type=Path, help="default: the tokenizer's own")
-    parser.add_argument(
-        "--batch", type=int, default=64, help="most texts that are generated at the same time"
-    )
-    parser.add_argument("--queue", type=int, default=256, help="most requests that wait in the queue")
-    parser.add_argument("--connections", type=int, default=2048)
-    parser.add_argument("--max-body", type=int, default=4 << 20, metavar="BYTES")
-    parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS")
-    parser.add_argument("--drain", type=float, default=30.0, metavar="SECONDS")
+    add_arguments(parser, ServerOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,7 +72,7 @@ def _read_inputs(arguments: argparse.Namespace) -> tuple[str, SideFiles, ChatTem
     key, template = "", None
     side = SideFiles.beside(arguments.tokenizer or arguments.checkpoint)
     with _collected(errors):
-        _check(arguments)
+        refuse(group_of(ModelOptions, arguments), group_of(ServerOptions, arguments))
     with _collected(errors):
         key = _key(arguments)
     with _collected(errors):
@@ -103,25 +92,6 @@ def _collected(errors: list[InputError]) -> Iterator[None]:
         yield
     except InputError as error:
         errors.append(error)
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    faults = []
-    for name, least in (("batch", 1), ("queue", 0), ("connections", 1), ("max_body", 1024)):
-        if getattr(arguments, name) < least:
-            faults.append(
-                f"--{name.replace('_', '-')} is {getattr(arguments, name)}; at least {least} is needed"
-            )
-    if not 0 <= arguments.port < 65536:
-        faults.append(f"--port is {arguments.port}; 0 to 65535 is needed")
-    for name in ("request_timeout", "drain"):
-        value = getattr(arguments, name)
-        if not 0 < value <= 1e6:
-            faults.append(
-                f"--{name.replace('_', '-')} is {value}; more than 0 and at most 1,000,000 are needed"
-            )
-    if faults:
-        raise InputError("\n".join(faults))
 
 
 def _key(arguments: argparse.Namespace) -> str:
@@ -150,7 +120,7 @@ def _key(arguments: argparse.Namespace) -> str:
 def _require_address(host: str, port: int) -> None:
     """Raise InputError if this process cannot listen at the address now."""
     if not 0 <= port < 65536:
-        # _check reports it.
+        # `refuse` reports it.
         return
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.models.generate import AddBos, Base, Device, Tokenizer, Where, arguments_of
+from clusterctl.cli.models.generate import Base, Tokenizer, Where
 from clusterctl.cli.models.trainer import forward
-from clusterctl.cli.option_values import SPLITS, TYPES
+from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import EVALUATIONS_DIR
+from clusterctl.wire.requests import ScoringOptions
 
 if TYPE_CHECKING:
     from clusterctl.cli.models.evaluate_on import Order
 
 TASKS = "ppl, lambada, wikitext, copa or choice"
-
-
-@dataclass(frozen=True)
-class ScoringOptions:
-    """How the data are read and scored, and on which device."""
-
-    convention: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="How to score, by the name of the other program; an unknown NAME lists them."
-        ),
-    ] = ""
-    stride: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Move the window by N tokens, for tasks with overlapping windows."
-        ),
-    ] = 32
-    pattern: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Use wording number N of a GLM's cloze question.")
-    ] = 0
-    split: Annotated[
-        str,
-        typer.Option(
-            metavar="PART",
-            callback=options.one_of(SPLITS),
-            help="Part of a corpus: train, valid, test or all.",
-        ),
-    ] = "all"
-    limit: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Evaluate only the first N documents or examples; 0: all.")
-    ] = 0
-    device: Device = None
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="TYPE", callback=options.one_of(TYPES), help="On GPUs and NPUs: fp32, bf16 or fp16."
-        ),
-    ] = "fp32"
-    add_bos: AddBos = None
 
 
 def evaluate(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.main import get_click_type
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.models.trainer import forward
-from clusterctl.cli.option_values import KINDS, MATRICES
+from clusterctl.wire.arguments import arguments_of
+from clusterctl.wire.requests import DrawingOptions, ModelOptions, ServerOptions
 
 # Shared with `eval` and `checkpoint export`.
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
@@ -23,147 +22,6 @@ Tokenizer = Annotated[
 Base = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The weights that adapters belong to, if they moved.")
 ]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KIND",
-        callback=options.one_of(KINDS),
-        help="Device: cpu, cuda or npu. Default: the nodes' kind; here the best available.",
-    ),
-]
-AddBos = Annotated[
-    bool | None,
-    typer.Option(
-        "--add-bos/--no-add-bos", help="Begin prompts with bos_token. Default: as the tokenizer does."
-    ),
-]
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """How a model is loaded."""
-
-    tokenizer: Tokenizer = None
-    base: Base = None
-    device: Device = None
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            callback=options.one_of(MATRICES),
-            help="Store matrices as fp32, bf16, fp16 or int8. Default: fp32 on CPUs, else bf16 if possible.",
-        ),
-    ] = None
-    cache: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory for keys and values, as in 4GiB. Default: 16 texts."),
-    ] = None
-    threads: Annotated[
-        int, typer.Option(min=0, max=1024, metavar="N", help="Compute with N threads; 0: one per core.")
-    ] = 0
-    tensor: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Divide every layer among N ranks. 0: as many as possible."),
-    ] = 0
-    pipeline: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Divide the sequence of layers among N ranks.")
-    ] = 0
-    add_bos: AddBos = None
-
-
-def _above_zero(most: float) -> Any:
-    """Return the type of numbers that are greater than 0 and at most `most`."""
-    kind: Any = get_click_type(annotation=float, parameter_info=typer.Option(min=0, max=most))
-    kind.min_open = True
-    return kind
-
-
-# The trainer has the same limits (trainer/generate/sampling.py); here they are checked before anything starts.
-@dataclass(frozen=True)
-class DrawingOptions:
-    """How tokens are chosen."""
-
-    max_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Generate at most N tokens; for a GLM, in each blank.")
-    ] = 64
-    temperature: Annotated[
-        float,
-        typer.Option(
-            min=0, max=100, metavar="T", help="Higher: more varied text; 0: always the most likely token."
-        ),
-    ] = 0.8
-    top_k: Annotated[
-        int, typer.Option(min=0, metavar="K", help="Choose among the K most likely tokens; 0: all.")
-    ] = 40
-    top_p: Annotated[
-        float,
-        typer.Option(
-            click_type=_above_zero(1),
-            metavar="P",
-            help="Choose among the tokens that make up this probability.",
-        ),
-    ] = 1.0
-    min_p: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, metavar="P", help="Leave out tokens less likely than P times the most likely one."
-        ),
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float,
-        typer.Option(
-            click_type=_above_zero(100),
-            metavar="X",
-            help="Above 1: make tokens of the prompt and the text less likely.",
-        ),
-    ] = 1.0
-    presence_penalty: Annotated[
-        float,
-        typer.Option(
-            min=-2, max=2, metavar="X", help="Subtract X from the logits of tokens that the text has."
-        ),
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float,
-        typer.Option(
-            min=-2, max=2, metavar="X", help="Subtract X for each time that the text has the token."
-        ),
-    ] = 0.0
-    no_repeat_ngram: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Never repeat N tokens in a row.")
-    ] = 0
-    beams: Annotated[
-        int,
-        typer.Option(
-            min=1, max=64, metavar="N", help="Search with N beams instead of drawing tokens, if N is above 1."
-        ),
-    ] = 1
-    length_penalty: Annotated[
-        float,
-        typer.Option(
-            min=-10, max=10, metavar="X", help="With --beams: divide log probabilities by length^X."
-        ),
-    ] = 1.0
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text. Can be repeated.")
-    ] = None
-    logprobs: Annotated[
-        int | None,
-        typer.Option(min=0, max=100, metavar="N", help="Report log probabilities and the N best tokens."),
-    ] = None
-    samples: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1000, metavar="N", help="Generate N texts for each prompt, each with the next seed."
-        ),
-    ] = 1
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same text.")] = 1234
-    ignore_end: Annotated[
-        bool, typer.Option("--ignore-end", help="Do not stop at the end of a document.")
-    ] = False
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Shorten a prompt that is too long to its last tokens.")
-    ] = False
 
 
 def generate(
@@ -231,69 +89,6 @@ def _lines(given: list[str], file: str | None) -> bytes:
         return lines + (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}", "write one prompt per line; - reads stdin") from None
-
-
-def arguments_of(group: Any) -> list[str]:
-    """Return the trainer's arguments for a group of options, which have the same names there."""
-    found = list[str]()
-    for field in fields(group):
-        name, value = "--" + field.name.replace("_", "-"), getattr(group, field.name)
-        if isinstance(value, bool):
-            absent = [] if field.default is False else [f"--no-{name[2:]}"]
-            found += [name] if value else absent
-        elif isinstance(value, (list, tuple)):
-            found += [f"{name}={item}" for item in value]
-        elif value is not None:
-            found.append(f"{name}={value}")
-    return found
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Where a server listens, and its limits."""
-
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="Listen on this address; one that others reach needs --api-key-file."
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="Listen on this port; 0: a free one.")
-    ] = 8000
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's name. Default: the checkpoint's folder.")
-    ] = None
-    api_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with the key that clients must send.")
-    ] = None
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A Jinja template for conversations. Default: the tokenizer's."),
-    ] = None
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Compute N texts at a time.")] = 64
-    queue: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Let N requests wait; more get status 429.")
-    ] = 256
-    connections: Annotated[int, typer.Option(min=1, metavar="N", help="Keep at most N connections open.")] = (
-        2048
-    )
-    max_body: Annotated[
-        int, typer.Option(min=1024, metavar="BYTES", help="Refuse requests with a larger body.")
-    ] = 4 << 20
-    request_timeout: Annotated[
-        float,
-        typer.Option(min=0.1, max=1_000_000, metavar="SECONDS", help="End an answer that takes longer."),
-    ] = 600.0
-    drain: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            max=1_000_000,
-            metavar="SECONDS",
-            help="When stopped, wait this long for running answers.",
-        ),
-    ] = 30.0
 
 
 def serve(

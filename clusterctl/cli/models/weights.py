@@ -10,7 +10,8 @@ import typer
 from clusterctl.cli import options
 from clusterctl.cli.models.generate import Where
 from clusterctl.cli.models.trainer import forward
-from clusterctl.cli.option_values import READ_WEIGHTS, TYPES, WEIGHTS
+from clusterctl.cli.option_values import READ_WEIGHTS, WEIGHTS
+from clusterctl.wire.requests import TYPES
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write; it must not exist.")

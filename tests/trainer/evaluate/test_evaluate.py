@@ -451,13 +451,13 @@ def test_wrong_orders_are_refused(gpt: Path, glm: Path, tmp_path: Path) -> None:
         (["--task", "lambada=nowhere.jsonl"], "nowhere.jsonl does not exist"),
         (["--task", "lambada="], "the file name of a task is empty"),
         (["--task", f"lambada={data}", "--convention", "mine"], "has no convention 'mine'"),
-        (["--task", f"lambada={data}", "--stride", "0", "--limit", "-1"], "--stride is 0"),
+        (["--task", f"lambada={data}", "--stride", "0", "--limit", "-1"], "--stride: 0 is too small"),
     ):
         done = verb("evaluate", "--checkpoint", str(gpt), "--output", str(tmp_path / "out"), *arguments)
         assert done.returncode == 2 and message in done.stderr.decode(), done.stderr.decode()
     tasks = ["--task", "lambda", "--task", f"lambada={data}", "--task", "copa=gone", "--stride", "0"]
     done = verb("evaluate", "--checkpoint", str(gpt), "--output", str(tmp_path / "out"), *tasks)
-    wrong = ("there is no task 'lambda'", "gone does not exist", "--stride is 0; at least 1 is needed")
+    wrong = ("there is no task 'lambda'", "gone does not exist", "--stride: 0 is too small (1 or more)")
     assert done.returncode == 2 and done.stderr.decode().splitlines()[:3] == [
         f"error: {text}" for text in wrong
     ]

@@ -241,7 +241,7 @@ def test_bytes_of_the_command_line_that_are_not_utf_8_are_refused(checkpoint: Pa
         (("--prompts", "nosuch"), "nosuch: no such file"),
         (("--cache", "0GBs"), "--cache is '0GBs'"),
         (("--cache", "nan"), "--cache is 'nan'"),
-        (("--threads", "1025"), "--threads is 1025; at most 1024 are possible"),
+        (("--threads", "1025"), "--threads: 1025 is too large (0 to 1,024)"),
         (("--tokenizer", ""), "--tokenizer: is empty"),
     ],
 )
@@ -274,8 +274,8 @@ def test_a_kind_of_device_that_does_not_exist_is_refused_with_the_kinds(checkpoi
     done = verb("generate", "--checkpoint", str(checkpoint), "--device", "tpu")
     assert (
         done.returncode == 2
-        and "there is no kind 'tpu'" in done.stderr
-        and "use cpu, cuda, npu" in done.stderr
+        and "--device: unknown 'tpu'" in done.stderr
+        and "one of cpu, cuda, npu" in done.stderr
     )
 
 

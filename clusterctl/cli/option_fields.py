@@ -1,0 +1,76 @@
+"""Options of a command from the fields of dataclasses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import typer
+from typer.main import get_click_type
+
+from clusterctl.cli import options
+from clusterctl.wire.arguments import option_name, plain_type
+from clusterctl.wire.fields import rule_of, types_of
+from clusterctl.wire.schema import explanations
+
+
+def option_of(kind: Any, field: Any) -> Any:
+    """Return the annotation by which typer reads a field that `clusterctl.wire` declares."""
+    rule, hint, name = rule_of(field), types_of(kind)[field.name], option_name(field.name)
+    plain, text = plain_type(hint), explanations(kind)[field.name]
+    if plain is bool:
+        names = (name,) if hint is bool else (f"{name}/--no-{name[2:]}",)
+        return Annotated[hint, typer.Option(*names, help=text)]
+    more: dict[str, object] = {}
+    if rule.choices:
+        more["callback"] = options.one_of([str(choice) for choice in rule.choices if choice != ""])
+    elif plain in (int, float):
+        least = rule.least if rule.above is None else rule.above
+        limits: Any = get_click_type(annotation=plain, parameter_info=typer.Option(min=least, max=rule.most))
+        if rule.above is not None:
+            limits.min_open = True
+        more["click_type"] = limits
+    wanted: Any = list[plain] if get_origin(hint) is tuple else plain  # type: ignore[valid-type]
+    empty = field.default is None or field.default in ("", ())
+    return Annotated[
+        wanted | None if empty else wanted, typer.Option(metavar=rule.metavar, help=text, **more)  # type: ignore[call-overload]
+    ]
+
+
+def flat(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as typer needs it: a dataclass parameter becomes one parameter for each of its fields."""
+    groups: dict[str, type[Any]] = {}
+    flattened: list[inspect.Parameter] = []
+    # Unlike these types, those that Python 3.10's `get_type_hints` returns are wrapped where the default is None.
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind = parameter.annotation
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            flattened.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = kind
+        inner = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            declared = "rule" in field.metadata
+            annotation = option_of(kind, field) if declared else inner[field.name]
+            default = None if declared and field.default in ("", ()) else field.default
+            flattened.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+                )
+            )
+    if not groups:
+        return function
+
+    def call(**values: Any) -> Any:
+        for name, kind in groups.items():
+            found = {field.name: values.pop(field.name) for field in fields(kind)}
+            # An option that is not given may stand for another empty value.
+            values[name] = kind(**{key: value for key, value in found.items() if value is not None})
+        return function(**values)
+
+    call.__doc__ = function.__doc__
+    call.__signature__ = inspect.Signature(flattened)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in flattened}
+    return call
