@@ -23,7 +23,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
         "<": lambda a, b: int(a < b),
         ">": lambda a, b: int(a > b),
     },
-    {"<<": operator.lshift, ">>": operator.rshift},
+    {"<<": lambda a, b: a << b if b <= 256 else _refuse(), ">>": operator.rshift},
     {"+": operator.add, "-": operator.sub},
     {"*": operator.mul, "/": lambda a, b: _truncated(a, b), "%": lambda a, b: a - b * _truncated(a, b)},
     {"**": lambda a, b: a**b if 0 <= b <= 256 else _refuse()},

@@ -255,7 +255,7 @@ def _braces(written: str) -> list[str]:
     if numbers := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", found[1]):
         first, last = int(numbers[1]), int(numbers[2])
         step = 1 if first <= last else -1
-        parts = [str(number) for number in range(first, last + step, step)][:MOST_WORDS]
+        parts = [str(number) for number in range(first, last + step, step)[:MOST_WORDS]]
     else:
         parts = found[1].split(",")
     if len(parts) == 1:

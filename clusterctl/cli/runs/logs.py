@@ -89,7 +89,10 @@ class LogOptions:
         from clusterctl.logs.times import Span, moment
 
         given = ((option, text) for option, text in (("--since", self.since), ("--until", self.until)))
-        return Span(*(None if text is None else moment(text, option=option) for option, text in given))
+        span = Span(*(None if text is None else moment(text, option=option) for option, text in given))
+        if span.since is not None and span.until is not None and span.since > span.until:
+            raise UsageError(f"--since {self.since} is after --until {self.until}", "exchange the two")
+        return span
 
     def filter(self, run: RunDir) -> LogFilter:
         """Return the filter for the lines of a run."""

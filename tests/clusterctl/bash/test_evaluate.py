@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,13 @@ def test_patterns_that_are_invalid_or_take_minutes_are_unknown(line: str) -> Non
     script = of(f"H={'e' * 200}\ncase $H in {pattern}) N=2;; *) N=1;; esac\nrun $N ${{H%%{pattern}}}\n")
     if "=~" not in line:
         assert words(script)[-1] == f"run $N ${{H%%{pattern}}}"
+
+
+def test_huge_numbers_and_ranges_take_no_time() -> None:
+    began = time.process_time()
+    script = of("for i in {1..99999999}; do :; done\nrun $((1 << 99999999999)) $((2**999999))\n")
+    assert words(script)[-1] == "run $((1 << 99999999999)) $((2**999999))"
+    assert time.process_time() - began < 5
 
 
 def test_what_depends_on_the_machine_is_unknown_and_listed() -> None:

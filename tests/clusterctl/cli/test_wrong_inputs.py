@@ -18,6 +18,7 @@ from clusterctl.cli.main import _machine_error
 from clusterctl.cli.models.generate import DrawingOptions
 from clusterctl.cli.option_values import READ_WEIGHTS, WEIGHTS
 from clusterctl.cli.options import WRONG_WORDS
+from clusterctl.cli.runs.logs import LogOptions
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import nodeset
 from tests.clusterctl.conftest import Run
@@ -596,3 +597,9 @@ def test_output_that_a_full_disk_rejects_is_one_clear_error(words: str, unbuffer
     first, second = done.stderr.splitlines()
     assert (done.returncode, first) == (1, "error: cannot write the output: No space left on device")
     assert second.startswith("  try: free some space")
+
+
+def test_log_lines_since_a_later_time_than_until_are_refused() -> None:
+    assert LogOptions(since="2h", until="1h").span().since is not None
+    with pytest.raises(UsageError, match="--since 1h is after --until 2h"):
+        LogOptions(since="1h", until="2h").span()
