@@ -230,9 +230,10 @@ class RunWatcher:
                 )
             self.alone = bool(overdue)
         for name in overdue:
-            if now - away[name] > max(patience, patiences[name]) - LOOK:
+            limit = max(patience, patiences[name])
+            if now - away[name] > limit - LOOK:
                 self.alone = False
-                yield self._lose(name)
+                yield self._lose(name, limit)
 
     def _begin_again(self, away: Mapping[str, float], now: float) -> None:
         self.alone = False
@@ -247,10 +248,9 @@ class RunWatcher:
         left = [node for node in self.cluster.nodes if node.name not in self.ends and node.name not in away]
         return any(self.connections.silent_for(node) < QUIET for node in left)
 
-    def _lose(self, name: str) -> Update:
-        update = Update(
-            node=name, ended=Phase.LOST, note=f"{name}: lost: it did not come back in {self.patience:g} s"
-        )
+    def _lose(self, name: str, seconds: float) -> Update:
+        note = f"{name}: lost: it did not come back in {seconds:g} s"
+        update = Update(node=name, ended=Phase.LOST, note=note)
         self._note_end(update)
         return update
 

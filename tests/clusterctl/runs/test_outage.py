@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import Unreachable
 from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.watching.stall import Outage
+from clusterctl.runs.watching.watch import RunWatcher
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections, Stream
 from clusterctl.transport.link import PendingRequest
+from tests.support.records import record_of
 
 SPARE = Node("n3", "h3", "10.0.0.3")
 
@@ -73,3 +77,11 @@ def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(
     outage.over()
     # The next call queries it again.
     assert outage.is_ours()
+
+
+def test_a_lost_node_is_said_to_have_been_away_as_long_as_it_was(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write_record(record_of({"a": [0]}))
+    watch = RunWatcher(run, Connections(Network()), since=time.monotonic() - 1000.0)
+    notes = [update.note for update in watch if update.ended]
+    assert notes == ["a: lost: it did not come back in 600 s"]
