@@ -51,6 +51,18 @@ def test_a_compiled_model_has_one_graph_and_the_same_bits(case: cases.Case) -> N
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
+@pytest.mark.parametrize("op", ["add_layer_norm", "gelu"])
+def test_generation_computes_the_same_bits_without_torchs_dispatcher(op: str) -> None:
+    case = next(case for case in SMALL if case.op == op)
+    inputs = tuple(x.detach() for x in case.inputs())
+    right = of_cuda(case)(*inputs, **case.arguments)
+    with torch.inference_mode(), Recorder() as recorder:
+        found = of_cuda(case)(*inputs, **case.arguments)
+    assert not recorder.calls
+    pairs = zip(found, right, strict=True) if isinstance(right, tuple) else [(found, right)]
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_every_op_of_forward_and_backward_passes_torchs_check_and_has_its_shapes_on_a_gpu(
     case: cases.Case, monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,7 @@ def cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "lengths", "more"),
     [
@@ -109,6 +110,7 @@ def test_without_a_compiler_all_runs_op_by_op_after_one_line(
     assert found == trained(config_of("off", {"dropout": 0.1}), [17, 11])[0]
 
 
+@pytest.mark.slow
 def test_a_pipeline_compiles_its_blocks_and_a_restart_finds_them(
     tmp_path: Path, raw_config: Make, run_ranks: Ranks, metrics: Read
 ) -> None:
