@@ -17,7 +17,8 @@ import torch
 
 import native
 from tests.support import weights
-from tests.support.building import SAYINGS, built, small_tokenizer, verb, with_prefix, write_lines
+from tests.support.building import SAYINGS, built, small_tokenizer, with_prefix, write_lines
+from trainer.__main__ import main
 from trainer.checkpoint.store import open_checkpoint
 from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens, train_tokenizer
 from trainer.device import Device, open_device
@@ -443,7 +444,15 @@ def test_wrong_data_is_refused_with_file_and_line(
     assert caught.value.hint
 
 
-def test_wrong_orders_are_refused(gpt: Path, glm: Path, tmp_path: Path) -> None:
+def test_wrong_orders_are_refused(
+    gpt: Path, glm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: str) -> str:
+        assert (
+            main(["evaluate", "--checkpoint", str(gpt), "--output", str(tmp_path / "out"), *arguments]) == 2
+        )
+        return capsys.readouterr().err
+
     data = write_lines(tmp_path / "x.jsonl", ["a b c"])
     for arguments, message in (
         (["--task", "lambda", "--data", str(data)], "there is no task 'lambda'"),
@@ -453,14 +462,10 @@ def test_wrong_orders_are_refused(gpt: Path, glm: Path, tmp_path: Path) -> None:
         (["--task", f"lambada={data}", "--convention", "mine"], "has no convention 'mine'"),
         (["--task", f"lambada={data}", "--stride", "0", "--limit", "-1"], "--stride: 0 is too small"),
     ):
-        done = verb("evaluate", "--checkpoint", str(gpt), "--output", str(tmp_path / "out"), *arguments)
-        assert done.returncode == 2 and message in done.stderr.decode(), done.stderr.decode()
+        assert message in refused(*arguments)
     tasks = ["--task", "lambda", "--task", f"lambada={data}", "--task", "copa=gone", "--stride", "0"]
-    done = verb("evaluate", "--checkpoint", str(gpt), "--output", str(tmp_path / "out"), *tasks)
     wrong = ("there is no task 'lambda'", "gone does not exist", "--stride: 0 is too small (1 or more)")
-    assert done.returncode == 2 and done.stderr.decode().splitlines()[:3] == [
-        f"error: {text}" for text in wrong
-    ]
+    assert refused(*tasks).splitlines()[:3] == [f"error: {text}" for text in wrong]
     with pytest.raises(InputError, match="this model is a GLM"):
         run(glm, "lambada", data, tmp_path / "out")
 
