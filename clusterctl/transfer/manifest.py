@@ -202,6 +202,10 @@ ALWAYS_OUT = (
 IGNORE_FILES = (".gitignore", ".clusterctlignore")
 
 
+# A pattern of paths, whether it keeps what matches, and whether it is for folders alone.
+Rule = tuple[re.Pattern[str], bool, bool]
+
+
 class Ignore:
     """The rules of the ignore files in a tree: the commonly used part of gitignore's language.
 
@@ -211,39 +215,39 @@ class Ignore:
     def __init__(self, root: Path, include_vcs: bool) -> None:
         self._root = root
         self._out = set(ALWAYS_OUT) | (set() if include_vcs else set(VCS_FOLDERS))
-        self._rules: dict[str, list[tuple[re.Pattern[str], bool, bool]]] = {}
+        self._rules: dict[str, list[tuple[int, list[Rule]]]] = {}
         self.secrets: list[str] = []
         """The paths that no rule names and that were left out as secrets."""
 
     def skips(self, path: str, is_dir: bool) -> bool:
         """Return whether a path below the root is left out; the last matching rule decides, as in git."""
-        name = path.rsplit("/", 1)[-1]
+        folder, _, name = path.rpartition("/")
         if name in self._out:
             return True
         is_secret = skipped = SECRET.fullmatch(name) is not None
-        folders = [""] + ["/".join(path.split("/")[:depth]) for depth in range(1, path.count("/") + 1)]
-        for folder in folders:
-            below = path[len(folder) + 1 :] if folder else path
-            for pattern, keeps, folders_only in self._of(folder):
-                if (is_dir or not folders_only) and pattern.fullmatch(below):
+        for start, rules in self._of(folder):
+            for pattern, keeps, folders_only in rules:
+                if (is_dir or not folders_only) and pattern.fullmatch(path, start):
                     skipped, is_secret = not keeps, False
         if is_secret:
             self.secrets.append(f"{path}/" if is_dir else path)
         return skipped
 
-    def _of(self, folder: str) -> list[tuple[re.Pattern[str], bool, bool]]:
+    def _of(self, folder: str) -> list[tuple[int, list[Rule]]]:
+        """Return the rules of a folder and those of the folders above it, each with where its paths begin."""
         if folder not in self._rules:
-            found = []
+            above = self._of(folder.rpartition("/")[0]) if folder else []
+            found = list[Rule]()
             for name in IGNORE_FILES:
                 path = self._root / folder / name
                 if path.is_file():
                     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
                     found += [rule for rule in map(_rule, lines) if rule is not None]
-            self._rules[folder] = found
+            self._rules[folder] = [*above, (len(folder) + bool(folder), found)] if found else above
         return self._rules[folder]
 
 
-def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
+def _rule(line: str) -> Rule | None:
     """Parse one line of an ignore file; return (pattern, keep, folders only), or None if it has no rule."""
     text = line.rstrip()
     if not text or text.startswith("#"):
