@@ -4,14 +4,17 @@
 
 A GPU waits for Python where the host takes longer to start its work than the GPU to do it. So this compares the host
 alone: the trainer with plain eager torch, op by op, in bf16. Tensors are small ones of a CPU, and Triton's kernels are
-prepared and not launched. The time of a block is the difference between models of few and of many layers, per layer.
-Times are processor time of one thread: medians of rounds in which the subjects alternate.
+prepared and not launched. In compiled blocks the compiler's own kernels are a CPU's. The time of a block is the
+difference between models of few and of many layers, per layer. Times are processor time of one thread: medians of
+rounds in which the subjects alternate.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -224,17 +227,20 @@ def medians(steps: list[Callable[[], Any]], rounds: int) -> list[Passes]:
 
 def training_rows(rounds: int) -> Iterator[tuple[str, ...]]:
     for shape in SHAPES:
-        makers = (ours, eager)
-        made = [make(config_of(shape, layers)) for make in makers for layers in (FEW, MANY)]
+        makers = [(ours, "off"), (ours, "blocks"), (eager, "off")]
+        made = [make(config_of(shape, layers, how)) for make, how in makers for layers in (FEW, MANY)]
         for micros in MICROS:
-            few, many, other_few, other_many = medians([partial(step, micros) for step in made], rounds)
+            steps = [partial(step, micros) for step in made]
+            # A compilation says how long it took.
+            with contextlib.redirect_stdout(sys.stderr):
+                few, many, *compiled, other_few, other_many = medians(steps, rounds)
             cells = []
             for name in ("forward", "backward"):
-                first, second = (
+                first, blocks, second = (
                     (getattr(more, name) - getattr(less, name)) / (MANY - FEW) / micros * 1e6
-                    for less, more in ((few, many), (other_few, other_many))
+                    for less, more in ((few, many), compiled, (other_few, other_many))
                 )
-                cells += [f"{first:.0f} / {second:.0f}", f"{first / second:.2f}"]
+                cells += [f"{first:.0f} / {blocks:.0f} / {second:.0f}", f"{first / second:.2f}"]
             layer = [step_calls(config_of(shape, layers), micros)[0] for layers in (FEW, FEW + 1)]
             launches = (layer[1].launches.total() - layer[0].launches.total()) / micros
             end = step_calls(config_of(shape, MANY), micros)[1]
@@ -280,7 +286,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    print("Microseconds, ours / eager.\n")
+    print("Microseconds: ours op by op / ours in compiled blocks / eager; of a step's end, ours / eager.\n")
     with without_launches("cpu"):
         table(
             "shape, micro-batches, forward of a block, ratio, backward, ratio, launches, end of a step of 10 layers, "

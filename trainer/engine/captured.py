@@ -118,7 +118,7 @@ class CapturedRunner(SingleStageRunner):
             if self.compiles:
                 from trainer.engine.compiled import CompiledBlocks
 
-                CompiledBlocks(self.model, self.device)
+                CompiledBlocks(self.model)
             return None
         finally:
             self.model.seeds.restart()

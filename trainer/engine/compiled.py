@@ -12,28 +12,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo import exc
 
-from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.model.layers import Block
 
+# How much of the compiler's error the log shows, and with how many kinds of inputs it may fail.
+LENGTH, MOST = 300, 8
+FAULTS: Any = (RuntimeError, OSError, ImportError, exc.FailOnRecompileLimitHit)
+
 
 class CompiledBlocks:
-    """Runs passes with gradients through compiled blocks; after a fault of the compiler, op by op."""
+    """Runs passes with gradients through compiled blocks; where the compiler fails, op by op."""
 
-    def __init__(self, model: Model, device: Device) -> None:
+    def __init__(self, model: Model) -> None:
         """Let the model's blocks run by this object."""
-        self.model, self.device = model, device
-        self.fault = ""
-        self.made = 0
+        self.model = model
+        # The kinds of inputs with which the compiler failed. Others stay compiled: recomputation must save the same
+        # tensors as the pass before it.
+        self.failed: set[tuple[Any, ...]] = set()
+        self.made, self.works = 0, False
         self.compiled: Any = torch.compile(Block.compute, fullgraph=True, backend=self._make)
         for block in model.blocks.values():
             block.run = self  # type: ignore[assignment]
 
     def __call__(self, block: Block, x: Tensor, *rest: Any) -> Tensor:
         """Return `block.compute(x, *rest)`."""
+        kind = x.shape, x.requires_grad, *(each is None for each in rest)
+        gave_up = len(self.failed) >= (MOST if self.works else 1)
         # Hooks of modules run in Python.
-        if self.fault or self.model.observed or not torch.is_grad_enabled():
+        if gave_up or kind in self.failed or self.model.observed or not torch.is_grad_enabled():
             return block.compute(x, *rest)
         before, began = self.made, time.monotonic()
         try:
@@ -41,12 +49,20 @@ class CompiledBlocks:
             if self.made > before:
                 self._compile_backward(block, x, *rest)
                 print(f"a block was compiled in {time.monotonic() - began:.1f} s", flush=True)
-        except (RuntimeError, OSError, ImportError) as error:
-            self.fault = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
-            message = f"training steps run op by op, not in compiled blocks: {self.fault}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        except FAULTS as error:
+            self._note(error)
+            self.failed.add(kind)
             return block.compute(x, *rest)
+        self.works = True
         return result
+
+    def _note(self, error: BaseException) -> None:
+        """Warn of the first fault; its first line alone does not name the call that cannot be traced."""
+        if not self.failed:
+            cause = f"{type(error).__name__}: {' '.join(str(error).split())[:LENGTH]}"
+            subject = "some blocks" if self.works else "training steps"
+            message = f"{subject} run op by op, not in compiled blocks: {cause}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def _make(self, graph: Any, inputs: Any) -> Any:
         """Return the code of a traced block."""

@@ -114,7 +114,7 @@ class TorchEngine:
             # Import it only here: its modules take a second.
             from trainer.engine.compiled import CompiledBlocks
 
-            CompiledBlocks(self.model, self.device)
+            CompiledBlocks(self.model)
         if self.groups.pipeline.stages > 1:
             return PipelineRunner(*given, self.groups.pipeline)
         state = self.rank_state

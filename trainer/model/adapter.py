@@ -167,7 +167,7 @@ class _AtOnce(torch.autograd.Function):
         of_input = products.mm(slope, weight) if ctx.needs_input_grad[0] else None
         of_kept = torch.zeros_like(given) if ctx.needs_input_grad[1] else None
         of_given = of_input if of_kept is None else of_kept
-        of_pairs = list[Tensor]()
+        of_pairs: list[Tensor] = []
         for start, a, b, low in zip(ctx.first, pairs[::2], pairs[1::2], lows, strict=True):
             own = slope[:, start : start + len(b)]
             # These operands are half a row or more apart in memory; with few columns, torch's products of the

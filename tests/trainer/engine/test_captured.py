@@ -140,7 +140,7 @@ def test_after_a_capture_that_fails_auto_compiles_the_blocks(monkeypatch: pytest
     engine = engine_of(config_of(compiled="graph"), RecordingDevice("cpu"))
     assert isinstance(engine.runner, CapturedRunner)
     engine.runner.compiles, made = True, []
-    monkeypatch.setattr(compiled, "CompiledBlocks", lambda *given: made.append(given))
+    monkeypatch.setattr(compiled, "CompiledBlocks", made.append)
     embedded = engine.model._embedded
 
     def reading(tokens: Tensor, at: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def test_after_a_capture_that_fails_auto_compiles_the_blocks(monkeypatch: pytest
         RuntimeWarning, match="run in compiled blocks, not as a captured graph: .*reads a value"
     ):
         trained(engine, batches(4, 1))
-    assert made == [(engine.model, engine.device)]
+    assert made == [engine.model]
 
 
 def test_hooks_of_modules_see_every_pass() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as inductor
+from torch import Tensor
+from torch._dynamo import exc
 
 import native
 from tests.trainer.engine.test_captured import EXPERTS, LLAMA, SHAPE
@@ -19,6 +21,7 @@ from trainer.device import Device
 from trainer.engine.compiled import CompiledBlocks
 from trainer.engine.torch_engine import TorchEngine
 from trainer.model.gpt import GPT
+from trainer.model.layers import Block
 from trainer.model.recompute import Recompute
 from trainer.parallel.group import Group, Groups
 from trainer.plan.resolve import try_config
@@ -108,6 +111,22 @@ def test_without_a_compiler_all_runs_op_by_op_after_one_line(
     torch.compiler.reset()
     assert len([each for each in told if "op by op" in str(each.message)]) == 1
     assert found == trained(config_of("off", {"dropout": 0.1}), [17, 11])[0]
+
+
+def test_beyond_the_limit_of_recompilations_blocks_run_op_by_op(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(block: Block, x: Tensor, *rest: Any) -> Tensor:
+        if x.shape[1] == 10:
+            raise exc.FailOnRecompileLimitHit("recompile_limit reached\nmore")
+        return block.compute(x, *rest)
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: limited)
+    config = config_of("blocks", {"dropout": 0.1}, recompute="full")
+    with pytest.warns(RuntimeWarning, match="some blocks run op by op, .*limit reached more") as told:
+        found, engine = trained(config, [17, 11, 11, 17])
+    assert len(told) == 1 and len(engine.model.blocks["0"].run.failed) == 1
+    assert found == trained(config_of("off", {"dropout": 0.1}, recompute="full"), [17, 11, 11, 17])[0]
 
 
 @pytest.mark.slow

@@ -338,6 +338,17 @@ def test_the_plan_counts_state_of_adapters_alone(material: Path, base: Path) -> 
     assert own.memory_per_device_bytes["weights"] >= whole.memory_per_device_bytes["weights"]
 
 
+@pytest.mark.slow
+def test_blocks_with_adapters_compile_and_learn_the_same(
+    material: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    for how in ("off", "blocks"):
+        learn(tmp_path / how, lora_config(material, base, steps=2, compile=how))
+    assert "a block was compiled in" in capsys.readouterr().out
+    assert losses_of(tmp_path / "blocks") == pytest.approx(losses_of(tmp_path / "off"), rel=1e-5)
+
+
 def test_adapters_alone_are_learned_and_saved_and_make_the_evaluated_model(
     material: Path,
     base: Path,
