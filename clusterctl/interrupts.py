@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-# The C module: the Python module `signal` would import enum.
-import _signal as signal  # type: ignore[import-not-found]
 import atexit
 import os
+import signal
 
 EXIT_INTERRUPTED = 130
 

@@ -12,17 +12,13 @@ import select
 import subprocess
 import threading
 import time
+from typing import Any, Dict, List
 
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import end_all
 from clusterctl.agent.reaper import MARKER as MARKER
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.spawn import NOT_FOUND, NOT_RUNNABLE, command, environment
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List
 
 # Seconds between SIGTERM and SIGKILL.
 POLITE = 2.0

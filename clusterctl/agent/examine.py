@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-# The C half: the module around it imports enum.
-import _signal as signal  # type: ignore[import-not-found]
 import os
 import resource
+import signal
+import subprocess
 import threading
 import time
+from typing import Any, Dict, List, Optional, Sequence
 
-from clusterctl.agent import own_python
 from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.network import holders, interfaces, place_of, rdma_ports
 from clusterctl.agent.operations import OWN_FOLDERS
@@ -25,14 +25,7 @@ from clusterctl.agent.processes import (
 )
 from clusterctl.agent.reaper import MARKER
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.spawn import command, environment, start_with_pipes
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Sequence
-
-    from clusterctl.agent.spawn import Child
+from clusterctl.agent.spawn import command, environment, start
 
 LIMITS = ("NOFILE", "NPROC", "MEMLOCK")
 # Limit of bytes of the output of one command.
@@ -41,8 +34,6 @@ MOST_SAID = 64 << 10
 MOST_READ = 4096
 # Limit in seconds of one command; a hung driver never answers.
 TIMEOUT = 15.0
-# Seconds for a fork of the agent to run a Python program; if that fails, a new interpreter is started.
-OWN_LIMIT = 5.0
 # Instruction sets of x86-64 that change how numbers are computed; the kernel's names.
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 # What the kernel calls the makers of x86 processors.
@@ -252,12 +243,8 @@ class _Commands:
         marker = {MARKER: os.urandom(16).hex()}
         for words in alternatives:
             argv, env = command([str(word) for word in words]), environment(marker, self.change)
-            if self.change is None and own_python.is_own(argv, env):
-                self.found[name] = self._output(own_python.start(argv), marker, OWN_LIMIT)
-                if self.found[name]["exit_code"] == 0:
-                    return
             try:
-                process = start_with_pipes(argv, env)
+                process = start(argv, env, subprocess.PIPE, subprocess.PIPE)
             except (OSError, ValueError):
                 continue
             watched = process.pid, f"{MARKER}={marker[MARKER]}"
@@ -269,7 +256,9 @@ class _Commands:
             return
         self.found[name] = None
 
-    def _output(self, process: Child, marker: Dict[str, str], limit: float) -> Dict[str, Any]:
+    def _output(
+        self, process: "subprocess.Popen[bytes]", marker: Dict[str, str], limit: float
+    ) -> Dict[str, Any]:
         self.request.on_cancel.append(lambda: _kill(process.pid))
         out, err, ended = outputs_of(process, limit, MOST_SAID)
         if not ended:

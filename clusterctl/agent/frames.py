@@ -9,15 +9,12 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
+import json
 import struct
 import threading
+from typing import Any, Callable, Dict, Optional
 
-from clusterctl.agent import lean
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional
+from clusterctl.agent import compact_json
 
 PREFIX = struct.Struct(">BBII")
 MAGIC, VERSION = 0x43, 1
@@ -80,7 +77,7 @@ class Frame:
 
 def encode(frame: Frame) -> bytes:
     """Return the bytes of one frame."""
-    header = lean.dumps([frame.id, frame.kind, frame.fields]).encode()
+    header = compact_json.dumps([frame.id, frame.kind, frame.fields]).encode()
     if len(header) > MAX_HEADER or len(frame.payload) > MAX_PAYLOAD:
         raise BadFrame(f"a frame of {len(header)} + {len(frame.payload)} bytes is too large")
     return PREFIX.pack(MAGIC, VERSION, len(header), len(frame.payload)) + header + frame.payload
@@ -112,7 +109,7 @@ def sizes_of(data: bytes, at: int = 0) -> "tuple[int, int]":
 
 def parse_frame(header: bytes, payload: bytes) -> Frame:
     try:
-        number, kind, fields = lean.loads(header)
+        number, kind, fields = json.loads(header)
     except (ValueError, TypeError, RecursionError) as problem:
         raise BadFrame("a frame's header is not what it must be") from problem
     if not isinstance(number, int) or not isinstance(kind, str) or not isinstance(fields, dict):
@@ -123,7 +120,7 @@ def parse_frame(header: bytes, payload: bytes) -> Frame:
 def parse_payload(payload: bytes) -> Dict[str, Any]:
     """Return the JSON object of a payload; raise BadFrame for anything else."""
     try:
-        value = lean.loads(payload)
+        value = json.loads(payload)
     except (ValueError, RecursionError) as problem:
         raise BadFrame("a payload is not JSON") from problem
     if not isinstance(value, dict):
@@ -133,7 +130,7 @@ def parse_payload(payload: bytes) -> Dict[str, Any]:
 
 def to_payload(value: Dict[str, Any]) -> bytes:
     """Return a value as JSON in ASCII; a name that is not UTF-8 survives as lone surrogates."""
-    return lean.dumps(value).encode()
+    return compact_json.dumps(value).encode()
 
 
 def credit_of(frame: Frame) -> int:

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Tuple
+from typing import Tuple
 
 # Bytes at the beginning that stay: how the program was started.
 HEAD = 1 << 20

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+from typing import Any, Dict, List, Optional
 
-from clusterctl.agent import lean
 from clusterctl.agent.frames import CHUNK
 from clusterctl.agent.processes import marked
-from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
-
-    Operation = Callable[[Request], Optional[Dict[str, Any]]]
+from clusterctl.agent.request import Operation, Refused, Request
 
 # Limit of listed entries of one folder.
 MOST_ENTRIES = 200_000
@@ -29,7 +23,7 @@ def put(request: Request) -> Dict[str, Any]:
     mode = int(request.params.get("mode", 0o600))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.{request.id}.aside"
-    digest = lean.sha256()
+    digest = hashlib.sha256()
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             while True:

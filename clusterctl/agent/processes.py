@@ -5,15 +5,10 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-# The C half: the module around it brings enum.
-import _signal as signal  # type: ignore[import-not-found]
 import os
+import signal
 import time
-
-# Typing itself takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 # Seconds between two scans of /proc, each up to 25 ms on a busy node.
 WHOLE_LOOK = 0.25

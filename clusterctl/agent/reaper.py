@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import threading
 from io import FileIO
+from typing import Dict, List, Optional, Tuple
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Tuple
-
-    from clusterctl.agent.spawn import Child
+from clusterctl.agent.spawn import start
 
 MARKER = "CLUSTERCTL_EXEC"
 
@@ -81,7 +78,7 @@ class Watcher:
     def __init__(self) -> None:
         self._token = os.urandom(16).hex() + "-"
         self._numbers = itertools.count(1)
-        self._shell: Optional[Child] = None
+        self._shell: "Optional[subprocess.Popen[bytes]]" = None
         self._orders: Optional[FileIO] = None
         self._change = threading.Lock()
         self._tried = False
@@ -109,9 +106,6 @@ class Watcher:
         return [self._shell.pid] if self._shell is not None else []
 
     def _start(self) -> None:
-        # Imported here, because an agent without commands does not need it.
-        from clusterctl.agent.spawn import start
-
         argv = [b"/bin/sh", b"-c", f"T={MARKER}={self._token} {WATCH}".encode()]
         reading, writing = os.pipe()
         self._orders = FileIO(writing, "wb")

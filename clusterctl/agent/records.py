@@ -6,16 +6,13 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
+from typing import Any, Callable, Dict, Optional
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.processes import read_limited
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional
 
 # How an attempt can end on a node.
 FINAL = ("finished", "failed", "stopped")
@@ -69,7 +66,7 @@ def write_json(path: str, value: Dict[str, Any], durable: bool = True) -> None:
     `durable` waits until it is on the disk. If the disk is full, an existing file is overwritten in place: it has a
     block already, and these files fit into one.
     """
-    aside, text = f"{path}.{os.getpid()}.aside", lean.dumps(value).encode()
+    aside, text = f"{path}.{os.getpid()}.aside", compact_json.dumps(value).encode()
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(text)
@@ -102,7 +99,7 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
     """Return the JSON object in a file; None if the file is missing, too large or damaged."""
     try:
         data = read_limited(path, LARGEST + 1)
-        value = lean.loads(data) if len(data) <= LARGEST else None
+        value = json.loads(data) if len(data) <= LARGEST else None
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any, Callable, Dict, List, Optional
 
 from clusterctl.agent.frames import ByteReader, Frame, Inbox, StreamEnded, Window
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List
-
-    from clusterctl.agent.reaper import Watcher
+from clusterctl.agent.reaper import Watcher
 
 
 class Refused(Exception):
@@ -78,3 +73,7 @@ class Request:
         self.inbox.close(StreamEnded("the request was cancelled"))
         for action in self.on_cancel:
             action()
+
+
+Operation = Callable[[Request], Optional[Dict[str, object]]]
+"""What an agent does for a request; it returns the fields of the answer."""

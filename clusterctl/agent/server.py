@@ -5,12 +5,12 @@ When the link ends, it ends the commands that it started.
 
 from __future__ import annotations
 
-# The C half of the module: the other half imports enum.
-import _signal as signal  # type: ignore[import-not-found]
 import os
+import signal
 import sys
 import threading
 import time
+from typing import Any, Callable, Dict, List, Optional
 
 from clusterctl.agent.frames import (
     AGENT_BEAT,
@@ -27,14 +27,7 @@ from clusterctl.agent.frames import (
 )
 from clusterctl.agent.processes import boot_id
 from clusterctl.agent.reaper import Watcher
-from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
-
-    Operation = Callable[[Request], Optional[Dict[str, Any]]]
+from clusterctl.agent.request import Operation, Refused, Request
 
 
 class Agent:

@@ -17,16 +17,12 @@ import shutil
 import subprocess
 import tempfile
 import time
+from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.agent.processes import boot_id, end_all
 from clusterctl.agent.records import read_json, write_json
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.spawn import environment, raw
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
 
 # Seconds for all commands of a setup: `module load` from a slow file server takes some.
 TIMEOUT = 300.0

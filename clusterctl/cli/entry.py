@@ -8,11 +8,10 @@ here.
 
 from __future__ import annotations
 
-# The C module: the Python module `signal` would import enum.
-import _signal as signal  # type: ignore[import-not-found]
 import os
+import signal
 import sys
-from _socket import SCM_RIGHTS, SOL_SOCKET, socket
+from socket import SCM_RIGHTS, SOL_SOCKET, socket
 
 from clusterctl import interrupts
 from clusterctl.environment import raw_environment

@@ -8,16 +8,19 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
-from typer.main import get_click_type
 
 from clusterctl.cli import options
-from clusterctl.wire.arguments import option_name, plain_type
-from clusterctl.wire.fields import rule_of, types_of
-from clusterctl.wire.schema import explanations
 
 
 def option_of(kind: Any, field: Any) -> Any:
     """Return the annotation by which typer reads a field that `clusterctl.wire` declares."""
+    # Most commands have no such options.
+    from typer.main import get_click_type
+
+    from clusterctl.wire.arguments import option_name, plain_type
+    from clusterctl.wire.fields import rule_of, types_of
+    from clusterctl.wire.schema import explanations
+
     rule, hint, name = rule_of(field), types_of(kind)[field.name], option_name(field.name)
     plain, text = plain_type(hint), explanations(kind)[field.name]
     if plain is bool:

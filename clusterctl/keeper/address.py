@@ -10,7 +10,7 @@ import os
 import stat
 import sys
 import zlib
-from _socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
+from socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
 from clusterctl.environment import environment
 

@@ -12,9 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from _socket import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from socket import socket
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import errors

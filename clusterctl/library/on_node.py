@@ -8,10 +8,7 @@ import os
 import pickle
 import sys
 import traceback
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 
 def main() -> None:

@@ -7,16 +7,12 @@ import fcntl
 import hashlib
 import os
 import time
+from typing import Any, Dict, Optional
 
 from clusterctl.agent.files import saved
 from clusterctl.agent.files.saved import Damaged
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
 
 # A file of this name in a step's folder protects it while the file is younger than FRESH seconds.
 MARK, FRESH = ".in-use.", 600.0

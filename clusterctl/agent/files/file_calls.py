@@ -5,15 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from typing import Dict, Optional, Union
 
 from clusterctl.agent.files.tree import Entry
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, Optional, Union
-
-    Data = Union[bytes, memoryview]
+Data = Union[bytes, memoryview]
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 # Shares one file's blocks with another one's until either is written.

@@ -9,16 +9,10 @@ import hashlib
 import json
 import os
 import struct
+from typing import Any, Dict, Iterator, List, Tuple
 
 from clusterctl.agent.processes import read_limited
-from clusterctl.agent.request import Refused
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Tuple
-
-    from clusterctl.agent.request import Request
+from clusterctl.agent.request import Refused, Request
 
 # Bytes of the largest file that is hashed whole, in 0.1 s.
 WHOLE = 64 << 20

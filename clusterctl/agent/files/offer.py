@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from typing import Any, Dict
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.files import tree
 from clusterctl.agent.files.pieces import read_answer, send_manifest
 from clusterctl.agent.files.relay import Giver, prepared
 from clusterctl.agent.files.tree import BadTree, Pieces
 from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict
 
 # How much lower than the training's the priority of reading and hashing is.
 NICE = 10
@@ -83,5 +79,5 @@ def _serve(request: Request, whole: WholeTree, message: Any, serving: contextlib
             )
         except BadTree as problem:
             raise Refused("changed", f"{problem}; copy it again") from None
-        request.send(lean.dumps(True).encode(), sent=True)
+        request.send(compact_json.dumps(True).encode(), sent=True)
     return "end" not in message

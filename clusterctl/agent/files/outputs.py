@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import Set
 
 from clusterctl.agent.files.file_calls import status_of
 from clusterctl.agent.files.tree import Scanned, scan
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Set
 
 
 def scan_outputs(path: str, code: str) -> Scanned:

@@ -5,17 +5,12 @@ It uses TLS with a certificate of that transfer alone, or plain TCP after each s
 
 from __future__ import annotations
 
-# The C half of the module: the other half imports enum, 10 ms at each node of a transfer.
-import _socket as socket
 import hashlib
 import hmac
 import os
+import socket
 import struct
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict
+from typing import Any, Dict
 
 # Seconds without a byte after which a node fetches from another one.
 SILENCE = 10.0

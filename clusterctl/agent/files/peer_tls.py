@@ -7,31 +7,13 @@ import contextlib
 import hashlib
 import hmac
 import os
+import ssl
+from typing import Any, Dict, Iterator
 
 from clusterctl.agent.files.peer import PeerFailed, Wire
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator
-
-try:
-    # The C half, as `ssl` itself calls it: the module around it brings enum, socket and base64, 25 ms at each node,
-    # and a call more for each record, of which 200 MB have 12,000.
-    import _ssl as ssl
-    from _ssl import _SSLContext as Context
-
-    _wrapped = Context._wrap_bio  # type: ignore[attr-defined]
-except (ImportError, AttributeError):
-    # This Python organises its ssl module in another way.
-    import ssl  # type: ignore[no-redef]
-    from ssl import SSLContext as Context
-
-    _wrapped = Context.wrap_bio  # type: ignore[attr-defined]
-
 # Bytes received, or read and encrypted, in one go; with the pieces' own they stay in a core's cache.
 BUFFER = 128 << 10
-TLS_1_2 = 0x0303
 
 
 class TlsWire(Wire):
@@ -42,7 +24,7 @@ class TlsWire(Wire):
     def _greet(self, terms: Dict[str, Any], accepts: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._raw, self._read = (memoryview(bytearray(BUFFER)) for _ in range(2))
-        self._tls = _wrapped(terms["context"](accepts), self._incoming, self._outgoing, accepts)
+        self._tls = terms["context"](accepts).wrap_bio(self._incoming, self._outgoing, accepts)
         while True:
             try:
                 self._tls.do_handshake()
@@ -98,9 +80,9 @@ class TlsWire(Wire):
 def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
     """Return the terms with a function that makes contexts from their certificate."""
     certificate = binascii.a2b_base64("".join(terms["certificate"].split("\n")[1:-2]))
-    made: Dict[bool, Context] = {}
+    made: Dict[bool, ssl.SSLContext] = {}
 
-    def context(accepts: bool) -> Context:
+    def context(accepts: bool) -> ssl.SSLContext:
         if accepts not in made:
             made[accepts] = _context(terms, folder, accepts)
         return made[accepts]
@@ -108,9 +90,9 @@ def prepared(terms: Dict[str, Any], folder: str) -> Dict[str, Any]:
     return {**terms, "fingerprint": hashlib.sha256(certificate).hexdigest(), "context": context}
 
 
-def _context(terms: Dict[str, Any], folder: str, accepts: bool) -> Context:
-    made = Context(ssl.PROTOCOL_TLS_SERVER if accepts else ssl.PROTOCOL_TLS_CLIENT)
-    made.minimum_version = TLS_1_2
+def _context(terms: Dict[str, Any], folder: str, accepts: bool) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if accepts else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
     # The certificate itself is compared, so its name does not matter.
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED

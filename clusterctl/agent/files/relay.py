@@ -6,42 +6,37 @@ from the launcher.
 
 from __future__ import annotations
 
-# The C half of the module: the other half imports enum, 10 ms at each node of a transfer.
-import _socket as socket
 import contextlib
+import json
 import os
+import socket
 import struct
 import threading
 import time
+from types import TracebackType
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Type
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.files.peer import PeerFailed, Wire
 from clusterctl.agent.files.pieces import read_answer, take_pieces
-from clusterctl.agent.files.tree import BadTree, Range, ranges_of
+from clusterctl.agent.files.tree import BadTree, Pieces, Range, ranges_of
 from clusterctl.agent.files.tree_build import Builder
 from clusterctl.agent.network import connected, places_of
 from clusterctl.agent.request import Refused, Request
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Type
 
-    from clusterctl.agent.files.tree import Pieces
+class Served(Protocol):
+    """A tree whose pieces are served: complete, or still being received."""
 
-    class Served(Protocol):
-        """A tree whose pieces are served: complete, or still being received."""
+    pieces: Pieces
+    ready: bytearray
+    is_shared: bool
 
-        pieces: Pieces
-        ready: bytearray
-        is_shared: bool
+    def await_piece(self, number: int, timeout: float) -> bool:
+        """Return whether a piece is there after at most `timeout` seconds."""
 
-        def await_piece(self, number: int, timeout: float) -> bool:
-            """Return whether a piece is there after at most `timeout` seconds."""
-
-        def open_file(self, file: int) -> int:
-            """Open a file of the tree for reading."""
+    def open_file(self, file: int) -> int:
+        """Open a file of the tree for reading."""
 
 
 # Header of a piece: its size + 1. A 0 only means that the sender is alive.
@@ -90,10 +85,9 @@ class Giver:
     def _accept(self) -> None:
         while True:
             try:
-                handle, _ = self._listener._accept()  # type: ignore[attr-defined]
+                connection, _ = self._listener.accept()
             except OSError:
                 return
-            connection = socket.socket(self._listener.family, socket.SOCK_STREAM, 0, handle)
             with self._change:
                 if self._closed or len(self._open) >= CHILDREN:
                     connection.close()
@@ -107,7 +101,7 @@ class Giver:
             size = LENGTH.unpack(stream.read(LENGTH.size))[0]
             if size > MAX_ASK:
                 raise PeerFailed("it asks for too much")
-            ranges = self._builder.pieces.checked(lean.loads(stream.read(size)))
+            ranges = self._builder.pieces.checked(json.loads(stream.read(size)))
             _Serving(self._builder, stream).send(ranges)
         except (OSError, ValueError, BadTree, RecursionError):
             # The other node is gone, or does not belong to this transfer; or this transfer has ended.
@@ -250,7 +244,7 @@ class Exchange:
                 )
         left = self._left(wanted)
         if left:
-            self._request.send(lean.dumps(left).encode(), feed=True, failed=self._failed)
+            self._request.send(compact_json.dumps(left).encode(), feed=True, failed=self._failed)
             take_pieces(self._request, self._builder, left)
 
     def _left(self, wanted: Sequence[Range]) -> List[Range]:
@@ -266,7 +260,7 @@ class Exchange:
             _end(connection)
         try:
             stream = opened(connection, self._terms, accepts=False)
-            ask = lean.dumps(wanted).encode()
+            ask = compact_json.dumps(wanted).encode()
             stream.send(LENGTH.pack(len(ask)) + ask)
             for begin, end in wanted:
                 for number in range(begin, end):

@@ -9,17 +9,12 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
-from clusterctl.agent import lean
-from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.processes import read_limited
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 FORMAT, OLD_FORMAT = 2, 1
 MANIFEST, LATEST, PARTS = "manifest.json", "latest", ".safetensors"
@@ -99,7 +94,7 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
     if hashed and hashlib.sha256(content[:at]).hexdigest().encode() != content[at : at + 64]:
         raise Damaged(f"{path}: damaged: its content does not have the hash that it records")
     try:
-        facts = lean.loads(content)
+        facts = json.loads(content)
     except (ValueError, RecursionError):
         raise Damaged(f"{path}: damaged: not JSON") from None
     if not isinstance(facts, dict):
@@ -220,7 +215,7 @@ def read_header(handle: int, path: str, digest: str = "") -> Tuple[List[Tensor],
     if digest and hashlib.sha256(content).hexdigest() != digest:
         raise Damaged(f"{path}: damaged: its header does not have the hash in the manifest")
     try:
-        document = lean.loads(content[8:])
+        document = json.loads(content[8:])
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.files import tree, tree_cache, tree_state
 from clusterctl.agent.files.file_calls import foreign_link, matches_entry
 from clusterctl.agent.files.pieces import MAX_ANSWER, read_answer, send_manifest, take_pieces
 from clusterctl.agent.files.tree import BadTree, Entry
 from clusterctl.agent.files.tree_build import Base, Builder
 from clusterctl.agent.files.tree_cache import CacheEntry, Memory
-from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Sequence
 
 
 class Record(NamedTuple):
@@ -115,7 +111,7 @@ def _take(
     ready = sum(builder.ready)
     wanted = builder.find_missing(bases)
     builder.room(wanted)
-    request.send(lean.dumps(wanted).encode(), want=True, kept=ready)
+    request.send(compact_json.dumps(wanted).encode(), want=True, kept=ready)
     if not request.params.get("relay"):
         builder.copy_over()
         take_pieces(request, builder, wanted)
@@ -127,7 +123,7 @@ def _take(
         builder.copy_over()
         exchange.fetch(wanted)
         result = {**_put_in_place(request, builder, noted, old), **exchange.report}
-        request.send(lean.dumps(result).encode(), built=True)
+        request.send(compact_json.dumps(result).encode(), built=True)
         # Other nodes may still fetch from here, until the launcher reports the end.
         request.body.read_line(MAX_ANSWER)
     return result
@@ -243,7 +239,7 @@ def _holds(dest: str, record: Record, noted: str) -> Optional[Dict[str, CacheEnt
 def read_record(path: str) -> Optional[Record]:
     """Return the record of a push; None if there is none or it cannot be read."""
     try:
-        value = lean.loads(read_limited(path, tree_cache.LARGEST))
+        value = json.loads(read_limited(path, tree_cache.LARGEST))
         entries = [Entry(*row) for row in value["entries"]]
         return Record(str(value["tree"]), entries, tree_cache.rows_from_json(value["rows"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -272,13 +268,14 @@ def _write_record(
             if tree_cache.is_settled(status.st_ctime_ns, now):
                 rows[entry.path] = tree_cache.seen(status, entry.content)
     # One write is several times faster than several.
-    rows_text = lean.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))
+    rows_text = compact_json.dumps(tree_cache.rows_to_json(tree_cache.settled(rows)))
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     aside = f"{path}.{os.getpid()}.aside"
     with open(aside, "wb") as file:
         text = manifest or tree.to_bytes(entries)
         file.write(
-            b'{"tree":%b,"entries":%b,"rows":%b}' % (lean.dumps(name).encode(), text, rows_text.encode())
+            b'{"tree":%b,"entries":%b,"rows":%b}'
+            % (compact_json.dumps(name).encode(), text, rows_text.encode())
         )
     os.replace(aside, path)
 

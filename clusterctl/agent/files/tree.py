@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import json
 import os
 import stat
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.frames import CHUNK
-from clusterctl.agent.lean import NamedTuple
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
-
-    Range = Tuple[int, int]
-    """Piece numbers, half-open."""
-    ReadContent = Callable[[str, str, os.stat_result], Tuple[int, str, bytes]]
-    """(path below the root, path, its status) -> what `content_of` gives."""
-else:
-    Range = tuple
+Range = Tuple[int, int]
+"""Piece numbers, half-open."""
+ReadContent = Callable[[str, str, os.stat_result], Tuple[int, str, bytes]]
+"""(path below the root, path, its status) -> what `content_of` gives."""
 
 MAX_ENTRIES = 2_000_000
 # Bytes: two million names of 250 bytes each.
@@ -55,7 +49,7 @@ class BadTree(Exception):
 
 def to_bytes(entries: Sequence[Entry]) -> bytes:
     """Return the manifest's canonical text; its sha256 is the tree's id."""
-    return lean.dumps([list(entry) for entry in entries]).encode()
+    return compact_json.dumps([list(entry) for entry in entries]).encode()
 
 
 def tree_id(manifest: bytes) -> str:
@@ -68,7 +62,7 @@ def parse(manifest: bytes) -> List[Entry]:
     if manifest.count(b"[") > 3 * MAX_ENTRIES or manifest.count(b",") > 16 * MAX_ENTRIES:
         raise BadTree(f"the manifest unfolds to more than {MAX_ENTRIES} entries")
     try:
-        rows = lean.loads(manifest)
+        rows = json.loads(manifest)
         entries = [Entry(*row) for row in rows]
     except (ValueError, TypeError, RecursionError) as problem:
         raise BadTree("the manifest is not readable") from problem

@@ -12,6 +12,7 @@ import stat
 import threading
 import time
 from hashlib import sha256
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from clusterctl.agent.files import tree
 from clusterctl.agent.files.file_calls import (
@@ -27,15 +28,9 @@ from clusterctl.agent.files.file_calls import (
 )
 from clusterctl.agent.files.tree import Entry, Piece, Pieces, Range
 from clusterctl.agent.files.tree_cache import CacheEntry, Memory
-from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.request import Refused
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
-
-    Data = Union[bytes, memoryview]
+Data = Union[bytes, memoryview]
 
 # Seconds after which an old tree whose remover was killed is cleared away.
 STALE = 3600.0

@@ -5,18 +5,14 @@ Both sides use it: a node for the trees that were pushed to it, the launcher for
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.files.tree import content_of
-from clusterctl.agent.lean import NamedTuple
 from clusterctl.agent.processes import read_limited
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 VERSION = 1
 # Limit of bytes of a cache file; a million files take 150 MB.
@@ -98,7 +94,7 @@ def rows_from_json(value: Iterable[List[Any]]) -> Dict[str, CacheEntry]:
 def load(path: str) -> Dict[str, CacheEntry]:
     """Return the remembered rows of a file; empty if there is none, or none that can be read."""
     try:
-        value = lean.loads(read_limited(path, LARGEST))
+        value = json.loads(read_limited(path, LARGEST))
         return rows_from_json(value["rows"]) if value["version"] == VERSION else {}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
@@ -110,5 +106,5 @@ def save(path: str, rows: Dict[str, CacheEntry]) -> None:
     aside = f"{path}.{os.getpid()}.aside"
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         value = {"version": VERSION, "rows": rows_to_json(settled(rows))}
-        file.write(lean.dumps(value))
+        file.write(compact_json.dumps(value))
     os.replace(aside, path)

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import Dict
 
 from clusterctl.agent.files import tree_cache
 from clusterctl.agent.files.tree_cache import CacheEntry
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict
 
 # Name, kind, mode and target, size, time of the last change and inode: any change of a file changes the last two.
 FORMAT = r"%P\0%y%m %l\0%s %C@ %i\0"

@@ -14,16 +14,12 @@ import os
 import stat
 import threading
 import time
+from typing import Dict, List, Set
 
 from clusterctl.agent.files.file_calls import copy_file, remove_tree, status_of
 from clusterctl.agent.files.transfer import read_record, record_path
 from clusterctl.agent.files.tree import Entry, walk
 from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, List, Set
 
 # Endings of files that programs read and do not write in place.
 SOURCE = (

@@ -5,13 +5,13 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-# The C half: the module around it imports enum.
-import _signal as signal  # type: ignore[import-not-found]
+import json
 import os
 import select
+import signal
 import time
+from typing import Any, Dict, Optional, Tuple
 
-from clusterctl.agent import lean
 from clusterctl.agent.processes import (
     GRACE,
     boot_id,
@@ -36,11 +36,6 @@ from clusterctl.agent.records import (
     write_json,
 )
 from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
 
 # Limit in seconds between a supervisor's last record and its exit; about 20 ms on an idle machine.
 LEAVING = 2.0
@@ -127,7 +122,7 @@ def _spawn_supervisor(
     # This is the first of two forks, which exits right away.
     os.waitpid(pid, 0)
     try:
-        answer = lean.loads(line)
+        answer = json.loads(line)
     except ValueError:
         raise Refused(
             "supervisor", f"the supervisor did not start: {_end_of(files.supervisor_log)}"

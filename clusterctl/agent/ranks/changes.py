@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterable, Set
+from typing import Iterable, Set
 
 # From <sys/inotify.h>: a file of the folder was written, created, or renamed into it.
 IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100

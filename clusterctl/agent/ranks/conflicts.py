@@ -8,14 +8,10 @@ from __future__ import annotations
 import fcntl
 import os
 from io import FileIO
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 from clusterctl.agent.processes import is_alive
 from clusterctl.agent.records import read_json
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Set, Tuple
 
 # Kinds of devices that only one run may use at a time; those of a CPU are only numbers.
 EXCLUSIVE = ("npu", "cuda")

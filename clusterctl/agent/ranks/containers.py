@@ -5,12 +5,9 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-from clusterctl.agent.spawn import command, environment
+from typing import Any, Dict, List
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List
+from clusterctl.agent.spawn import command, environment
 
 # Seconds that a runtime may take to remove the containers of a node.
 LIMIT = 60.0

@@ -9,13 +9,9 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 from __future__ import annotations
 
 import os
+from typing import Collection, Dict, Iterable, List
 
 from clusterctl.agent.processes import all_pids, stat_of, text_of
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Collection, Dict, Iterable, List
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -23,12 +19,10 @@ PR_SET_CHILD_SUBREAPER = 36
 def become_subreaper() -> bool:
     """Make this process the parent of its orphaned descendants; return False if the system cannot do that."""
     try:
-        # The C half of ctypes: importing the other one costs a node some 5 ms of CPU.
-        import _ctypes as raw_ctypes
+        # A Python without libffi lacks this module.
+        import ctypes
 
-        # None: this very process.
-        prctl = raw_ctypes.dlsym(raw_ctypes.dlopen(None, os.RTLD_NOW), "prctl")  # type: ignore[arg-type]
-        return bool(raw_ctypes.call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0)
+        return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
         return False
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import stat
+from typing import Any, Dict, List, Mapping, Sequence
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.processes import text_of
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, Sequence
 
 # The first that exists with the sticky bit and is writable by all is used: the same one for all users.
 FOLDERS = ("/run/lock", "/dev/shm", "/tmp")
@@ -75,7 +72,7 @@ class DeviceLocks:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, lean.dumps(self._owner).encode(), 0)
+            os.pwrite(descriptor, compact_json.dumps(self._owner).encode(), 0)
         except BlockingIOError:
             holder = _holder(descriptor)
             os.close(descriptor)
@@ -144,7 +141,7 @@ def _holder(descriptor: int) -> str:
         return "another run"
     user = users[0][2]
     try:
-        owner = lean.loads(os.pread(descriptor, LONGEST, 0))
+        owner = json.loads(os.pread(descriptor, LONGEST, 0))
     except (OSError, ValueError, RecursionError):
         owner = None
     if isinstance(owner, dict) and (str(owner.get("user")), str(owner.get("pid"))) == (user, pid):

@@ -6,8 +6,9 @@ import os
 import threading
 import time
 from io import FileIO
+from typing import Any, Dict, Iterator, Optional
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.holes import read
 from clusterctl.agent.processes import state_letter
@@ -15,11 +16,6 @@ from clusterctl.agent.ranks.attempts import read_node, read_state
 from clusterctl.agent.ranks.changes import Changes
 from clusterctl.agent.records import FINAL, AttemptFiles, read_beat, read_json
 from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, Optional
 
 # Seconds between two checks of files that grow: lines that are written meanwhile are sent together.
 LOOK = 0.05
@@ -149,7 +145,7 @@ class _Attempt:
                     return
 
     def _send(self, value: object, word: str) -> None:
-        self.request.send(lean.dumps(value).encode(), path="", offset=0, word=word)
+        self.request.send(compact_json.dumps(value).encode(), path="", offset=0, word=word)
 
     def send_until_end(self, files: _Files) -> Optional[str]:
         """Send everything until the attempt has ended; return how it did, None if the request was cancelled."""

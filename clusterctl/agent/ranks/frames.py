@@ -6,13 +6,7 @@ Runs on nodes too: standard library only, Python 3.8 and newer.
 from __future__ import annotations
 
 import re
-
-from clusterctl.agent.lean import NamedTuple
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, List
+from typing import Dict, List, NamedTuple
 
 # A thread in the output of each, and one of its frames. A prefix of the line may have taken one of its blanks.
 SPIED_THREAD = re.compile(r"Thread \S+ \(.*?\)(?:: \"(?P<name>.*)\")?$")

@@ -9,13 +9,9 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 from __future__ import annotations
 
 import os
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from clusterctl.agent.processes import stat_of
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 # Shortest time in seconds without a step that counts as a hang.
 LEAST = 30.0

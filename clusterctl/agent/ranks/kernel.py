@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.processes import text_of
 from clusterctl.agent.request import Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
 
 # Seconds before and after a process's end: a device may stop responding well before.
 BEFORE, AFTER = 10.0, 2.0

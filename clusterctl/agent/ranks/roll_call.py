@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, Dict, List, Optional, Tuple
 
 from clusterctl.agent.processes import carries, environments, stat_of, text_of
 from clusterctl.agent.ranks import flight, stacks
@@ -18,11 +19,6 @@ from clusterctl.agent.ranks.links import links_of
 from clusterctl.agent.ranks.stacks import Process
 from clusterctl.agent.records import AttemptFiles, marker_of, read_json
 from clusterctl.agent.request import Refused, Request
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
 
 # Seconds at least over which the use of processors is measured.
 SAMPLE = 0.5

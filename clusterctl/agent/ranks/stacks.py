@@ -15,17 +15,12 @@ import signal
 import stat
 import subprocess
 import time
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from clusterctl.agent.bounded import outputs_of
 from clusterctl.agent.processes import group_members, send, stat_of, text_of
 from clusterctl.agent.ranks.frames import Frame, frames_in
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, Iterable, List, Optional, Sequence, Tuple
-
-    from clusterctl.agent.records import AttemptFiles
+from clusterctl.agent.records import AttemptFiles
 
 # Limit in seconds for ranks to write their stacks: a tenth of a second on an idle machine.
 WRITING = 2.0

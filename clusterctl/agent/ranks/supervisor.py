@@ -5,13 +5,14 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
-# The C half: the module around it imports enum.
-import _signal as signal  # type: ignore[import-not-found]
 import os
 import select
+import signal
+import subprocess
 import time
+from typing import Any, Dict, List, Optional
 
-from clusterctl.agent import lean
+from clusterctl.agent import compact_json
 from clusterctl.agent.holes import trim
 from clusterctl.agent.processes import GRACE, end_all, identity
 from clusterctl.agent.ranks import containers
@@ -34,13 +35,6 @@ from clusterctl.agent.records import (
 )
 from clusterctl.agent.spawn import NOT_FOUND, NOT_RUNNABLE, candidates, command, environment, start
 
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
-
-    from clusterctl.agent.spawn import Child
-
 # Limit in seconds of the grace after a failure: ranks that wait for a dead one cannot save a checkpoint.
 FAILED_GRACE = 5.0
 # Seconds that ranks which hang are kept for the roll call of a controller, which takes up to 5 s.
@@ -61,7 +55,7 @@ class Rank:
 
     def __init__(self, spec: Dict[str, Any]) -> None:
         self.spec = spec
-        self.process: Optional[Child] = None
+        self.process: "Optional[subprocess.Popen[bytes]]" = None
         self.record: Dict[str, Any] = {
             "rank": spec["rank"],
             "local_rank": spec.get("local_rank"),
@@ -354,12 +348,12 @@ def main(run_dir: str, attempt: int, ready: int, change: Optional[Dict[str, Any]
     taken = locks.take()
     if taken:
         blank_secrets(supervisor.files, supervisor.spec)
-        os.write(ready, lean.dumps({"in_use": "; ".join(taken)}).encode() + b"\n")
+        os.write(ready, compact_json.dumps({"in_use": "; ".join(taken)}).encode() + b"\n")
         return
     me = identity(os.getpid())
     write_json(supervisor.files.supervisor, {**me, "started": supervisor.started})
     supervisor.spawn_all()
-    os.write(ready, lean.dumps({**me, "note": locks.note}).encode() + b"\n")
+    os.write(ready, compact_json.dumps({**me, "note": locks.note}).encode() + b"\n")
     os.close(ready)
     supervisor.supervise()
 
@@ -390,7 +384,7 @@ class NpuInfo:
     """
 
     def __init__(self, spec: Dict[str, Any], path: str) -> None:
-        self._process: Optional[Child] = None
+        self._process: "Optional[subprocess.Popen[bytes]]" = None
         if spec.get("kind") != "npu":
             return
         tools = (found for name in TOOLS for found in candidates(name, os.environb))

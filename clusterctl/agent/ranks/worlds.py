@@ -9,13 +9,9 @@ Runs on nodes: standard library only, Python 3.8 and newer.
 from __future__ import annotations
 
 import os
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 from clusterctl.agent.processes import text_of
-
-# Importing typing takes 10 ms.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 # Seconds between two looks while a program starts, and for how long that is.
 CLOSE_LOOK, STARTING = 0.2, 3.0

@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -412,25 +411,12 @@ def test_the_agent_is_sent_once_and_a_damaged_one_is_replaced(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("python", [sys.executable, oldest_python()])
-def test_an_agent_starts_without_what_costs_most_and_finds_itself_compiled(
-    tmp_path: Path, python: str | None
-) -> None:
-    """typing, enum, re and json are 15 of 30 ms of a node's CPU; a push does without them too."""
+def test_an_agent_finds_itself_compiled(tmp_path: Path, python: str | None) -> None:
     if python is None:
         pytest.skip("no Python 3.8 here")
     connect(tmp_path, python).close()
     (installed,) = (tmp_path / "work" / "agent").iterdir()
     assert list((installed / "clusterctl" / "agent" / "__pycache__").glob("server.*.pyc"))
-    code = f"import sys; sys.path.insert(0, {str(installed)!r}); import clusterctl.agent.server; print(*sys.modules)"
-    loaded = subprocess.run(
-        [python, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert not {"typing", "enum", "re", "json", "contextlib", "subprocess", "hashlib"} & set(loaded.split())
-    code = code.replace("agent.server", "agent.files.transfer")
-    loaded = subprocess.run(
-        [python, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert not {"typing", "enum", "re", "json", "contextlib", "subprocess", "shutil"} & set(loaded.split())
 
 
 def test_a_work_folder_may_have_any_name(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent import network as agent_network
-from clusterctl.agent import own_python
 from clusterctl.agent.processes import state_letter
 from clusterctl.checks import doctor, network
 from clusterctl.checks.answers import CommandResult, Knock
@@ -184,14 +183,7 @@ def said(link: Connection, program: str, *words: str, python: str = sys.executab
     return decode(CommandResult, link.call("examine", asked)["commands"]["python"])
 
 
-# The agent runs isolated, and a fork of it keeps that mark.
-IS_FORK = "import sys; print(sys.flags.isolated)"
-
-
-def test_a_fork_of_the_agent_tells_what_its_python_has_as_a_new_one_would(
-    link: Connection, tmp_path: Path
-) -> None:
-    assert said(link, IS_FORK).out == "1\n"
+def test_the_nodes_python_tells_what_it_has(link: Connection) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     words = [*PACKAGES, "pytest", "no-such-package"]
     alone = subprocess.run(
@@ -199,25 +191,6 @@ def test_a_fork_of_the_agent_tells_what_its_python_has_as_a_new_one_would(
     )
     assert alone.stdout.count('"pytest"') == 1
     assert said(link, NODE_PYTHON, *words) == CommandResult(0, alone.stdout)
-
-
-def test_another_python_and_one_with_settings_of_its_own_are_started_anew(
-    link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "python").symlink_to(sys.executable)
-    assert said(link, IS_FORK, python=str(tmp_path / "python")).out == "0\n"
-    assert own_python.is_own([sys.executable.encode(), b"-c", b""], {})
-    for argv, env in (
-        ([sys.executable, "-c", ""], {b"PYTHONPATH": b"/tmp"}),
-        ([sys.executable, "-m", "site"], {}),
-        ([sys.executable, "-c"], {}),
-        (["/no/such/python", "-c", ""], {}),
-    ):
-        assert not own_python.is_own([word.encode() for word in argv], env), (argv, env)
-
-
-def test_a_program_that_fails_in_the_fork_is_run_by_a_new_interpreter(link: Connection) -> None:
-    assert said(link, "import sys; assert not sys.flags.isolated; print('new')").out == "new\n"
 
 
 # ---- reach

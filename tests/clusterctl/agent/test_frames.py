@@ -1,18 +1,13 @@
 from __future__ import annotations
 
 import io
-import json
 import struct
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent import lean
 from clusterctl.agent.frames import (
     MAX_PAYLOAD,
     PREFIX,
@@ -25,7 +20,6 @@ from clusterctl.agent.frames import (
     read_frame,
     to_payload,
 )
-from clusterctl.agent.lean import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -107,64 +101,6 @@ def test_a_header_nested_without_end_is_a_bad_frame() -> None:
     stream = io.BytesIO(PREFIX.pack(0x43, 1, len(header), 0) + header)
     with pytest.raises(BadFrame):
         read_frame(stream.read)
-
-
-def read_by(loads: Callable[[str], object], text: str) -> object:
-    """Return the value, or the kind of its refusal; a NaN becomes its name."""
-    try:
-        return repr(loads(text))
-    except (ValueError, RecursionError) as problem:
-        return ValueError if isinstance(problem, ValueError) else RecursionError
-
-
-@settings(max_examples=300, deadline=None)
-@given(json_values | st.floats(), st.text(" \t\n\r\v}],x0", max_size=3), st.text(" \t\n\r\v[{-N", max_size=3))
-def test_json_is_read_and_written_as_the_whole_module_does_it(value: object, after: str, before: str) -> None:
-    text = lean.dumps(value)
-    assert text == json.dumps(value, separators=(",", ":"))
-    for one in (text, before + text + after, text[:-1]):
-        assert read_by(lean.loads, one) == read_by(json.loads, one)
-
-
-def test_a_cut_json_text_is_refused_without_the_json_module() -> None:
-    code = """
-import sys
-from clusterctl.agent import lean
-text = lean.dumps({"a": [1.5, None, True], "b\\n": {"c": "d"}})
-for end in range(len(text)):
-    try:
-        lean.loads(text[:end])
-    except ValueError:
-        continue
-    sys.exit(f"read: {text[:end]}")
-assert "json.decoder" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_rows_are_named_tuples() -> None:
-    class Row(NamedTuple):
-        """A row."""
-
-        path: str
-        size: int = 7
-
-        def twice(self) -> int:
-            return self.size * 2
-
-    row = Row("a")
-    assert row == ("a", 7) and row._replace(size=2).twice() == 4 and not hasattr(row, "__dict__")
-    assert (
-        repr(row) == "Row(path='a', size=7)" and Row._fields == ("path", "size") and Row.__doc__ == "A row."
-    )
-    with pytest.raises(TypeError):
-        Row()  # type: ignore[call-arg]
-
-
-def test_what_json_does_not_have_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="set cannot be written as JSON"):
-        lean.dumps({"a": {1}})
 
 
 def test_a_name_that_is_no_utf8_survives_a_payload() -> None:

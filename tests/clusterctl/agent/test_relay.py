@@ -1,35 +1,30 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from clusterctl.agent.files import peer, peer_tls, tree
+from clusterctl.agent.files import peer, tree
 from clusterctl.agent.files import relay as agent_relay
 from clusterctl.agent.files.relay import LENGTH
 from clusterctl.agent.files.tree import Range
-from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.inventory.cluster import Node
+from clusterctl.errors import ClusterctlError
 from clusterctl.transfer.push import (
     PushResult,
     Source,
     make_manifest,
     push_tree,
 )
-from clusterctl.transfer.relay import HOPELESS, Relay, relay_for
+from clusterctl.transfer.relay import HOPELESS, Relay
 from clusterctl.transport.connection import Connection
 from tests.support.nodes import connect, local_node, oldest_python, wait_for
 
@@ -334,93 +329,3 @@ def test_a_stranger_gets_nothing(made: Callable[[int], Nodes], root: Path, plain
         assert stream.read(size - 1) == (root / source.manifest.files[0].path).read_bytes()[: tree.PIECE]
     pushing.join()
     relay.release()
-
-
-def test_a_python_whose_openssl_is_called_otherwise_speaks_the_same_tls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "_ssl", ModuleType("_ssl"))
-    spec = importlib.util.spec_from_file_location("wire_tls_by_ssl", peer_tls.__file__)
-    assert spec and spec.loader
-    by_ssl = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(by_ssl)
-    assert by_ssl.Context is ssl.SSLContext is not peer_tls.Context
-    terms = Relay([local_node(tmp_path, "node0")]).terms("node0", SIZE)
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        here = socket.create_connection(door.getsockname())
-        there, _ = door.accept()
-    with here, there, ThreadPoolExecutor() as pool:
-        theirs = pool.submit(by_ssl.TlsWire, there, by_ssl.prepared(terms, "/nowhere"), True)
-        mine = agent_relay.opened(here, agent_relay.prepared(terms, "/nowhere"), accepts=False)
-        theirs.result().send(b"x" * 100_000)
-        mine.send(b"y" * 100_000)
-        assert mine.read(100_000) == b"x" * 100_000 and theirs.result().read(100_000) == b"y" * 100_000
-
-
-def test_what_a_node_loads_to_take_part_stays_little() -> None:
-    script = (
-        "import sys\nfrom clusterctl.agent import server\nfrom clusterctl.agent.files import relay, peer_tls\n"
-        "print(sorted({'enum', 'ipaddress', 'json', 're', 'socket', 'ssl', 'typing'} & set(sys.modules)))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{script}"],
-        capture_output=True,
-        text=True,
-    )
-    assert said.stdout == "[]\n", said.stderr
-
-
-def test_who_asks_for_what_is_not_there_is_left_alone(made: Callable[[int], Nodes], root: Path) -> None:
-    nodes = made(1)
-    source = SlowSource(root, 2.0)
-    relay = Relay(nodes.nodes, plain=True)
-    pushing = threading.Thread(target=nodes.push, args=(source, relay))
-    pushing.start()
-    wait_for(lambda: relay.members)
-    ((_, port),) = relay.members
-    for wish in (b"[[0,999999]]", b"[[-5,1]]", b"{}", b"nonsense", b"[" * 90_000):
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            stream = agent_relay.opened(connection, dict(relay.terms("node0", SIZE)), accepts=False)
-            stream.send(LENGTH.pack(len(wish)) + wish)
-            with pytest.raises(OSError):
-                stream.read(LENGTH.size)
-    pushing.join()
-    relay.release()
-    assert same(root, nodes.folders[0] / "dest")
-
-
-def test_the_choice_of_a_relay(tmp_path: Path) -> None:
-    nodes: list[Node] = [local_node(tmp_path, f"node{number}") for number in range(5)]
-    with (
-        relay_for("off", nodes) as none,
-        relay_for("auto", nodes[:2]) as few,
-        relay_for("on", nodes[:1]) as one,
-    ):
-        assert none is few is one is None
-    with relay_for("auto", nodes) as relay:
-        # It would cost more than it spares.
-        assert relay and relay.terms("node1", 1000) == {"mode": "off"}
-        assert relay.terms("node1", 1 << 30)["mode"] == "tls"
-        assert relay.terms("node1", 8_000_000, 8)["mode"] == "tls"
-        # Each small file costs each hop.
-        assert relay.terms("node1", 8_000_000, 2000) == {"mode": "off"}
-    with relay_for("on", nodes) as relay:
-        assert relay and relay.terms("node1", 1000)["mode"] == "tls"
-    with relay_for("plain", nodes) as relay:
-        assert relay and set(relay.terms("node1", 1000)) == {"mode", "secret", "address"}
-    with pytest.raises(UsageError, match="no such choice"), relay_for("of", nodes):
-        pass
-
-
-def test_long_rows_of_nodes_are_cut_so_that_the_last_ones_need_not_wait_for_all(tmp_path: Path) -> None:
-    names = [f"node{number}" for number in range(300)]
-    relay = Relay([local_node(tmp_path, name) for name in names])
-    depth: dict[str, int] = {}
-    children: dict[str, int] = {}
-    for name in names:
-        parents = relay.join(name, 1)
-        assert len({one["node"] for one in parents}) == len(parents) <= 3
-        first = parents[0]["node"] if parents else None
-        depth[name] = depth[first] + 1 if first else 0
-        children[first or ""] = children.get(first or "", 0) + 1
-    assert max(depth.values()) < 70 and max(children.values()) <= 2

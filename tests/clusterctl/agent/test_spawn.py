@@ -1,10 +1,7 @@
-"""Programs started without `subprocess`: the same results, and few modules."""
+"""Programs in sessions of their own: environment, output, signals, and why one cannot start."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +9,6 @@ import pytest
 from clusterctl.agent import spawn
 
 PATH = {b"PATH": b"/nonexistent:/usr/bin:/bin"}
-WAYS = ["posix_spawn", "subprocess"]
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "subprocess":
-        monkeypatch.delattr(os, "posix_spawn")
-    return str(request.param)
 
 
 def run(argv: list[bytes], folder: Path, env: dict[bytes, bytes] = PATH) -> tuple[int | None, str]:
@@ -30,14 +19,14 @@ def run(argv: list[bytes], folder: Path, env: dict[bytes, bytes] = PATH) -> tupl
     return code, (folder / "output").read_text()
 
 
-def test_a_program_has_its_environment_its_output_and_an_empty_input(way: str, tmp_path: Path) -> None:
+def test_a_program_has_its_environment_its_output_and_an_empty_input(tmp_path: Path) -> None:
     code, output = run(
         [b"sh", b"-c", b"cat; echo $A; echo error >&2; exit 3"], tmp_path, {**PATH, b"A": b"b"}
     )
     assert (code, output) == (3, "b\nerror\n")
 
 
-def test_a_program_leads_a_session_and_ignores_no_signal_of_python(way: str, tmp_path: Path) -> None:
+def test_a_program_leads_a_session_and_ignores_no_signal_of_python(tmp_path: Path) -> None:
     _, output = run([b"sh", b"-c", b"echo $$; cat /proc/self/stat; cat /proc/self/status"], tmp_path)
     pid, stat, *status = output.splitlines()
     assert stat.rpartition(")")[2].split()[3] == pid
@@ -46,11 +35,11 @@ def test_a_program_leads_a_session_and_ignores_no_signal_of_python(way: str, tmp
     assert not ignored >> 12 & 1
 
 
-def test_the_end_by_a_signal_is_a_negative_code(way: str, tmp_path: Path) -> None:
+def test_the_end_by_a_signal_is_a_negative_code(tmp_path: Path) -> None:
     assert run([b"sh", b"-c", b"kill -9 $$"], tmp_path)[0] == -9
 
 
-def test_a_program_inherits_no_other_file(way: str, tmp_path: Path) -> None:
+def test_a_program_inherits_no_other_file(tmp_path: Path) -> None:
     with (tmp_path / "open").open("wb") as other:
         _, output = run([b"sh", b"-c", b"ls -l /proc/$$/fd"], tmp_path)
         assert other.name not in output
@@ -61,7 +50,7 @@ def test_a_program_inherits_no_other_file(way: str, tmp_path: Path) -> None:
     [(b"nope", FileNotFoundError), (b"/nope", FileNotFoundError), (b"/tmp", PermissionError)],
 )
 def test_a_program_that_cannot_be_started_raises_the_kernels_reason(
-    way: str, argv: bytes, kind: type[OSError], tmp_path: Path
+    argv: bytes, kind: type[OSError], tmp_path: Path
 ) -> None:
     with pytest.raises(kind):
         run([argv], tmp_path)
@@ -74,29 +63,3 @@ def test_a_file_of_that_name_that_cannot_run_does_not_hide_a_later_one(tmp_path:
         (tmp_path / name / "tool").chmod(mode)
     path = f"{tmp_path}/first:{tmp_path}/second:/bin".encode()
     assert run([b"tool"], tmp_path, {b"PATH": path}) == (0, "here\n")
-
-
-def test_a_start_of_ranks_and_the_checks_before_it_import_nothing_that_costs_most() -> None:
-    """json, re, subprocess and the rest are 9 of 22 ms of CPU of a start on a node, 9 of 23 of the checks."""
-    modules = "server operations ranks.attempts ranks.supervisor ranks.follow examine network own_python"
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
-    code += f"for name in {modules!r}.split(): __import__('clusterctl.agent.' + name)\n"
-    code += "from clusterctl.agent import network\nassert network.place_of('127.0.0.1')['own']\nprint(*sys.modules)"
-    argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", code]
-    loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
-    costly = {
-        "typing",
-        "enum",
-        "re",
-        "json",
-        "subprocess",
-        "signal",
-        "shutil",
-        "glob",
-        "ctypes",
-        "contextlib",
-        "socket",
-        "ipaddress",
-        "encodings.idna",
-    }
-    assert not costly & set(loaded)

@@ -17,7 +17,7 @@ from clusterctl import __version__
 from clusterctl.cli import commands
 from clusterctl.cli.commands import SECTIONS, TABLE
 from clusterctl.cli.examples import examples
-from clusterctl.cli.options import flat
+from clusterctl.cli.option_fields import flat
 from trainer.__main__ import _parser as trainer_parser
 
 

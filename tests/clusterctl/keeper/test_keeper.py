@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import errors, typed_json
+from clusterctl import errors
 from clusterctl.agent.frames import encode
 from clusterctl.cli import entry
 from clusterctl.cli.fork_server import _may_be_loaded
@@ -24,6 +24,7 @@ from clusterctl.keeper.client import error_from_json
 from clusterctl.keeper.clients import _Outgoing, error_to_json
 from clusterctl.keeper.messages import LinkRequest, WayOptions
 from clusterctl.transport.link import RequestFailed
+from clusterctl.wire import typed_json
 from clusterctl.wire.typed_json import decode
 from tests.support.keeping import Keeping, is_alive, until
 
