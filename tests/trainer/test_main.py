@@ -38,8 +38,9 @@ def test_a_file_that_cannot_be_used_is_an_error_of_the_user(
     assert program.main(["--called", "clusterctl tensorboard", "tensorboard", "x"]) == code
     assert capsys.readouterr().err == f"error: some/file: {os.strerror(number)}\n  try: {remedy}\n"
     # In the log of a rank.
+    monkeypatch.setattr(program, "_train", failing(number, "some/file"))
     with pytest.raises(OSError):
-        program.main(["tensorboard", "x"])
+        program.main(["train", "x"])
 
 
 def test_other_failures_stay_bugs() -> None:
