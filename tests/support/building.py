@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
+from trainer.__main__ import main
 from trainer.corpus.build import Order, build
 from trainer.corpus.filters import Filters
 from trainer.corpus.indexed import open_corpus
@@ -77,3 +80,11 @@ def pair_bytes(prefix: Path) -> tuple[bytes, bytes]:
 
 def verb(*words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, "-m", "trainer", *words], input=stdin, capture_output=True, **more)
+
+
+def refused(*words: str) -> str:
+    """Run a verb that refuses its input, in this process; return what it writes on stderr."""
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        assert main(words) == 2, told.getvalue()
+    return told.getvalue()
