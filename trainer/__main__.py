@@ -15,9 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from clusterctl.wire.output import output_fault
 from trainer.corpus.commands import add_verbs
 from trainer.env import Env
-from trainer.errors import ConfigFaults, InputError, TrainerError, machine_error, output_error
+from trainer.errors import ConfigFaults, InputError, TrainerError, machine_error
 from trainer.evaluate import command as evaluation
 from trainer.generate import command as generation
 from trainer.packages import missing_package
@@ -284,7 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except OSError as error:
         # In a rank's log, the traceback tells more.
-        fault = None if verb == "train" else output_error(error) or machine_error(error)
+        unwritten = None if verb == "train" else output_fault(error)
+        fault = TrainerError(*unwritten) if unwritten else None if verb == "train" else machine_error(error)
         if fault is None:
             raise
         sys.stderr.write(f"error: {fault.message}\n  try: {fault.hint}\n")

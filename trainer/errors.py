@@ -12,8 +12,6 @@ TrainerError              1
 from __future__ import annotations
 
 import errno
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -80,23 +78,6 @@ OF_FILES = {
     errno.EFBIG: "allow larger files with `ulimit -f`",
 }
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def output_error(problem: OSError) -> TrainerError | None:
-    """Return the error if a problem is that standard output accepts no more, and drop the rest of it."""
-    if problem.filename is not None:
-        return None
-    try:
-        # What could not be written may be lost already.
-        print(flush=True)
-    except OSError as again:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        # The flush at exit must not fail too.
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        hint = "free some space where it is written (see `df -h`), or write it to another place"
-        return TrainerError(f"cannot write the output: {again.strerror}", hint)
-    return None
 
 
 def machine_error(error: OSError) -> TrainerError | None:

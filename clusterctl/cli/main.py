@@ -14,6 +14,7 @@ from typing import Any
 from clusterctl import interrupts
 from clusterctl.cli.screen import hints_with, report_error
 from clusterctl.errors import EXIT_BUG, ClusterctlError, UsageError
+from clusterctl.wire.output import output_fault
 
 OF_THIS_MACHINE = {
     errno.ENOSPC: "free some space on this machine; `df -h . ~ /tmp` shows which disk is full",
@@ -59,7 +60,8 @@ def run(argv: list[str]) -> int:
         report_error(error)
         return error.exit_code
     except OSError as problem:
-        fault = _output_error(problem) or _machine_error(problem)
+        unwritten = output_fault(problem)
+        fault = ClusterctlError(*unwritten) if unwritten else _machine_error(problem)
         if fault is None:
             return _report_bug(problem, argv)
         report_error(fault)
@@ -102,23 +104,6 @@ def _was_interrupted(done: SystemExit) -> bool:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def _output_error(problem: OSError) -> ClusterctlError | None:
-    """Return the error if a problem is that standard output accepts no more, and drop the rest of it."""
-    if problem.filename is not None:
-        return None
-    try:
-        # What could not be written may be lost already.
-        print(flush=True)
-    except OSError as again:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        # The flush at exit must not fail too.
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        hint = "free some space where it is written (see `df -h`), or write it to another place"
-        return ClusterctlError(f"cannot write the output: {again.strerror}", hint)
-    return None
 
 
 def _machine_error(problem: OSError) -> ClusterctlError | None:
