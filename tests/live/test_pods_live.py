@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from tests.live.conftest import clean_environment
 from tests.live.test_training import JOB
 from tests.live.test_training import data as data
 from tests.support.object_store import KEY, SECRET, object_store
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(200)]
 
@@ -53,12 +53,6 @@ def outputs_of(pods: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
             break
         time.sleep(0.1)
     return [pod.communicate(timeout=40) for pod in pods]
-
-
-def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
 
 
 def test_two_pods_train_together(tmp_path: Path, data: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.native.conftest import compiled  # noqa: F401
+from tests.support.ports import free_port
 from trainer.compat import why_not_sharded
 from trainer.corpus.indexed import Writer
 
@@ -144,12 +144,6 @@ def run_ranks(tmp_path: Path, rank_server: subprocess.Popen[str]) -> Callable[..
         ]
 
     return run
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from clusterctl.transport.fanout import Stream, on_each
 from clusterctl.transport.link import shell_command
 from clusterctl.transport.shell import ShellSession
 from tests.support.nodes import wait_for
+from tests.support.ports import free_port
 
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
 pytestmark = pytest.mark.skipif(SSHD is None, reason="no sshd on this machine")
@@ -71,9 +72,7 @@ def start(folder: Path, extra: str = "", key: str = "ed25519") -> Server:
     shutil.copy(folder / "id.pub", folder / "authorized")
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     lines = [
         f"Port {port}",
         "ListenAddress 127.0.0.1",
