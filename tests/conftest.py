@@ -1,9 +1,11 @@
-"""Give the programs that tests start the usual signal handling, and leave out the tests of `make extended`."""
+"""Give programs that tests start the usual signal handling, choose the tests of `make extended`, draw random cases."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -19,14 +21,46 @@ EXTENDED = Path(__file__).with_name("extended.txt")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--extended`: run the tests that extended.txt lists, and no others."""
+    """Add `--extended`, and the number and the seed of random cases."""
     parser.addoption(
         "--extended", action="store_true", help="run the tests listed in tests/extended.txt, no others"
     )
+    parser.addoption("--cases", type=span, help="random cases of each test that draws some: N, or FIRST-LAST")
+    parser.addoption("--seed", type=int, default=1, help="of random cases")
+
+
+def span(text: str) -> range:
+    """Return the numbers of `N` cases, or of the cases `FIRST-LAST`."""
+    first, dash, last = text.partition("-")
+    return range(int(first), int(last) + 1) if dash else range(int(first))
+
+
+Cases = Callable[[int], Iterator[tuple[int, Random]]]
+
+
+@pytest.fixture(scope="session")
+def cases(pytestconfig: pytest.Config) -> Cases:
+    """Return a function that yields the numbers of so many cases, or of those of --cases, and a generator for each.
+
+    A case is always the same for a seed and a number, so that a number tells which case failed.
+    """
+    chosen, seed = pytestconfig.getoption("--cases"), pytestconfig.getoption("--seed")
+
+    def drawn(own: int) -> Iterator[tuple[int, Random]]:
+        return ((number, Random((seed << 48) + number)) for number in chosen or range(own))
+
+    return drawn
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the listed tests, or all others; a test that is named on the command line always runs."""
+    """Leave out the listed tests, or all others; a test that is named on the command line always runs.
+
+    Tests that draw a chosen number of cases have no limit.
+    """
+    if config.getoption("--cases"):
+        for item in items:
+            if "cases" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.timeout(0))
     named = {argument.rpartition("/")[2] for argument in config.args if "::" in argument}
     listed = {line for line in EXTENDED.read_text().splitlines() if line and not line.startswith("#")}
     only = bool(config.getoption("--extended"))

@@ -1,74 +1,62 @@
-"""The rules for input written by users: rank tables, hostfiles, node sets, inventories and plans.
-
-Each function reads one input and returns "read" or "refused"; it raises AssertionError if a rule is broken.
-"""
+"""The rules for input written by users: rank tables, hostfiles, node sets, inventories and plans."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
-from collections.abc import Iterator
+import json
 from pathlib import Path
+from typing import Any
 
-from clusterctl.cli.screen import safe
 from clusterctl.document import parse_document
 from clusterctl.errors import ClusterctlError, InputFaults
-from clusterctl.hostfile import (
-    detect,
-    formats,
-    slurm,
-)
-from clusterctl.hostfile import (
-    filter as hostfile_filter,
-)
+from clusterctl.hostfile import detect, formats, slurm
+from clusterctl.hostfile import filter as hostfile_filter
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.inventory import nodeset
 from clusterctl.ranktable import api, check, plan
+from tests.fuzz.inputs import CLUSTERS, HOSTFILES, PLANS, SETS, Reader, mutate_json, mutate_text, tables
 
 
-def check_wording(error: ClusterctlError) -> None:
-    assert error.message.strip(), "a refusal without a message"
-    safe(f"{error.message}\n{error.hint}").plain.encode()
-    for fault in error.faults if isinstance(error, InputFaults) else ():
-        assert fault.where and fault.what, f"a fault without a place or a message: {fault}"
+def text_of(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
-def rank_table(data: bytes) -> str:
-    """Check and parse a rank table: both must agree, and a valid table must be unchanged after writing and reading."""
+def read_table(data: bytes) -> Any:
+    """Check and parse a rank table: both must agree."""
     findings = api.check(data)
     for entry in findings:
         assert entry.code and entry.what and entry.remedy, f"a finding without a message: {entry}"
     try:
         table = api.parse(data)
-    except ClusterctlError as error:
-        check_wording(error)
-        assert findings or not isinstance(error, InputFaults), f"parse refused what check passed: {error}"
-        return "refused"
-    codes = {finding.code for finding in findings}
-    assert codes <= {"dialect"}, "parse accepted what check refused"
+    except InputFaults as error:
+        assert findings, f"parse refused what check passed: {error}"
+        raise
+    assert {finding.code for finding in findings} <= {"dialect"}, "parse accepted what check refused"
+    return table
+
+
+def is_written_alike(table: Any) -> bool:
     text = table.render()
     assert not api.check(text), "the written table is refused"
     assert api.parse(text) == table, "the written table reads back as another table"
-    return "read"
+    return True
 
 
-def host_file(data: bytes) -> str:
+def host_file(data: bytes) -> bool:
     """Read a hostfile with every reader: entries must have valid names and be unchanged after writing and reading."""
-    text = data.decode("utf-8", "surrogateescape")
-    results = []
-    for read in (formats.inspect_text, slurm.inspect_text):
-        entries, faults = read(text, "hosts")
+    text, read = text_of(data), False
+    for inspect in (formats.inspect_text, slurm.inspect_text):
+        entries, faults = inspect(text, "hosts")
         assert entries or faults, "neither nodes nor faults"
         for fault in faults:
             assert fault.where and fault.what, f"a fault without a place or a message: {fault}"
-        results.append("refused" if faults else "read")
+        read = read or not faults
         for entry in [] if faults else entries:
             assert not nodeset.name_fault(entry.address), entry
             assert entry.slots is None or 0 < entry.slots <= formats.MAX_SLOTS, entry
         if not faults and len(entries) <= 1000:
             _host_round_trip(entries, text)
-    return "read" if "read" in results else "refused"
+    return read
 
 
 def _host_round_trip(entries: list[formats.Entry], text: str) -> None:
@@ -108,19 +96,15 @@ KNOWN = [
 ]
 
 
-def node_set(data: bytes) -> str:
-    """Expand, select and fold a node set; the folded text must expand to the same names."""
-    text = data.decode("utf-8", "surrogateescape")
+def node_set(data: bytes) -> list[str]:
     if len(data) % 2:
-        try:
-            nodeset.select(text, KNOWN, GROUPS)
-        except ClusterctlError as error:
-            check_wording(error)
-    try:
-        names = nodeset.expand(text, GROUPS, KNOWN)
-    except ClusterctlError as error:
-        check_wording(error)
-        return "refused"
+        with contextlib.suppress(ClusterctlError):
+            nodeset.select(text_of(data), KNOWN, GROUPS)
+    return nodeset.expand(text_of(data), GROUPS, KNOWN)
+
+
+def is_folded_alike(names: list[str]) -> bool:
+    """The folded text must expand to the same names."""
     assert len(names) <= nodeset.LIMIT, f"{len(names)} names"
     assert len(set(names)) == len(names), "a name twice"
     if names and len(names) <= 300:
@@ -128,58 +112,56 @@ def node_set(data: bytes) -> str:
         assert not faults, faults[0]
         folded = nodeset.fold(names)
         assert nodeset.expand(folded) == names, folded
-    return "read"
+    return True
 
 
-def cluster_yaml(data: bytes) -> str:
+def cluster_yaml(folder: Path) -> inventory_cluster.Cluster:
     """Read the text as strict YAML, and as a file that may be an inventory of any kind."""
-    try:
-        parse_document(data.decode("utf-8", "surrogateescape"), "cluster.yaml")
-    except ClusterctlError as error:
-        check_wording(error)
-    with _a_file(data, "cluster.yaml") as path:
-        try:
-            cluster = inventory_cluster.load(path)
-        except ClusterctlError as error:
-            check_wording(error)
-            return "refused"
+    with contextlib.suppress(ClusterctlError):
+        parse_document(text_of((folder / "cluster.yaml").read_bytes()), "cluster.yaml")
+    return inventory_cluster.load(folder / "cluster.yaml")
+
+
+def has_nodes(cluster: inventory_cluster.Cluster) -> bool:
     assert cluster.nodes and len(set(cluster.names)) == len(cluster.names)
     assert all(not nodeset.name_fault(name) for name in cluster.names)
-    return "read"
+    return True
 
 
-def table_plan(data: bytes) -> str:
-    """Make a table from a plan: the check must accept it, and the table's own plan must give the same table."""
-    try:
-        table = plan.plan_table(parse_document(data.decode("utf-8", "surrogateescape"), "plan"))
-    except ClusterctlError as error:
-        check_wording(error)
-        return "refused"
+def gives_the_same_table(table: Any) -> bool:
+    """The check must accept a planned table, and the table's own plan must give the same table."""
     assert not api.check(table.render()), "the table made from a plan is refused"
     if not plan.losses(table):
         assert plan.plan_table(parse_document(plan.render_plan(table), "plan")) == table
-    return "read"
+    return True
 
 
-def any_file(data: bytes) -> str:
+def any_file(folder: Path) -> inventory_cluster.Cluster:
     """Read a file whose kind is detected from its content, as in `-c FILE` and `check`."""
-    with _a_file(data, "nodes.json" if len(data) % 2 else "nodes") as path:
-        check.check_file(path)
-        try:
-            detect.read(path)
-            cluster = detect.load(path)
-        except ClusterctlError as error:
-            check_wording(error)
-            return "refused"
-    assert cluster.nodes
-    return "read"
+    path = folder / "nodes"
+    if path.stat().st_size % 2:
+        path = path.rename(folder / "nodes.json")
+    check.check_file(path)
+    detect.read(path)
+    return detect.load(path)
 
 
-@contextlib.contextmanager
-def _a_file(data: bytes, name: str) -> Iterator[Path]:
-    path = Path(tempfile.gettempdir()) / f"clusterctl-fuzz-{os.getpid()}-{name}"
-    path.write_bytes(data)
-    try:
-        yield path
-    finally:
-        path.unlink()
+VALID = [json.dumps(table) for table in tables()]
+EVERYTHING = [*VALID, *HOSTFILES, *CLUSTERS]
+READERS = {
+    "nodeset": Reader(lambda random: mutate_text(random, list(SETS)), node_set, is_folded_alike, own=5000),
+    "hostfile": Reader(lambda random: mutate_text(random, list(HOSTFILES)), host_file, refusals=(), own=2800),
+    "ranktable": Reader(lambda random: mutate_json(random, VALID), read_table, is_written_alike, own=560),
+    "inventory": Reader(
+        lambda random: mutate_text(random, list(CLUSTERS)), cluster_yaml, has_nodes, "cluster.yaml"
+    ),
+    "plan": Reader(
+        lambda random: mutate_text(random, list(PLANS)),
+        lambda data: plan.plan_table(parse_document(text_of(data), "plan")),
+        gives_the_same_table,
+        own=190,
+    ),
+    "anyfile": Reader(
+        lambda random: mutate_text(random, EVERYTHING), any_file, lambda cluster: bool(cluster.nodes), "nodes"
+    ),
+}

@@ -1,4 +1,4 @@
-"""Fuzz both ends of a link: the answers of a node, the requests to an agent, and the manifests of trees."""
+"""Both ends of a link: the answers of a node, the requests to an agent, and the manifests of trees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -17,9 +17,8 @@ from clusterctl.agent.files import tree
 from clusterctl.agent.frames import MAX_PAYLOAD, PREFIX, ByteReader, Frame, StreamEnded, encode
 from clusterctl.agent.request import Request
 from clusterctl.agent.server import Agent
-from clusterctl.errors import ClusterctlError
-from clusterctl.text import escape_controls
 from clusterctl.transport.link import Link
+from tests.fuzz.inputs import Reader
 
 # The time limit for an answer, in seconds.
 WITHIN = 5.0
@@ -147,53 +146,46 @@ class _Played:
         return False
 
 
-def answers(data: bytes) -> str:
-    """Pass bytes to a link as a node's answer: it must return a result or a ClusterctlError, and lose no thread."""
+@contextlib.contextmanager
+def no_lost_thread() -> Iterator[None]:
     lost: list[object] = []
     before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     try:
-        return _answered(data)
+        yield
     finally:
         threading.excepthook = before
-        assert not lost, f"the reading thread ended by {lost[0]!r}"
+    assert not lost, f"a thread ended by {lost[0]!r}"
 
 
-def _answered(data: bytes) -> str:
+def answers(data: bytes) -> bool:
+    """Pass bytes to a link as a node's answer: it must return a result or a ClusterctlError, and lose no thread."""
     link = None
-    try:
-        link = Link("node1", _Played(data), "~/w")
-        request = link.open("run", {"argv": ["true"]})
-        began = time.monotonic()
-        result = request.end()
-        assert isinstance(result, dict)
-        assert time.monotonic() - began < WITHIN, "the answer came late"
-        return "read"
-    except ClusterctlError as error:
-        assert error.message.strip(), "a refusal without a message"
-        escape_controls(error.message).encode("utf-8", "backslashreplace")
-        return "refused"
-    finally:
-        if link is not None:
-            link.close()
+    with no_lost_thread():
+        try:
+            link = Link("node1", _Played(data), "~/w")
+            request = link.open("run", {"argv": ["true"]})
+            began = time.monotonic()
+            assert isinstance(request.end(), dict)
+            assert time.monotonic() - began < WITHIN, "the answer came late"
+        finally:
+            if link is not None:
+                link.close()
+    return True
 
 
-def requests(data: bytes) -> str:
+def requests(data: bytes) -> bool:
     """Pass bytes to an agent as requests: it must answer or close the link, without lost requests or threads."""
-    lost: list[object] = []
-    before, threading.excepthook = threading.excepthook, lambda raised: lost.append(raised.exc_value)
     sink, errors = os.open(os.devnull, os.O_WRONLY), io.StringIO()
     agent = Agent("/nowhere", {"echo": _echo}.get, sink)
     stream = ByteReader(_one_request(data))
     try:
-        with contextlib.redirect_stderr(errors):
+        with no_lost_thread(), contextlib.redirect_stderr(errors):
             agent._listen(stream.read)
             agent._end_all()
-        assert not lost, f"a thread of the agent ended by {lost[0]!r}"
         assert not agent._requests, "a request was never finished"
     finally:
-        threading.excepthook = before
         os.close(sink)
-    return "refused" if errors.getvalue() else "read"
+    return not errors.getvalue()
 
 
 def _echo(request: Request) -> dict[str, object]:
@@ -208,13 +200,8 @@ def _one_request(data: bytes) -> Any:
     return lambda: left.pop() if left else b""
 
 
-def trees(data: bytes) -> str:
-    """Parse a manifest: it must be refused, or contain only valid names inside the tree."""
-    try:
-        entries = tree.parse(data)
-    except tree.BadTree as refusal:
-        assert str(refusal).strip(), "a refusal without a message"
-        return "refused"
+def is_inside(entries: Any) -> bool:
+    """A manifest may contain only valid names inside the tree."""
     for entry in entries:
         entry.path.encode("utf-8", "surrogateescape")
         path = os.path.normpath(os.path.join("/root/of/tree", entry.path))
@@ -223,8 +210,16 @@ def trees(data: bytes) -> str:
             target = os.path.normpath(os.path.join(os.path.dirname(path), entry.content))
             assert (target + "/").startswith("/root/of/tree/"), (entry.path, entry.content)
     assert tree.parse(tree.to_bytes(entries)) == entries
-    return "read"
+    return True
 
 
-def mutate_tree(random: Random) -> bytes:
-    return mutate(random, [text.encode() for text in TREES])
+READERS = {
+    "answer": Reader(lambda random: mutate(random, ANSWERS), answers, own=190),
+    "request": Reader(lambda random: mutate(random, REQUESTS), requests, refusals=(), own=190),
+    "tree": Reader(
+        lambda random: mutate(random, [text.encode() for text in TREES]),
+        tree.parse,
+        is_inside,
+        refusals=(tree.BadTree,),
+    ),
+}

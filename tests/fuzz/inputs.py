@@ -1,13 +1,18 @@
-"""The seeds of bench/fuzz, and the functions that mutate them."""
+"""The seeds of inputs, the functions that mutate them, and what a reader of inputs is."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.field import ROOT
+from clusterctl.errors import ClusterctlError
 
+ROOT = Path(__file__).resolve().parents[2]
 # The size of the largest input, in bytes.
 LONGEST = 4_000
 
@@ -212,3 +217,54 @@ def mutate_text(random: Random, seeds: list[str]) -> bytes:
         else:
             data = data[:at] + random.choice((*RAW, b"\r\n", b"\n", b",")) + data[at:]
     return data[:LONGEST]
+
+
+def damage(random: Random, seeds: list[bytes]) -> bytes:
+    """Return one of the seeds after damage: flipped bits, cuts, overwritten bytes, other types, or deep nesting."""
+    data = random.choice(seeds)
+    roll = random.randrange(10)
+    if roll < 4 and data[:1] in (b"{", b"["):
+        with contextlib.suppress(ValueError):
+            return mutate_json(random, [data.decode()])
+    if roll == 4:
+        return data[: random.randrange(len(data) + 1)]
+    if roll == 5:
+        deep = random.choice((b"[", b'{"a":', b'[{"ranks":')) * random.choice((10, 900, 40_000))
+        return deep if random.random() < 0.5 else data[:-2] + b', "deep": ' + deep + data[-2:]
+    if roll == 6:
+        begin, size = random.randrange(len(data) + 1), random.choice((1, 16, 512))
+        return data[:begin] + random.choice((b"\0", b"\xff", b" ", b"\n")) * size + data[begin + size :]
+    changed = bytearray(data)
+    for _ in range(random.choice((1, 1, 2, 8))):
+        if changed:
+            changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+    return bytes(changed)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader under test, with inputs for it and the rules for what it has read."""
+
+    make: Callable[[Random], bytes]
+    read: Callable[..., Any]
+    """Takes the input, or the folder in which `file` is the input; what it returns goes to `check`."""
+    check: Callable[..., object] = lambda value: value
+    """Raises if a value breaks a rule; its result is False or None where the reader refused the input quietly."""
+    file: str = ""
+    refusals: tuple[type[Exception], ...] = (ClusterctlError,)
+    """With which exceptions it may refuse an input."""
+    own: int = 95
+    """How many inputs it gets in a run of all tests."""
+
+
+def damaged(seeds: list[bytes], *rest: Any, **more: Any) -> Reader:
+    """Return a reader whose inputs are damaged seeds."""
+    return Reader(lambda random: damage(random, seeds), *rest, **more)
+
+
+def as_json(*values: Any) -> list[bytes]:
+    return [json.dumps(value).encode() for value in values]
+
+
+def as_lines(values: list[Any]) -> list[bytes]:
+    return ["".join(json.dumps(value) + "\n" for value in values).encode()]
