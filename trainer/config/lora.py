@@ -64,6 +64,11 @@ class LoraConfig:
         return self.alpha / self.rank
 
 
+def module_of(path: str) -> str:
+    """Return the module within its block of a parameter's name."""
+    return ".".join(path.split(".")[2:-1])
+
+
 def is_split(model: ModelConfig) -> bool:
     """Return whether Hugging Face's form of a model has queries, keys and values as three matrices."""
     return model.norm == "rms" or model.groups != model.heads
@@ -84,8 +89,7 @@ def is_of_experts(model: ModelConfig, module: str) -> bool:
 def sections_of(model: ModelConfig, module: str) -> dict[str, int]:
     """Return the outputs of each section of a matrix, under their names."""
     if module == "attention.qkv":
-        keys = model.groups * model.head_size
-        return {"q": model.attention_width, "k": keys, "v": keys}
+        return model.attention.sections
     if module.startswith("feed_forward.") and module.endswith(".up"):
         inner = model.shared_ffn if SHARED in module else model.inner
         return {"gate": inner, "up": inner} if model.swiglu else {"up": inner}
@@ -95,7 +99,7 @@ def sections_of(model: ModelConfig, module: str) -> dict[str, int]:
 def inputs_of(model: ModelConfig, module: str) -> int:
     """Return the inputs of a matrix."""
     widths = {
-        "attention.out": model.attention_width,
+        "attention.out": model.attention.width,
         "feed_forward.down": model.inner,
         f"feed_forward.{SHARED}.down": model.shared_ffn,
     }

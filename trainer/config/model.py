@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from clusterctl.wire.fields import setting
+from trainer.config.attention import Heads
 from trainer.config.rope import RopeConfig
 
 # Matrix kernels want aligned rows; Megatron pads to 128 x tensor parallel.
@@ -111,15 +113,19 @@ class ModelConfig:
     def head_size(self) -> int:
         return self.head_dim or self.hidden // self.heads
 
-    @property
-    def attention_width(self) -> int:
-        """Return the width of all heads' queries together."""
-        return self.heads * self.head_size
-
-    @property
-    def qkv_width(self) -> int:
-        """Return the width of queries, keys and values together."""
-        return self.attention_width + 2 * self.groups * self.head_size
+    @cached_property
+    def attention(self) -> Heads:
+        """Return the sizes of attention."""
+        return Heads(
+            self.hidden,
+            self.heads,
+            self.groups,
+            self.head_size,
+            self.bias,
+            self.qk_norm,
+            self.window,
+            self.kind != "glm",
+        )
 
     @property
     def rotary_size(self) -> int:
@@ -169,25 +175,22 @@ class ModelConfig:
 
     def matrix_parameters(self) -> int:
         """Return the numbers of a block's matrices, which tensor parallel ranks divide."""
-        return self.hidden * (self.qkv_width + self.attention_width) + self._feed_forward(self.experts)
+        return self.attention.matrices + self._feed_forward(self.experts)
 
     def used_matrix_parameters(self) -> int:
         """Return the numbers of a block's matrices that are used for one token."""
-        width = self.qkv_width + self.attention_width + self.experts
-        return self.hidden * width + self._feed_forward(self.top_k)
+        return self.attention.matrices + self.hidden * self.experts + self._feed_forward(self.top_k)
 
     def divided_parameters(self) -> int:
         """Return the parameters of a block that tensor parallel ranks divide: matrices, and biases of their columns."""
-        up = 0 if self.experts else self.up_width
-        biases = {"all": self.qkv_width + up, "qkv": self.qkv_width, "none": 0}[self.bias]
-        return self.matrix_parameters() + biases
+        bias = self.up_width if self.bias == "all" and not self.experts else 0
+        return self.attention.divided + self._feed_forward(self.experts) + bias
 
     def layer_parameters(self) -> int:
         """Return the parameters of one block."""
-        rows = (1 if self.experts else 2) * self.hidden if self.bias == "all" else 0
-        router = self.experts * self.hidden
-        heads = 2 * self.head_size if self.qk_norm else 0
-        return self.divided_parameters() + rows + router + heads + self.norms * self.norm_width
+        bias = self.hidden if self.bias == "all" and not self.experts else 0
+        router, own = self.experts * self.hidden, self.attention.parameters - self.attention.divided
+        return self.divided_parameters() + own + bias + router + self.norms * self.norm_width
 
     def parameters(self) -> int:
         """Return the parameters of the model, without the padding of the vocabulary."""

@@ -190,12 +190,10 @@ def _master_faults(config: TrainConfig) -> Iterator[Fault]:
 
 def _tensor_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     model, tensor = config.model, layout.tensor
-    shares = {"heads": model.heads, "query_groups": model.groups}
-    shares |= (
-        {"experts": model.experts, "shared_ffn": model.shared_ffn} if model.experts else {"ffn": model.inner}
-    )
+    of_experts = {"experts": model.experts, "shared_ffn": model.shared_ffn}
+    shares = model.attention.counts | (of_experts if model.experts else {"ffn": model.inner})
     for name, value in shares.items():
-        if value % tensor and not (name == "query_groups" and value == model.heads):
+        if value % tensor:
             fitting = [n for n in range(1, tensor + 1) if value % n == 0]
             problem = f"{name}: {value} is not divisible by {tensor} ranks"
             yield Fault("train.parallel.tensor", problem, f"use {fitting[-1]}")

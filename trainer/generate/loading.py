@@ -108,7 +108,7 @@ def plan_memory(
 def _plan_on_device(config: ModelConfig, kind: str, free: int, place: Place) -> Memory:
     """Return the memory that a rank's part needs on a device; parameters arrive one at a time in their final type."""
     model, each, parts = empty_model(config, place), TYPES[kind].itemsize, place.tensor.size
-    widest = config.up_width + config.inner + (config.heads + 2 * config.groups) * config.head_size
+    widest = config.up_width + config.inner + config.attention.outputs
     # For the tokens of a prompt: the residual stream, the activations of one layer, and the attention mask.
     step = max(DEVICE_PROMPT_TOKENS) * (
         4 * 4 * config.hidden + 2 * each * widest // parts + 2 * each * config.context

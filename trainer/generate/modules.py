@@ -53,8 +53,8 @@ class Cache:
 
     def __init__(self, config: ModelConfig, pages: int, layers: int, ranks: int = 1) -> None:
         """`ranks`: the number of ranks that divide the heads of each layer."""
-        groups = config.groups // ranks
-        self.layers = [paged.pages(pages, groups, config.head_size) for _ in range(layers)]
+        own = config.attention.part(ranks)
+        self.layers = [paged.pages(pages, own.groups, own.size) for _ in range(layers)]
         self.step: Step | None = None
 
     def begin(self, step: Step) -> Step:
@@ -78,7 +78,7 @@ class Cache:
 
 def page_bytes(config: ModelConfig, each: int = 4) -> int:
     """Return the bytes of one page in all layers; `each`: the bytes of one number."""
-    return 2 * config.layers * config.groups * config.head_size * PAGE * each
+    return config.attention.cached(config.layers) * PAGE * each
 
 
 class PackedLinear(nn.Module):

@@ -173,7 +173,8 @@ class DeviceCache:
         """`ranks`: the number of ranks that divide the heads of each layer."""
         # One more page takes what the unused texts of a captured step store.
         self.scratch = pages
-        shape = (pages + 1, PAGE, config.groups // ranks, config.head_size)
+        own = config.attention.part(ranks)
+        shape = (pages + 1, PAGE, own.groups, own.size)
         self.device, self.window, self.ops = device.name, config.window, ops
         self.layers = [
             (self._empty(shape, TYPES[kind]), self._empty(shape, TYPES[kind])) for _ in range(layers)

@@ -48,13 +48,14 @@ class Attention(nn.Module):
         self, config: ModelConfig, ops: native.Choice, parallel: Parallel, recompute: Recompute
     ) -> None:
         super().__init__()
-        self.heads, self.groups = config.heads // parallel.size, config.groups // parallel.size
-        self.size = config.head_size
+        sizes = config.attention
+        own = sizes.part(parallel.size)
+        self.heads, self.groups, self.size = own.heads, own.groups, own.size
         self.attention_dropout, self.parallel = config.attention_dropout, parallel
         self.interleaved = config.rope.interleaved
-        queries, keys = config.attention_width, config.groups * config.head_size
-        self.qkv = ColumnLinear(config.hidden, (queries, keys, keys), parallel, config.bias != "none")
-        self.out = RowLinear(queries, config.hidden, parallel, config.bias == "all")
+        sections = tuple(sizes.sections.values())
+        self.qkv = ColumnLinear(config.hidden, sections, parallel, config.bias != "none")
+        self.out = RowLinear(sizes.width, config.hidden, parallel, config.bias == "all")
         self.q_norm, self.k_norm = (
             Norm(config, ops, self.size, parallel) if config.qk_norm else None for _ in range(2)
         )

@@ -67,7 +67,7 @@ class MicroBatch:
     @property
     def heads_share(self) -> int:
         """Return the bytes of this rank's queries, which are also those of its attention result."""
-        return self.width * self.tokens * self.model.attention_width // self.tensor
+        return self.width * self.tokens * self.model.attention.width // self.tensor
 
     @property
     def is_masked(self) -> bool:
@@ -146,7 +146,7 @@ def attention(micro: MicroBatch, selective: bool = False) -> int:
     """Return the bytes that attention keeps between its projection and its result; the result is not counted."""
     model = micro.model
     rows = WIDE * micro.tokens * (model.heads + model.groups) // micro.tensor if model.qk_norm else 0
-    own = micro.width * micro.tokens * model.groups * model.head_size // micro.tensor
+    own = micro.width * micro.tokens * model.attention.keys // micro.tensor
     # The gathered keys and values of the other ranks.
     gathered = 2 * own * micro.context if micro.context > 1 else 0
     return rows + gathered + _core(micro, selective)
@@ -154,8 +154,8 @@ def attention(micro: MicroBatch, selective: bool = False) -> int:
 
 def _core(micro: MicroBatch, selective: bool) -> int:
     model = micro.model
-    qkv = micro.width * micro.tokens * model.qkv_width // micro.tensor
-    keys = micro.width * micro.tokens * model.groups * model.head_size // micro.tensor
+    qkv = micro.width * micro.tokens * model.attention.outputs // micro.tensor
+    keys = micro.width * micro.tokens * model.attention.keys // micro.tensor
     if selective:
         return _handed(micro, qkv, keys)
     own_kernel = micro.core is AttentionCore.KERNEL and micro.kind == "cpu"

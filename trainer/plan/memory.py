@@ -303,7 +303,7 @@ def _again(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
 def _working(micro: MicroBatch) -> int:
     """Return the bytes of the gradients within a layer at its widest point, the feed-forward part."""
     inner = micro.width * micro.tokens * micro.model.up_width // micro.tensor
-    matrix = micro.model.hidden * max(micro.model.up_width, micro.model.qkv_width) // micro.tensor
+    matrix = micro.model.hidden * max(micro.model.up_width, micro.model.attention.outputs) // micro.tensor
     gathered = micro.width * micro.tokens * micro.model.hidden if micro.sequence else 0
     return (
         2 * inner + gathered + micro.residual + matrix * (WIDE + micro.width if micro.cast else micro.width)

@@ -168,17 +168,7 @@ CONVENTIONS = {
 
 def layer_forward(model: ModelConfig) -> int:
     """Return the operations per token in one block, forward."""
-    return 2 * model.used_matrix_parameters() + attention_forward(model)
-
-
-def attention_forward(model: ModelConfig) -> int:
-    """Return the operations of attention per token; a causal token sees half of the sequence on average."""
-    if model.kind == "glm":
-        return 4 * model.sequence * model.attention_width
-    sequence, window = model.sequence, min(model.window or model.sequence, model.sequence)
-    # Twice the mean number of keys per token; the first tokens have fewer than the window.
-    keys = (2 * window * sequence - window * window) // sequence
-    return 2 * keys * model.attention_width
+    return 2 * model.used_matrix_parameters() + model.attention.operations(model.sequence)
 
 
 def head_forward(model: ModelConfig, tensor: int = 1) -> int:
@@ -188,7 +178,8 @@ def head_forward(model: ModelConfig, tensor: int = 1) -> int:
 
 def recomputed(model: ModelConfig, mode: str) -> int:
     """Return the operations that recomputation repeats for one token in one block."""
-    return {"none": 0, "full": layer_forward(model), "selective": attention_forward(model)}[mode]
+    attention = model.attention.operations(model.sequence)
+    return {"none": 0, "full": layer_forward(model), "selective": attention}[mode]
 
 
 def passes_of(config: TrainConfig) -> int:
@@ -204,5 +195,5 @@ def per_token(model: ModelConfig, recompute: str = "none", passes: int = 3) -> d
     return {
         "model": products,
         "hardware": products + model.layers * recomputed(model, recompute),
-        "palm": 2 * passes * numbers + 4 * passes * model.layers * model.attention_width * model.sequence,
+        "palm": passes * (2 * numbers + model.layers * model.attention.whole_scores(model.sequence)),
     }

@@ -15,12 +15,13 @@ from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
+from trainer.weights.attention import Rows
 from trainer.weights.contents import Contents, ImportRequest, Progress
 from trainer.weights.files.safetensors import read_bytes
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, Shape, rows_of
 from trainer.weights.ours import shapes_for
-from trainer.weights.rules import Rows, Rule, check_shapes, refuse_unknown, rule, rules_of, to_ours
+from trainer.weights.rules import Rule, check_shapes, refuse_unknown, rule, rules_of, to_ours
 
 MOST_META = 4096
 TYPES = {"kFloat": torch.float32, "kFloat16": torch.float16, "kDouble": torch.float64}

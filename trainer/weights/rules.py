@@ -9,25 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-
-import torch
 
 from trainer.checkpoint.part import MOMENTS
+from trainer.config.lora import module_of, sections_of
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
-from trainer.weights.lazy import Lazy, Shape, one_of, read_once, rows_of, stacked, together, transposed
+from trainer.weights.attention import Rows, from_sections, in_sections
+from trainer.weights.lazy import Lazy, Shape, one_of, rows_of, stacked, together, transposed
 
 LAYER = "{n}"
 EXPERT = "{e}"
-
-
-class Rows(Enum):
-    """The order of rows in another program's projection to queries, keys and values."""
-
-    SECTIONS = "all queries, all keys, all values"
-    GROUPS = "for each group its queries, its key, its value"
-    NUMBERS = "for each head, for each of its numbers, query, key, value"
 
 
 @dataclass(frozen=True)
@@ -71,30 +62,6 @@ def rules_of(
                 yield layer.of_experts(experts)
 
 
-def sections_of(model: ModelConfig, ours: str) -> tuple[int, ...]:
-    """Return the rows of each section of one of our tensors; () if it has no sections."""
-    if ".attention.qkv." in ours:
-        keys = model.groups * model.head_size
-        return (model.qkv_width - 2 * keys, keys, keys)
-    if ".feed_forward.up." in ours and model.swiglu:
-        return (model.inner, model.inner)
-    return ()
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The heads of a projection to queries, keys and values, or of one rank's part of it."""
-
-    groups: int
-    queries: int
-    """How many query heads share the key and value of a group."""
-    size: int
-
-    @classmethod
-    def of(cls, model: ModelConfig, parts: int = 1) -> Heads:
-        return cls(model.groups // parts, model.heads // model.groups, model.head_size)
-
-
 def to_ours(entry: Rule, model: ModelConfig, found: Mapping[str, Lazy]) -> Lazy:
     """Return our tensor of a rule, made from theirs."""
     parts = [found[name] for name in entry.theirs]
@@ -102,38 +69,18 @@ def to_ours(entry: Rule, model: ModelConfig, found: Mapping[str, Lazy]) -> Lazy:
         each = len(parts) // entry.experts
         return together([stacked(parts[at : at + each]) for at in range(0, len(parts), each)])
     joined = stacked([transposed(part) if entry.transposed else part for part in parts])
-    return in_sections(joined, entry.rows, Heads.of(model))
-
-
-def in_sections(theirs: Lazy, rows: Rows, heads: Heads) -> Lazy:
-    """Return rows in sections of queries, keys and values; `rows`: their present order."""
-    if rows is Rows.SECTIONS:
-        return theirs
-    if rows is Rows.NUMBERS:
-        return permuted(theirs, number_order(heads))
-    return read_once([theirs], lambda parts: _in_sections(parts[0], heads))
-
-
-def _in_sections(theirs: Lazy, heads: Heads) -> Lazy:
-    size, queries = heads.size, heads.queries
-    each = (queries + 2) * size
-    starts = [group * each for group in range(heads.groups)]
-    parts = [rows_of(theirs, start, start + queries * size) for start in starts]
-    for at in (queries, queries + 1):
-        parts += [rows_of(theirs, start + at * size, start + (at + 1) * size) for start in starts]
-    return stacked(parts)
+    return in_sections(joined, entry.rows, model.attention)
 
 
 def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
     """Return their tensors of a rule, made from ours."""
     if entry.experts:
         return dict(_of_each_expert(entry, ours))
-    if entry.rows is Rows.GROUPS:
-        ours = in_groups(ours, Heads.of(model))
+    ours = from_sections(ours, entry.rows, model.attention)
     if len(entry.theirs) == 1:
         return {entry.theirs[0]: transposed(ours) if entry.transposed else ours}
-    sections, first, parts = sections_of(model, entry.ours), 0, {}
-    for name, size in zip(entry.theirs, sections, strict=True):
+    sections, first, parts = sections_of(model, module_of(entry.ours)), 0, {}
+    for name, size in zip(entry.theirs, sections.values(), strict=True):
         part = rows_of(ours, first, first + size)
         parts[name] = transposed(part) if entry.transposed else part
         first += size
@@ -147,42 +94,6 @@ def _of_each_expert(entry: Rule, ours: Lazy) -> Iterator[tuple[str, Lazy]]:
     for at, name in enumerate(entry.theirs):
         expert, part = divmod(at, each)
         yield name, rows_of(one_of(ours, expert), part * size, (part + 1) * size)
-
-
-def in_groups(ours: Lazy, heads: Heads) -> Lazy:
-    """Return rows in groups, given sections of queries, keys and values."""
-    return read_once([ours], lambda parts: _in_groups(parts[0], heads))
-
-
-def _in_groups(ours: Lazy, heads: Heads) -> Lazy:
-    size, queries = heads.size, heads.queries
-    keys = heads.groups * queries * size
-    values = keys + heads.groups * size
-    parts = []
-    for group in range(heads.groups):
-        parts.append(rows_of(ours, group * queries * size, (group + 1) * queries * size))
-        parts += [rows_of(ours, start + group * size, start + (group + 1) * size) for start in (keys, values)]
-    return stacked(parts)
-
-
-def permuted(inner: Lazy, order: torch.Tensor) -> Lazy:
-    """Return the rows in another order: row i is the inner tensor's row order[i]."""
-    return Lazy(
-        inner.shape,
-        inner.dtype,
-        lambda start, stop: inner.whole()[order[start:stop]],
-        at_once=True,
-    )
-
-
-def number_order(heads: Heads) -> torch.Tensor:
-    """Return for each row of our sections its index if the query, key and value of a number are adjacent."""
-    return (
-        torch.arange(3 * heads.groups * heads.size)
-        .view(heads.groups, heads.size, 3)
-        .permute(2, 0, 1)
-        .reshape(-1)
-    )
 
 
 def refuse_unknown(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainer.config.attention import Heads
 from trainer.model.cuts import Cut
+from trainer.weights.attention import Rows, from_sections, in_sections
 from trainer.weights.lazy import Lazy
-from trainer.weights.rules import Heads, Rows, in_groups, in_sections
 from trainer.weights.tensor_parts import joined, part_of
 
-HEADS = Heads(groups=4, queries=2, size=3)
-ROWS = HEADS.groups * (HEADS.queries + 2) * HEADS.size
+HEADS = Heads(hidden=24, heads=8, groups=4, size=3)
+ROWS = HEADS.outputs
 SECTIONS = (24, 12, 12)
 
 
@@ -34,7 +35,7 @@ def test_rows_in_another_order_are_read_once(at_once: bool) -> None:
     sections = in_sections(given.lazy, Rows.GROUPS, HEADS)
     assert sections.whole().shape == (ROWS, 2)
     assert given.reads == (1 if at_once else 3 * HEADS.groups)
-    back = in_groups(in_sections(given.lazy, Rows.GROUPS, HEADS), HEADS)
+    back = from_sections(in_sections(given.lazy, Rows.GROUPS, HEADS), Rows.GROUPS, HEADS)
     assert torch.equal(back.whole(), given.numbers)
     assert torch.equal(torch.cat(list(back.blocks())), given.numbers)
 

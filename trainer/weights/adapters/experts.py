@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.config.lora import sections_of
+from trainer.config.lora import module_of, sections_of
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.model.adapter import MARK
@@ -147,7 +147,7 @@ def _of_each(
 ) -> Iterator[Found]:
     """Yield the adapters of a layer's matrices, if the folder has a pair for each expert."""
     path = rule.ours.removesuffix(".weight")
-    sections = list(sections_of(model, ".".join(path.split(".")[2:])))
+    sections = list(sections_of(model, module_of(rule.ours)))
     each = len(rule.theirs) // rule.experts
     for at in range(each):
         names = [name.removesuffix(".weight") for name in rule.theirs[at::each]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer.checkpoint.manifest import BaseWeights, Origin
 from trainer.checkpoint.names import Shape
 from trainer.checkpoint.store import Checkpoint, open_checkpoint
-from trainer.config.lora import LoraConfig, is_of_experts, sections_of
+from trainer.config.lora import LoraConfig, is_of_experts, module_of, sections_of
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.adapter import MARK
@@ -134,7 +134,7 @@ def with_adapters(
     own = {key: tensor for key, tensor in pairs.items() if key.startswith(prefix)}
     if leaf != "weight" or not own:
         return lazy
-    module = ".".join(path.split(".")[2:])
+    module = module_of(name)
     first, added = 0, list[tuple[int, Tensor, Tensor]]()
     if f"{prefix}all.a" in own:
         added.append((0, own[f"{prefix}all.a"], own[f"{prefix}all.b"]))

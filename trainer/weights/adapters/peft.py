@@ -16,13 +16,14 @@ from torch import Tensor
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.saved_file import SavedFile
-from trainer.config.lora import TARGETS, LoraConfig, lora_faults, sections_of
+from trainer.config.lora import TARGETS, LoraConfig, lora_faults, module_of, sections_of
 from trainer.config.model import ModelConfig
 from trainer.config.tune import TuneConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.adapter import MARK
 from trainer.weights.adapters.experts import Found, read_experts, write_experts
 from trainer.weights.adapters.merge import base_at, contents_at
+from trainer.weights.attention import in_sections
 from trainer.weights.contents import AdapterContents, Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.convert import FORMATS, Format
 from trainer.weights.families.family import Family
@@ -30,7 +31,7 @@ from trainer.weights.files.safetensors import read_safetensors, write_safetensor
 from trainer.weights.huggingface import as_json, family_for, read_json
 from trainer.weights.keys import Keys
 from trainer.weights.lazy import DTYPES, Lazy, cast, in_memory
-from trainer.weights.rules import Heads, Rule, in_sections, rules_of, to_ours, to_theirs
+from trainer.weights.rules import Rule, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target
 
 CONFIG_FILE = "adapter_config.json"
@@ -55,7 +56,7 @@ def _matrices(family: Family, model: ModelConfig) -> Iterator[Rule]:
     modules = {module for module, _ in TARGETS.values()}
     for rule in rules_of(family.rules, model.layers):
         # The names of experts' matrices depend on the number of experts.
-        if rule.theirs and rule.ours.endswith(".weight") and ".".join(rule.ours.split(".")[2:-1]) in modules:
+        if rule.theirs and rule.ours.endswith(".weight") and module_of(rule.ours) in modules:
             yield rule
 
 
@@ -113,7 +114,7 @@ def _theirs(
     if not own:
         return {}
     names = _module_names(rule, family)
-    sections = sections_of(model, ".".join(path.split(".")[2:]))
+    sections = sections_of(model, module_of(rule.ours))
     chosen = [name for name in ("all", *sections) if f"{name}.a" in own]
     chosen = list(dict.fromkeys(chosen))
     found = {name: (pairs[f"{path}{MARK}{name}.a"], pairs[f"{path}{MARK}{name}.b"]) for name in chosen}
@@ -349,8 +350,7 @@ def _ours(
     of_matrices = list[Found]()
     for rule in _matrices(family, model):
         path, names = rule.ours.removesuffix(".weight"), _module_names(rule, family)
-        module = ".".join(path.split(".")[2:])
-        sections = list(sections_of(model, module))
+        sections = list(sections_of(model, module_of(rule.ours)))
         for at, name in enumerate(names):
             if name not in theirs:
                 continue
@@ -358,7 +358,7 @@ def _ours(
             if a is None or b is None:
                 raise CheckpointError(f"{folder}: {name} has only one of lora_A and lora_B")
             if len(names) == 1:
-                b = in_sections(in_memory(b), rule.rows, Heads.of(model)).whole()
+                b = in_sections(in_memory(b), rule.rows, model.attention).whole()
             section = "all" if len(names) == 1 else sections[at]
             of_matrices.append(Found(path, section, (a, b), (name,)))
     of_experts = read_experts(str(folder), family, model, theirs, rank) if model.experts else ()
@@ -366,7 +366,7 @@ def _ours(
         pairs |= {
             f"{found.path}{MARK}{found.section}.{which}": m for which, m in zip("ab", found.pair, strict=True)
         }
-        module = ".".join(found.path.split(".")[2:])
+        module = module_of(f"{found.path}.weight")
         target = next(key for key, value in TARGETS.items() if value == (module, found.section))
         target = "up" if target == "gate_up" and not model.swiglu else target
         targets[target] = None

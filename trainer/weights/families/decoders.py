@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from trainer.config.model import ModelConfig
+from trainer.weights.attention import Rows
 from trainer.weights.families.family import ACTIVATIONS, Family, pairs
 from trainer.weights.families.rope import WHOLE, RopeKind, read_rope, write_rope
 from trainer.weights.keys import Keys
-from trainer.weights.rules import Rows, Rule, rule
+from trainer.weights.rules import Rule, rule
 
 # The longest sample of a training; models for longer texts keep their length in `positions`.
 LONGEST_SAMPLE = 8192

@@ -15,6 +15,7 @@ from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
+from trainer.weights.attention import from_sections, in_sections, order_of
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_read import attributes, read_torch
@@ -32,7 +33,7 @@ from trainer.weights.megatron.sharded_state import (
     steps_taken,
 )
 from trainer.weights.ours import cuts_for, shapes_for
-from trainer.weights.rules import Heads, Rows, check_shapes, in_groups, in_sections, refuse_unknown
+from trainer.weights.rules import check_shapes, refuse_unknown
 from trainer.weights.target import Target
 
 DESCRIPTION = "metadata.json"
@@ -100,9 +101,7 @@ def _mapped(path: Path, model: ModelConfig, found: Mapping[str, Lazy]) -> dict[s
     refuse_unknown(str(path), [core_of(name) for name in shapes], found.keys() - tied, OTHERS)
     tensors = {}
     for name in shapes:
-        whole = found[core_of(name)]
-        if ".attention.qkv." in name:
-            whole = in_sections(whole, Rows.GROUPS, Heads.of(model))
+        whole = in_sections(found[core_of(name)], order_of(name), model.attention)
         table = name in ("tokens.weight", "output.weight") and whole.rows >= model.vocab
         tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
     check_shapes(str(path), shapes, tensors)
@@ -172,9 +171,8 @@ def _items(contents: Contents, dtype: torch.dtype, ranks: int) -> Iterator[Item]
     stacks: dict[str, list[Lazy]] = {}
     for name, ours in contents.parameters.items():
         whole = padded(ours, model.padded(ranks)) if cuts[name].rows is not None else ours
-        if ".attention.qkv." in name:
-            whole = in_groups(whole, Heads.of(model))
-        whole, core = cast(whole, dtype), core_of(name)
+        whole, core = from_sections(whole, order_of(name), model.attention), core_of(name)
+        whole = cast(whole, dtype)
         if layer_of(core) is None:
             yield Item(core, whole.shape, [Chunk((0,) * len(whole.shape), whole)])
         else:

@@ -16,6 +16,7 @@ from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
+from trainer.weights.attention import Rows, from_sections, in_sections, order_of
 from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
@@ -33,7 +34,7 @@ from trainer.weights.megatron.names import (
 )
 from trainer.weights.megatron.state import with_state
 from trainer.weights.ours import cuts_for, shapes_for
-from trainer.weights.rules import Heads, Rows, check_shapes, in_groups, in_sections, refuse_unknown
+from trainer.weights.rules import check_shapes, refuse_unknown
 from trainer.weights.target import Target
 from trainer.weights.tensor_parts import joined, part_of
 
@@ -148,7 +149,7 @@ def contents_of(states: RankStates, form: str, request: ImportRequest, key: str 
     arguments = attributes(states.first.get("args"))
     found = _by_name(states, key)
     model, notes = model_of(str(states.folder), arguments, found, request)
-    if model.heads % states.tensor or model.groups % states.tensor:
+    if any(count % states.tensor for count in model.attention.counts.values()):
         raise CheckpointError(f"{states.folder}: {states.tensor} ranks do not divide {model.heads} heads")
     tensors = _mapped(states, model, found)
     for moment in MOMENTS if request.state else ():
@@ -166,14 +167,12 @@ def contents_of(states: RankStates, form: str, request: ImportRequest, key: str 
 def _mapped(states: RankStates, model: ModelConfig, found: Mapping[str, Sequence[Lazy]]) -> dict[str, Lazy]:
     """Return the tensors of all ranks, joined and under our names."""
     shapes, cuts = shapes_for(model), cuts_for(model)
-    rows, heads = qkv_rows(states), Heads.of(model, states.tensor)
+    rows, own = rows_in(states), model.attention.part(states.tensor)
     tied = {OUTPUT} if model.tied else set()
     refuse_unknown(str(states.folder), [core_of(name) for name in shapes], found.keys() - tied, IGNORED)
     tensors = {}
     for name in shapes:
-        parts = found[core_of(name)]
-        if ".attention.qkv." in name:
-            parts = [in_sections(part, rows, heads) for part in parts]
+        parts = [in_sections(part, order_of(name, rows), own) for part in found[core_of(name)]]
         whole = joined(parts, cuts[name])
         table = cuts[name].rows is not None and whole.rows >= model.vocab
         tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
@@ -181,7 +180,7 @@ def _mapped(states: RankStates, model: ModelConfig, found: Mapping[str, Sequence
     return tensors
 
 
-def qkv_rows(states: RankStates) -> Rows:
+def rows_in(states: RankStates) -> Rows:
     """Return the order of the rows of queries, keys and values, which depends on the checkpoint's version."""
     version = states.first.get("checkpoint_version", 0)
     if type(version) not in (int, float) or not 0 <= version <= 3:
@@ -299,7 +298,7 @@ def rank_part(whole: Lazy, name: str, cut: Cut, model: ModelConfig, rank: int, r
     if cut.rows is not None:
         whole = padded(whole, model.padded(ranks))
     part = part_of(whole, cut, rank, ranks)
-    return in_groups(part, Heads.of(model, ranks)) if ".attention.qkv." in name else part
+    return from_sections(part, order_of(name), model.attention.part(ranks))
 
 
 def nested(held: Mapping[str, Lazy]) -> dict[str, object]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import WHOLE, Cut
+from trainer.weights.attention import Rows, order_of
 from trainer.weights.files.deepspeed import shaped
 from trainer.weights.files.distcp import read_object
 from trainer.weights.files.torch_read import attributes
@@ -159,7 +160,7 @@ def cuts_by_core(names: Mapping[str, str], cuts: Mapping[str, Cut]) -> dict[str,
     for core, ours in names.items():
         cut = cuts[ours]
         # In Megatron-core, the queries, key and value of a group are adjacent.
-        found[core] = replace(cut, sections=()) if ".attention.qkv." in ours else cut
+        found[core] = replace(cut, sections=()) if order_of(ours) is Rows.GROUPS else cut
     return {**found, OUTPUT: cuts.get("output.weight", cuts.get("tokens.weight", WHOLE))}
 
 
