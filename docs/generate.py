@@ -116,9 +116,9 @@ def shared_records() -> tuple[tuple[str, str], ...]:
 
 def trainer_rows(verb: str) -> Iterator[tuple[str, str]]:
     """Yield a row for each argument of a command that the trainer reads."""
-    from trainer.__main__ import _parser
+    from trainer.command_line import parsers
 
-    (choices,) = (a for a in _parser("")._actions if isinstance(a, argparse._SubParsersAction))
+    (choices,) = (a for a in parsers()._actions if isinstance(a, argparse._SubParsersAction))
     for action in choices.choices[verb]._actions:
         if isinstance(action, argparse._HelpAction) or action.help is argparse.SUPPRESS:
             continue

@@ -33,7 +33,8 @@ from pathlib import Path
 import torch
 from trainer.checkpoint.manifest import Origin
 from trainer.config.model_sizes import sized
-from trainer.weights.contents import Contents, ExportRequest
+from clusterctl.wire.requests import ExportRequest
+from trainer.weights.contents import Contents
 from trainer.weights.huggingface import write_huggingface
 from trainer.weights.lazy import Lazy
 from trainer.weights.ours import shapes_for
@@ -61,7 +62,7 @@ print(json.dumps({"largest_mb": max(4 * prod(shape) for shape in shapes_for(size
 """
 EXPORT = """
 from pathlib import Path
-from trainer.weights.contents import ExportRequest
+from clusterctl.wire.requests import ExportRequest
 from trainer.weights.convert import export_weights
 began = time.monotonic()
 export_weights(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], ExportRequest(tensor=int(sys.argv[4])))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
@@ -24,8 +24,7 @@ def option_of(kind: Any, field: Any) -> Any:
     rule, hint, name = rule_of(field), types_of(kind)[field.name], option_name(field.name)
     plain, text = plain_type(hint), explanations(kind)[field.name]
     if plain is bool:
-        names = (name,) if hint is bool else (f"{name}/--no-{name[2:]}",)
-        return Annotated[hint, typer.Option(*names, help=text)]
+        return Annotated[hint, typer.Option(name if hint is bool else f"{name}/--no-{name[2:]}", help=text)]
     more: dict[str, object] = {}
     if rule.choices:
         more["callback"] = options.one_of([str(choice) for choice in rule.choices if choice != ""])
@@ -37,9 +36,36 @@ def option_of(kind: Any, field: Any) -> Any:
         more["click_type"] = limits
     wanted: Any = list[plain] if get_origin(hint) is tuple else plain  # type: ignore[valid-type]
     empty = field.default is None or field.default in ("", ())
-    return Annotated[
-        wanted | None if empty else wanted, typer.Option(metavar=rule.metavar, help=text, **more)  # type: ignore[call-overload]
-    ]
+    option: Any = typer.Option(*filter(None, (name, rule.short)), metavar=rule.metavar, help=text, **more)  # type: ignore[call-overload]
+    return Annotated[wanted | None if empty else wanted, option]
+
+
+def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field of a dataclass and of the groups in it."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        if is_dataclass(hints[field.name]):
+            yield from _parameters(hints[field.name])
+            continue
+        declared = "rule" in field.metadata
+        annotation = option_of(kind, field) if declared else hints[field.name]
+        default = None if declared and field.default in ("", ()) else field.default
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is MISSING else default,
+            annotation=annotation,
+        )
+
+
+def _made(kind: Any, take: Callable[[str], Any]) -> Any:
+    """Return a dataclass made of the values of its parameters, each of which `take` returns by name."""
+    found, hints = {}, get_type_hints(kind)
+    for field in fields(kind):
+        is_group = is_dataclass(hints[field.name])
+        found[field.name] = _made(hints[field.name], take) if is_group else take(field.name)
+    # An option that is not given may stand for another empty value.
+    return kind(**{name: value for name, value in found.items() if value is not None})
 
 
 def flat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,24 +79,13 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
             flattened.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         groups[name] = kind
-        inner = get_type_hints(kind, include_extras=True)
-        for field in fields(kind):
-            declared = "rule" in field.metadata
-            annotation = option_of(kind, field) if declared else inner[field.name]
-            default = None if declared and field.default in ("", ()) else field.default
-            flattened.append(
-                inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-                )
-            )
+        flattened += _parameters(kind)
     if not groups:
         return function
 
     def call(**values: Any) -> Any:
         for name, kind in groups.items():
-            found = {field.name: values.pop(field.name) for field in fields(kind)}
-            # An option that is not given may stand for another empty value.
-            values[name] = kind(**{key: value for key, value in found.items() if value is not None})
+            values[name] = _made(kind, values.pop)
         return function(**values)
 
     call.__doc__ = function.__doc__

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.wire.requests import KINDS, MATRICES, SPLITS, TYPES
+from clusterctl.wire.requests import KINDS, MATRICES, READ_FORMATS, SPLITS, TYPES, WRITTEN_FORMATS
 
 HOSTFILES = ("deepspeed", "openmpi", "mpich", "slurm", "torchrun", "cluster")
-WEIGHTS = (
-    "hf",
-    "megatron",
-    "megatron-core",
-    "deepspeed",
-    "dcp",
-    "mindspore",
-    "mindspore-safetensors",
-    "peft",
-)
-# Formats that `checkpoint import` reads; it writes WEIGHTS.
-READ_WEIGHTS = (*WEIGHTS, "glm", "oneflow")
 SORTS = ("given", "address", "name", "inventory")
 HARDWARE = ("910a", "a2", "a3", "a5")
 
@@ -44,8 +32,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "ranktable convert --to": ("1.0", "1.2", "2.0", "plan", *HOSTFILES),
     "ranktable show --by": ("rank", "server"),
     "ranktable diff --by": ("rank", "node"),
-    "checkpoint export --to": WEIGHTS,
-    "checkpoint import --from": READ_WEIGHTS,
+    "checkpoint export --to": WRITTEN_FORMATS,
+    "checkpoint import --from": READ_FORMATS,
 }
 
 

@@ -55,6 +55,12 @@ class Rule:
     required: bool = False
     metavar: str = "N"
     """What the value is called in the help of an option."""
+    short: str = ""
+    """The option's short name, as in `-o`."""
+    positional: bool = False
+    """On a command line it is an argument without a name."""
+    hidden: bool = False
+    """The help leaves it out."""
     read: Callable[[object], Any] | None = None
     """Makes the value of what is written; raises ValueError with a problem and a remedy."""
     take: Callable[[Reader, object, Key], Any] | None = None

@@ -1,4 +1,4 @@
-"""What the launcher asks of the trainer: the options of `generate`, `serve` and `eval`, each declared once."""
+"""What the launcher asks of the trainer: the options of each command, declared once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,38 @@ KINDS = ("cpu", "cuda", "npu")
 TYPES = ("fp32", "bf16", "fp16")
 MATRICES = (*TYPES, "int8")
 SPLITS = ("train", "valid", "test", "all")
+# Formats of weights that `checkpoint export` writes, and those that `checkpoint import` reads.
+WRITTEN_FORMATS = (
+    "hf",
+    "megatron",
+    "megatron-core",
+    "deepspeed",
+    "dcp",
+    "mindspore",
+    "mindspore-safetensors",
+    "peft",
+)
+READ_FORMATS = (*WRITTEN_FORMATS, "glm", "oneflow")
 # A launch that asks for tens of thousands of threads ends in a crash of OpenMP.
 MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """How a model is loaded."""
+class NoOptions:
+    """A command without options: its question comes on stdin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printed:
+    """How a result is printed."""
+
+    json: bool = setting(False)
+    """Print one JSON document."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The model, and the device that computes it."""
 
     tokenizer: Path | None = setting(None, metavar="FILE")
     """The tokenizer. Default: the one in the checkpoint."""
@@ -27,6 +52,14 @@ class ModelOptions:
     """The weights that adapters belong to, if they moved."""
     device: str = setting("", choices=("", *KINDS), metavar="KIND", example="one of cpu, cuda, npu")
     """Device: cpu, cuda or npu. Default: the nodes' kind; here the best available."""
+    add_bos: bool | None = setting(None)
+    """Begin prompts with bos_token. Default: as the tokenizer does."""
+
+
+@dataclass(frozen=True)
+class ModelOptions(Loading):
+    """How a model is loaded."""
+
     weights: str = setting("", choices=("", *MATRICES), metavar="TYPE")
     """Store matrices as fp32, bf16, fp16 or int8. Default: fp32 on CPUs, else bf16 if possible."""
     cache: str | None = setting(None, metavar="SIZE")
@@ -37,8 +70,6 @@ class ModelOptions:
     """Divide every layer among N ranks. 0: as many as possible."""
     pipeline: int = setting(0, least=0)
     """Divide the sequence of layers among N ranks."""
-    add_bos: bool | None = setting(None)
-    """Begin prompts with bos_token. Default: as the tokenizer does."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +153,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
-class ScoringOptions:
+class ScoringOptions(Loading):
     """How the data are read and scored, and on which device."""
 
     convention: str = setting("", metavar="NAME")
@@ -135,9 +166,182 @@ class ScoringOptions:
     """Part of a corpus: train, valid, test or all."""
     limit: int = setting(0, least=0)
     """Evaluate only the first N documents or examples; 0: all."""
-    device: str = setting("", choices=("", *KINDS), metavar="KIND", example="one of cpu, cuda, npu")
-    """Device: cpu, cuda or npu. Default: the nodes' kind; here the best available."""
     weights: str = setting("fp32", choices=TYPES, metavar="TYPE")
     """On GPUs and NPUs: fp32, bf16 or fp16."""
-    add_bos: bool | None = setting(None)
-    """Begin prompts with bos_token. Default: as the tokenizer does."""
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What a model continues."""
+
+    prompt: tuple[str, ...] = setting((), short="-p", metavar="TEXT")
+    """Text to continue; a GLM fills in [MASK], [sMASK] and [gMASK]. Can be repeated."""
+    prompts: str | None = setting(None, metavar="FILE")
+    """A file with a prompt per line, or JSON lines with `prompt`; '-' for stdin."""
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What a model is evaluated on."""
+
+    task: tuple[str, ...] = setting((), required=True, short="-t", metavar="TASK[=FILE]")
+    """A task: ppl, lambada, wikitext, copa or choice. Can be repeated."""
+    data: Path | None = setting(None, metavar="FILE")
+    """The data of a task without =FILE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCheckpoint:
+    """Work with a model."""
+
+    checkpoint: Path = setting(metavar="DIR")
+    """The checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest(OfCheckpoint, Printed):
+    """Prompts to continue."""
+
+    model: ModelOptions = ModelOptions()
+    drawing: DrawingOptions = DrawingOptions()
+    given: PromptOptions = PromptOptions()
+    prompt_line: tuple[str, ...] = setting((), metavar="LINE")
+    """A prompt, as a line of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeRequest(OfCheckpoint):
+    """A model to serve."""
+
+    model: ModelOptions = ModelOptions()
+    server: ServerOptions = ServerOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(OfCheckpoint, Printed):
+    """Tasks to evaluate a model on."""
+
+    tasks: TaskOptions = TaskOptions()
+    scoring: ScoringOptions = ScoringOptions()
+    output: Path = setting(Path("evaluations"), metavar="DIR")
+    """Where to write results."""
+    batch_tokens: int = setting(4096, least=1)
+    """Compute N tokens at a time."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What is read besides the weights."""
+
+    state: bool = setting(False)
+    """Convert the state of the optimizer too, if the format has it."""
+    base: str = setting("", metavar="DIR")
+    """The weights that the adapters belong to."""
+
+
+@dataclass(frozen=True)
+class ImportRequest(Converted):
+    """What an import reads of another program's checkpoint."""
+
+    heads: int = setting(0, least=0)
+    """Attention heads, if SRC does not record them."""
+    vocab: int = setting(0, least=0)
+    """Tokens, if the table of SRC has padding."""
+
+
+@dataclass(frozen=True)
+class ExportRequest(Converted):
+    """What an export writes of our checkpoint."""
+
+    dtype: str = setting("fp32", choices=TYPES, metavar="TYPE")
+    """The type of the weights: fp32, bf16 or fp16."""
+    tensor: int = setting(1, least=1)
+    """Megatron: divide each matrix into N files."""
+    pipeline: int = setting(1, least=1)
+    """Megatron: divide the layers into N stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewWeights:
+    """Where a conversion writes."""
+
+    output: Path = setting(short="-o", metavar="DIR")
+    """The folder to write; it must not exist."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(NewWeights):
+    """The options of `checkpoint import`."""
+
+    from_: str = setting("", choices=("", *READ_FORMATS), metavar="FORMAT")
+    """The format of SRC. Default: detected from its files."""
+    request: ImportRequest = ImportRequest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(NewWeights):
+    """The options of `checkpoint export`."""
+
+    to: str = setting(choices=WRITTEN_FORMATS, metavar="FORMAT")
+    """The format to write: hf, megatron, mindspore, ..."""
+    request: ExportRequest = ExportRequest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion(Printed):
+    """A checkpoint to convert."""
+
+    source: Path = setting(positional=True)
+    """The checkpoint."""
+    dry_run: bool = setting(False)
+    """Show what would happen; change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertIn(Conversion):
+    """Another program's checkpoint to convert to ours."""
+
+    options: ImportOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOut(Conversion):
+    """A checkpoint of ours to convert."""
+
+    options: ExportOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsRequest:
+    """Weights whose model is described."""
+
+    source: Path = setting(positional=True)
+    """A folder with weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """A training."""
+
+    config: Path = setting(positional=True)
+    """The job's train part as JSON."""
+    run_dir: Path | None = setting(None, metavar="DIR")
+    """Where metrics and checkpoints go. Default: the folder of the config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyCheckpointRequest:
+    """A checkpoint to compare with its manifest."""
+
+    folder: Path = setting(positional=True)
+    """The checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorboardRequest:
+    """Metrics to write as files of TensorBoard."""
+
+    run: Path = setting(positional=True)
+    """The folder of a run, or its file with metrics."""
+    output: Path | None = setting(None, metavar="DIR")
+    """Where to write. Default: tensorboard/ in the run's folder."""

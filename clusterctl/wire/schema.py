@@ -70,10 +70,13 @@ def _value(kind: Any, rule: Rule) -> dict[str, Any]:
 
 @cache
 def explanations(kind: Any) -> dict[str, str]:
-    """Return the docstring below each field of a dataclass, by field."""
+    """Return the docstring below each field of a dataclass and of those that it extends, by field."""
+    found: dict[str, str] = {}
+    bases: list[Any] = [base for base in kind.__bases__ if is_dataclass(base)]
+    for base in bases:
+        found |= explanations(base)
     (made,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(made, ast.ClassDef)
-    found = {}
     for field, after in zip(made.body, made.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.judges.deepspeed_states import STEPS
 from tests.judges.test_deepspeed import HUNG, MODEL, largest_difference, run_ranks, train_here
 from tests.support.weights import checkpoint, random_state
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.safetensors import read_safetensors
 

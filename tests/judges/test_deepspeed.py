@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import native
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.judges.deepspeed_states import RATE, STEPS, batch
 from tests.support.weights import GPT, assert_equal, checkpoint, random_state, state_of
 from trainer.checkpoint.part import MOMENTS
@@ -26,7 +27,6 @@ from trainer.engine.torch_engine import TorchEngine
 from trainer.model.gpt import GPT as Network
 from trainer.parallel.group import Group, Groups
 from trainer.plan.resolve import read_config
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 
 MODEL = replace(GPT, dropout=0.0, attention_dropout=0.0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import native
+from clusterctl.wire.requests import ImportRequest
 from tests.judges.deepspeed_states import RATE, STEPS
 from tests.judges.glm_states import batch
 from tests.judges.test_deepspeed import HUNG, MODEL_KEYS, largest_difference, run_ranks
@@ -23,7 +24,6 @@ from trainer.engine.torch_engine import TorchEngine
 from trainer.model.glm import GLM as Network
 from trainer.parallel.group import Group, Groups
 from trainer.plan.resolve import read_config
-from trainer.weights.contents import ImportRequest
 from trainer.weights.convert import import_weights
 
 PROGRAM = Path(__file__).with_name("glm_states.py")

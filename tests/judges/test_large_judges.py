@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.support.weights import GPT, assert_equal, checkpoint, logits_of, random_state, state_of
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 
 HERE = Path(__file__).parent

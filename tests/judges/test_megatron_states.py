@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.judges.deepspeed_states import STEPS
 from tests.judges.test_deepspeed import HUNG, MODEL, largest_difference, train_here, wait_for
 from tests.support.weights import checkpoint, random_state, state_of
 from trainer.checkpoint.part import MOMENTS
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.torch_read import read_torch
 from trainer.weights.megatron.names import core_name, core_of, flat

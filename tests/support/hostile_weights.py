@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from clusterctl.wire.requests import ExportRequest
 from tests.support.weights import GPT, checkpoint, random_state
-from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights
 
 MARK = "harmed"

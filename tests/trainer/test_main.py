@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.wire.requests import TensorboardRequest, TrainRequest
 from tests.support.building import small_tokenizer
 from trainer import __main__ as program
 from trainer.corpus.build import _as_build_error
 from trainer.errors import machine_error
+from trainer.train import commands
 
 
-def failing(number: int, name: str | None) -> Callable[..., int]:
+def failing(number: int, name: str | None, request: type) -> Callable[..., int]:
     def does(_: object) -> int:
         raise OSError(number, os.strerror(number), name)
 
+    does.__annotations__ = {"_": request, "return": int}
     return does
 
 
@@ -34,11 +37,11 @@ def failing(number: int, name: str | None) -> Callable[..., int]:
 def test_a_file_that_cannot_be_used_is_an_error_of_the_user(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int, remedy: str
 ) -> None:
-    monkeypatch.setattr(program, "_tensorboard", failing(number, "some/file"))
+    monkeypatch.setattr(commands, "tensorboard", failing(number, "some/file", TensorboardRequest))
     assert program.main(["--called", "clusterctl tensorboard", "tensorboard", "x"]) == code
     assert capsys.readouterr().err == f"error: some/file: {os.strerror(number)}\n  try: {remedy}\n"
     # In the log of a rank.
-    monkeypatch.setattr(program, "_train", failing(number, "some/file"))
+    monkeypatch.setattr(commands, "train", failing(number, "some/file", TrainRequest))
     with pytest.raises(OSError):
         program.main(["train", "x"])
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.wire.arguments import add_arguments, group_of, wrong_options
-from clusterctl.wire.requests import ScoringOptions
+from clusterctl.wire.arguments import wrong_options
+from clusterctl.wire.requests import EvaluateRequest
 from trainer.env import Env
 from trainer.errors import InputError
 
@@ -18,51 +17,36 @@ from trainer.errors import InputError
 EVERY = (0.5, 30.0)
 
 
-def add_verb(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the command to the trainer's argument parser."""
-    parser = add("evaluate", run, "evaluate a checkpoint on local files")
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--tokenizer", type=Path, help="default: the one in the checkpoint")
-    parser.add_argument("--base", type=Path, metavar="DIR", help="the base weights of adapters")
-    parser.add_argument("--task", action="append", required=True, metavar="TASK[=FILE]")
-    parser.add_argument("--data", type=Path, metavar="FILE")
-    parser.add_argument("--output", type=Path, default=Path("evaluations"), metavar="DIR")
-    add_arguments(parser, ScoringOptions)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--json", action="store_true")
-
-
-def run(arguments: argparse.Namespace) -> int:
+def run(request: EvaluateRequest) -> int:
     """Evaluate, print the results and return 0."""
     from trainer.device import open_device
     from trainer.evaluate.evaluate import Options, Order, Subject, evaluate
     from trainer.parallel.group import Group, leave
 
-    tasks = [_task(text, arguments.data) for text in arguments.task]
-    _check(tasks, arguments)
+    tasks = [_task(text, request.tasks.data) for text in request.tasks.task]
+    _check(tasks, request)
     own = Env.read()
-    kind = arguments.device or own.device_kind
+    scoring = request.scoring
+    kind = scoring.device or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, None, deterministic=False)
     group = Group.join(own, device)
     subject = Subject.load(
-        arguments.checkpoint,
-        arguments.tokenizer,
+        request.checkpoint,
+        scoring.tokenizer,
         device,
-        arguments.base,
-        arguments.weights,
-        arguments.add_bos,
+        scoring.base,
+        scoring.weights,
+        scoring.add_bos,
     )
-    options = Options(
-        arguments.convention, arguments.stride, arguments.pattern, arguments.split, arguments.limit
-    )
+    options = Options(scoring.convention, scoring.stride, scoring.pattern, scoring.split, scoring.limit)
     shown = []
     for name, data in tasks:
-        order = Order(name, data, arguments.output, options, arguments.batch_tokens)
+        order = Order(name, data, request.output, options, request.batch_tokens)
         result = evaluate(subject, order, group, _Report(name, group.rank))
         shown.append(result.as_json())
-        if group.rank == 0 and not arguments.json:
+        if group.rank == 0 and not request.json:
             _show(result.as_json())
-    if group.rank == 0 and arguments.json:
+    if group.rank == 0 and request.json:
         sys.stdout.write(json.dumps(shown, indent=2) + "\n")
     leave(group, 0)
     return 0
@@ -73,7 +57,7 @@ def _task(text: str, data: Path | None) -> tuple[str, Path | None]:
     return name, Path(file) if given else data
 
 
-def _check(tasks: Sequence[tuple[str, Path | None]], arguments: argparse.Namespace) -> None:
+def _check(tasks: Sequence[tuple[str, Path | None]], request: EvaluateRequest) -> None:
     """Raise one InputError for all unknown tasks, missing files and wrong numbers, before the first task starts."""
     from trainer.evaluate.tasks import TASKS
 
@@ -84,9 +68,7 @@ def _check(tasks: Sequence[tuple[str, Path | None]], arguments: argparse.Namespa
         for _, file in tasks
         if file is not None and (str(file) == "." or (not file.exists() and not Path(f"{file}.idx").exists()))
     ]
-    numbers = list(wrong_options(group_of(ScoringOptions, arguments)))
-    if arguments.batch_tokens < 1:
-        numbers.append(f"--batch-tokens: {arguments.batch_tokens} is too small (1 or more)")
+    numbers = list(wrong_options(request))
     hints = [f"use one of: {', '.join(TASKS)}"] * bool(unknown)
     hints += ["name a local file, or a corpus without .bin"] * bool(absent)
     if unknown or absent or numbers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -13,8 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.wire.arguments import add_arguments, group_of, wrong_options
-from clusterctl.wire.requests import DrawingOptions, ModelOptions
+from clusterctl.wire.requests import GenerateRequest, ModelOptions
 from trainer.errors import InputError
 from trainer.surrogates import half_in
 
@@ -22,28 +20,10 @@ if TYPE_CHECKING:
     from trainer.generate.decoder import Decoder
     from trainer.generate.sampling import Sampling
 
-ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 AHEAD = 256
 """How many texts may be generated ahead of the next one to write."""
 # How many wrong lines of a file an error lists.
 MOST_FAULTS = 10
-
-
-def add_verb(verb: ADD) -> None:
-    """Add the command to the trainer's argument parser."""
-    parser = verb("generate", run, "generate text from a checkpoint")
-    add_model_arguments(parser)
-    parser.add_argument("--prompt", action="append", default=None)
-    parser.add_argument("--prompts", metavar="FILE", help="text or JSON lines; - is stdin")
-    parser.add_argument("--prompt-line", action="append", default=[], help="like a line of FILE")
-    add_arguments(parser, DrawingOptions)
-    parser.add_argument("--json", action="store_true")
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose the model and how it is loaded."""
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    add_arguments(parser, ModelOptions)
 
 
 def _cache_bytes(text: str) -> int:
@@ -57,36 +37,37 @@ def _cache_bytes(text: str) -> int:
         raise InputError(f"--cache {error}") from None
 
 
-def load_decoder(arguments: argparse.Namespace, most_running: int = 64) -> Decoder:
-    """Return the decoder that the arguments describe. With several ranks, only rank 0 returns.
+def load_decoder(
+    checkpoint: Path, wanted: ModelOptions, most_running: int = 64, chat_template: Path | None = None
+) -> Decoder:
+    """Return the decoder of a checkpoint. With several ranks, only rank 0 returns.
 
     The other ranks compute their parts of the model until rank 0 closes the decoder; then their processes end.
     """
     from trainer.device import open_device
     from trainer.env import Env
 
-    cache = None if arguments.cache is None else _cache_bytes(arguments.cache)
+    cache = None if wanted.cache is None else _cache_bytes(wanted.cache)
     own = Env.read()
-    threads = arguments.threads or own.threads
-    kind = arguments.device or own.device_kind
+    threads = wanted.threads or own.threads
+    kind = wanted.device or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, threads, deterministic=False)
     from trainer.generate.loading import open_decoder
     from trainer.generate.ranks import Division, Ranks, follow
     from trainer.parallel.group import leave
 
     ranks = Ranks.join(own, device)
-    division = Division(arguments.tensor, arguments.pipeline)
     decoder = open_decoder(
-        arguments.checkpoint,
-        arguments.tokenizer,
-        arguments.weights,
+        checkpoint,
+        wanted.tokenizer,
+        wanted.weights,
         cache,
         most_running,
         ranks,
-        division,
-        arguments.base,
-        getattr(arguments, "chat_template", None),
-        arguments.add_bos,
+        Division(wanted.tensor, wanted.pipeline),
+        wanted.base,
+        chat_template,
+        wanted.add_bos,
     )
     if not ranks.leads:
         if not follow(decoder.network, ranks):
@@ -115,42 +96,34 @@ def closing(decoder: Decoder) -> Iterator[None]:
         leave(decoder.network.ranks.group, 0)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(request: GenerateRequest) -> int:
     """Run the command; return exit code 0."""
     from trainer.device import prepare_threads
     from trainer.generate.sampling import Sampling
 
     prepare_threads()
-    model, drawing = group_of(ModelOptions, arguments), group_of(DrawingOptions, arguments)
-    refuse(model, drawing)
     names = {item.name for item in fields(Sampling)}
-    sampling = Sampling(**{name: value for name, value in vars(drawing).items() if name in names})
-    prompts = _prompts(arguments)
-    decoder = load_decoder(arguments)
+    sampling = Sampling(**{name: value for name, value in vars(request.drawing).items() if name in names})
+    prompts = _prompts(request)
+    decoder = load_decoder(request.checkpoint, request.model)
     with closing(decoder):
-        _generate(decoder, prompts, sampling, arguments)
+        _generate(decoder, prompts, sampling, request)
     return 0
 
 
 def _generate(
-    decoder: Decoder, prompts: Iterator[Prompt], sampling: Sampling, arguments: argparse.Namespace
+    decoder: Decoder, prompts: Iterator[Prompt], sampling: Sampling, request: GenerateRequest
 ) -> None:
     """Write the generated text of each prompt."""
-    many = arguments.prompts is not None or arguments.prompt_line
-    single = not many and len(arguments.prompt or [""]) == 1 and arguments.samples == 1
-    plain = single and not arguments.json and arguments.logprobs is None and arguments.beams == 1
-    if plain or (single and sys.stdout.isatty() and not arguments.json):
-        _stream(decoder, next(prompts).text, sampling, arguments.truncate)
+    many = request.given.prompts is not None or request.prompt_line
+    single = not many and len(request.given.prompt or [""]) == 1 and request.drawing.samples == 1
+    plain = single and not request.json and request.drawing.logprobs is None and request.drawing.beams == 1
+    if plain or (single and sys.stdout.isatty() and not request.json):
+        _stream(decoder, next(prompts).text, sampling, request.drawing.truncate)
         return
-    for line in _texts(decoder, prompts, sampling, arguments):
+    for line in _texts(decoder, prompts, sampling, request):
         sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
         sys.stdout.flush()
-
-
-def refuse(*groups: Any) -> None:
-    """Raise an InputError that lists all options whose values are not possible."""
-    if wrong := list(wrong_options(*groups)):
-        raise InputError("\n".join(wrong))
 
 
 @dataclass(frozen=True)
@@ -161,17 +134,17 @@ class Prompt:
     text: str
 
 
-def _prompts(arguments: argparse.Namespace) -> Iterator[Prompt]:
+def _prompts(request: GenerateRequest) -> Iterator[Prompt]:
     """Return the prompts: first those of options, then those of a file or of stdin."""
     lines = [
         _prompt_of(line.encode("utf-8", "surrogateescape"), f"line {at}")
-        for at, line in enumerate(arguments.prompt_line, 1)
+        for at, line in enumerate(request.prompt_line, 1)
     ]
-    for at, text in enumerate(arguments.prompt or [], 1):
+    for at, text in enumerate(request.given.prompt, 1):
         if half := half_in(text):
             raise InputError(f"--prompt {at}: {half}")
-    file = arguments.prompts
-    given = [*(arguments.prompt or []), *lines] or ([""] if file is None else [])
+    file = request.given.prompts
+    given = [*request.given.prompt, *lines] or ([""] if file is None else [])
     if file is not None and file != "-":
         path, remedy = Path(file), "write one prompt per line; - reads stdin"
         if not file or path.is_dir() or not path.exists():
@@ -244,8 +217,8 @@ def _stream(decoder: Decoder, prompt: str, sampling: Sampling, truncate: bool) -
         sys.stdout.flush()
 
     if decoder.glm is not None:
-        request, course = decoder.filling(prompt, sampling, Text(decoder.tokenizer))
-        decoder.batcher.submit(request)
+        started, course = decoder.filling(prompt, sampling, Text(decoder.tokenizer))
+        decoder.batcher.submit(started)
         decoder.run()
         show(course.text())
     else:
@@ -278,7 +251,7 @@ class _Pending:
 
 
 def _texts(
-    decoder: Decoder, prompts: Iterator[Prompt], sampling: Sampling, arguments: argparse.Namespace
+    decoder: Decoder, prompts: Iterator[Prompt], sampling: Sampling, request: GenerateRequest
 ) -> Iterator[dict[str, object]]:
     """Yield a JSON object for each text, in the order of the prompts."""
     waiting: list[_Pending] = []
@@ -289,9 +262,9 @@ def _texts(
             if prompt is None:
                 exhausted = True
             else:
-                for number in range(arguments.samples):
+                for number in range(request.drawing.samples):
                     own = replace(sampling, seed=sampling.seed + number)
-                    waiting.append(_checked(decoder, prompt, own, arguments))
+                    waiting.append(_checked(decoder, prompt, own, request))
         while waiting and waiting[0].done:
             yield waiting.pop(0).line()
         if not waiting and exhausted:
@@ -300,31 +273,31 @@ def _texts(
             decoder.batcher.step()
 
 
-def _checked(decoder: Decoder, prompt: Prompt, sampling: Sampling, arguments: argparse.Namespace) -> _Pending:
+def _checked(decoder: Decoder, prompt: Prompt, sampling: Sampling, request: GenerateRequest) -> _Pending:
     """Start generating for a prompt; an error names the prompt's place."""
     try:
-        return _submitted(decoder, prompt.text, sampling, arguments)
+        return _submitted(decoder, prompt.text, sampling, request)
     except InputError as error:
         raise InputError(f"{prompt.place}: {error.message}", error.hint) from None
 
 
-def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: argparse.Namespace) -> _Pending:
+def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, request: GenerateRequest) -> _Pending:
     from trainer.generate.decoder import Text
 
     sink = Text(decoder.tokenizer, sampling.stop)
-    facts = {"checkpoint": str(arguments.checkpoint), "seed": sampling.seed}
+    facts = {"checkpoint": str(request.checkpoint), "seed": sampling.seed}
     if decoder.found is not None:
         facts["step"] = decoder.found.step
     if decoder.glm is not None:
-        request, course = decoder.filling(prompt, sampling, sink)
+        started, course = decoder.filling(prompt, sampling, sink)
 
         def line() -> dict[str, object]:
             blanks = course.as_json()
             total = sum(len(blank.ids) for blank in course.blanks)
             return {"prompt": prompt, "text": course.text(), "tokens": total, "blanks": blanks, **facts}
     else:
-        ids = decoder.ids_of(prompt, arguments.truncate)
-        request = decoder.continuation(ids, sampling, sink)
+        ids = decoder.ids_of(prompt, request.drawing.truncate)
+        started = decoder.continuation(ids, sampling, sink)
 
         def line() -> dict[str, object]:
             ended = sink.reason.value if sink.reason else ""
@@ -336,7 +309,7 @@ def _submitted(decoder: Decoder, prompt: str, sampling: Sampling, arguments: arg
 
     pending = _Pending(line)
     sink.on_end = pending.finish
-    decoder.batcher.submit(request)
+    decoder.batcher.submit(started)
     return pending
 
 

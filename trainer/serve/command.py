@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import errno
 import os
@@ -10,15 +9,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl.wire.arguments import add_arguments, group_of
-from clusterctl.wire.requests import ModelOptions, ServerOptions
+from clusterctl.wire.requests import ServeRequest, ServerOptions
+from trainer.command_line import refuse
 from trainer.env import install_command
 from trainer.errors import InputError
-from trainer.generate.command import add_model_arguments, closing, load_decoder, refuse
+from trainer.generate.command import closing, load_decoder
 from trainer.serve.address import is_loopback
 from trainer.side_files import SideFiles
 
@@ -27,18 +26,10 @@ if TYPE_CHECKING:
     from trainer.generate.decoder import Decoder
     from trainer.serve.service import Limits, Service
 
-ADD = Callable[[str, Any, str], argparse.ArgumentParser]
 KEY_HINT = "write a key into a file: openssl rand -hex 16 > key.txt"
 
 
-def add_verb(verb: ADD) -> None:
-    """Add the command to the trainer's argument parser."""
-    parser = verb("serve", run, "answer requests over HTTP")
-    add_model_arguments(parser)
-    add_arguments(parser, ServerOptions)
-
-
-def run(arguments: argparse.Namespace) -> int:
+def run(request: ServeRequest) -> int:
     """Serve until a signal arrives; return exit code 0."""
     from trainer.device import prepare_threads
 
@@ -48,37 +39,39 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise InputError(f"{error.name} is not installed", install_command("serve")) from None
     del aiohttp, jinja2
-    key, side, template = _read_inputs(arguments)
+    key, side, template = _read_inputs(request)
     prepare_threads()
     started = time.monotonic()
-    decoder = load_decoder(arguments, arguments.batch)
+    decoder = load_decoder(
+        request.checkpoint, request.model, request.server.batch, request.server.chat_template
+    )
     with closing(decoder):
-        service = _service(arguments, decoder, side, template, key)
+        service = _service(request, decoder, side, template, key)
         network = decoder.network
         sys.stdout.write(
             f"loaded {service.name} on {network.cache.device} with weights in {network.kind}, "
             f"in {time.monotonic() - started:.1f} s\n"
         )
-        code = asyncio.run(_serve(service, arguments))
+        code = asyncio.run(_serve(service, request.server))
     return code
 
 
-def _read_inputs(arguments: argparse.Namespace) -> tuple[str, SideFiles, ChatTemplate | None]:
+def _read_inputs(request: ServeRequest) -> tuple[str, SideFiles, ChatTemplate | None]:
     """Return the API key, the files next to the tokenizer and the chat template; raise one error with all faults.
 
     This is done before the model is loaded, which can take minutes.
     """
     errors: list[InputError] = []
     key, template = "", None
-    side = SideFiles.beside(arguments.tokenizer or arguments.checkpoint)
+    side = SideFiles.beside(request.model.tokenizer or request.checkpoint)
     with _collected(errors):
-        refuse(group_of(ModelOptions, arguments), group_of(ServerOptions, arguments))
+        refuse(request)
     with _collected(errors):
-        key = _key(arguments)
+        key = _key(request.server)
     with _collected(errors):
-        template = side.template(arguments.chat_template)
+        template = side.template(request.server.chat_template)
     with _collected(errors):
-        _require_address(arguments.host, arguments.port)
+        _require_address(request.server.host, request.server.port)
     if errors:
         hints = dict.fromkeys(error.hint for error in errors if error.hint)
         raise InputError("\n".join(error.message for error in errors), "\n  try: ".join(hints))
@@ -94,25 +87,25 @@ def _collected(errors: list[InputError]) -> Iterator[None]:
         errors.append(error)
 
 
-def _key(arguments: argparse.Namespace) -> str:
+def _key(server: ServerOptions) -> str:
     """Return the API key; refuse an address other than loopback without a key."""
-    if arguments.api_key_file is None:
-        if not is_loopback(arguments.host):
+    if server.api_key_file is None:
+        if not is_loopback(server.host):
             raise InputError(
-                f"--host {arguments.host} is reachable from other machines, so an API key is needed",
+                f"--host {server.host} is reachable from other machines, so an API key is needed",
                 "give a file with one by --api-key-file, or use --host 127.0.0.1",
             )
         return ""
     try:
-        key = str(arguments.api_key_file.read_text(encoding="utf-8")).strip()
+        key = str(server.api_key_file.read_text(encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
         problem = (
             f"not UTF-8 at byte {error.start}" if isinstance(error, UnicodeDecodeError) else error.strerror
         )
-        raise InputError(f"--api-key-file {arguments.api_key_file}: {problem}", KEY_HINT) from None
+        raise InputError(f"--api-key-file {server.api_key_file}: {problem}", KEY_HINT) from None
     if len(key) < 8 or not key.isascii() or not key.isprintable():
         raise InputError(
-            f"{arguments.api_key_file}: the key needs 8 or more printable ASCII characters", KEY_HINT
+            f"{server.api_key_file}: the key needs 8 or more printable ASCII characters", KEY_HINT
         )
     return key
 
@@ -148,7 +141,7 @@ def _require_address(host: str, port: int) -> None:
 
 
 def _service(
-    arguments: argparse.Namespace,
+    request: ServeRequest,
     decoder: Decoder,
     side: SideFiles,
     template: ChatTemplate | None,
@@ -158,23 +151,23 @@ def _service(
     from trainer.serve.runner import Runner
     from trainer.serve.service import Service
 
-    runner = Runner(decoder, arguments.queue)
-    name = arguments.name or arguments.checkpoint.resolve().name
-    return Service(name, decoder, runner, _limits(arguments), template, side.tokens, key)
+    runner = Runner(decoder, request.server.queue)
+    name = request.server.name or request.checkpoint.resolve().name
+    return Service(name, decoder, runner, _limits(request.server), template, side.tokens, key)
 
 
-def _limits(arguments: argparse.Namespace) -> Limits:
+def _limits(server: ServerOptions) -> Limits:
     from trainer.serve.service import Limits
 
     return Limits(
-        body=arguments.max_body,
-        request_seconds=arguments.request_timeout,
-        queue=arguments.queue,
-        connections=arguments.connections,
+        body=server.max_body,
+        request_seconds=server.request_timeout,
+        queue=server.queue,
+        connections=server.connections,
     )
 
 
-async def _serve(service: Service, arguments: argparse.Namespace) -> int:
+async def _serve(service: Service, options: ServerOptions) -> int:
     """Answer requests until SIGTERM or SIGINT, then finish the running ones; return exit code 0."""
     from aiohttp import web
 
@@ -191,21 +184,19 @@ async def _serve(service: Service, arguments: argparse.Namespace) -> int:
     assert runner.server is not None
     make = guarded(protocol_of(runner.server), counts, service.limits.head_seconds)
     try:
-        server = await loop.create_server(make, arguments.host, arguments.port, backlog=1024)
+        server = await loop.create_server(make, options.host, options.port, backlog=1024)
     except OSError as error:
-        raise InputError(
-            f"{arguments.host}:{arguments.port}: {error.strerror}", "use another --port"
-        ) from None
+        raise InputError(f"{options.host}:{options.port}: {error.strerror}", "use another --port") from None
     service.runner.start()
     port = server.sockets[0].getsockname()[1]
-    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    host = f"[{options.host}]" if ":" in options.host else options.host
     sys.stdout.write(f"serving {service.name} at http://{host}:{port} (process {os.getpid()})\n")
     sys.stdout.flush()
     await stop.wait()
     service.draining = True
     sys.stdout.write(f"stopping: {len(service.runner.active)} running requests are finished first\n")
     sys.stdout.flush()
-    deadline = time.monotonic() + arguments.drain
+    deadline = time.monotonic() + options.drain
     while service.runner.active and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     server.close()

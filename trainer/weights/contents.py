@@ -68,30 +68,3 @@ class Contents:
     def parameters(self) -> dict[str, Lazy]:
         """Return the weights without the optimizer's averages."""
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(MOMENTS)}
-
-
-@dataclass(frozen=True)
-class ImportRequest:
-    """The user's options for an import."""
-
-    state: bool = False
-    heads: int = 0
-    """The number of attention heads, if the source does not record it; 0: not given."""
-    vocab: int = 0
-    """The size of the vocabulary without padding, if the source does not record it; 0: not given."""
-    base: str = ""
-    """The folder of the adapters' base weights."""
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """The user's options for an export."""
-
-    state: bool = False
-    dtype: str = "fp32"
-    tensor: int = 1
-    """The number of tensor parallel parts, for formats with a file per part."""
-    pipeline: int = 1
-    """The number of pipeline stages, for formats with files per stage."""
-    base: str = ""
-    """The folder of the adapters' base weights, if it was moved."""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import MANIFEST, Origin
 from trainer.config.model import ModelConfig
 from trainer.errors import InputError
 from trainer.side_files import SideFiles
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
+from trainer.weights.contents import Contents, Report
 from trainer.weights.files.deepspeed import step_folder
 from trainer.weights.glm import is_glm, read_glm
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface

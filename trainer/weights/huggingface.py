@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
@@ -22,7 +23,7 @@ from trainer.errors import CheckpointError, DataError, InputError
 from trainer.files import first_of
 from trainer.side_files import GENERATION, SIDE_FILES, TOKENIZER, TOKENIZER_CONFIG, SideFiles
 from trainer.weights.card import model_card
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
+from trainer.weights.contents import Contents, Report
 from trainer.weights.families.family import Family
 from trainer.weights.families.registry import FAMILIES, UNMAPPED
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors

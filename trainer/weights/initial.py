@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.wire.contract import CHECKPOINT_DIR
+from clusterctl.wire.requests import ImportRequest
 from trainer.checkpoint.manifest import MANIFEST
 from trainer.checkpoint.store import Checkpoint, check_size, found, open_checkpoint
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.side_files import TOKENIZER
-from trainer.weights.contents import Contents, ImportRequest
+from trainer.weights.contents import Contents
 from trainer.weights.convert import FORMATS, detected
 
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Report
+from trainer.weights.contents import Contents, Report
 from trainer.weights.files.protobuf import read_mindspore, write_mindspore
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.huggingface import as_json, read_json

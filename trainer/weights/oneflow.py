@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clusterctl.wire.requests import ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.weights.attention import Rows
-from trainer.weights.contents import Contents, ImportRequest, Progress
+from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.safetensors import read_bytes
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, Shape, rows_of

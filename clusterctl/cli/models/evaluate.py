@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.models.generate import Base, Tokenizer, Where
+from clusterctl.cli.models.generate import Where
 from clusterctl.cli.models.trainer import forward
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import EVALUATIONS_DIR
-from clusterctl.wire.requests import ScoringOptions
-
-if TYPE_CHECKING:
-    from clusterctl.cli.models.evaluate_on import Order
+from clusterctl.wire.requests import EvaluateRequest, ScoringOptions, TaskOptions
 
 TASKS = "ppl, lambada, wikitext, copa or choice"
 
 
 def evaluate(
+    chosen: TaskOptions,
     scoring: ScoringOptions,
     where: Where = "last",
-    tasks: Annotated[
-        list[str] | None,
-        typer.Option("--task", "-t", metavar="TASK[=FILE]", help=f"A task: {TASKS}. Can be repeated."),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The data of a task without =FILE.")
-    ] = None,
-    tokenizer: Tokenizer = None,
-    base: Base = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Where to write results. Default: with the run."),
@@ -51,27 +41,21 @@ def evaluate(
     from clusterctl.cli.models import evaluate_on
     from clusterctl.errors import UsageError
 
-    if not tasks:
+    if not chosen.task:
         raise UsageError("--task is missing", f"name one: {TASKS}, for example --task lambada=test.jsonl")
-    arguments = [*arguments_of(scoring), *([f"--base={base}"] if base else [])]
     target = output or results_of(where)
-    order = evaluate_on.Order(tuple(tasks), data, tokenizer, tuple(arguments), target, scoring.device)
-    if on is None:
-        _evaluate_here(order, where, as_json)
-    else:
-        evaluate_on.evaluate(order, where, on, cluster, as_json=as_json)
-
-
-def _evaluate_here(order: Order, where: str, as_json: bool) -> None:
+    if on is not None:
+        return evaluate_on.evaluate(chosen, scoring, target, where, on, cluster, as_json=as_json)
     from clusterctl.cli.models import place
 
-    arguments = ["--checkpoint", str(place.here(where)), "--output", str(order.output), *order.arguments]
-    for task in order.tasks:
-        own = None if order.data or task != "ppl" else _corpus_of(where)
-        arguments += ["--task", f"{task}={own}" if own else task]
-    for name, given in (("--data", order.data), ("--tokenizer", order.tokenizer)):
-        arguments += [name, str(given)] if given else []
-    forward("eval", "evaluate", [*arguments, *(["--json"] if as_json else [])])
+    folder, tasks = place.here(where), chosen.task
+    own = _corpus_of(where) if "ppl" in tasks and not chosen.data else None
+    named = tuple(f"{task}={own}" if own and task == "ppl" else task for task in tasks)
+    request = EvaluateRequest(
+        checkpoint=folder, tasks=replace(chosen, task=named), scoring=scoring, output=target, json=as_json
+    )
+    forward("eval", "evaluate", arguments_of(request))
+    return None
 
 
 def _corpus_of(where: str) -> Path | None:

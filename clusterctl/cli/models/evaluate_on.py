@@ -13,33 +13,30 @@ from clusterctl.cli.models import place
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.report.evaluations import Evaluation
+from clusterctl.wire.arguments import arguments_of
+from clusterctl.wire.requests import ScoringOptions, TaskOptions
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
 # Keys that identify an evaluation: it replaces an older result with the same values.
 IDENTITY = ("task", "convention", "checkpoint_sha256", "data_sha256", "tokenizer_sha256", "options")
 
 
-@dataclass(frozen=True)
-class Order:
-    """The tasks of an evaluation, and the folder for its results."""
-
-    tasks: tuple[str, ...]
-    """TASK or TASK=FILE."""
-    data: Path | None
-    tokenizer: Path | None
-    arguments: tuple[str, ...]
-    output: Path
-    device: str | None = None
-    """cpu, cuda or npu; None: the nodes' kind."""
-
-
-def evaluate(order: Order, where: str, on: str, inventory: Path | None, *, as_json: bool) -> None:
-    """Evaluate on nodes, show the results and write them into the order's folder."""
+def evaluate(
+    chosen: TaskOptions,
+    scoring: ScoringOptions,
+    output: Path,
+    where: str,
+    on: str,
+    inventory: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Evaluate on nodes, show the results and write them into a folder."""
     files: dict[str, Path | bytes] = {}
-    arguments, named = [*order.arguments, "--output", "{run_dir}/evaluations", "--json"], dict[str, Path]()
-    for number, task in enumerate(order.tasks):
+    arguments, named = ["--output", "{run_dir}/evaluations", "--json"], dict[str, Path]()
+    for number, task in enumerate(chosen.task):
         name, given, file = task.partition("=")
-        data = Path(file) if given else order.data
+        data = Path(file) if given else chosen.data
         if data is None:
             arguments += ["--task", name]
             continue
@@ -47,20 +44,20 @@ def evaluate(order: Order, where: str, on: str, inventory: Path | None, *, as_js
         files |= {f"data-{number}/{part.name}": part for part in _parts(data)}
         named[stem] = data
         arguments += ["--task", f"{name}={{data}}/{stem}"]
-    if order.tokenizer:
-        if not order.tokenizer.is_file():
-            raise UsageError(f"{order.tokenizer}: no such file", "name a tokenizer.json")
-        files["tokenizer.json"] = order.tokenizer
-        arguments += ["--tokenizer", "{data}/tokenizer.json"]
+    if scoring.tokenizer:
+        if not scoring.tokenizer.is_file():
+            raise UsageError(f"{scoring.tokenizer}: no such file", "name a tokenizer.json")
+        files["tokenizer.json"] = scoring.tokenizer
+        scoring = replace(scoring, tokenizer=Path("{data}/tokenizer.json"))
     target = place.on_nodes(where, on, inventory)
-    ranks = place.ranks_of(target.cluster, order.device)
-    answer = place.answer_of(target, "evaluate", arguments, files, ranks)
+    ranks = place.ranks_of(target.cluster, scoring.device)
+    answer = place.answer_of(target, "evaluate", [*arguments_of(scoring), *arguments], files, ranks)
     try:
         results = [_read(value, named, target) for value in parse(answer)]
     except (BadValue, TypeError) as problem:
         raise WorkFailed(f"the trainer's answer is wrong: {problem}") from None
     for result in results:
-        _store(order.output, result)
+        _store(output, result)
     if as_json:
         screen.show_json([result.content for result in results])
     else:

@@ -12,37 +12,24 @@ import typer
 from clusterctl.cli import options, screen
 from clusterctl.cli.models.trainer import forward
 from clusterctl.wire.arguments import arguments_of
-from clusterctl.wire.requests import DrawingOptions, ModelOptions, ServerOptions
+from clusterctl.wire.requests import (
+    DrawingOptions,
+    GenerateRequest,
+    ModelOptions,
+    PromptOptions,
+    ServeRequest,
+    ServerOptions,
+)
 
 # Shared with `eval` and `checkpoint export`.
 Where = Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a checkpoint's folder.")]
-Tokenizer = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The tokenizer. Default: the one in the checkpoint.")
-]
-Base = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The weights that adapters belong to, if they moved.")
-]
 
 
 def generate(
     model: ModelOptions,
     drawing: DrawingOptions,
+    given: PromptOptions,
     where: Where = "last",
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            metavar="TEXT",
-            help="Text to continue; a GLM fills in [MASK], [sMASK] and [gMASK]. Can be repeated.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="A file with a prompt per line, or JSON lines with `prompt`; '-' for stdin."
-        ),
-    ] = None,
     on: Annotated[
         str | None,
         typer.Option(metavar="SET", help="Generate on these nodes, which divide the model."),
@@ -59,30 +46,30 @@ def generate(
     """
     from clusterctl.cli.models import place
 
-    drawn = [*arguments_of(model), *arguments_of(drawing)]
     if on is not None:
         target = place.on_nodes(where, on, cluster)
-        lines = _lines(prompt or ([] if prompts else [""]), prompts)
-        more = [*drawn, "--json", "--prompts={data}/prompts.jsonl"]
+        lines = _lines(given)
+        drawn = [*arguments_of(model), *arguments_of(drawing), "--json", "--prompts={data}/prompts.jsonl"]
         ranks = place.ranks_of(target.cluster, model.device, model.tensor, model.pipeline)
-        answer = place.answer_of(target, "generate", more, {"prompts.jsonl": lines}, ranks)
-        plain = drawing.samples == drawing.beams == 1 and drawing.logprobs is None and prompts is None
-        if as_json or not plain or len(prompt or [""]) > 1:
+        answer = place.answer_of(target, "generate", drawn, {"prompts.jsonl": lines}, ranks)
+        plain = drawing.samples == drawing.beams == 1 and drawing.logprobs is None and given.prompts is None
+        if as_json or not plain or len(given.prompt) > 1:
             screen.write(answer)
         else:
             screen.write(json.loads(answer)["text"] + "\n")
         return
-    arguments = ["--checkpoint", str(place.here(where)), *drawn]
-    arguments += [f"--prompt={text}" for text in prompt or ()]
-    arguments += [f"--prompts={prompts}"] if prompts is not None else []
-    forward("generate", "generate", [*arguments, *(["--json"] if as_json else [])])
+    checkpoint = place.here(where)
+    request = GenerateRequest(checkpoint=checkpoint, model=model, drawing=drawing, given=given, json=as_json)
+    forward("generate", "generate", arguments_of(request))
 
 
-def _lines(given: list[str], file: str | None) -> bytes:
+def _lines(given: PromptOptions) -> bytes:
     """Return the prompts of options and of a file as lines for the trainer."""
     from clusterctl.errors import UsageError
 
-    lines = b"".join(json.dumps({"prompt": text}).encode() + b"\n" for text in given)
+    file = given.prompts
+    texts = given.prompt or (() if file else ("",))
+    lines = b"".join(json.dumps({"prompt": text}).encode() + b"\n" for text in texts)
     if file is None:
         return lines
     try:
@@ -112,9 +99,9 @@ def serve(
     """
     from clusterctl.cli.models import place
 
-    arguments = [*arguments_of(model), *arguments_of(server)]
     if on is None and not detach:
-        return forward("serve", "serve", ["--checkpoint", str(place.here(where)), *arguments])
+        request = ServeRequest(checkpoint=place.here(where), model=model, server=server)
+        return forward("serve", "serve", arguments_of(request))
     from dataclasses import replace
 
     from clusterctl.cli.launch.run import launch_job
@@ -123,7 +110,8 @@ def serve(
     target = place.on_nodes(where, on, cluster)
     name = server.name or target.name
     ranks = place.ranks_of(target.cluster, model.device, model.tensor, model.pipeline)
-    job = place.job_on(target, "serve", [*arguments, f"--name={name}"], ranks)
+    arguments = [*arguments_of(model), *arguments_of(replace(server, name=name))]
+    job = place.job_on(target, "serve", arguments, ranks)
     # The server's own --drain comes first.
     job = replace(job, name=f"serve-{name}"[:41], grace=server.drain + 10)
     launch_job(Target(job, target.cluster), detach=detach, as_json=as_json)

@@ -18,7 +18,7 @@ from clusterctl.cli import commands
 from clusterctl.cli.commands import SECTIONS, TABLE
 from clusterctl.cli.examples import examples
 from clusterctl.cli.option_fields import flat
-from trainer.__main__ import _parser as trainer_parser
+from trainer.command_line import read as read_words
 
 
 def test_every_command_of_the_table_can_be_built() -> None:
@@ -78,7 +78,7 @@ def test_the_help_of_a_command_ends_with_examples_that_parse(key: str) -> None:
         if name not in FORWARDED:
             commands.built(name).make_context(name, arguments)
         elif "--on" not in arguments:
-            trainer_parser("").parse_args([TABLE[name].forwards or "data-build", *arguments])
+            read_words([TABLE[name].forwards or "data-build", *arguments])
 
 
 def test_every_option_has_a_help_text_that_begins_a_sentence() -> None:

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.cli import commands
 from clusterctl.cli.commands import TABLE
 from clusterctl.cli.option_groups import GROUPS, SHARED, grouped
-from trainer.__main__ import _parser
+from trainer.command_line import parsers
 
 SHOWN = [key for key, verb in TABLE.items() if not verb.hidden]
 
@@ -45,7 +45,7 @@ def test_only_shared_options_need_no_section_of_their_own() -> None:
 
 @pytest.mark.parametrize("key", [key for key in SHOWN if TABLE[key].forwards or TABLE[key].open_ended])
 def test_the_trainers_helps_have_the_form_of_the_others(key: str) -> None:
-    (verbs,) = (a for a in _parser("")._actions if isinstance(a, argparse._SubParsersAction))
+    (verbs,) = (a for a in parsers()._actions if isinstance(a, argparse._SubParsersAction))
     parser = verbs.choices[TABLE[key].forwards or "data-build"]
     texts = [parser.description, *(action.help for action in parser._actions)]
     for text in texts:

@@ -16,13 +16,13 @@ import pytest
 from clusterctl.cli.commands import TABLE, built
 from clusterctl.cli.main import _machine_error
 from clusterctl.cli.models.generate import DrawingOptions
-from clusterctl.cli.option_values import READ_WEIGHTS, WEIGHTS
 from clusterctl.cli.options import WRONG_WORDS
 from clusterctl.cli.runs.logs import LogOptions
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import nodeset
+from clusterctl.wire.requests import READ_FORMATS, WRITTEN_FORMATS
 from tests.clusterctl.conftest import Run
-from trainer.__main__ import _parser as trainer_parser
+from trainer.command_line import read as read_words
 from trainer.generate.sampling import Sampling
 from trainer.weights.convert import readable, writable
 
@@ -317,10 +317,10 @@ def test_the_trainer_loses_no_value_of_an_option(
 ) -> None:
     verb, option, first, second = words
     with pytest.raises(SystemExit):
-        trainer_parser("").parse_args([verb, option, first, option, second])
+        read_words([verb, option, first, option, second])
     assert f"{option}: is given twice: {first}, {second}\n" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        trainer_parser("").parse_args([verb, option, first, option, first])
+        read_words([verb, option, first, option, first])
     assert "is given twice" not in capsys.readouterr().err
 
 
@@ -521,8 +521,8 @@ def test_a_negative_number_after_an_unknown_option_is_its_value(folder: Path, co
 
 
 def test_formats_of_weights_are_the_trainers() -> None:
-    assert {*READ_WEIGHTS} == {*readable(), "peft"}
-    assert {*WEIGHTS} == {*writable(), "peft"}
+    assert {*READ_FORMATS} == {*readable(), "peft"}
+    assert {*WRITTEN_FORMATS} == {*writable(), "peft"}
 
 
 def test_a_fault_of_an_inventory_keeps_its_place_if_it_names_the_nodes_of_the_job(

@@ -120,8 +120,8 @@ TRAINER = [
     (("serve", "--checkpoint", "ckpt", "--api-key-file", "nosuch"), "--api-key-file nosuch"),
     (("generate", "--checkpoint", "ckpt", "--top-p", "2"), "--top-p"),
     (("checkpoint-export", "ckpt", "--to", "hf", "--output", "out"), "ckpt/manifest.json"),
-    (("checkpoint-export", "ckpt", "--to", "keras", "--output", "out"), "--to keras"),
-    (("checkpoint-import", "empty", "--from", "nosuch", "--output", "out"), "--from nosuch"),
+    (("checkpoint-export", "ckpt", "--to", "keras", "--output", "out"), "--to: unknown 'keras'"),
+    (("checkpoint-import", "empty", "--from", "nosuch", "--output", "out"), "--from: unknown 'nosuch'"),
 ]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import re
+from dataclasses import MISSING, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,30 @@ import pytest
 
 from clusterctl.cli import commands
 from clusterctl.wire.arguments import add_arguments, arguments_of, group_of, option_name, wrong_options
-from clusterctl.wire.fields import keys_of
-from clusterctl.wire.requests import DrawingOptions, ModelOptions, ScoringOptions, ServerOptions
+from clusterctl.wire.fields import keys_of, types_of
+from clusterctl.wire.requests import (
+    DrawingOptions,
+    ExportOptions,
+    ExportRequest,
+    ImportOptions,
+    ImportRequest,
+    ModelOptions,
+    PromptOptions,
+    ScoringOptions,
+    ServerOptions,
+    TaskOptions,
+)
+from trainer.command_line import VERBS, read
 
 GROUPS = (ModelOptions, DrawingOptions, ServerOptions, ScoringOptions)
 COMMANDS = {
-    "generate": (ModelOptions, DrawingOptions),
+    "generate": (ModelOptions, DrawingOptions, PromptOptions),
     "serve": (ModelOptions, ServerOptions),
-    "eval": (ScoringOptions,),
+    "eval": (ScoringOptions, TaskOptions),
+    "checkpoint import": (ImportOptions, ImportRequest),
+    "checkpoint export": (ExportOptions, ExportRequest),
 }
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def parsed(kind: type[Any], words: list[str]) -> Any:
@@ -64,8 +80,42 @@ def test_the_command_has_each_option_with_its_text_and_limits(command: str) -> N
     options = {name: parameter for parameter in built.params for name in parameter.opts}
     for kind in COMMANDS[command]:
         for item in keys_of(kind):
+            if is_dataclass(types_of(kind)[item.name]):
+                continue
             option = options[option_name(item.name)]
             assert option.help, item.name
             rule = item.metadata["rule"]
             limits = (getattr(option.type, "min", None), getattr(option.type, "max", None))
             assert limits == (rule.least if rule.above is None else rule.above, rule.most), item.name
+
+
+def filled(kind: Any) -> Any:
+    """Return a request with a value in each field that needs one."""
+    values: dict[type, Any] = {Path: Path("a b"), str: "hf", int: 3, tuple: (Path("a"), Path("b"))}
+    given = {}
+    for item in keys_of(kind):
+        hint = types_of(kind)[item.name]
+        if is_dataclass(hint):
+            given[item.name] = filled(hint)
+        elif item.metadata["rule"].required:
+            given[item.name] = ("x", "y")
+        elif item.default is MISSING:
+            given[item.name] = values[getattr(hint, "__origin__", hint)]
+    return kind(**given)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_reads_the_request_that_the_launcher_writes(verb: str) -> None:
+    request = filled(VERBS[verb].request)
+    assert read([verb, *arguments_of(request)]) == (verb, request)
+
+
+def test_one_module_of_the_trainer_parses_command_lines() -> None:
+    # PyTorch's files of other programs contain a Namespace.
+    others = {"trainer/weights/files/torch_read.py", "trainer/weights/files/torch_write.py"}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "trainer").rglob("*.py")
+        if re.search(r"\bargparse\b|\badd_argument\b", path.read_text(encoding="utf-8"))
+    }
+    assert found - others == {"trainer/command_line.py"}

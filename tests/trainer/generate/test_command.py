@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.wire.requests import GenerateRequest, PromptOptions
 from tests.support.building import refused
 from trainer.__main__ import main
 from trainer.checkpoint.manifest import encode_manifest
@@ -67,8 +67,8 @@ def checkpoint(tmp_path: Path, material: Path, train_here: Callable[..., Any]) -
 def generated(folder: Path, prompt: str, tokenizer: Path | None = None, **values: Any) -> dict[str, Any]:
     """The document of one prompt."""
     decoder = open_decoder(folder, tokenizer)
-    arguments = argparse.Namespace(checkpoint=folder, truncate=False, samples=1)
-    (line,) = _texts(decoder, iter([Prompt("--prompt", prompt)]), Sampling(**values), arguments)
+    request = GenerateRequest(checkpoint=folder)
+    (line,) = _texts(decoder, iter([Prompt("--prompt", prompt)]), Sampling(**values), request)
     return line
 
 
@@ -273,7 +273,7 @@ def test_the_cache_is_a_size_or_a_number_of_gigabytes(text: str, size: int) -> N
 def test_prompts_of_a_pipe_are_read_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = subprocess.Popen(["sh", "-c", f"printf 'one\\ntwo\\n' > {tmp_path}/pipe"])
-    asked = argparse.Namespace(prompts=str(tmp_path / "pipe"), prompt=None, prompt_line=[])
+    asked = GenerateRequest(checkpoint=tmp_path, given=PromptOptions(prompts=str(tmp_path / "pipe")))
     assert [prompt.text for prompt in _prompts(asked)] == ["one", "two"]
     assert writer.wait() == 0
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from clusterctl.wire.requests import ExportRequest
 from tests.trainer.conftest import MODEL
 from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import ConfigFaults, TrainerError
 from trainer.plan.summary import check
-from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights
 
 SOURCE = "train.init.source"

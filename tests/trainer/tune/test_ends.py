@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 import torch
 
+from clusterctl.wire.requests import ExportRequest
 from tests.support import weights
 from tests.support.tuning import CHATML, WORDS, completion, config_for, learn, lines
 from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
@@ -22,7 +23,6 @@ from trainer.plan.resolve import read_config
 from trainer.side_files import SideFiles
 from trainer.tune.chat import ChatData
 from trainer.tune.pairs import PairData
-from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights, import_weights
 
 EOT, IM_END = "<|endoftext|>", "<|im_end|>"

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import native
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.support.tuning import config_for, learn, losses_of
 from trainer.__main__ import main
 from trainer.checkpoint.store import found, open_checkpoint
@@ -28,7 +29,6 @@ from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
 from trainer.weights.adapters.merge import read_whole, whole, with_adapters
 from trainer.weights.adapters.peft import ALL_FORMATS
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.safetensors import read_safetensors
 from trainer.weights.lazy import in_memory

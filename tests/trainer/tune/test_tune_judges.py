@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import native
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.support.tuning import conversation, lines, write_files
 from trainer.chat_template import ChatTemplate, TemplateError
 from trainer.config.lora import LoraConfig
@@ -28,7 +29,6 @@ from trainer.tune.dpo_model import PreferenceModel
 from trainer.tune.pairs import PairData
 from trainer.weights.adapters.merge import read_whole
 from trainer.weights.adapters.peft import ALL_FORMATS
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.families.registry import FAMILIES
 from trainer.weights.huggingface import read_huggingface

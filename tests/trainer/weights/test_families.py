@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from clusterctl.wire.requests import ExportRequest
 from tests.support.weights import assert_equal, checkpoint, logits_of, random_state, state_of
 from trainer.config.model_sizes import sized
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import ExportRequest
 from trainer.weights.convert import export_weights, import_weights
 
 SHARED = {

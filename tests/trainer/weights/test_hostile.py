@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.wire.requests import ImportRequest
 from tests.support import hostile_weights
 from trainer.errors import InputError
-from trainer.weights.contents import ImportRequest
 from trainer.weights.convert import import_weights
 
 

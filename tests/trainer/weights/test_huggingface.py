@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.support.building import small_tokenizer
 from tests.support.weights import kill_during_import, state_of
 from trainer.checkpoint.store import open_checkpoint, verify
@@ -23,7 +24,6 @@ from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import CheckpointError, InputError
 from trainer.generate.loading import load_model
 from trainer.weights import huggingface, ours
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 
 HIDDEN, LAYERS, VOCAB = 32, 2, 300

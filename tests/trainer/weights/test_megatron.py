@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import format_utils
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import sized
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import FORMATS, export_weights, import_weights
 from trainer.weights.files.distcp import Chunk, Item, read_distcp, write_distcp
 from trainer.weights.lazy import in_memory

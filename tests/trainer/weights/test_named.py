@@ -16,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.support.weights import (
     GPT,
     assert_equal,
@@ -28,7 +29,7 @@ from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import CheckpointError, InputError
 from trainer.weights import ours
-from trainer.weights.contents import ExportRequest, ImportRequest, Progress
+from trainer.weights.contents import Progress
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.safetensors import read_safetensors
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.support.building import small_tokenizer
 from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of, write_glm
 from trainer.errors import CheckpointError, InputError
 from trainer.generate.loading import open_decoder
 from trainer.side_files import SideFiles
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import FORMATS, export_weights, import_weights, writable
 from trainer.weights.files import protobuf
 from trainer.weights.files.protobuf import read_mindspore

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from tests.support.weights import GLM, GPT, assert_equal, checkpoint, random_state, state_of, write_glm
 from tests.trainer.weights.test_megatron import flat, write_megatron
 from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.store import open_checkpoint
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import ExportRequest, ImportRequest
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.distcp import Chunk, Item, read_distcp, write_distcp
 from trainer.weights.lazy import in_memory

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.saved_file import SavedFile
@@ -24,7 +25,7 @@ from trainer.model.adapter import MARK
 from trainer.weights.adapters.experts import Found, read_experts, write_experts
 from trainer.weights.adapters.merge import base_at, contents_at
 from trainer.weights.attention import in_sections
-from trainer.weights.contents import AdapterContents, Contents, ExportRequest, ImportRequest, Report
+from trainer.weights.contents import AdapterContents, Contents, Report
 from trainer.weights.convert import FORMATS, Format
 from trainer.weights.families.family import Family
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors

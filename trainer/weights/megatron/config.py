@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
 from trainer.config.rules import model_faults
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest
+from trainer.weights.contents import Contents
 from trainer.weights.families.decoders import LONGEST_SAMPLE
 from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for, vocab_for

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
@@ -17,7 +18,7 @@ from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
 from trainer.weights.attention import Rows, from_sections, in_sections, order_of
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
+from trainer.weights.contents import Contents, Progress, Report
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.lazy import DTYPES, Lazy, cast, padded, rows_of

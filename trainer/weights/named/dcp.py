@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
+from trainer.weights.contents import Contents, Progress, Report
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_write import Scalar
 from trainer.weights.huggingface import family_for, named_by, write_rest

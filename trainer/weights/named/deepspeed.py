@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import CheckpointError
-from trainer.weights.contents import Contents, ExportRequest, ImportRequest, Progress, Report
+from trainer.weights.contents import Contents, Progress, Report
 from trainer.weights.files.deepspeed import (
     MASTERS,
     UNIVERSAL,

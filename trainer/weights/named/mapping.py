@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from clusterctl.wire.requests import ImportRequest
 from trainer.errors import CheckpointError, InputError
 from trainer.weights import huggingface
-from trainer.weights.contents import Contents, ImportRequest, Progress
+from trainer.weights.contents import Contents, Progress
 from trainer.weights.huggingface import CONFIG_FILE
 from trainer.weights.lazy import NamedState
 from trainer.weights.megatron import ranks
