@@ -16,7 +16,7 @@ import torch._dynamo
 import native
 from bench.host import config_of, step_calls, token_calls
 from tests.support.suppressed import without_launches
-from trainer.model.attention import Sight
+from trainer.model.attention.sight import Sight
 from trainer.model.gpt import GPT
 from trainer.model.norm import Norm
 from trainer.model.rotary import turns

@@ -33,7 +33,8 @@ def why_not(model: Model) -> str:
         return "it is a GLM, or has experts"
     if model.config.rope.scaling == "dynamic":
         return "its rotary angles depend on the length of the text"
-    size = sum(parameter.numel() * 4 for parameter in parameters) + _pages(model) * page_bytes(model.config)
+    page = page_bytes(model.config.attention, model.config.layers)
+    size = sum(parameter.numel() * 4 for parameter in parameters) + _pages(model) * page
     if size > free_memory() // 2:
         return "there is no memory for a packed copy"
     return library.why_not()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,10 +10,9 @@ from torch import Tensor
 from native.decode.packed import Packed, quantized_bytes
 from native.decode.paged import Spans
 from native.decode.program import Activation, Buffer, Inputs, Instruction, Op, Program
-from trainer.config.model import ModelConfig
+from trainer.engine.passes import Model
 from trainer.model.norm import Norm
 
-Pages = tuple[Tensor, Tensor]
 ACTIVATIONS = {"gelu_tanh": Activation.GELU_TANH, "gelu": Activation.GELU}
 
 
@@ -23,67 +21,47 @@ def _even(width: int) -> int:
     return -(-width // 16) * 16
 
 
-@dataclass(frozen=True)
-class BlockWeights:
-    """The weights of a block, or this tensor parallel rank's part of them."""
-
-    norms: tuple[Norm, Norm]
-    post_norms: tuple[Norm | None, Norm | None]
-    head_norms: tuple[Norm, Norm] | None
-    qkv: Packed
-    out: Packed
-    up: Packed
-    down: Packed
-    pages: Pages
-    heads: int
-    groups: int
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The layers before and after the blocks, if this rank has them."""
-
-    table: Packed | None = None
-    positions: Tensor | None = None
-    inner_positions: Tensor | None = None
-    norm: Norm | None = None
-    head: Packed | None = None
-
-
 class Fused:
     """The program of a model, or of one pipeline stage of it."""
 
-    def __init__(self, config: ModelConfig, blocks: Sequence[BlockWeights], ends: Ends, summed: bool) -> None:
-        """`summed`: whether the results of several tensor parallel ranks are summed in each block."""
-        self.config, self.summed = config, summed
+    def __init__(self, model: Model, begins: bool, closes: bool) -> None:
+        """`begins` and `closes`: whether this rank has the layers before and after the blocks.
+
+        The results of several tensor parallel ranks are summed in each block, and after the embedding, by the caller.
+        """
+        config, self.summed = model.config, model.parallel.size > 1
+        self.config, own = config, cast(Any, model)
+        blocks: list[Any] = list(model.blocks.values())
         self._code: list[Instruction] = []
         self._narrow: dict[int, Buffer] = {}
         # Where to sum the ranks' results: after this many instructions, in this buffer.
         self.sums: list[tuple[int, Buffer]] = []
-        first = blocks[0]
-        reads = first.qkv.reads
-        width = _even(config.hidden)
+        attention, forward = blocks[0].attention.own, blocks[0].feed_forward
+        qkv, out = attention.qkv.packed, attention.out.packed
+        up, down = forward.up.packed, forward.down.packed
+        reads, width = qkv.reads, _even(config.hidden)
         self.x = Buffer(width)
         # The results of norms and activations are inputs of products: they are in bf16 if the product reads bf16.
         dtype = torch.bfloat16 if reads == torch.bfloat16 else torch.float32
         self._bytes = reads == torch.int8
         self._normal, self._feed_normal = Buffer(width, dtype), Buffer(width, dtype)
-        self._qkv = Buffer(_even(first.qkv.outputs))
-        self._mixed = Buffer(first.out.inputs)
-        self._mixed_rounded = Buffer(first.out.inputs, dtype) if dtype == torch.bfloat16 else None
+        self._qkv = Buffer(_even(qkv.outputs))
+        self._mixed = Buffer(out.inputs)
+        self._mixed_rounded = Buffer(out.inputs, dtype) if dtype == torch.bfloat16 else None
         self._part = Buffer(width)
-        self._up, self._inner = Buffer(_even(first.up.outputs)), Buffer(_even(first.down.inputs), dtype)
-        if ends.table is not None:
-            self._add(
-                Op.EMBED, out=self.x, product=ends.table, weight=ends.positions, bias=ends.inner_positions
-            )
+        self._up, self._inner = Buffer(_even(up.outputs)), Buffer(_even(down.inputs), dtype)
+        if begins and not self.summed:
+            tables = (getattr(model, name, None) for name in ("positions", "block_positions"))
+            at, inner = (None if table is None else table.weight.detach() for table in tables)
+            self._add(Op.EMBED, out=self.x, product=own.tokens.packed, weight=at, bias=inner)
         for block in blocks:
             self._block(block)
         self.logits: Buffer | None = None
-        if ends.norm is not None and ends.head is not None:
-            self._norm(ends.norm, self.x, self._normal, of_wanted=True)
-            self.logits = Buffer(_even(ends.head.outputs))
-            self._product(ends.head, self._normal, out=self.logits, of_wanted=True)
+        if closes:
+            head = own.head.packed
+            self._norm(model.norm, self.x, self._normal, of_wanted=True)
+            self.logits = Buffer(_even(head.outputs))
+            self._product(head, self._normal, out=self.logits, of_wanted=True)
         self._program = Program(self._code)
 
     def run(self, inputs: Inputs, begin: int = 0, end: int | None = None) -> None:
@@ -97,43 +75,45 @@ class Fused:
     def _add(self, op: Op, **parts: object) -> None:
         self._code.append(Instruction(op, **parts))  # type: ignore[arg-type]
 
-    def _block(self, block: BlockWeights) -> None:
+    def _block(self, block: Any) -> None:
         config = self.config
-        self._norm(block.norms[0], self.x, self._normal)
+        up, down = block.feed_forward.up.packed, block.feed_forward.down.packed
+        self._norm(block.norm_1, self.x, self._normal)
         if config.parallel_residual:
             # The feed-forward part reads the residual stream before attention changes it.
-            self._norm(block.norms[1], self.x, self._feed_normal)
-        self._attention(block)
-        self._residual(block, 0, self._mixed_rounded or self._mixed, block.out)
+            self._norm(block.norm_2, self.x, self._feed_normal)
+        self._attention(block.attention)
+        mixed = self._mixed_rounded or self._mixed
+        self._residual(block.post_norm_1, mixed, block.attention.own.out.packed)
         normal = self._normal
         if config.parallel_residual:
             normal = self._feed_normal
         else:
-            self._norm(block.norms[1], self.x, normal)
+            self._norm(block.norm_2, self.x, normal)
         if config.swiglu:
-            self._product(block.up, normal, out=self._up)
-            self._add(Op.GATE, x=self._up, width=block.down.inputs, **_into(self._inner))
+            self._product(up, normal, out=self._up)
+            self._add(Op.GATE, x=self._up, width=down.inputs, **_into(self._inner))
         else:
             activation = ACTIVATIONS[config.activation]
             rounded = self._inner if self._inner.dtype == torch.bfloat16 else None
             out = self._up if rounded else self._inner
-            self._product(block.up, normal, out=out, rounded=rounded, activation=activation)
-        self._residual(block, 1, self._inner, block.down)
+            self._product(up, normal, out=out, rounded=rounded, activation=activation)
+        self._residual(block.post_norm_2, self._inner, down)
 
-    def _attention(self, block: BlockWeights) -> None:
-        size = self.config.head_size
-        self._product(block.qkv, self._normal, out=self._qkv)
-        if block.head_norms is not None:
-            for norm, heads, offset in zip(
-                block.head_norms, (block.heads, block.groups), (0, block.heads * size), strict=True
-            ):
+    def _attention(self, attention: Any) -> None:
+        own, pages = attention.own, attention.cache.layers[attention.layer]
+        self._product(own.qkv.packed, self._normal, out=self._qkv)
+        for norm, heads, offset in (
+            (own.q_norm, own.heads, 0),
+            (own.k_norm, own.groups, own.heads * own.size),
+        ):
+            if norm is not None:
                 self._norm(norm, self._qkv, self._qkv, heads=heads, offset=offset)
         rotated = self.config.rotary_size if self.config.rotary else 0
-        same = {"pages": block.pages, "width": size, "heads": block.heads, "groups": block.groups}
-        turning = {"rotated": rotated, "interleaved": self.config.rope.interleaved}
-        self._add(Op.PLACE, x=self._qkv, **same, **turning)
+        same = {"pages": pages, "width": own.size, "heads": own.heads, "groups": own.groups}
+        self._add(Op.PLACE, x=self._qkv, **same, rotated=rotated, interleaved=own.interleaved)
         into = {"out": self._mixed, "rounded": self._mixed_rounded}
-        self._add(Op.ATTEND, x=self._qkv, scale=size**-0.5, **same, **into)
+        self._add(Op.ATTEND, x=self._qkv, scale=own.size**-0.5, **same, **into)
 
     def _product(self, product: Packed, x: Buffer, of_wanted: bool = False, **parts: object) -> None:
         """Add a product of `x`; `x` is first quantized if the product reads int8."""
@@ -144,9 +124,8 @@ class Fused:
             x = narrow
         self._add(Op.PRODUCT, x=x, product=product, of_wanted=of_wanted, **parts)
 
-    def _residual(self, block: BlockWeights, half: int, x: Buffer, product: Packed) -> None:
-        """Add the instructions that add the product of `x` to the residual stream."""
-        post = block.post_norms[half]
+    def _residual(self, post: Norm | None, x: Buffer, product: Packed) -> None:
+        """Add the instructions that add the product of `x`, or its norm, to the residual stream."""
         if not self.summed and post is None:
             self._product(product, x, out=self._part, sum=self.x)
             return

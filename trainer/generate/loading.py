@@ -102,7 +102,8 @@ def plan_memory(
     undivided = empty_model(config)
     largest = max(map(math.prod, shapes_of(undivided, undivided.parallel).values()))
     work = 3 * 4 * largest + 3 * 4 * SCORED_TOKENS * config.vocab + LIBRARIES
-    return Memory(weights, _page(config, place, len(model.blocks), 4), _window(config), work, free)
+    page = page_bytes(config.attention.part(place.tensor.size), len(model.blocks))
+    return Memory(weights, page, _window(config), work, free)
 
 
 def _plan_on_device(config: ModelConfig, kind: str, free: int, place: Place) -> Memory:
@@ -114,14 +115,9 @@ def _plan_on_device(config: ModelConfig, kind: str, free: int, place: Place) -> 
         4 * 4 * config.hidden + 2 * each * widest // parts + 2 * each * config.context
     )
     work = step + 3 * 4 * SCORED_TOKENS * config.vocab + ON_DEVICE
-    page = _page(config, place, len(model.blocks), each)
+    page = page_bytes(config.attention.part(parts), len(model.blocks), each)
     remedy = "use --weights bf16 or fp16, or more devices" if kind == "fp32" else "use more devices"
     return Memory(weight_bytes(model, kind), page, _window(config), work, free, remedy)
-
-
-def _page(config: ModelConfig, place: Place, layers: int, each: int) -> int:
-    """Return the bytes of a page on this rank."""
-    return page_bytes(config, each) * layers // (config.layers * place.tensor.size)
 
 
 def _window(config: ModelConfig) -> int:

@@ -1,19 +1,22 @@
-"""Replacements for a model's modules: packed matrices and tables, and attention over the paged cache."""
+"""Replacements for a model's modules, packed matrices and tables; and the paged cache of attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from native.decode import paged
 from native.decode.matrix import Matrix
 from native.decode.packed import Packed
 from native.decode.paged import PAGE, Spans
-from trainer.config.model import ModelConfig
-from trainer.model.attention import Attention, Sight
+from trainer.config.attention import Heads
+from trainer.engine.passes import Model
+from trainer.model.cuts import WHOLE, cuts_of
+from trainer.model.layers import TokenTable
+from trainer.model.linear import ColumnLinear, RowLinear
 from trainer.parallel.tensor import Parallel
 
 
@@ -30,7 +33,7 @@ class Step:
     """Indices of the tokens whose logits are wanted."""
 
 
-class PagedCache(Protocol):
+class PagedCache:
     """For each layer of this rank, pages of keys and values; the memory is that of a CPU or of a device."""
 
     device: str
@@ -38,36 +41,11 @@ class PagedCache(Protocol):
 
     def begin(self, step: Step) -> Step:
         """Return the step with its tensors on the cache's device; later calls of `attend` are for this step."""
+        raise NotImplementedError
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy page `source` to page `target` in every layer."""
-
-
-class Cache:
-    """For each layer of this rank, pages of keys and values in CPU memory; and the step that is being computed."""
-
-    device = "cpu"
-
-    def __init__(self, config: ModelConfig, pages: int, layers: int, ranks: int = 1) -> None:
-        """`ranks`: the number of ranks that divide the heads of each layer."""
-        own = config.attention.part(ranks)
-        self.layers = [paged.pages(pages, own.groups, own.size) for _ in range(layers)]
-        self.step: Step | None = None
-
-    def begin(self, step: Step) -> Step:
-        """Return the step itself; later calls of `attend` are for this step."""
-        self.step = step
-        return step
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
-        assert self.step is not None
-        keys, values = self.layers[layer]
-        paged.store(k, v, keys, values, self.step.spans.slots)
-        return paged.attend(q, keys, values, self.step.spans, q.shape[2] ** -0.5)
+        raise NotImplementedError
 
     def copy(self, source: int, target: int) -> None:
         """Copy page `source` to page `target` in every layer."""
@@ -76,9 +54,30 @@ class Cache:
             values[target] = values[source]
 
 
-def page_bytes(config: ModelConfig, each: int = 4) -> int:
-    """Return the bytes of one page in all layers; `each`: the bytes of one number."""
-    return config.attention.cached(config.layers) * PAGE * each
+class Cache(PagedCache):
+    """Pages in CPU memory, and the step that is being computed."""
+
+    device = "cpu"
+
+    def __init__(self, heads: Heads, pages: int, layers: int) -> None:
+        """`heads`: those of this rank."""
+        self.layers = [paged.pages(pages, heads.groups, heads.size) for _ in range(layers)]
+        self.step: Step | None = None
+
+    def begin(self, step: Step) -> Step:
+        self.step = step
+        return step
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert self.step is not None
+        keys, values = self.layers[layer]
+        paged.store(k, v, keys, values, self.step.spans.slots)
+        return paged.attend(q, keys, values, self.step.spans, q.shape[2] ** -0.5)
+
+
+def page_bytes(heads: Heads, layers: int, each: int = 4) -> int:
+    """Return the bytes of one page in `layers` layers; `each`: the bytes of one number."""
+    return heads.cached(layers) * PAGE * each
 
 
 class PackedLinear(nn.Module):
@@ -127,20 +126,54 @@ class PackedTable(nn.Module):
         return self.parallel.gather(own, -1)[..., : self.vocab]
 
 
-class CachedAttention(nn.Module):
-    """The attention of a layer over the cache's pages."""
+def fill(
+    model: Model,
+    read: Callable[[str], Tensor],
+    pack: Callable[[Tensor, Tensor | None], Packed | Matrix],
+    parallel: Parallel,
+    multiple: int = 1,
+    moved: Callable[[nn.Module, Tensor], Tensor] = lambda module, own: own,
+) -> None:
+    """Fill a model whose parameters have no memory: `pack` makes its matrices and tables, `moved` other parameters.
 
-    def __init__(self, own: Attention, cache: PagedCache, layer: int) -> None:
-        super().__init__()
-        self.own, self.cache, self.layer = own, cache, layer
+    read: returns one whole parameter by name, in fp32. multiple: of the rows of a table that no ranks divide.
+    """
+    own = _reader(model, read, parallel)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, (ColumnLinear, RowLinear, TokenTable)):
+            exchange(model, path, _packed(module, path, own, pack, model.config.vocab, multiple))
+        else:
+            for name, _ in list(module.named_parameters(recurse=False)):
+                parameter = nn.Parameter(moved(module, own(f"{path}.{name}")), requires_grad=False)
+                setattr(module, name, parameter)
 
-    def forward(self, x: Tensor, sight: Sight) -> Tensor:
-        q, k, v = self.own.project(x)  # (1, heads or groups, tokens, head size)
-        if sight.turns is not None:
-            q, k = self.own.rotate(q, k, sight.turns)
-        q, k, v = (part[0].transpose(0, 1) for part in (q, k, v))
-        mixed = self.cache.attend(self.layer, q, k, v)
-        return self.own.output(mixed.transpose(0, 1).unsqueeze(0))
+
+def _reader(model: Model, read: Callable[[str], Tensor], parallel: Parallel) -> Callable[[str], Tensor]:
+    """Return a function that reads this rank's part of a parameter."""
+    if parallel.size == 1:
+        return read
+    cuts = cuts_of(model)
+    rows = {name: parameter.shape[0] for name, parameter in model.named_parameters()}
+    return lambda name: cuts.get(name, WHOLE).take(read(name), rows[name], parallel).clone()
+
+
+def _packed(
+    module: ColumnLinear | RowLinear | TokenTable,
+    path: str,
+    read: Callable[[str], Tensor],
+    pack: Callable[[Tensor, Tensor | None], Packed | Matrix],
+    vocab: int,
+    multiple: int,
+) -> nn.Module:
+    weight, parallel = read(f"{path}.weight"), module.parallel
+    if isinstance(module, TokenTable):
+        more = -len(weight) % multiple if parallel.size == 1 else 0
+        return PackedTable(pack(F.pad(weight, (0, 0, 0, more)) if more else weight, None), vocab, parallel)
+    bias = read(f"{path}.bias") if module.bias is not None else None
+    if isinstance(module, ColumnLinear):
+        return PackedLinear(pack(weight, bias))
+    # The ranks' results are summed, so only one rank adds the bias.
+    return PackedRowLinear(pack(weight, bias if parallel.rank == 0 else None), parallel)
 
 
 def exchange(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -8,12 +8,13 @@ the cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 import native
 from native.compiled import library
@@ -24,25 +25,14 @@ from trainer.config.layout import pieces_of
 from trainer.config.model import ModelConfig
 from trainer.device import Device
 from trainer.engine.passes import Model
-from trainer.generate.fused import BlockWeights, Ends, Fused, inputs_of
-from trainer.generate.modules import (
-    Cache,
-    CachedAttention,
-    PackedLinear,
-    PackedRowLinear,
-    PackedTable,
-    PagedCache,
-    Step,
-    exchange,
-)
-from trainer.generate.on_device import DeviceCache, fill
-from trainer.model.attention import Attention, Sight
-from trainer.model.cuts import WHOLE, cuts_of
-from trainer.model.feed_forward import FeedForward
+from trainer.generate.fused import Fused, inputs_of
+from trainer.generate.modules import Cache, PackedTable, PagedCache, Step, fill
+from trainer.generate.on_device import DeviceCache
+from trainer.generate.on_device import fill as fill_device
+from trainer.model.attention.heads import CachedAttention
+from trainer.model.attention.sight import Sight
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
-from trainer.model.layers import Block, TokenTable
-from trainer.model.linear import ColumnLinear, RowLinear
 from trainer.model.rotary import Turns, turns
 from trainer.parallel.pipeline import UNDIVIDED, Pipeline
 from trainer.parallel.tensor import ALONE, Parallel
@@ -195,17 +185,12 @@ def network(
     kernel: whether to use the compiled kernels; None: if they are present. place: the part that this rank has.
     """
     packs = not library.why_not() if kernel is None else kernel
-    model = empty_model(config, place)
-    cache = Cache(config, pages, len(model.blocks), place.tensor.size)
-    own = _reader(model, read, place.tensor)
-    for path, module in list(model.named_modules()):
-        if isinstance(module, (ColumnLinear, RowLinear, TokenTable)):
-            exchange(model, path, _packed_module(path, module, own, kind, packs, place.tensor, config))
-        else:
-            for name, _ in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(own(f"{path}.{name}"), requires_grad=False))
+    model, ranks = empty_model(config, place), place.tensor.size
+    cache = Cache(config.attention.part(ranks), pages, len(model.blocks))
+    fill(model, read, partial(Packed.of, kind=kind, native=packs), place.tensor)
     _attend_over(model, cache)
-    fused = _fused(model, config, cache, place) if packs and not config.experts else None
+    ends = place.pipeline.is_first, place.pipeline.is_last
+    fused = Fused(model, *ends) if packs and not config.experts else None
     return Network(model, config, cache, fused, place, kind)
 
 
@@ -221,75 +206,17 @@ def device_network(
     """Return the network of a model on a device, with matrices and pages of type `kind`; `ops`: None for its own."""
     ops = ops or native.choose(device.kind)
     model = empty_model(config, place, ops)
-    fill(model, _reader(model, read, place.tensor), kind, device, place.tensor)
-    cache = DeviceCache(config, pages, len(model.blocks), kind, device, ops, place.tensor.size)
+    fill_device(model, read, kind, device, place.tensor)
+    heads = config.attention.part(place.tensor.size)
+    cache = DeviceCache(heads, pages, len(model.blocks), kind, device, ops)
     _attend_over(model, cache)
     return Network(model, config, cache, None, place, kind)
 
 
 def _attend_over(model: Model, cache: PagedCache) -> None:
-    for layer, block in enumerate(model.blocks.values()):
-        attention = block.attention
-        assert isinstance(attention, Attention)
-        block.attention = CachedAttention(attention, cache, layer)
-
-
-def _reader(model: Model, read: Callable[[str], Tensor], parallel: Parallel) -> Callable[[str], Tensor]:
-    """Return a function that reads this rank's part of a parameter."""
-    if parallel.size == 1:
-        return read
-    cuts = cuts_of(model)
-    rows = {name: parameter.shape[0] for name, parameter in model.named_parameters()}
-    return lambda name: cuts.get(name, WHOLE).take(read(name), rows[name], parallel).clone()
-
-
-def _packed_module(
-    path: str,
-    module: ColumnLinear | RowLinear | TokenTable,
-    read: Callable[[str], Tensor],
-    kind: str,
-    packs: bool,
-    parallel: Parallel,
-    config: ModelConfig,
-) -> nn.Module:
-    weight = read(f"{path}.weight")
-    if isinstance(module, TokenTable):
-        return PackedTable(Packed.of(weight, None, kind, packs), config.vocab, parallel)
-    bias = read(f"{path}.bias") if module.bias is not None else None
-    if isinstance(module, ColumnLinear):
-        return PackedLinear(Packed.of(weight, bias, kind, packs))
-    # The ranks' results are summed, so only one rank adds the bias.
-    return PackedRowLinear(Packed.of(weight, bias if parallel.rank == 0 else None, kind, packs), parallel)
-
-
-def _fused(model: Model, config: ModelConfig, cache: Cache, place: Place) -> Fused:
-    """Return the program of this rank's blocks, and of the first and last layers if this rank has all of them."""
-    pipeline, divided = place.pipeline, place.tensor.size > 1
-    blocks = [
-        _block_weights(block, pages) for block, pages in zip(model.blocks.values(), cache.layers, strict=True)
-    ]
-    ends = Ends()
-    if pipeline.is_first and not divided:
-        tables = [getattr(model, name, None) for name in ("positions", "block_positions")]
-        first, second = (None if table is None else table.weight.detach() for table in tables)
-        tokens: Any = model.tokens
-        ends = replace(ends, table=tokens.packed, positions=first, inner_positions=second)
-    if pipeline.is_last:
-        head: Any = model.head
-        ends = replace(ends, norm=model.norm, head=head.packed)
-    return Fused(config, blocks, ends, divided)
-
-
-def _block_weights(block: Any, pages: tuple[Tensor, Tensor]) -> BlockWeights:
-    assert isinstance(block, Block)
-    attention: Any = block.attention
-    own, forward = attention.own, block.feed_forward
-    assert isinstance(own, Attention) and isinstance(forward, FeedForward)
-    up, down, qkv, out = (getattr(part, "packed") for part in (forward.up, forward.down, own.qkv, own.out))  # noqa: B009
-    head_norms = None if own.q_norm is None or own.k_norm is None else (own.q_norm, own.k_norm)
-    posts = (block.post_norm_1, block.post_norm_2)
-    norms = (block.norm_1, block.norm_2)
-    return BlockWeights(norms, posts, head_norms, qkv, out, up, down, pages, own.heads, own.groups)
+    blocks: Any = model.blocks.values()
+    for layer, block in enumerate(blocks):
+        block.attention = CachedAttention(block.attention, cache, layer)
 
 
 def of_model(model: Model, pages: int, kind: str = "fp32", kernel: bool | None = None) -> Network:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -19,16 +20,11 @@ import native
 from native.decode.matrix import TYPES, Matrix
 from native.decode.paged import PAGE, Spans
 from native.paging import Reach
-from trainer.config.model import ModelConfig
+from trainer.config.attention import Heads
 from trainer.device import Device
 from trainer.engine.passes import Model
-from trainer.generate.modules import (
-    PackedLinear,
-    PackedRowLinear,
-    PackedTable,
-    Step,
-    exchange,
-)
+from trainer.generate import modules
+from trainer.generate.modules import PagedCache, Step, exchange
 from trainer.model.experts import ExpertLinear, Experts, Router
 from trainer.model.layers import TokenTable
 from trainer.model.linear import ColumnLinear, RowLinear
@@ -65,44 +61,19 @@ class WideRouter(nn.Module):
 def fill(model: Model, read: Read, kind: str, device: Device, parallel: Parallel = ALONE) -> None:
     """Move a model whose parameters have no memory to a device, one parameter at a time.
 
-    read: returns this rank's part of a parameter in fp32, in CPU memory. kind: the type of matrices.
+    read: returns one whole parameter by name, in fp32, in CPU memory. kind: the type of matrices.
     """
     dtype = TYPES[kind]
-    for path, module in list(model.named_modules()):
-        if isinstance(module, (ColumnLinear, RowLinear, TokenTable)):
-            exchange(model, path, _on_device(path, module, read, dtype, device, parallel, model.config.vocab))
-            continue
-        wanted = dtype if isinstance(module, ExpertLinear) else torch.float32
-        for name, _ in list(module.named_parameters(recurse=False)):
-            own = read(f"{path}.{name}").to(wanted).to(device.name)
-            setattr(module, name, nn.Parameter(own, requires_grad=False))
+
+    def moved(module: nn.Module, own: Tensor) -> Tensor:
+        return own.to(dtype if isinstance(module, ExpertLinear) else torch.float32).to(device.name)
+
+    # The product with the table is faster with rows in multiples of 64.
+    modules.fill(model, read, partial(Matrix.of, dtype=dtype, device=device.name), parallel, 64, moved)
     for path, module in list(model.named_modules()):
         if isinstance(module, Experts):
             module.router = WideRouter(module.router)  # type: ignore[assignment]
             exchange(model, path, NarrowExperts(module, dtype))
-
-
-def _on_device(
-    path: str,
-    module: ColumnLinear | RowLinear | TokenTable,
-    read: Read,
-    dtype: torch.dtype,
-    device: Device,
-    parallel: Parallel,
-    vocab: int,
-) -> nn.Module:
-    weight = read(f"{path}.weight")
-    if isinstance(module, TokenTable):
-        # The product is faster with rows in multiples of 64; ranks that divide the table count its rows.
-        more = -len(weight) % 64 if parallel.size == 1 else 0
-        weight = F.pad(weight, (0, 0, 0, more)) if more else weight
-        return PackedTable(Matrix.of(weight, None, dtype, device.name), vocab, parallel)
-    bias = read(f"{path}.bias") if module.bias is not None else None
-    if isinstance(module, ColumnLinear):
-        return PackedLinear(Matrix.of(weight, bias, dtype, device.name))
-    # The ranks' results are summed, so only one rank adds the bias.
-    own = bias if parallel.rank == 0 else None
-    return PackedRowLinear(Matrix.of(weight, own, dtype, device.name), parallel)
 
 
 def weight_bytes(model: Model, kind: str) -> int:
@@ -157,25 +128,23 @@ def _alike(rows: Sequence[int], begins: Sequence[int]) -> list[list[int]]:
     return batches
 
 
-class DeviceCache:
-    """For each layer of this rank, pages of keys and values on a device: (pages, 16, groups, head size)."""
+class DeviceCache(PagedCache):
+    """Pages on a device: (pages, 16, groups, head size)."""
 
     def __init__(
         self,
-        config: ModelConfig,
+        heads: Heads,
         pages: int,
         layers: int,
         kind: str,
         device: Device,
         ops: native.Choice,
-        ranks: int = 1,
     ) -> None:
-        """`ranks`: the number of ranks that divide the heads of each layer."""
+        """`heads`: those of this rank."""
         # One more page takes what the unused texts of a captured step store.
         self.scratch = pages
-        own = config.attention.part(ranks)
-        shape = (pages + 1, PAGE, own.groups, own.size)
-        self.device, self.window, self.ops = device.name, config.window, ops
+        shape = (pages + 1, PAGE, heads.groups, heads.size)
+        self.device, self.window, self.ops = device.name, heads.window, ops
         self.layers = [
             (self._empty(shape, TYPES[kind]), self._empty(shape, TYPES[kind])) for _ in range(layers)
         ]
@@ -188,7 +157,6 @@ class DeviceCache:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def begin(self, step: Step) -> Step:
-        """Return the step with its tensors on the device; later calls of `attend` are for this step."""
         spans = step.spans
         self._slots = spans.slots.to(self.device)
         begins = spans.begins.tolist()
@@ -245,7 +213,6 @@ class DeviceCache:
         return _Stretch(begin, end, slots.to(self.device), native.Mask(window, source=source))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
         pages = self.layers[layer]
         self.ops.store_in_pages(*pages, k, v, self._slots)
         alone = 0 if self._reach is None else len(self._reach.tables)
@@ -266,9 +233,3 @@ class DeviceCache:
             mixed = self.ops.attention(queries, keys, values, causal=True, mask=stretch.mask)
             out[stretch.begin : stretch.end] = mixed[0].transpose(0, 1)
         return out
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy page `source` to page `target` in every layer."""
-        for keys, values in self.layers:
-            keys[target] = keys[source]
-            values[target] = values[source]

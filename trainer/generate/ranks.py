@@ -62,7 +62,7 @@ class Division:
 
 
 def _divides(config: ModelConfig, tensor: int) -> bool:
-    numbers = [config.heads, config.groups, config.inner, config.shared_ffn, config.experts]
+    numbers = [*config.attention.counts.values(), config.inner, config.shared_ffn, config.experts]
     return not any(number % tensor for number in numbers)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import native
 from trainer.config.layout import Piece
-from trainer.model.attention import Sight
+from trainer.model.attention.sight import Sight
 from trainer.model.layers import (
     PositionTable,
     Transformer,

@@ -12,7 +12,7 @@ import native
 from trainer.config.layout import Piece
 from trainer.config.model import ModelConfig
 from trainer.model import masks
-from trainer.model.attention import Sight
+from trainer.model.attention.sight import Sight
 from trainer.model.layers import (
     PositionTable,
     Transformer,

@@ -18,7 +18,8 @@ import native
 from native import products
 from trainer.config.layout import Piece, pieces_of
 from trainer.config.model import ModelConfig
-from trainer.model.attention import PLAIN, Attention, Sight, picked
+from trainer.model.attention.heads import Attention
+from trainer.model.attention.sight import PLAIN, Sight, picked
 from trainer.model.cuts import Cut, cuts_of
 from trainer.model.dropout import Seeds, dropout_add
 from trainer.model.experts import Experts

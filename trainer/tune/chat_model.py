@@ -11,7 +11,7 @@ from torch import Tensor
 
 import native
 from trainer.model import masks
-from trainer.model.attention import Sight, picked
+from trainer.model.attention.sight import Sight, picked
 from trainer.model.gpt import GPT
 from trainer.model.masks import UNCOUNTED
 from trainer.model.rotary import turns

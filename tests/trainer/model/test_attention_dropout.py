@@ -12,7 +12,7 @@ import torch
 
 import native
 from trainer.config.model import ModelConfig
-from trainer.model.attention import Attention
+from trainer.model.attention.heads import Attention
 from trainer.model.dropout import Seeds, drawn
 from trainer.model.layers import Block
 from trainer.model.recompute import NOTHING

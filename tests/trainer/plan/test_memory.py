@@ -23,7 +23,7 @@ from trainer.config.model_sizes import SIZES
 from trainer.config.rope import RopeConfig
 from trainer.config.train_config import TrainConfig
 from trainer.model import layers
-from trainer.model.attention import Sight
+from trainer.model.attention.sight import Sight
 from trainer.model.dropout import Seeds
 from trainer.model.layers import Block
 from trainer.model.recompute import Recompute

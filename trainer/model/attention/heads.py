@@ -1,9 +1,9 @@
-"""Self-attention; its steps are separate methods, so that generation can call them with a KV cache."""
+"""Multi-head attention, whose groups of queries may share keys; over a sequence, or over the pages of a cache."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,33 +12,12 @@ import native
 from native.masks import EVERY_KEY
 from native.philox import draws_itself
 from trainer.config.model import ModelConfig
+from trainer.model.attention.sight import Sight, picked
 from trainer.model.linear import ColumnLinear, RowLinear, Source
 from trainer.model.norm import Norm
 from trainer.model.recompute import Recompute
 from trainer.model.rotary import Turns
-from trainer.parallel.tensor import ALONE, Parallel
-
-
-@dataclass(frozen=True)
-class Sight:
-    """Values that all blocks of one pass share: the mask, and the rotary positions."""
-
-    mask: native.Mask = EVERY_KEY
-    """The keys that are hidden in addition to those after a query."""
-    turns: Turns | None = None
-    """Cosines and sines of the rotary positions."""
-    context: Parallel = ALONE
-    """Context parallel: the ranks that have other parts of the same samples."""
-    aux_weight: float | Tensor = 0.0
-    """The weight of the experts' auxiliary loss in the loss of the step."""
-
-
-PLAIN = Sight()
-
-
-def picked(x: Tensor, wanted: Tensor | None) -> Tensor:
-    """Return the wanted rows of (batch, sequence, width) as one sample; `wanted` are indices over all samples."""
-    return x if wanted is None else x.flatten(0, 1)[wanted].unsqueeze(0)
+from trainer.parallel.tensor import Parallel
 
 
 class Attention(nn.Module):
@@ -125,3 +104,26 @@ class Attention(nn.Module):
         state = torch.randint(2**63 - 1, ())
         first = self.heads * self.parallel.rank
         return native.Dropout(self.attention_dropout, state, first, self.heads * self.parallel.size)
+
+
+class Pages(Protocol):
+    """For each layer of this rank, pages of keys and values."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
+
+
+class CachedAttention(nn.Module):
+    """The attention of a layer over the cache's pages."""
+
+    def __init__(self, own: Attention, cache: Pages, layer: int) -> None:
+        super().__init__()
+        self.own, self.cache, self.layer = own, cache, layer
+
+    def forward(self, x: Tensor, sight: Sight) -> Tensor:
+        q, k, v = self.own.project(x)  # (1, heads or groups, tokens, head size)
+        if sight.turns is not None:
+            q, k = self.own.rotate(q, k, sight.turns)
+        q, k, v = (part[0].transpose(0, 1) for part in (q, k, v))
+        mixed = self.cache.attend(self.layer, q, k, v)
+        return self.own.output(mixed.transpose(0, 1).unsqueeze(0))
