@@ -27,6 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--cases", type=span, help="random cases of each test that draws some: N, or FIRST-LAST")
     parser.addoption("--seed", type=int, default=1, help="of random cases")
+    parser.addoption(
+        "--results", type=Path, metavar="FILE", help="add a line per fault of tests/faults to FILE"
+    )
 
 
 def span(text: str) -> range:
@@ -59,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.getoption("--cases"):
         for item in items:
-            if "cases" in getattr(item, "fixturenames", ()):
+            if {"cases", "fault"} & set(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.timeout(0))
     named = {argument.rpartition("/")[2] for argument in config.args if "::" in argument}
     listed = {line for line in EXTENDED.read_text().splitlines() if line and not line.startswith("#")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Cases
 from tests.live.conftest import Shell, clean_environment
 from tests.support.leftovers import listening, processes_of
 
@@ -77,16 +77,18 @@ def test_the_demo_shows_the_whole_product_and_works_a_second_time(demo: Shell) -
     nothing_left(demo, again.stdout)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_ctrl_c_at_a_random_moment_leaves_nothing(demo: Shell, seed: int) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_ctrl_c_at_a_random_moment_leaves_nothing(demo: Shell, part: int, cases: Cases) -> None:
+    """The moments are in the first 12 s, and with `--cases 3` and more in the first 36 s too."""
     argv = [sys.executable, "-m", "clusterctl", "demo", "--steps", "500"]
-    process = subprocess.Popen(
-        argv, cwd=demo.folder, env=demo.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    time.sleep(random.Random(seed).uniform(0.3 + 3 * seed, 3.3 + 3 * seed))
-    began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=90)[0]
-    assert process.returncode == 130, said
-    assert time.monotonic() - began < 30, said
-    nothing_left(demo, said)
+    for number, chance in cases(1):
+        process = subprocess.Popen(
+            argv, cwd=demo.folder, env=demo.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        time.sleep(chance.uniform(0.3, 3.3) + 3 * part + 12 * (number % 3))
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=90)[0]
+        assert process.returncode == 130, said
+        assert time.monotonic() - began < 30, said
+        nothing_left(demo, said)

@@ -1,4 +1,4 @@
-"""A stand-in for the trainer in bench/faults: a step takes a tenth of a second and needs no torch.
+"""A stand-in for the trainer in tests/faults: a step takes a tenth of a second and needs no torch.
 
 It follows the launcher's contract like the trainer: all ranks step together (over TCP, so that they notice a lost
 rank), each writes a heartbeat, rank 0 writes metrics and complete checkpoints and resumes from the newest valid one,

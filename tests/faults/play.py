@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import re
@@ -15,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.faults.draw import (
+from bench.field import Answer, wait_for
+from clusterctl.jobs.run_folder import RunDir
+from tests.faults.draw import (
     ANY,
     BEFORE,
     CHECKPOINT,
@@ -29,19 +32,18 @@ from bench.faults.draw import (
     STOP,
     Fault,
 )  # fmt: skip
-from bench.faults.field import (
+from tests.faults.field import (
     PROGRAM,
     Desk,
     Lane,
     Scanner,
     aside_in,
     is_dead,
-    lines_of,
     marked,
     words_of,
 )  # fmt: skip
-from bench.faults.judge import Story
-from bench.faults.seen import (
+from tests.faults.judge import Story
+from tests.faults.seen import (
     compiling,
     differing,
     known_after,
@@ -51,8 +53,6 @@ from bench.faults.seen import (
     stopped_after,
     struck_from_within,
 )
-from bench.field import Answer, wait_for
-from clusterctl.jobs.run_folder import RunDir
 
 # Seconds to wait for the moment, on a busy machine.
 COMES = 90.0
@@ -121,7 +121,7 @@ class Play:
         if self.fault.spare:
             job["restart"]["spare_nodes"] = "node3"
         job |= self._training(data) if self.fault.real and data else self._stand_in()
-        (self.desk.folder / "job.yaml").write_text("\n".join(lines_of(job)) + "\n")
+        (self.desk.folder / "job.yaml").write_text(json.dumps(job))
 
     def _stand_in(self) -> dict[str, Any]:
         code = self.desk.folder / "code"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from bench.faults.draw import (
+from native.compiled import library
+from tests.faults.draw import (
     AWAY,
     KINDS,
+    LOST,
     STOP,
     Fault,
     expected_end,
 )
-from bench.faults.fake_trainer import state_at
-from native.compiled import library
+from tests.faults.fake_trainer import state_at
 
 # Within this many seconds a node that is reachable again must stop its abandoned ranks.
 COMES_BACK = 30.0
@@ -189,62 +192,71 @@ RANKS = (
     "clock skewed",
     "crash at the same step",
 )
-GONE = ("node killed", "node frozen", "link cut for long")
 
 
-def table(stories: Sequence[Story]) -> list[str]:
-    """Return one row per kind of fault, then the totals."""
-    head = ("fault", "count", "known in (median, worst)", "cause right", "ended well", "left behind")
-    rows = [_row(kind, [story for story in stories if story.fault.kind == kind]) for kind in KINDS]
-    rows = [row for row in rows if row[1] != "0"]
-    rows.append((*_row("all", stories)[:2], "", *_row("all", stories)[3:]))
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+@dataclass(frozen=True)
+class Row:
+    """What is kept of a story for the figures of many."""
+
+    number: int
+    kind: str
+    fault: str
+    well: bool
+    cause: bool | None
+    left: int
+    lost_lines: int
+    restarted: bool
+    known: float | None
+    noticed: float | None
+    stopped: float | None
+
+    @classmethod
+    def of(cls, story: Story) -> Row:
+        verdict, fault = judge(story), story.fault
+        counts = (len(story.left), len(story.lost_lines), story.attempt > 1 and fault.phase != STOP)
+        times = (story.known, story.noticed, story.stopped)
+        return cls(fault.number, fault.kind, str(fault), verdict.well, verdict.cause, *counts, *times)
+
+
+def rows_of(results: Path) -> list[Row]:
+    """Return the rows of earlier parts of a campaign."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    return [Row(**json.loads(line)) for line in lines]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return one line per kind of fault, then the totals and the measured values with their targets."""
+    lines = [("fault", "count", "known in (median, worst)", "cause right", "ended well", "left behind")]
+    for kind in (*KINDS, "all"):
+        some = [row for row in rows if kind in (row.kind, "all")]
+        causes = [row.cause for row in some if row.cause is not None]
+        known = [row.known for row in some if row.known is not None and kind != "all"]
+        if some:
+            lines.append(
+                (
+                    kind,
+                    str(len(some)),
+                    f"{statistics.median(known):.2f} s, {max(known):.2f} s" if known else "",
+                    f"{sum(causes)} of {len(causes)}" if causes else "",
+                    str(sum(row.well for row in some)),
+                    str(sum(bool(row.left) for row in some)),
+                )
+            )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = ["  ".join(map(str.ljust, line, widths)) for line in lines]
+    dead, gone = [row for row in rows if row.kind in RANKS], [row for row in rows if row.kind in LOST]
     return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in (head, *rows)
+        *shown,
+        f"a rank's death noticed on its node: {_worst([row.noticed for row in dead], 1.0)}; "
+        f"here: {_worst([row.known for row in dead], 1.0)}",
+        f"the others stopped after that: {_worst([row.stopped for row in dead], 10.0)}",
+        f"a node lost or frozen known: {_worst([row.known for row in gone if row.restarted], 15.0)}",
+        f"logs with lost or repeated lines: {sum(row.lost_lines for row in rows)}",
     ]
 
 
-def _row(name: str, stories: Sequence[Story]) -> tuple[str, ...]:
-    verdicts = [judge(story) for story in stories]
-    causes = [verdict.cause for verdict in verdicts if verdict.cause is not None]
-    known = [story.known for story in stories if story.known is not None]
-    return (
-        name,
-        str(len(stories)),
-        f"{statistics.median(known):.2f} s, {max(known):.2f} s" if known else "",
-        f"{sum(causes)} of {len(causes)}" if causes else "",
-        str(sum(verdict.well for verdict in verdicts)),
-        str(sum(bool(story.left) for story in stories)),
-    )
-
-
-def figures(stories: Sequence[Story]) -> list[str]:
-    """Return the measured values with their targets."""
-    verdicts = [judge(story) for story in stories]
-    well = sum(verdict.well for verdict in verdicts)
-    right = sum(verdict.well or bool(verdict.cause) for verdict in verdicts)
-    noticed = [story.noticed for story in stories if story.fault.kind in RANKS and story.noticed is not None]
-    deaths = [story.known for story in stories if story.fault.kind in RANKS and story.known is not None]
-    stops = [story.stopped for story in stories if story.fault.kind in RANKS and story.stopped is not None]
-    gone = [story.known for story in stories if _is_gone(story) and story.known is not None]
-    lines = sum(len(story.lost_lines) for story in stories)
-    cuts = sum(story.fault.kind in (*AWAY, "connection dropped") for story in stories)
-    return [
-        f"ended well or with the right cause: {right} of {len(stories)}; ended well: {well}",
-        f"left behind: {sum(len(story.left) for story in stories)}",
-        f"a rank's death noticed on its node: {_worst(noticed, 1.0)}; here: {_worst(deaths, 1.0)}",
-        f"the others stopped after that: {_worst(stops, 10.0)}",
-        f"a node lost or frozen known: {_worst(gone, 15.0)}",
-        f"logs with lost or repeated lines: {lines} (of {len(stories)} runs, {cuts} of them cut off)",
-    ]
-
-
-def _is_gone(story: Story) -> bool:
-    return story.fault.kind in GONE and story.fault.phase != STOP and story.attempt > 1
-
-
-def _worst(values: Sequence[float], limit: float) -> str:
+def _worst(times: Sequence[float | None], limit: float) -> str:
+    values = [value for value in times if value is not None]
     if not values:
         return "none"
     return f"median {statistics.median(values):.2f} s, worst {max(values):.2f} s of {len(values)} (at most {limit:g} s)"

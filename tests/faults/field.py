@@ -1,4 +1,4 @@
-"""The environment of bench/faults: a cluster of namespaces per lane, and functions that inject faults into it."""
+"""The environment of a fault: a cluster of namespaces per lane, and functions that inject faults into it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -301,19 +300,8 @@ class Lane:
         if compiler is None or tried.returncode:
             return None
         if not path.exists():
-            flags = [
-                f"-DAHEAD={WALL_AHEAD}",
-                "-shared",
-                "-fPIC",
-                "-O1",
-                "-x",
-                "c",
-                "-",
-                "-o",
-                str(path),
-                "-ldl",
-            ]
-            subprocess.run([compiler, *flags], input=SHIFT, text=True, check=True)
+            flags = f"-DAHEAD={WALL_AHEAD} -shared -fPIC -O1 -x c - -ldl".split()
+            subprocess.run([compiler, *flags, "-o", str(path)], input=SHIFT, text=True, check=True)
         return path
 
 
@@ -395,13 +383,3 @@ def mounted_in(pid: int) -> list[Path]:
     """Return the mount points of a process, as paths on this machine."""
     lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     return [Path(f"/proc/{pid}/root{line.split()[4]}") for line in lines]
-
-
-def lines_of(value: Mapping[str, Any], deep: int = 0) -> Iterator[str]:
-    """Yield a mapping as lines of YAML: keys in order, mappings indented, everything else as JSON."""
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield "  " * deep + f"{key}:"
-            yield from lines_of(item, deep + 1)
-        else:
-            yield "  " * deep + f"{key}: {json.dumps(item)}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from bench.faults.draw import AWAY, NODES, Fault
-from bench.faults.field import WALL_AHEAD, Desk, Lane, words_of
-from bench.faults.judge import Story
 from clusterctl.jobs.run_folder import RunDir
 from native.compiled import library
+from tests.faults.draw import AWAY, NODES, Fault
+from tests.faults.field import WALL_AHEAD, Desk, Lane, words_of
 
 
 def differing(lane: Lane, fault: Fault, run: RunDir, attempts: int) -> list[str]:
@@ -105,11 +103,3 @@ def stopped_after(lane: Lane, fault: Fault, run: RunDir, known: float) -> float 
 def ahead(fault: Fault, node: str) -> float:
     """Return by how many seconds a node's wall clock is ahead."""
     return WALL_AHEAD if fault.kind == "clock skewed" and node == fault.node else 0.0
-
-
-def as_json(story: Story) -> str:
-    """Return one line for the campaign's history."""
-    fault = {**story.fault.__dict__, "node": story.fault.node}
-    names = ("phase", "attempt", "reasons", "codes", "struck", "noticed", "known", "stopped")
-    values = {name: getattr(story, name) for name in (*names, "lost_lines", "left", "seconds")}
-    return json.dumps({"fault": fault, **values}, default=list)

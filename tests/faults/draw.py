@@ -1,13 +1,14 @@
-"""The kinds of faults that bench/faults injects, when they strike, and the expected end of each."""
+"""The kinds of faults, when they strike, and the expected end of each."""
 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 STEPS, SAVE_EVERY = 30, 5
+# Of the faults that may hit the embedded trainer, those that do.
+REAL_SHARE = 0.3
 # The nodes of a run; node3 is the spare.
 NODES = ("node1", "node2")
 
@@ -112,15 +113,15 @@ class Fault:
         return f"{event} ({where}{', embedded trainer' if self.real else ''})"
 
 
-def draw(seed: int, count: int, kinds: Sequence[str] = (), share: float = 0.1) -> list[Fault]:
+def draw(seed: int, count: int) -> list[Fault]:
     """Return `count` faults: rounds of all kinds, the phases of each kind in turn, the rest random."""
     chance = random.Random(seed)
-    wanted = [name for name in (kinds or KINDS) for _ in range(KINDS[name].per_round)]
-    phases = {name: _turns(chance, KINDS[name].phases) for name in set(wanted)}
+    wanted = [name for name, kind in KINDS.items() for _ in range(kind.per_round)]
+    phases = {name: _turns(chance, kind.phases) for name, kind in KINDS.items()}
     found: list[Fault] = []
     while len(found) < count:
         for name in chance.sample(wanted, len(wanted)):
-            found.append(_one(chance, len(found) + 1, name, next(phases[name]), share))
+            found.append(_one(chance, len(found), name, next(phases[name])))
     return found[:count]
 
 
@@ -129,8 +130,8 @@ def _turns(chance: random.Random, phases: Sequence[str]) -> Iterator[str]:
         yield from chance.sample(phases, len(phases))
 
 
-def _one(chance: random.Random, number: int, kind: str, phase: str, share: float) -> Fault:
-    real = KINDS[kind].real and phase in (RUNNING, CHECKPOINT) and chance.random() < 3 * share
+def _one(chance: random.Random, number: int, kind: str, phase: str) -> Fault:
+    real = KINDS[kind].real and phase in (RUNNING, CHECKPOINT) and chance.random() < REAL_SHARE
     real = real or KINDS[kind].only_real
     # No other node can replace it.
     spare = (kind in LOST and chance.random() < 0.7) or kind == "node killed"
@@ -146,7 +147,7 @@ def draw_interrupts(seed: int, count: int) -> list[Fault]:
     chance = random.Random(seed)
     return [
         Fault(number, "Ctrl-C", ANY, 0, 0, chance.uniform(0.0, 5.0), False, chance.choice(("once", "twice")))
-        for number in range(1, count + 1)
+        for number in range(count)
     ]
 
 
@@ -209,11 +210,3 @@ def _lost(fault: Fault) -> ExpectedEnd:
     if fault.phase in (PUSH, STARTING):
         return ExpectedEnd(("finished", "failed", ""), (1, 3), rf"\b{fault.node}\b")
     return ExpectedEnd(("finished",), (2, 2 if fault.spare else 8), rf"lost {fault.node}\b")
-
-
-def names(pattern: str) -> list[str]:
-    """Return the kinds whose name contains `pattern`."""
-    found = [name for name in KINDS if re.search(pattern, name)]
-    if not found:
-        raise SystemExit(f"no kind of fault has {pattern!r} in its name; there are: {', '.join(KINDS)}")
-    return found
