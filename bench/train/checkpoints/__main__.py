@@ -7,11 +7,7 @@ import sys
 
 NAMES = {
     "deepspeed": "save and load times of DeepSpeed itself",
-    "disks": "fill a disk during saves, then load the checkpoints",
-    "flips": "flip single bits of all files; each flip must be noticed",
-    "kills": "kill ranks, supervisors and nodes during saves, then load the checkpoints",
     "manifest": "the time for a manifest of 1,536 ranks",
-    "pairs": "continue in every layout from the checkpoints of every other layout",
     "processor": "compare processor time of saves and loads with torch's, for busy machines",
     "reshard": "continue on fewer ranks, compared with DeepSpeed's offline conversion",
     "times": "save and load times compared with torch's distributed checkpoints",

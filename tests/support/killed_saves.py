@@ -1,28 +1,20 @@
-"""Kill ranks, supervisors and nodes at random moments of saves, then load the checkpoints.
+"""Ranks in processes that save until they are killed: one JSON line of stdin per attempt, one line of answer.
 
 Each attempt forks a supervisor per node and ranks below it, which save one step after the other, or the same step again
 and again, into real files with fsync. A rank whose save returns acknowledges it. After the kill the rest is ended, as
-by the launcher, and the same number of ranks loads from the remaining folders. There must be no state that does not
-load, no result older than the acknowledged one, and no wrong number.
-
-    python -m bench.train.checkpoints kills --count 1000 --seed 1
+by the launcher. It is a process of its own, because one that has used several OpenMP threads must not fork.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -30,13 +22,12 @@ from random import Random
 import torch
 import torch.distributed as dist
 
-from tests.support.checkpoints import MANIFEST, load_with, parts_by_rows, seen_by, state_at, whole_state
+from tests.support.checkpoints import MANIFEST, parts_by_rows, seen_by, state_at
+from tests.support.ports import free_port
 from trainer.checkpoint.board import Board
-from trainer.checkpoint.keep import remove_unfinished
 from trainer.checkpoint.names import tensor_table
 from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.save import SaveOrder, save_parts
-from trainer.checkpoint.store import found
 from trainer.config.parts import KeepConfig
 from trainer.device import Device
 from trainer.errors import TrainerError
@@ -55,7 +46,6 @@ LATEST = 0.25
 class Attempt:
     """The kind, place and time of a kill."""
 
-    number: int
     kind: str
     ranks: int
     nodes: int
@@ -65,12 +55,10 @@ class Attempt:
     """Seconds from the first acknowledged save to the kill."""
 
 
-def draw(number: int, random: Random) -> Attempt:
+def draw(kind: str, random: Random) -> Attempt:
     ranks = random.randint(1, 6)
     nodes = random.randint(1, min(3, ranks))
-    return Attempt(
-        number, random.choice(KINDS), ranks, nodes, random.random() < 0.3, random.uniform(0.0, LATEST)
-    )
+    return Attempt(kind, ranks, nodes, random.random() < 0.3, random.uniform(0.0, LATEST))
 
 
 def folders_of(attempt: Attempt, base: Path) -> list[Path]:
@@ -121,10 +109,7 @@ def play(attempt: Attempt, base: Path, random: Random) -> bool:
     nodes = sorted(set(folders_of(attempt, base)))
     for node in nodes:
         node.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    supervisors = []
+    port, supervisors = free_port(), []
     for node in nodes:
         pid = os.fork()
         if not pid:
@@ -197,59 +182,9 @@ def acknowledged(base: Path) -> int:
     return max(map(int, lines), default=0)
 
 
-def judge(attempt: Attempt, base: Path) -> str:
-    """Return the fault of an attempt's checkpoints, or ""."""
-    folders, least = folders_of(attempt, base), acknowledged(base)
-    for folder in set(folders):
-        remove_unfinished(folder)
-    try:
-        loaded = load_with(folders, rows=ROWS)
-    except TrainerError as error:
-        return f"does not load: {error.message}"
-    step, _, notes = loaded[0]
-    damaged = [note for note in notes if "on no node" not in note]
-    if damaged:
-        return f"damaged: {damaged[0]}"
-    state = whole_state(loaded)
-    newest = max((path for folder in folders for path in found(folder)), default=None)
-    for version in range(least, least + 3):
-        expected = state_at(version, ROWS)
-        if all(torch.equal(state[key], expected[key]) for key in expected):
-            return "" if attempt.again or step == version else f"step {step} has the numbers of {version}"
-    return f"loaded {step}, acknowledged {least}: older or other numbers ({newest})"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no attempt after this time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line per attempt to this file")
-    options = parser.parse_args()
-    # A process that used several OpenMP threads must not fork.
+if __name__ == "__main__":
     torch.set_num_threads(1)
-    counts, wrong, end = Counter[str](), 0, time.monotonic() + options.seconds
-    for number in range(options.count):
-        random = Random(f"{options.seed}-{number}")
-        if time.monotonic() > end:
-            break
-        attempt, base = draw(number, random), Path(tempfile.mkdtemp(prefix="kills-"))
-        try:
-            if not play(attempt, base, random):
-                counts["not ready"] += 1
-                continue
-            fault = judge(attempt, base)
-        finally:
-            shutil.rmtree(base, ignore_errors=True)
-        several = "several nodes" if attempt.nodes > 1 else "one node"
-        counts[f"{attempt.kind}, {several}"] += 1
-        if fault:
-            wrong += 1
-            sys.stderr.write(f"{attempt}: {fault}\n")
-        if options.json:
-            with options.json.open("a") as out:
-                out.write(json.dumps({**asdict(attempt), "seed": options.seed, "wrong": fault}) + "\n")
-    print(json.dumps({"kills": dict(sorted(counts.items())), "all": sum(counts.values()), "wrong": wrong}))
-    return 1 if wrong else 0
+    for line in sys.stdin:
+        given = json.loads(line)
+        ready = play(Attempt(**given["attempt"]), Path(given["base"]), Random(given["seed"]))
+        print(json.dumps(ready), flush=True)
