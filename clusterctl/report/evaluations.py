@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.wire.contract import EVALUATIONS_DIR
+from clusterctl.wire.results import Evaluation
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
@@ -17,32 +18,6 @@ if TYPE_CHECKING:
 
 # Limit of bytes of a result, which does not contain the scores of single documents.
 MOST_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One result of a task and its standard error."""
-
-    value: float
-    standard_error: float | None = None
-
-    def __str__(self) -> str:
-        error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
-        return f"{self.value:.6g}{error}"
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of one task on one checkpoint."""
-
-    task: str
-    convention: str
-    step: int
-    data: str
-    data_sha256: str
-    documents: int
-    metrics: dict[str, Figure]
-    time: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Metric
 from clusterctl.report.curve import means, quantile
-from clusterctl.report.evaluations import Evaluation, read_evaluations
+from clusterctl.report.evaluations import read_evaluations
 from clusterctl.report.history import History, Steps, read_history
 from clusterctl.runs.causes.cause import Cause
 from clusterctl.runs.state import read_state
+from clusterctl.wire.results import Evaluation
 from clusterctl.wire.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:

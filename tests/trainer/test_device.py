@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from clusterctl.wire.metrics import MemoryTaken, StepDone
 from trainer.device import open_device, prepare_import
 from trainer.errors import InputError
 from trainer.plan.resolve import read_config
-from trainer.train.events import MemoryTaken, StepDone
 from trainer.train.rates import Rates, memory_line, planned_bytes
 
 

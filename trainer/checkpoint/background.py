@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from clusterctl.wire.metrics import Saved
 from trainer.checkpoint.part import Part
-from trainer.checkpoint.saved import Saved
 from trainer.checkpoint.write import lower_priority
 from trainer.errors import TrainerError
 

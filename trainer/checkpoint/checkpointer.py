@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from clusterctl.wire.metrics import Saved, SaveSkipped
 from trainer.checkpoint.background import BackgroundSave, Staging
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.folders import meet_at
@@ -21,7 +22,6 @@ from trainer.checkpoint.names import Shape, tensor_table
 from trainer.checkpoint.part import MOMENTS, HasParts, Part
 from trainer.checkpoint.resume import Loader
 from trainer.checkpoint.save import SaveOrder, save_parts
-from trainer.checkpoint.saved import Saved, SaveSkipped
 from trainer.checkpoint.store import Checkpoint, folder_of
 from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterctl.wire.pair import FileRecord, Manifest, TokenizerRecord
 from trainer.corpus.dedup import drop_duplicates
 from trainer.corpus.indexed import (
     bin_path,
@@ -31,14 +32,7 @@ from trainer.corpus.inputs import (
     Reader,
     find_inputs,
 )
-from trainer.corpus.manifest import (
-    FileRecord,
-    Manifest,
-    TokenizerRecord,
-    load_manifest,
-    manifest_path,
-    write_manifest,
-)
+from trainer.corpus.manifest import load_manifest, manifest_path, write_manifest
 from trainer.corpus.open import STDIN
 from trainer.corpus.pool import make_all
 from trainer.corpus.store import (

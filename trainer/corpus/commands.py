@@ -20,13 +20,13 @@ from clusterctl.wire.data_requests import (
     TrainTokenizerRequest,
     VerifyRequest,
 )
+from clusterctl.wire.pair import Manifest, PairCounts
 from clusterctl.wire.requests import Printed
+from clusterctl.wire.typed_json import encode
 
 if TYPE_CHECKING:
     from trainer.corpus.build import Order
     from trainer.corpus.info import CorpusInfo
-    from trainer.corpus.manifest import Manifest
-    from trainer.corpus.shards import PairCounts
     from trainer.corpus.tokenizer import WrittenTokenizer
     from trainer.corpus.verify import Repaired
 
@@ -72,7 +72,7 @@ def divide_inputs(request: SharesRequest) -> int:
     """Divide the inputs of a build; return 0."""
     from trainer.corpus.node_shares import make_shares
 
-    _write_json(asdict(make_shares(_order(request), request.count, request.folder)))
+    _write_json(encode(make_shares(_order(request), request.count, request.folder)))
     return 0
 
 

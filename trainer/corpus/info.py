@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterctl.wire.pair import Manifest, TokenizerRecord
 from trainer.corpus.build import entropy
 from trainer.corpus.indexed import Corpus, bin_path, open_corpus
-from trainer.corpus.manifest import Manifest, TokenizerRecord
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.corpus.verify import other_tokenizer, read_manifest, token_pieces
 from trainer.errors import DataError, InputError

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.wire.pair import InputShare, InputShares
 from trainer.corpus.build import Order, opened
 from trainer.corpus.inputs import Input
 from trainer.corpus.open import PACKED, STDIN
@@ -28,24 +29,7 @@ class Slice:
     size: int
 
 
-@dataclass(frozen=True)
-class Share:
-    """One node's part: a folder with its inputs."""
-
-    folder: str
-    files: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The parts of a build, and the options that are the same on every node."""
-
-    shares: tuple[Share, ...]
-    words: tuple[str, ...]
-
-
-def make_shares(order: Order, count: int, folder: Path) -> Shares:
+def make_shares(order: Order, count: int, folder: Path) -> InputShares:
     """Write `count` shares below `folder` (fewer if there is less to divide); whole files become hard
     links."""
     inputs, _ = opened(order)
@@ -56,8 +40,8 @@ def make_shares(order: Order, count: int, folder: Path) -> Shares:
     for number, slices in enumerate(shares):
         share = folder / f"{number:05d}"
         _write(slices, share, order)
-        made.append(Share(str(share), len(slices), sum(piece.end - piece.begin for piece in slices)))
-    return Shares(tuple(made), tuple(words_of(order)))
+        made.append(InputShare(share, len(slices), sum(piece.end - piece.begin for piece in slices)))
+    return InputShares(tuple(made), tuple(words_of(order)))
 
 
 def words_of(order: Order) -> list[str]:

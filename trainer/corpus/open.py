@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.corpus.manifest import InputRecord
+from clusterctl.wire.pair import InputRecord
 from trainer.env import install_command
 from trainer.errors import DataError
 

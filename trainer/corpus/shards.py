@@ -6,13 +6,14 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterctl.wire.pair import FileRecord, Manifest, PairCounts
 from trainer.corpus.dedup import first_ones
 from trainer.corpus.filters import HASH_BYTES
 from trainer.corpus.indexed import (
@@ -22,7 +23,7 @@ from trainer.corpus.indexed import (
     idx_path,
     open_corpus,
 )
-from trainer.corpus.manifest import FileRecord, Manifest, manifest_path, write_manifest
+from trainer.corpus.manifest import manifest_path, write_manifest
 from trainer.corpus.store import BAD_KEPT, hashes_path
 from trainer.corpus.verify import read_manifest
 from trainer.errors import DataError
@@ -31,17 +32,6 @@ from trainer.splits import split_bounds
 
 TOKENS_AT_ONCE = 1 << 24
 NAMES = ("train", "valid", "test")
-
-
-@dataclass(frozen=True)
-class PairCounts:
-    """What a new pair contains."""
-
-    prefix: str
-    documents: int
-    sequences: int
-    tokens: int
-    bytes: int
 
 
 def shard_name(prefix: Path, number: int, count: int) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterctl.wire.pair import FileRecord, Manifest
 from trainer.corpus.indexed import (
     Index,
     bin_path,
@@ -21,7 +22,7 @@ from trainer.corpus.indexed import (
     switch,
     write_index,
 )
-from trainer.corpus.manifest import FileRecord, Manifest, load_manifest, manifest_path
+from trainer.corpus.manifest import load_manifest, manifest_path
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
 from trainer.files import link_or_copy, sha256
@@ -142,7 +143,7 @@ def read_manifest(prefix: Path) -> tuple[Manifest | None, list[Finding]]:
 
 def _against(prefix: Path, manifest: Manifest, hashes: bool) -> Iterator[Finding]:
     for ending, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix))):
-        recorded, size = manifest.outputs.get(ending, FileRecord(None, "")), path.stat().st_size
+        recorded, size = manifest.outputs.get(ending, FileRecord()), path.stat().st_size
         if recorded.bytes != size:
             yield Finding(f"{path}: has {size} bytes, its manifest says {recorded.bytes}", _changed(path))
         elif hashes and sha256(path) != recorded.sha256:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.wire.results import Figure
 from trainer.corpus.tokenizer import GLM_TOKENS
 from trainer.errors import DataError
 from trainer.evaluate.request import Example, Score
 from trainer.evaluate.rows import Record, read_records
-from trainer.evaluate.statistics import Metric, mean
+from trainer.evaluate.statistics import mean
 from trainer.evaluate.task import Inputs, accuracy
 
 CONVENTIONS = ("lm-eval",)
@@ -49,7 +50,7 @@ class Choices:
         targets = [inputs.reader.tokenizer.encode(f" {text}") for text in question.texts]
         return inputs.reader.cloze(source, mask, targets)
 
-    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Figure]:
         plain, by_length = [], []
         for own, question in zip(scores, self.questions, strict=True):
             values = [score.log_likelihood for score in own]

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clusterctl.wire.results import Figure
 from trainer.errors import InputError
 from trainer.evaluate.choice import largest
 from trainer.evaluate.request import Example, Score
 from trainer.evaluate.rows import Record, read_records
-from trainer.evaluate.statistics import Metric, mean
+from trainer.evaluate.statistics import mean
 from trainer.evaluate.task import Inputs, accuracy
 
 EXAMPLE = '{"premise": "…", "choice1": "…", "choice2": "…", "question": "cause", "label": 0}'
@@ -56,7 +57,7 @@ class Copa:
         make = _cloze if inputs.reader.glm else _continued
         self.examples = [make(question, inputs) for question in self.questions]
 
-    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Figure]:
         right = [
             largest([score.log_likelihood for score in own]) == question.label
             for own, question in zip(scores, self.questions, strict=True)

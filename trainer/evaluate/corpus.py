@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterctl.wire.results import Figure
 from trainer.corpus.indexed import idx_path, open_corpus
 from trainer.errors import DataError, InputError
 from trainer.evaluate.request import Example, Score
 from trainer.evaluate.rows import read_records, read_text
-from trainer.evaluate.statistics import Metric, ratio_perplexity
+from trainer.evaluate.statistics import ratio_perplexity
 from trainer.evaluate.task import Inputs, sums
 from trainer.evaluate.text import Reader
 from trainer.splits import SPLITS, split_bounds
@@ -41,10 +42,10 @@ class Perplexity:
         stream = [token for ids in documents for token in ids]
         return [Example((request,)) for request in reader.overlapping(stream, reader.window)]
 
-    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Figure]:
         totals = sums(scores)
         loss = -sum(totals) / sum(self.tokens)
-        return {"loss": Metric(loss), "perplexity": ratio_perplexity(totals, self.tokens)}
+        return {"loss": Figure(loss), "perplexity": ratio_perplexity(totals, self.tokens)}
 
 
 def prefix_of(data: Path) -> Path | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterctl.wire.results import Figure
 from trainer.evaluate.request import Example, Score
 from trainer.evaluate.rows import Record, read_records
-from trainer.evaluate.statistics import Metric, mean, perplexity
+from trainer.evaluate.statistics import mean, perplexity
 from trainer.evaluate.task import Inputs, accuracy, sums
 from trainer.evaluate.text import Reader
 
@@ -44,6 +45,6 @@ class Lambada:
             request, cut = reader.continuation(" ".join(before), f" {word}")
         return Example((request,), cut)
 
-    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Figure]:
         right = [score.greedy for own in scores for score in own]
         return {"accuracy": mean(accuracy(right)), "perplexity": perplexity(sums(scores))}

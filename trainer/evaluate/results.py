@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
+from clusterctl.wire.results import Figure
 from trainer.errors import InputError
 from trainer.evaluate.request import Score
-from trainer.evaluate.statistics import Metric
 from trainer.files import replace_file
 
 FORMAT = 1
@@ -38,7 +38,7 @@ class Result:
     """The result of one task."""
 
     source: Source
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, Figure]
     documents: int
     truncated: int
     """The number of documents whose context was cut on the left."""
@@ -51,10 +51,7 @@ class Result:
         return {
             "format": FORMAT,
             **asdict(self.source),
-            "metrics": {
-                name: {"value": metric.value, "standard_error": metric.error}
-                for name, metric in self.metrics.items()
-            },
+            "metrics": {name: asdict(figure) for name, figure in self.metrics.items()},
             "documents": self.documents,
             "truncated": self.truncated,
             "tokens": self.tokens,

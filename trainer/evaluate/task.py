@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from clusterctl.wire.results import Figure
 from trainer.errors import InputError
 from trainer.evaluate.request import Example, Score
-from trainer.evaluate.statistics import Metric
 from trainer.evaluate.text import Reader
 
 
@@ -22,7 +22,7 @@ class Task(Protocol):
     def examples(self) -> Sequence[Example]:
         """Return the documents of the task, each with its requests."""
 
-    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Figure]:
         """Return the metrics of the task, given the scores of each example's requests."""
 
 

@@ -11,11 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clusterctl.wire.results import Figure
 from trainer.errors import DataError
 from trainer.evaluate import detokenize
 from trainer.evaluate.request import Example, Score
 from trainer.evaluate.rows import read_records, read_text
-from trainer.evaluate.statistics import Metric, exp, ratio_perplexity
+from trainer.evaluate.statistics import exp, ratio_perplexity
 from trainer.evaluate.task import Inputs, Task, sums
 
 CONVENTIONS = ("lm-eval", "megatron")
@@ -46,13 +47,13 @@ class Articles:
             reader.rolling(reader.encode(detokenize.wikitext(page)), reader.start) for page in pages
         ]
 
-    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Figure]:
         totals = sums(scores)
         bits = -sum(totals) / sum(self.bytes) / 0.6931471805599453
         return {
             "word_perplexity": ratio_perplexity(totals, self.words),
             "byte_perplexity": ratio_perplexity(totals, self.bytes),
-            "bits_per_byte": Metric(bits),
+            "bits_per_byte": Figure(bits),
         }
 
 
@@ -78,12 +79,12 @@ class Stream:
         requests = inputs.reader.overlapping(ids, min(inputs.stride, inputs.reader.window))
         self.examples = [Example((request,)) for request in requests][: inputs.limit or None]
 
-    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Metric]:
+    def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Figure]:
         counted = sum(len(request.target) for example in self.examples for request in example.requests)
         loss = -sum(sums(scores)) / counted
         adjusted = loss * (self.counts.encoded - 1) / (self.counts.original - 1)
         return {
-            "loss": Metric(loss),
-            "perplexity": Metric(exp(min(MOST_LOSS, loss))),
-            "adjusted_perplexity": Metric(exp(min(MOST_LOSS, adjusted))),
+            "loss": Figure(loss),
+            "perplexity": Figure(exp(min(MOST_LOSS, loss))),
+            "adjusted_perplexity": Figure(exp(min(MOST_LOSS, adjusted))),
         }

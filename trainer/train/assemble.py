@@ -12,6 +12,7 @@ import torch
 
 import native
 from clusterctl.wire.contract import CHECKPOINT_DIR
+from clusterctl.wire.metrics import Ended
 from native import products
 from native.compiled import build
 from trainer.checkpoint.access import check_access
@@ -44,7 +45,7 @@ from trainer.samples.dataset import (
 )
 from trainer.samples.known_ids import ids_fault, text_ids
 from trainer.train.draw import draw
-from trainer.train.events import Ended, Event
+from trainer.train.events import Event
 from trainer.train.loop import Training, train
 from trainer.train.not_finite import NonFiniteSearch
 from trainer.train.observers import emit, observers, started

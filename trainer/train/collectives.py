@@ -14,8 +14,9 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from clusterctl.wire.metrics import Ended, StepDone
 from trainer.parallel.group import Groups
-from trainer.train.events import Ended, Event, StepBegan, StepDone
+from trainer.train.events import Event, StepBegan
 
 # Seconds between two looks at the numbers, in a thread: a collective that never ends keeps the loop from writing.
 LOOK = 1.0

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from clusterctl.wire.metrics import Ended, Evaluated, Failed, MemoryTaken, StepDone
 from trainer.checkpoint.checkpointer import Progress
 from trainer.config.train_config import TrainConfig
 from trainer.engine.optimizer import learning_rate
@@ -18,15 +19,7 @@ from trainer.engine.passes import Batch
 from trainer.engine.torch_engine import Engine, StepResult
 from trainer.errors import TrainingFailed
 from trainer.samples.dataset import Batches, Micro
-from trainer.train.events import (
-    Ended,
-    Evaluated,
-    Event,
-    Failed,
-    MemoryTaken,
-    StepBegan,
-    StepDone,
-)
+from trainer.train.events import Event, StepBegan
 
 
 class Checkpoints(Protocol):

@@ -11,17 +11,27 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
 import native
 from clusterctl.wire.contract import HEARTBEAT_DIR, METRICS_FILE, PROFILE_DIR, TENSORBOARD_DIR
+from clusterctl.wire.metrics import (
+    ChosenBackend,
+    Ended,
+    Evaluated,
+    MemoryTaken,
+    Saved,
+    SaveSkipped,
+    Started,
+    StepDone,
+    metric_line,
+)
+from clusterctl.wire.results import Evaluation
 from trainer.checkpoint.checkpointer import Checkpointer
-from trainer.checkpoint.saved import Saved, SaveSkipped
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.env import Drill, Env
@@ -29,19 +39,7 @@ from trainer.files import open_lines, write_whole
 from trainer.parallel.group import Group, Groups
 from trainer.plan.time import CONVENTIONS
 from trainer.train.collectives import Collectives, groups_of
-from trainer.train.events import (
-    ChosenBackend,
-    Ended,
-    Evaluated,
-    Event,
-    Failed,
-    MemoryTaken,
-    Observer,
-    Started,
-    StepBegan,
-    StepDone,
-    TaskEvaluated,
-)
+from trainer.train.events import Event, Observer, StepBegan
 from trainer.train.loop import pauses_after
 from trainer.train.rates import SHOWN, Rates, memory_line
 from trainer.train.startup import Startup, startup_line
@@ -61,38 +59,19 @@ class Metrics:
         self._rates, self._views = rates, tuple(views)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self._write(
-                "start", {**asdict(event), **({"rates": self._rates.as_json()} if self._rates else {})}
-            )
-        elif isinstance(event, StepDone):
-            self._write("step", {**asdict(event), **(self._rates.of_step(event) if self._rates else {})})
-        elif isinstance(event, Evaluated):
-            extra = {"perplexity": perplexity(event.loss)} if event.accuracy is None else {}
-            self._write("eval", {**asdict(event), **extra})
-        elif isinstance(event, TaskEvaluated):
-            self._write("evaluation", asdict(event))
-        elif isinstance(event, Saved):
-            self._write("checkpoint", {**asdict(event), "path": str(event.path)})
-        elif isinstance(event, SaveSkipped):
-            self._write("checkpoint_skipped", asdict(event))
-        elif isinstance(event, MemoryTaken):
-            self._write("memory", asdict(event))
-        elif isinstance(event, Failed):
-            self._write("failed", asdict(event))
-        elif isinstance(event, Ended):
-            self._write("stopped" if event.stopped else "end", asdict(event))
-
-    def _write(self, name: str, values: Mapping[str, object]) -> None:
-        line = {"event": name, **{key: _plain(value) for key, value in values.items()}, "time": time.time()}
+        if isinstance(event, StepBegan):
+            return
+        more: Mapping[str, object] = {}
+        if isinstance(event, Started) and self._rates:
+            more = {"rates": self._rates.as_json()}
+        elif isinstance(event, StepDone) and self._rates:
+            more = self._rates.of_step(event)
+        elif isinstance(event, Evaluated) and event.accuracy is None:
+            more = {"perplexity": perplexity(event.loss)}
+        line = metric_line(event, more)
         write_whole(self._handle, json.dumps(line).encode() + b"\n")
         for view in self._views:
             view(line)
-
-
-def _plain(value: Any) -> Any:
-    """Return the value for JSON: NaN and infinity become null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def perplexity(loss: float) -> float:
@@ -122,7 +101,7 @@ class Console:
                 else f"accuracy {event.accuracy:.2%}"
             )
             return f"eval at step {event.step} | loss {event.loss:.4f} | {shown}"
-        if isinstance(event, TaskEvaluated):
+        if isinstance(event, Evaluation):
             return task_line(event)
         if isinstance(event, Saved):
             stall = f" ({event.stall:.2f} s of them without training)" if event.background else ""
@@ -138,7 +117,7 @@ class Console:
         return ""
 
 
-def task_line(event: TaskEvaluated) -> str:
+def task_line(event: Evaluation) -> str:
     """Return the results of a task on one line."""
     figures = (f"{name.replace('_', ' ')} {figure.value:.4g}" for name, figure in event.metrics.items())
     return f"{event.task} at step {event.step} | {' | '.join(figures)}"

@@ -7,15 +7,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from clusterctl.wire.metrics import Ended, Failed, StepDone
 from trainer.config.parts import ProfileConfig
 from trainer.device import Device
-from trainer.train.events import (
-    Ended,
-    Event,
-    Failed,
-    StepBegan,
-    StepDone,
-)
+from trainer.train.events import Event, StepBegan
 
 
 class Profiler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from clusterctl.wire.metrics import MemoryTaken, StepDone
 from trainer.config.chips import reported_chip
 from trainer.config.layout import Layout
 from trainer.config.train_config import TrainConfig
@@ -13,7 +14,6 @@ from trainer.parallel.group import Group
 from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import stages
 from trainer.plan.time import CONVENTIONS, passes_of, per_token
-from trainer.train.events import MemoryTaken, StepDone
 
 # Dense bf16 or fp16 rates of chips that the table of chips lacks, TFLOP/s; the first name in a device's own counts.
 SHEETS = {

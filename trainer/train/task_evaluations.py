@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.wire.results import Evaluation
 from trainer.config.train_config import TrainConfig
 from trainer.corpus.indexed import idx_path
 from trainer.corpus.tokenizer import Tokenizer
@@ -23,7 +24,6 @@ from trainer.files import sha256
 from trainer.generate.blanks import own_tokens
 from trainer.model.glm import GLM
 from trainer.parallel.group import Groups
-from trainer.train.events import Figure, TaskEvaluated
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,19 @@ class TaskEvaluations:
         if faults:
             raise InputError("\n".join(faults))
 
-    def __call__(self, step: int) -> Iterator[TaskEvaluated]:
+    def __call__(self, step: int) -> Iterator[Evaluation]:
         """Yield the result of each task after a step. A collective of all ranks."""
         for opened in self._tasks:
             began = time.monotonic()
             scores = self._scores(opened.task)
-            found = opened.task.metrics(by_example(opened.task, scores))
-            yield TaskEvaluated(
+            yield Evaluation(
                 step,
                 opened.name,
                 opened.task.convention,
                 str(opened.data),
                 opened.data_sha256,
                 len(opened.task.examples),
-                {name: Figure(metric.value, metric.error) for name, metric in found.items()},
+                opened.task.metrics(by_example(opened.task, scores)),
                 time.monotonic() - began,
             )
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from clusterctl.wire.metrics import metric_objects
 from trainer.files import varint
-from trainer.json_types import JsonObject
 
 # The keys of each event in metrics.jsonl, and their TensorBoard tags.
 TAGS = {
@@ -130,7 +130,7 @@ class EventFile:
 def convert(metrics: Path, folder: Path) -> int:
     """Write a run's metrics as event files, one per start; return the number of lines."""
     file, count = None, 0
-    for line in _lines(metrics):
+    for line in metric_objects(metrics):
         if file is None or line.get("event") == "start":
             if file is not None:
                 file.close()
@@ -140,18 +140,6 @@ def convert(metrics: Path, folder: Path) -> int:
     if file is not None:
         file.close()
     return count
-
-
-def _lines(path: Path) -> Iterator[JsonObject]:
-    """Yield the complete lines; the last one may be unfinished."""
-    for text in path.read_bytes().split(b"\n")[:-1]:
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            # A node died within this line.
-            continue
-        if isinstance(line, dict):
-            yield line
 
 
 def _event(at: float, step: int, content: bytes) -> bytes:

@@ -12,9 +12,9 @@ from clusterctl.cli import screen
 from clusterctl.cli.models import place
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
-from clusterctl.report.evaluations import Evaluation
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.requests import ScoringOptions, TaskOptions
+from clusterctl.wire.results import Evaluation
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
 # Keys that identify an evaluation: it replaces an older result with the same values.

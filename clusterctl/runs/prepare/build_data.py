@@ -21,18 +21,10 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.files import replace_file
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.ask_trainer import ask_trainer
-from clusterctl.runs.prepare.built_pair import (
-    BuildRecord,
-    InputShares,
-    JoinedPair,
-    PairManifest,
-    ShardEntry,
-    ShardList,
-    read_manifest,
-    read_record,
-)
+from clusterctl.runs.prepare.built_pair import BuildRecord, ShardEntry, ShardList, read_record
 from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_all
+from clusterctl.wire.pair import InputShares, Manifest, PairCounts, read_manifest
 from clusterctl.wire.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
@@ -66,7 +58,7 @@ class Built:
 
     node: str
     folder: str
-    manifest: PairManifest
+    manifest: Manifest
     unchanged: bool
 
     @property
@@ -82,7 +74,7 @@ def spread(
     leave: bool,
     tell: Tell,
     progress: Callable[[str], Progress],
-) -> ShardList | JoinedPair:
+) -> ShardList | PairCounts:
     """Build on all nodes in parallel; `output` is then byte for byte what one machine would build.
 
     With `leave` the results stay on the nodes, and `OUTPUT.shards.json` names their places.
@@ -200,7 +192,7 @@ def _done(link: Connection, folder: str) -> BuildRecord | None:
     return read_record(link.get(posixpath.join(folder, DONE)))
 
 
-def _is_on_node(link: Connection, folder: str, manifest: PairManifest) -> bool:
+def _is_on_node(link: Connection, folder: str, manifest: Manifest) -> bool:
     """Return True if both files have the hashes that the manifest says."""
     for ending, output in manifest.outputs.items():
         if link.fingerprint(posixpath.join(folder, f"{PAIR}.{ending}")).sha256 != output.sha256:
@@ -230,7 +222,7 @@ class BuildOutput:
 
 def _run(
     node: Node, link: Connection, share: Share, stored: str, prefix: str, code: str, reported: BuildOutput
-) -> PairManifest:
+) -> Manifest:
     python = rank_python(node.python, node.setup)
     python = python.replace("~", link.hello().home, 1) if python.startswith("~/") else python
     arguments = [
@@ -323,7 +315,7 @@ def _brought(
     output: Path,
     dedup: bool,
     tell: Tell,
-) -> JoinedPair:
+) -> PairCounts:
     """Pull every result, join them in order, and remove them from their nodes."""
     from clusterctl.transfer.pull import pull_tree
 
@@ -336,6 +328,6 @@ def _brought(
     tell("pull", f"{size(sent)} in {time.monotonic() - began:.1f} s")
     prefixes = [str(pairs / node.name / PAIR) for node in nodes]
     arguments = ["data-merge", *prefixes, "--output", str(output), "--replace", "--json"]
-    joined = ask_trainer(partial(decode, JoinedPair), [*arguments, *(["--dedup"] if dedup else [])])
+    joined = ask_trainer(partial(decode, PairCounts), [*arguments, *(["--dedup"] if dedup else [])])
     on_all(connections, nodes, lambda node, link: link.call("remove", {"path": by_node[node.name].folder}))
     return joined

@@ -1,54 +1,13 @@
-"""Values for the reports of trainer and nodes about pairs of .bin and .idx files in a build on many nodes."""
+"""What a build on many nodes leaves on them and here."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass
 
+from clusterctl.wire.pair import FileRecord, Manifest
 from clusterctl.wire.typed_json import BadValue, decode, encode, parse
-
-
-@dataclass(frozen=True)
-class InputShare:
-    """A folder here with the inputs of one node, and their size."""
-
-    folder: Path
-    bytes: int
-
-
-@dataclass(frozen=True)
-class InputShares:
-    """The inputs divided among nodes, and the options with which each node builds its share."""
-
-    shares: tuple[InputShare, ...]
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PairFile:
-    """Size and hash of one file of a pair."""
-
-    bytes: int | None
-    sha256: str
-
-
-@dataclass(frozen=True)
-class PairManifest:
-    """The manifest of a pair, which says how it was built."""
-
-    documents: int
-    tokens: int
-    token_type: str
-    append_eod: bool
-    vocab: int
-    eod: int | None
-    eod_token: str | None
-    outputs: Mapping[str, PairFile]
-    """By ending: bin, idx."""
-    answer: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """The trainer's own JSON object, with all of the manifest's keys."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +15,10 @@ class BuildRecord:
     """What a node built; `key` identifies the inputs and the options."""
 
     key: str
-    manifest: PairManifest
+    manifest: Manifest
 
     def as_text(self) -> bytes:
-        return json.dumps({"key": self.key, "manifest": self.manifest.answer}).encode()
-
-
-@dataclass(frozen=True)
-class JoinedPair:
-    """The pair that the shards were joined to."""
-
-    prefix: str
-    documents: int
-    sequences: int
-    tokens: int
-    bytes: int
+        return json.dumps({"key": self.key, "manifest": self.manifest.as_json()}).encode()
 
 
 @dataclass(frozen=True)
@@ -81,7 +29,7 @@ class ShardEntry:
     prefix: str
     documents: int
     tokens: int
-    outputs: Mapping[str, PairFile]
+    outputs: Mapping[str, FileRecord]
 
 
 @dataclass(frozen=True)
@@ -105,17 +53,9 @@ class ShardList:
         return json.dumps(content, indent=2) + "\n"
 
 
-def read_manifest(text: bytes | str) -> PairManifest:
-    """Return the manifest that the trainer printed; raise BadValue for any other text."""
-    answer = parse(text)
-    return replace(decode(PairManifest, answer), answer=answer)
-
-
 def read_record(text: bytes) -> BuildRecord | None:
     """Return the record of an earlier build, or None if the text is not one."""
     try:
-        found = parse(text)
-        record = decode(BuildRecord, found)
+        return decode(BuildRecord, parse(text))
     except BadValue:
         return None
-    return replace(record, manifest=replace(record.manifest, answer=found["manifest"]))

@@ -16,7 +16,8 @@ from clusterctl.runs.prepare.build_data import (
     as_named_here,
     value_of,
 )
-from clusterctl.runs.prepare.built_pair import BuildRecord, PairFile, read_manifest, read_record
+from clusterctl.runs.prepare.built_pair import BuildRecord, read_record
+from clusterctl.wire.pair import FileRecord, read_manifest
 
 
 def test_a_second_build_of_one_output_is_refused_and_the_first_leaves_nothing(tmp_path: Path) -> None:
@@ -76,11 +77,11 @@ MANIFEST = {
 
 def test_the_record_of_a_build_keeps_every_key_of_the_manifest_and_damage_means_a_new_build() -> None:
     manifest = read_manifest(json.dumps(MANIFEST))
-    assert manifest.outputs["idx"] == PairFile(9, "cd")
+    assert manifest.outputs["idx"] == FileRecord(9, "cd")
     text = BuildRecord("k", manifest).as_text()
-    assert json.loads(text) == {"key": "k", "manifest": MANIFEST}
-    again = read_record(text)
-    assert again is not None and (again.key, again.manifest.answer) == ("k", MANIFEST)
+    recorded = json.loads(text)["manifest"]
+    assert {**MANIFEST, **recorded} == {"prefix": "/n/c", **recorded}
+    assert read_record(text) == BuildRecord("k", manifest)
     for damaged in (text[:-3], b"[]", b'{"key": "k"}', text.replace(b'"documents": 3', b'"documents": true')):
         assert read_record(damaged) is None
 

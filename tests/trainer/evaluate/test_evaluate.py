@@ -490,11 +490,11 @@ def test_the_detokenizer_joins_what_wikitext_separates() -> None:
 
 def test_standard_errors() -> None:
     metric = mean([1.0, 0.0, 0.0, 1.0])
-    assert metric.value == 0.5 and metric.error == pytest.approx(math.sqrt(1 / 3 / 4))
-    assert mean([1.0]).error is None
+    assert metric.value == 0.5 and metric.standard_error == pytest.approx(math.sqrt(1 / 3 / 4))
+    assert mean([1.0]).standard_error is None
     # Equal losses per weight leave no uncertainty.
     even = ratio_perplexity([-2.0, -4.0], [1.0, 2.0])
-    assert even.value == pytest.approx(math.exp(2)) and even.error == pytest.approx(0, abs=1e-9)
+    assert even.value == pytest.approx(math.exp(2)) and even.standard_error == pytest.approx(0, abs=1e-9)
 
 
 def test_scores_of_other_evaluations_are_not_read(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clusterctl.wire.pair import FileRecord, Manifest
 from trainer.corpus.indexed import Writer, open_corpus
-from trainer.corpus.manifest import FileRecord, Manifest, manifest_path, write_manifest
+from trainer.corpus.manifest import manifest_path, write_manifest
 from trainer.plan.summary import check
 
 Make = Callable[..., dict[str, Any]]

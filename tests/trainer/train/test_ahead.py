@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from clusterctl.wire.metrics import Ended
 from trainer import device
 from trainer.device import CopiedAhead, Device
 from trainer.samples.dataset import Batches
 from trainer.train import assemble
-from trainer.train.events import Ended
 from trainer.train.loop import Training, train
 
 # Seconds that a read takes, more than a step.

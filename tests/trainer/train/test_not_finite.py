@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import native
+from clusterctl.wire.metrics import StepDone
 from trainer.config.model_sizes import sized
 from trainer.engine.torch_engine import StepResult
 from trainer.model.gpt import GPT
-from trainer.train.events import StepDone
 from trainer.train.not_finite import NonFiniteHooks, _depth
 from trainer.train.observers import step_line
 

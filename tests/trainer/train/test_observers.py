@@ -9,18 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint.saved import Saved
+from clusterctl.wire.metrics import ChosenBackend, Ended, Evaluated, Saved, Started, StepDone
 from trainer.env import Drill, Env
 from trainer.errors import InputError
 from trainer.train.collectives import Collectives
-from trainer.train.events import (
-    ChosenBackend,
-    Ended,
-    Evaluated,
-    Started,
-    StepBegan,
-    StepDone,
-)
+from trainer.train.events import StepBegan
 from trainer.train.observers import (
     Console,
     DrillObserver,

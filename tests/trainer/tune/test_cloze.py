@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import native
+from clusterctl.wire.metrics import Ended
 from trainer.checkpoint.manifest import read_manifest
 from trainer.config.tune import TuneConfig
 from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens, train_tokenizer
@@ -23,7 +24,6 @@ from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import check
 from trainer.samples.glm_batches import tokens_of
 from trainer.train.assemble import run_training
-from trainer.train.events import Ended
 from trainer.tune.cloze import UNCOUNTED, Cloze, ClozeSamples, TuneData
 from trainer.tune.model import ClozeModel
 from trainer.tune.progress import EarlyStop
