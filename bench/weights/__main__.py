@@ -44,7 +44,7 @@ def random(shape):
 model = sized(sys.argv[1])
 tensors = {name: random(shape) for name, shape in shapes_for(model).items()}
 with open_target(Path(sys.argv[2]), {}, 0) as target:
-    write_huggingface(Contents(model, tensors, Origin("bench", "")), target, ExportRequest(), lambda done, total: None)
+    write_huggingface(Contents(model, tensors, Origin("bench", "")), target, ExportRequest())
     target.publish()
 """
 IMPORT = """

@@ -42,7 +42,7 @@ def checkpoint(
     tensors = {name: in_memory(tensor) for name, tensor in state.items()}
     contents = Contents(model, tensors, Origin("test", ""), progress=progress)
     with open_target(path, {}, 0) as target:
-        write_ours(contents, target, lambda done, total: None)
+        write_ours(contents, target)
         target.publish()
     return path
 
@@ -71,7 +71,8 @@ def kill_during_import(source: Path, output: Path, least_file: int, state: bool 
     """Import in another process, which is killed in the middle of its third file."""
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from trainer.weights import contents, convert, ours, target\n"
+        "from clusterctl.wire import requests\n"
+        "from trainer.weights import convert, ours, target\n"
         f"ours.LEAST_FILE = {least_file}\n"
         "real = target.Target.write\n"
         "def write(self, name, work):\n"
@@ -80,7 +81,7 @@ def kill_during_import(source: Path, output: Path, least_file: int, state: bool 
         "        print('two', flush=True); time.sleep(60)\n"
         "    return real(self, name, work)\n"
         "target.Target.write = write\n"
-        f"request = contents.ImportRequest(state={state})\n"
+        f"request = requests.ImportRequest(state={state})\n"
         f"convert.import_weights(Path({str(source)!r}), Path({str(output)!r}), request=request)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,9 +14,6 @@ from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.weights.lazy import Lazy
-
-Report = Callable[[int, int], None]
-"""Called with the bytes that are done, and the total."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from trainer.checkpoint.manifest import MANIFEST, Origin
 from trainer.config.model import ModelConfig
 from trainer.errors import InputError
 from trainer.side_files import SideFiles
-from trainer.weights.contents import Contents, Report
+from trainer.weights.contents import Contents
 from trainer.weights.files.deepspeed import step_folder
 from trainer.weights.glm import is_glm, read_glm
 from trainer.weights.huggingface import is_huggingface, read_huggingface, write_huggingface
@@ -26,7 +26,7 @@ from trainer.weights.named.dcp import is_dcp, read_dcp, write_dcp
 from trainer.weights.named.deepspeed import is_deepspeed, read_deepspeed, write_universal
 from trainer.weights.oneflow import is_oneflow, read_oneflow
 from trainer.weights.ours import read_ours, write_ours
-from trainer.weights.target import Target, identity_of, open_target, rehearsal
+from trainer.weights.target import Report, Target, identity_of, open_target, rehearsal, silent
 
 # Seconds between two lines of progress.
 REDRAW = 0.2
@@ -39,7 +39,7 @@ class Format:
     title: str
     recognises: Callable[[Path], bool] | None = None
     read: Callable[[Path, ImportRequest], Contents] | None = None
-    write: Callable[[Contents, Target, ExportRequest, Report], None] | None = None
+    write: Callable[[Contents, Target, ExportRequest], None] | None = None
     state: bool = False
     """Whether the format can contain the optimizer's state."""
     divided: bool = False
@@ -138,11 +138,11 @@ def import_weights(
             raise InputError(f"{option} is {given}, and {source} records {found}", f"leave out {option}")
     planned = _conversion(contents, output, name)
     if dry_run:
-        write_ours(contents, rehearsal(output, planned.bytes), _silent)
+        write_ours(contents, rehearsal(output, planned.bytes))
         return planned
     identity = identity_of(source, {"format": name, **asdict(request), "version": 1})
-    with open_target(output, identity, planned.bytes) as target:
-        write_ours(contents, target, _shown("import"))
+    with open_target(output, identity, planned.bytes, _shown("import")) as target:
+        write_ours(contents, target)
         target.publish()
     return replace(planned, resumed_files=target.resumed, seconds=time.monotonic() - began)
 
@@ -171,11 +171,11 @@ def export_weights(
     contents = read(checkpoint, wanted.state)
     planned = _conversion(contents, output, name, wanted)
     if dry_run:
-        form.write(contents, rehearsal(output, planned.bytes), wanted, _silent)
+        form.write(contents, rehearsal(output, planned.bytes), wanted)
         return planned
     identity = identity_of(checkpoint, {"format": name, **asdict(wanted), "version": 1})
-    with in_use(checkpoint), open_target(output, identity, planned.bytes) as target:
-        form.write(contents, target, wanted, _shown("export"))
+    with in_use(checkpoint), open_target(output, identity, planned.bytes, _shown("export")) as target:
+        form.write(contents, target, wanted)
         target.publish()
     return replace(planned, resumed_files=target.resumed, seconds=time.monotonic() - began)
 
@@ -247,14 +247,10 @@ def _conversion(
     )
 
 
-def _silent(done: int, total: int) -> None:
-    """Report nothing."""
-
-
 def _shown(verb: str) -> Report:
     """Return a function that draws the progress on a terminal."""
     if not sys.stderr.isatty():
-        return _silent
+        return silent
     began = last = time.monotonic()
 
     def report(done: int, total: int) -> None:

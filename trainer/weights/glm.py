@@ -18,10 +18,10 @@ from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.deepspeed import Saved, read_step
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.known_sizes import heads_for, vocab_for
-from trainer.weights.lazy import Lazy, rows_of
+from trainer.weights.lazy import Lazy
 from trainer.weights.megatron.names import IGNORED, core_name, core_of, flat, layer_of
 from trainer.weights.ours import cuts_for, shapes_for
-from trainer.weights.rules import check_shapes, refuse_unknown
+from trainer.weights.rules import check_shapes, refuse_unknown, unpadded
 from trainer.weights.tensor_parts import joined
 
 LATEST = "latest"
@@ -78,8 +78,7 @@ def _whole(
     for name in shapes:
         # A rank's rows are all its queries, then its keys, then its values, as in our order.
         whole = joined([held[core_of(name)] for held in ranks], cuts[name])
-        table = cuts[name].rows is not None and whole.rows >= model.vocab
-        tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
+        tensors[name] = unpadded(name, whole, model.vocab)
     return tensors
 
 
@@ -138,8 +137,6 @@ def _model(
     given = request.heads or (recorded if type(recorded) is int and recorded > 0 else 0)
     heads, notes = heads_for(str(folder), "glm", layers, hidden, given)
     vocab, more = vocab_for("glm", table.rows * ranks, request.vocab)
-    if hidden % heads:
-        raise CheckpointError(f"{folder}: hidden {hidden} is not divisible by {heads} heads")
     inner = ranks * held["decoder.layers.0.mlp.linear_fc1.weight"].rows
     model = ModelConfig(
         "glm",

@@ -15,7 +15,6 @@ from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import Tokenizer
@@ -23,7 +22,7 @@ from trainer.errors import CheckpointError, DataError, InputError
 from trainer.files import first_of
 from trainer.side_files import GENERATION, SIDE_FILES, TOKENIZER, TOKENIZER_CONFIG, SideFiles
 from trainer.weights.card import model_card
-from trainer.weights.contents import Contents, Report
+from trainer.weights.contents import Contents
 from trainer.weights.families.family import Family
 from trainer.weights.families.registry import FAMILIES, UNMAPPED
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
@@ -31,7 +30,7 @@ from trainer.weights.files.torch_read import read_torch
 from trainer.weights.keys import Keys
 from trainer.weights.lazy import DTYPES, Lazy, NamedState, Shape, cast
 from trainer.weights.ours import shapes_for
-from trainer.weights.rules import check_shapes, refuse_unknown, rules_of, to_ours, to_theirs
+from trainer.weights.rules import check_shapes, key_of, refuse_unknown, rules_of, to_ours, to_theirs
 from trainer.weights.target import Target
 
 CONFIG_FILE = "config.json"
@@ -87,7 +86,7 @@ def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form:
     shapes, tensors = shapes_for(model), dict[str, Lazy]()
     for prefix, named in {"": state.weights, **state.moments}.items():
         mapped = _mapped(f"{source}: {prefix}" if prefix else source, family, model, shapes, named)
-        tensors |= {f"{prefix}.{name}" if prefix else name: tensor for name, tensor in mapped.items()}
+        tensors |= {key_of(prefix, name): tensor for name, tensor in mapped.items()}
     files, more = _side_files(folder)
     notes += more
     ids = {name: document[name] for name in SPECIAL if _is_id(document.get(name), model.vocab)}
@@ -225,7 +224,7 @@ def _side_files(folder: Path) -> tuple[dict[str, Path | bytes], list[str]]:
 # -- write --------------------------------------------------------------------------------------------------
 
 
-def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
+def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest) -> None:
     """Write a folder that transformers loads."""
     family = family_for(contents)
     tensors = {
@@ -236,23 +235,17 @@ def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest,
     names = [SINGLE]
     if len(shards) > 1:
         names = [f"model-{at:05d}-of-{len(shards):05d}.safetensors" for at in range(1, len(shards) + 1)]
-    total, done = sum(tensor.bytes for tensor in tensors.values()), 0
-
-    def wrote(size: int) -> None:
-        nonlocal done
-        done += size
-        report(done, total)
-
+    target.total = sum(tensor.bytes for tensor in tensors.values())
     for file, held in zip(names, shards, strict=True):
-        finished = file in target.entries
-        target.write(file, partial(_write_shard, held, wrote))
-        if finished:
-            wrote(sum(tensor.bytes for tensor in held.values()))
-        target.verify(file)
+        size = sum(tensor.bytes for tensor in held.values())
+        target.write_tensors(file, size, partial(write_safetensors, tensors=held, metadata={"format": "pt"}))
     if len(shards) > 1:
         weight_map = {name: file for file, held in zip(names, shards, strict=True) for name in sorted(held)}
         numbers = sum(tensor.bytes // tensor.dtype.itemsize for tensor in tensors.values())
-        index = {"metadata": {"total_parameters": numbers, "total_size": total}, "weight_map": weight_map}
+        index = {
+            "metadata": {"total_parameters": numbers, "total_size": target.total},
+            "weight_map": weight_map,
+        }
         target.write_bytes(INDEX, as_json(index))
     write_rest(contents, family, target, wanted)
 
@@ -267,7 +260,7 @@ def named_by(family: Family, contents: Contents) -> NamedState:
     found: dict[str, dict[str, Lazy]] = {"": {}}
     for moment in ("", *(MOMENTS if contents.with_state else ())):
         for rule in rules:
-            ours = contents.tensors[f"{moment}.{rule.ours}" if moment else rule.ours]
+            ours = contents.tensors[key_of(moment, rule.ours)]
             for name, tensor in to_theirs(rule, model, ours).items():
                 full = name if name == family.head else f"{next(iter(family.prefixes), '')}{name}"
                 found.setdefault(moment, {})[full] = tensor
@@ -315,10 +308,6 @@ def _shards(tensors: Mapping[str, Lazy]) -> Iterator[dict[str, Lazy]]:
     yield current
 
 
-def _write_shard(held: Mapping[str, Lazy], wrote: Any, file: Path) -> SavedFile:
-    return write_safetensors(file, held, {"format": "pt"}, wrote)
-
-
 def write_rest(contents: Contents, family: Family, target: Target, wanted: ExportRequest) -> None:
     """Write the config, the tokenizer, the generation config and the model card."""
     tokenizer, side = _tokenizer_of(contents), SideFiles(contents.files)
@@ -343,8 +332,7 @@ def write_rest(contents: Contents, family: Family, target: Target, wanted: Expor
         files.setdefault(TOKENIZER_CONFIG, as_json(_tokenizer_config(contents, tokenizer)))
     if generation != side.generation:
         files[GENERATION] = as_json(generation)
-    for name, content in files.items():
-        target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
+    target.write_files(files)
     target.write_bytes(CARD, model_card(contents, wanted.dtype).encode())
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from clusterctl.wire.requests import ExportRequest, ImportRequest
@@ -13,7 +14,7 @@ from trainer.checkpoint.part import MOMENTS
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.weights.contents import Contents, Report
+from trainer.weights.contents import Contents
 from trainer.weights.files.protobuf import read_mindspore, write_mindspore
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.huggingface import as_json, read_json
@@ -21,7 +22,7 @@ from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for
 from trainer.weights.lazy import DTYPES, Lazy, cast
 from trainer.weights.ours import shapes_for
-from trainer.weights.rules import Rule, check_shapes, refuse_unknown, rule, rules_of, to_ours, to_theirs
+from trainer.weights.rules import Rule, key_of, read_by, rule, rules_of, to_theirs
 from trainer.weights.target import Target
 
 # MindSpore's names for the averages of a parameter.
@@ -90,8 +91,6 @@ def read_mindformers(source: Path, request: ImportRequest) -> Contents:
     heads, notes = heads_for(
         str(file), "gpt", layers, hidden, request.heads or (recorded.heads if recorded else 0)
     )
-    if hidden % heads:
-        raise CheckpointError(f"{file}: hidden {hidden} is not divisible by {heads} heads")
     up = found.get("backbone.blocks.0.output.mapping.bias")
     inner = up.rows if up else 4 * hidden
     model = ModelConfig(
@@ -104,7 +103,9 @@ def read_mindformers(source: Path, request: ImportRequest) -> Contents:
     )
     if recorded:
         model = replace(recorded, **{name: getattr(model, name) for name in SHOWN})
-    tensors = _ours(file, model, found, request.state)
+    if request.state and not any(name.startswith(tuple(AVERAGES.values())) for name in found):
+        raise CheckpointError(f"{file}: contains no optimizer state", "leave out --state")
+    tensors = read_by(str(file), RULES, model, found, shapes_for(model), _averaged, request.state, IGNORED)
     origin = Origin("mindspore", str(file))
     return Contents(model, tensors, origin, notes=tuple(notes))
 
@@ -128,24 +129,8 @@ def _recorded(file: Path) -> ModelConfig | None:
     return found
 
 
-def _ours(file: Path, model: ModelConfig, found: Mapping[str, Lazy], state: bool) -> dict[str, Lazy]:
-    rules = list(rules_of(RULES, model.layers))
-    needed = [name for entry in rules for name in entry.theirs]
-    averages = [f"{average}.{name}" for average in AVERAGES.values() for name in needed]
-    if state and not set(averages) & set(found):
-        raise CheckpointError(f"{file}: contains no optimizer state", "leave out --state")
-    wanted = [*needed, *averages] if state else needed
-    refuse_unknown(str(file), wanted, found.keys() - (set() if state else set(averages)), IGNORED)
-    tensors = {}
-    for moment in ("", *MOMENTS) if state else ("",):
-        before = f"{AVERAGES[moment]}." if moment else ""
-        for entry in rules:
-            theirs = {name: found[f"{before}{name}"] for name in entry.theirs}
-            tensors[f"{moment}.{entry.ours}" if moment else entry.ours] = to_ours(entry, model, theirs)
-    shapes = shapes_for(model)
-    every = {**shapes, **{f"{moment}.{name}": shape for moment in MOMENTS for name, shape in shapes.items()}}
-    check_shapes(str(file), every, tensors)
-    return tensors
+def _averaged(moment: str, name: str) -> str:
+    return f"{AVERAGES[moment]}.{name}"
 
 
 def _file(source: Path) -> Path:
@@ -166,17 +151,20 @@ def _tensors(file: Path) -> dict[str, Lazy]:
 # -- write --------------------------------------------------------------------------------------------------
 
 
-def write_ckpt(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
+def write_ckpt(contents: Contents, target: Target, wanted: ExportRequest) -> None:
     """Write a folder with a .ckpt that `mindspore.load_checkpoint` reads."""
-    _write(contents, target, wanted, report, f"{FILE}.ckpt")
+    _write(contents, target, wanted, f"{FILE}.ckpt", write_mindspore)
 
 
-def write_ms_safetensors(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
+def write_ms_safetensors(contents: Contents, target: Target, wanted: ExportRequest) -> None:
     """Write a folder with a safetensors file under MindSpore's names."""
-    _write(contents, target, wanted, report, f"{FILE}.safetensors")
+    write = partial(write_safetensors, metadata={"format": "ms"})
+    _write(contents, target, wanted, f"{FILE}.safetensors", write)
 
 
-def _write(contents: Contents, target: Target, wanted: ExportRequest, report: Report, name: str) -> None:
+def _write(
+    contents: Contents, target: Target, wanted: ExportRequest, name: str, write: Callable[..., SavedFile]
+) -> None:
     model = contents.model
     if set(shapes_for(model)) != {entry.ours for entry in rules_of(RULES, model.layers)}:
         raise InputError(
@@ -184,27 +172,15 @@ def _write(contents: Contents, target: Target, wanted: ExportRequest, report: Re
         )
     tensors: dict[str, Lazy] = {}
     for moment in ("", *MOMENTS) if contents.with_state else ("",):
-        before = f"{AVERAGES[moment]}." if moment else ""
         for entry in rules_of(RULES, model.layers):
-            ours = contents.tensors[f"{moment}.{entry.ours}" if moment else entry.ours]
+            ours = contents.tensors[key_of(moment, entry.ours)]
             for theirs, tensor in to_theirs(entry, model, ours).items():
-                dtype = DTYPES[wanted.dtype] if not moment else tensor.dtype
-                tensors[f"{before}{theirs}"] = cast(tensor, dtype)
-    total, done = sum(tensor.bytes for tensor in tensors.values()), 0
-
-    def wrote(size: int) -> None:
-        nonlocal done
-        done += size
-        report(done, total)
-
-    def write(file: Path) -> SavedFile:
-        if name.endswith(".ckpt"):
-            return write_mindspore(file, tensors, wrote)
-        return write_safetensors(file, tensors, {"format": "ms"}, wrote)
-
-    target.write(name, write)
-    target.verify(name)
+                if moment:
+                    tensors[_averaged(moment, theirs)] = tensor
+                else:
+                    tensors[theirs] = cast(tensor, DTYPES[wanted.dtype])
+    target.total = sum(tensor.bytes for tensor in tensors.values())
+    target.write_tensors(name, target.total, partial(write, tensors=tensors))
     recorded = {name: getattr(model, name) for name in RECORDED}
     target.write_bytes(DESCRIPTION, as_json(recorded))
-    for other, content in contents.files.items():
-        target.write_bytes(other, content if isinstance(content, bytes) else content.read_bytes())
+    target.write_files(contents.files)

@@ -13,16 +13,15 @@ from torch import Tensor
 from clusterctl.wire.requests import ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
-from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.weights.attention import Rows
 from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.safetensors import read_bytes
 from trainer.weights.known_sizes import heads_for, vocab_for
-from trainer.weights.lazy import Lazy, Shape, rows_of
+from trainer.weights.lazy import Lazy, Shape
 from trainer.weights.ours import shapes_for
-from trainer.weights.rules import Rule, check_shapes, refuse_unknown, rule, rules_of, to_ours
+from trainer.weights.rules import Rule, read_by, rule
 
 MOST_META = 4096
 TYPES = {"kFloat": torch.float32, "kFloat16": torch.float16, "kDouble": torch.float64}
@@ -74,8 +73,6 @@ def read_oneflow(folder: Path, request: ImportRequest) -> Contents:
     heads, notes = heads_for(str(snapshot), "gpt", layers, hidden, request.heads)
     vocab, more = vocab_for("gpt", table.rows, request.vocab)
     inner = found["model-h0-mlp-c_fc-bias"].rows if "model-h0-mlp-c_fc-bias" in found else 4 * hidden
-    if hidden % heads:
-        raise CheckpointError(f"{snapshot}: hidden {hidden} is not divisible by {heads} heads")
     model = ModelConfig(
         layers=layers,
         hidden=hidden,
@@ -86,35 +83,14 @@ def read_oneflow(folder: Path, request: ImportRequest) -> Contents:
     )
     match = _SNAPSHOT.fullmatch(snapshot.name)
     step = int(match[1]) if match and request.state else 0
-    tensors = _tensors(snapshot, model, found, request.state)
+    shapes, ignored = shapes_for(model), "System-Train-.*"
+    tensors = read_by(str(snapshot), RULES, model, found, shapes, _averaged, request.state, ignored)
     origin = Origin("oneflow", str(snapshot))
     return Contents(model, tensors, origin, progress=Progress(step, step), notes=(*notes, *more))
 
 
-def _tensors(snapshot: Path, model: ModelConfig, found: dict[str, Lazy], state: bool) -> dict[str, Lazy]:
-    rules = list(rules_of(RULES, model.layers))
-    needed = {name for entry in rules for name in entry.theirs}
-    averages = {f"{name}{ending}" for name in needed for ending in ENDINGS.values()}
-    refuse_unknown(
-        str(snapshot),
-        needed | averages if state else needed,
-        found.keys() - ({*()} if state else averages),
-        "System-Train-.*",
-    )
-    tensors = {}
-    for moment in ("", *MOMENTS) if state else ("",):
-        ending = ENDINGS.get(moment, "")
-        for entry in rules:
-            theirs = {name: found[f"{name}{ending}"] for name in entry.theirs}
-            whole = to_ours(entry, model, theirs)
-            if entry.ours == "tokens.weight" and whole.rows >= model.vocab:
-                whole = rows_of(whole, 0, model.vocab)
-            tensors[f"{moment}.{entry.ours}" if moment else entry.ours] = whole
-    shapes = shapes_for(model)
-    check_shapes(
-        str(snapshot), {**shapes, **{f"{m}.{n}": s for m in MOMENTS for n, s in shapes.items()}}, tensors
-    )
-    return tensors
+def _averaged(moment: str, name: str) -> str:
+    return f"{name}{ENDINGS[moment]}"
 
 
 def _snapshot(folder: Path) -> Path:

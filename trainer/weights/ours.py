@@ -26,7 +26,7 @@ from trainer.model.cuts import Cut, cuts_of, shapes_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
 from trainer.side_files import SIDE_FILES
-from trainer.weights.contents import Contents, Progress, Report
+from trainer.weights.contents import Contents, Progress
 from trainer.weights.lazy import Lazy
 from trainer.weights.rules import check_shapes, refuse_unknown, with_moments
 from trainer.weights.target import Target
@@ -112,7 +112,7 @@ class Slice:
     last: int
 
 
-def write_ours(contents: Contents, target: Target, report: Report) -> None:
+def write_ours(contents: Contents, target: Target) -> None:
     """Write a checkpoint of ours, file by file, and verify it by the hashes in its manifest."""
     shapes = shapes_for(contents.model)
     if contents.adapters is not None:
@@ -120,17 +120,15 @@ def write_ours(contents: Contents, target: Target, report: Report) -> None:
     refuse_unknown("the source", shapes, contents.parameters)
     check_shapes("the source", shapes, contents.tensors)
     table = tensor_table(shapes, contents.with_state)
-    total, done = sum(contents.tensors[key].rows * _row_bytes(shape) for key, shape in table.items()), 0
+    target.total = sum(contents.tensors[key].rows * _row_bytes(shape) for key, shape in table.items())
     names = []
     for number, slices in enumerate(_files(contents.tensors, table)):
         name = f"part-{number:05d}{PARTS}"
         names.append(name)
         target.write(name, partial(_write_file, contents, table, slices))
-        done += sum((piece.last - piece.first) * _row_bytes(table[piece.key]) for piece in slices)
-        report(done, total)
-    for name, content in contents.files.items():
-        names.append(name)
-        target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
+        target.wrote(sum((piece.last - piece.first) * _row_bytes(table[piece.key]) for piece in slices))
+    target.write_files(contents.files)
+    names += contents.files
     manifest = _manifest(contents, table, {name: target.entries[name] for name in names})
     target.write_bytes(MANIFEST, encode_manifest(manifest.as_json()))
     target.verify_all(verify)

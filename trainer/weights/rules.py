@@ -7,7 +7,7 @@ averages have the same order as their parameter.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.checkpoint.part import MOMENTS
@@ -94,6 +94,48 @@ def _of_each_expert(entry: Rule, ours: Lazy) -> Iterator[tuple[str, Lazy]]:
     for at, name in enumerate(entry.theirs):
         expert, part = divmod(at, each)
         yield name, rows_of(one_of(ours, expert), part * size, (part + 1) * size)
+
+
+def read_by(
+    source: str,
+    rules: Sequence[Rule],
+    model: ModelConfig,
+    found: Mapping[str, Lazy],
+    shapes: Mapping[str, Shape],
+    averaged: Callable[[str, str], str],
+    state: bool,
+    ignored: str,
+) -> dict[str, Lazy]:
+    """Return the tensors of a file under our names; refuse missing or unknown names, and other shapes.
+
+    `averaged`: returns the name of a moment of one of their tensors; without `state` the moments are not read.
+    """
+    entries = list(rules_of(rules, model.layers))
+    needed = [name for entry in entries for name in entry.theirs]
+    moments = {moment: {name: averaged(moment, name) for name in needed} for moment in MOMENTS}
+    of_moment = {"": {name: name for name in needed}, **(moments if state else {})}
+    wanted = {name for names in of_moment.values() for name in names.values()}
+    left_out = {name for names in moments.values() for name in names.values()} - wanted
+    refuse_unknown(source, wanted, found.keys() - left_out, ignored)
+    tensors = {}
+    for moment, names in of_moment.items():
+        for entry in entries:
+            whole = to_ours(entry, model, {name: found[names[name]] for name in entry.theirs})
+            tensors[key_of(moment, entry.ours)] = unpadded(entry.ours, whole, model.vocab)
+    every = {key_of(moment, name): shape for moment in of_moment for name, shape in shapes.items()}
+    check_shapes(source, every, tensors)
+    return tensors
+
+
+def key_of(moment: str, name: str) -> str:
+    """Return the name of a tensor's moment; "": of the tensor itself."""
+    return f"{moment}.{name}" if moment else name
+
+
+def unpadded(ours: str, whole: Lazy, vocab: int) -> Lazy:
+    """Return one of our tensors, a table of tokens without padding."""
+    is_table = ours in ("tokens.weight", "output.weight") and whole.rows >= vocab
+    return rows_of(whole, 0, vocab) if is_table else whole
 
 
 def refuse_unknown(

@@ -20,12 +20,24 @@ UNFINISHED = ".unfinished-"
 JOURNAL = ".journal"
 
 
+Report = Callable[[int, int], None]
+"""Called with the bytes that are done, and the total."""
+
+
+def silent(done: int, total: int) -> None:
+    """Report nothing."""
+
+
 class Target:
     """The files of a folder that appears only when it is complete. Files in the journal are not written again."""
 
-    def __init__(self, path: Path, aside: Path, journal: int, done: dict[str, SavedFile]) -> None:
-        self.path, self.aside = path, aside
+    def __init__(
+        self, path: Path, aside: Path, journal: int, done: dict[str, SavedFile], report: Report = silent
+    ) -> None:
+        self.path, self.aside, self._report = path, aside, report
         self._journal, self._done = journal, done
+        self.total, self._wrote = 0, 0
+        """The bytes of all tensors, with which reports compare those that are written."""
         self.resumed = len(done)
         """How many files were already finished by an earlier conversion that was killed."""
 
@@ -61,6 +73,25 @@ class Target:
             return SavedFile(len(content), hashlib.sha256(content).hexdigest())
 
         return self.write(name, write)
+
+    def write_files(self, files: Mapping[str, Path | bytes]) -> None:
+        """Write small files, given their content or files to copy."""
+        for name, content in files.items():
+            self.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
+
+    def wrote(self, size: int) -> None:
+        """Report that more bytes of tensors are written."""
+        if size and self._wrote < self.total:
+            self._wrote = min(self._wrote + size, self.total)
+            self._report(self._wrote, self.total)
+
+    def write_tensors(self, name: str, size: int, write: Callable[..., SavedFile]) -> None:
+        """Let `write` make a file of `size` bytes of tensors, of which it tells `wrote`; verify the file."""
+        finished = name in self._done
+        self.write(name, lambda file: write(file, wrote=self.wrote))
+        if finished:
+            self.wrote(size)
+        self.verify(name)
 
     def verify(self, name: str) -> None:
         """Read a file again and compare it with what was written."""
@@ -110,7 +141,9 @@ def rehearsal(path: Path, need: int) -> Rehearsal:
 
 
 @contextlib.contextmanager
-def open_target(path: Path, identity: Mapping[str, object], need: int) -> Iterator[Target]:
+def open_target(
+    path: Path, identity: Mapping[str, object], need: int, report: Report = silent
+) -> Iterator[Target]:
     """Yield the target of a conversion; `identity` distinguishes it from others; `need`: the bytes to write."""
     path = path.resolve()
     _refuse_existing(path)
@@ -127,7 +160,7 @@ def open_target(path: Path, identity: Mapping[str, object], need: int) -> Iterat
             with _removed_if_refused(aside, keep=bool(done)):
                 _check_room(path, need - sum(entry.bytes for entry in done.values()))
             with _removed_if_refused(aside):
-                yield Target(path, aside, journal, done)
+                yield Target(path, aside, journal, done, report)
         finally:
             os.close(journal)
 

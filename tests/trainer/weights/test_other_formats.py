@@ -207,7 +207,7 @@ def test_an_import_is_the_inverse_of_an_export(tmp_path: Path, form: str) -> Non
     with open_target(tmp_path / "out", {}, 0) as target:
         write = FORMATS[form].write
         assert write is not None
-        write(replace(contents, files=side), target, ExportRequest(), lambda done, total: None)
+        write(replace(contents, files=side), target, ExportRequest())
         target.publish()
     done = import_weights(tmp_path / "out", tmp_path / "again")
     assert done.model == model

@@ -16,7 +16,6 @@ from torch import Tensor
 from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.lora import TARGETS, LoraConfig, lora_faults, module_of, sections_of
 from trainer.config.model import ModelConfig
 from trainer.config.tune import TuneConfig
@@ -25,7 +24,7 @@ from trainer.model.adapter import MARK
 from trainer.weights.adapters.experts import Found, read_experts, write_experts
 from trainer.weights.adapters.merge import base_at, contents_at
 from trainer.weights.attention import in_sections
-from trainer.weights.contents import AdapterContents, Contents, Report
+from trainer.weights.contents import AdapterContents, Contents
 from trainer.weights.convert import FORMATS, Format
 from trainer.weights.families.family import Family
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
@@ -69,7 +68,7 @@ def _module_names(rule: Rule, family: Family) -> list[str]:
 # -- write --------------------------------------------------------------------------------------------------
 
 
-def write_peft(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
+def write_peft(contents: Contents, target: Target, wanted: ExportRequest) -> None:
     """Write a folder that PEFT loads."""
     adapters = contents.adapters
     if adapters is None:
@@ -93,17 +92,12 @@ def write_peft(contents: Contents, target: Target, wanted: ExportRequest, report
     saved = _saved_theirs(family, contents.model, adapters.tensors)
     tensors |= {PREFIX + name: cast(tensor, DTYPES[wanted.dtype]) for name, tensor in saved.items()}
     metadata = {"format": "pt", FINGERPRINT: adapters.base.fingerprint}
-    total = sum(tensor.bytes for tensor in tensors.values())
-    target.write(FILE, partial(_write_file, tensors, metadata))
-    report(total, total)
+    target.total = sum(tensor.bytes for tensor in tensors.values())
+    target.write_tensors(FILE, target.total, partial(write_safetensors, tensors=tensors, metadata=metadata))
     every = [name for rule in _matrices(family, contents.model) for name in _module_names(rule, family)]
     config = _config(adapters, ranks, parameters, family, every)
     config["modules_to_save"] = sorted({name.rpartition(".")[0] for name in saved}) or None
     target.write_bytes(CONFIG_FILE, as_json(config))
-
-
-def _write_file(tensors: Mapping[str, Lazy], metadata: Mapping[str, str], file: Path) -> SavedFile:
-    return write_safetensors(file, tensors, metadata, lambda size: None)
 
 
 def _theirs(

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import CheckpointError
-from trainer.weights.contents import Report
 from trainer.weights.files.torch_read import attributes, read_pickle, read_torch_part
 from trainer.weights.files.torch_write import Hashed, Scalar, write_archive
 from trainer.weights.lazy import Lazy, Shape
@@ -165,18 +164,12 @@ class Item:
     value: object = None
 
 
-def write_folder(target: Target, folder: str, items: Sequence[Item], report: Report) -> None:
+def write_folder(target: Target, folder: str, items: Sequence[Item]) -> None:
     """Write all items to a data file and its metadata below a folder of the target, unless both exist; verify both."""
     data, metadata = f"{folder}{DATA}", f"{folder}{METADATA}"
-    total = sum(chunk.tensor.bytes for item in items for chunk in item.chunks)
-    done = 0
+    target.total = sum(chunk.tensor.bytes for item in items for chunk in item.chunks)
 
-    def wrote(size: int) -> None:
-        nonlocal done
-        done += size
-        report(done, total)
-
-    def write(file: Path) -> SavedFile:
+    def write(file: Path, wrote: Callable[[int], None]) -> SavedFile:
         entry, description = write_distcp(file, items, wrote)
         # Write both together, because the metadata record where in the file each tensor is.
         target.write_bytes(metadata, description)
@@ -184,8 +177,7 @@ def write_folder(target: Target, folder: str, items: Sequence[Item], report: Rep
 
     if metadata not in target.entries or data not in target.entries:
         target.forget(metadata, data)
-    target.write(data, write)
-    target.verify(data)
+    target.write_tensors(data, target.total, write)
 
 
 def write_distcp(file: Path, items: Sequence[Item], wrote: Callable[[int], None]) -> tuple[SavedFile, bytes]:

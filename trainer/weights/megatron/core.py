@@ -13,16 +13,15 @@ from torch import Tensor
 from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.weights.attention import from_sections, in_sections, order_of
-from trainer.weights.contents import Contents, Report
+from trainer.weights.contents import Contents
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import as_json, read_json
-from trainer.weights.lazy import DTYPES, Lazy, cast, padded, reshaped, rows_of
+from trainer.weights.lazy import DTYPES, Lazy, cast, padded, reshaped
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
 from trainer.weights.megatron.names import IGNORED, OUTPUT, core_name, core_of, layer_of
 from trainer.weights.megatron.ranks import iteration_folder, progress_of
@@ -34,7 +33,7 @@ from trainer.weights.megatron.sharded_state import (
     steps_taken,
 )
 from trainer.weights.ours import cuts_for, shapes_for
-from trainer.weights.rules import check_shapes, refuse_unknown
+from trainer.weights.rules import check_shapes, refuse_unknown, unpadded
 from trainer.weights.target import Target
 
 DESCRIPTION = "metadata.json"
@@ -103,8 +102,7 @@ def _mapped(path: Path, model: ModelConfig, found: Mapping[str, Lazy]) -> dict[s
     tensors = {}
     for name in shapes:
         whole = in_sections(found[core_of(name)], order_of(name), model.attention)
-        table = name in ("tokens.weight", "output.weight") and whole.rows >= model.vocab
-        tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
+        tensors[name] = unpadded(name, whole, model.vocab)
     check_shapes(str(path), shapes, tensors)
     return tensors
 
@@ -149,21 +147,16 @@ def _layer(tensor: Lazy, layer: int) -> Lazy:
     return Lazy(tensor.shape[1:], tensor.dtype, read, at_once=True)
 
 
-def write_megatron_core(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
+def write_megatron_core(contents: Contents, target: Target, wanted: ExportRequest) -> None:
     """Write a folder that Megatron-core can load in any layout."""
     check_fits(contents.model, wanted)
     items = list(_items(contents, DTYPES[wanted.dtype], wanted.tensor))
-    write_folder(target, "release/", items, report)
+    write_folder(target, "release/", items)
     common = {"args": namespace(arguments_for(contents, wanted)), "checkpoint_version": 3.0, "iteration": 0}
-    target.write(f"release/{COMMON}", partial(_write_common, common))
+    target.write_tensors(f"release/{COMMON}", 0, partial(write_torch, document=common))
     target.write_bytes(f"release/{DESCRIPTION}", as_json(BACKEND))
     target.write_bytes("latest_checkpointed_iteration.txt", b"release")
-    for name, content in contents.files.items():
-        target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
-
-
-def _write_common(common: Mapping[str, object], file: Path) -> SavedFile:
-    return write_torch(file, dict(common), lambda size: None)
+    target.write_files(contents.files)
 
 
 def _items(contents: Contents, dtype: torch.dtype, ranks: int) -> Iterator[Item]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,14 @@ from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
 from trainer.weights.attention import Rows, from_sections, in_sections, order_of
-from trainer.weights.contents import Contents, Progress, Report
+from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
-from trainer.weights.lazy import DTYPES, Lazy, cast, padded, rows_of
+from trainer.weights.lazy import DTYPES, Lazy, cast, padded
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
 from trainer.weights.megatron.names import (
     IGNORED,
@@ -35,7 +34,7 @@ from trainer.weights.megatron.names import (
 )
 from trainer.weights.megatron.state import with_state
 from trainer.weights.ours import cuts_for, shapes_for
-from trainer.weights.rules import check_shapes, refuse_unknown
+from trainer.weights.rules import check_shapes, refuse_unknown, unpadded
 from trainer.weights.target import Target
 from trainer.weights.tensor_parts import joined, part_of
 
@@ -174,9 +173,7 @@ def _mapped(states: RankStates, model: ModelConfig, found: Mapping[str, Sequence
     tensors = {}
     for name in shapes:
         parts = [in_sections(part, order_of(name, rows), own) for part in found[core_of(name)]]
-        whole = joined(parts, cuts[name])
-        table = cuts[name].rows is not None and whole.rows >= model.vocab
-        tensors[name] = rows_of(whole, 0, model.vocab) if table else whole
+        tensors[name] = unpadded(name, joined(parts, cuts[name]), model.vocab)
     check_shapes(str(states.folder), shapes, tensors)
     return tensors
 
@@ -226,19 +223,15 @@ def _by_name(states: RankStates, key: str) -> dict[str, list[Lazy]]:
 # -- write --------------------------------------------------------------------------------------------------
 
 
-def write_megatron(contents: Contents, target: Target, wanted: ExportRequest, report: Report) -> None:
+def write_megatron(contents: Contents, target: Target, wanted: ExportRequest) -> None:
     """Write a folder that Megatron-LM loads with `--load`: version 3, with names of its older generation."""
-    parts = divided(contents, wanted)
-    total = sum(tensor.bytes for held in parts.values() for tensor in held.values())
-    done = 0
-
-    def wrote(size: int) -> None:
-        nonlocal done
-        done += size
-        report(done, total)
-
+    parts = {
+        key: (held, sum(tensor.bytes for tensor in held.values()))
+        for key, held in divided(contents, wanted).items()
+    }
+    target.total = sum(size for _, size in parts.values())
     arguments = arguments_for(contents, wanted)
-    for (rank, stage), held in parts.items():
+    for (rank, stage), (held, size) in parts.items():
         name = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if wanted.pipeline > 1 else "")
         document = {
             "args": namespace(arguments),
@@ -246,19 +239,9 @@ def write_megatron(contents: Contents, target: Target, wanted: ExportRequest, re
             "iteration": 0,
             "model": nested(held),
         }
-        file = f"release/{name}/{FILE}"
-        finished = file in target.entries
-        target.write(file, partial(_write_rank, document, wrote))
-        if finished:
-            wrote(sum(tensor.bytes for tensor in held.values()))
-        target.verify(file)
+        target.write_tensors(f"release/{name}/{FILE}", size, partial(write_torch, document=document))
     target.write_bytes(POINTER, b"release")
-    for name, content in contents.files.items():
-        target.write_bytes(name, content if isinstance(content, bytes) else content.read_bytes())
-
-
-def _write_rank(document: Mapping[str, Any], wrote: Callable[[int], None], file: Path) -> SavedFile:
-    return write_torch(file, dict(document), wrote)
+    target.write_files(contents.files)
 
 
 def divided(contents: Contents, wanted: ExportRequest) -> dict[tuple[int, int], dict[str, Lazy]]:

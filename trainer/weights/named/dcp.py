@@ -12,7 +12,7 @@ from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError
-from trainer.weights.contents import Contents, Progress, Report
+from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_write import Scalar
 from trainer.weights.huggingface import family_for, named_by, write_rest
@@ -62,11 +62,11 @@ def _unwrapped(name: str) -> str:
     return re.sub(r"^((module|_orig_mod)\.)+", "", name)
 
 
-def write_dcp(contents: Contents, target: Target, request: ExportRequest, report: Report) -> None:
+def write_dcp(contents: Contents, target: Target, request: ExportRequest) -> None:
     """Write a folder that `torch.distributed.checkpoint.load` reads into a model of transformers on any ranks."""
     family = family_for(contents)
     items = list(_items(contents, DTYPES[request.dtype]))
-    write_folder(target, "", items, report)
+    write_folder(target, "", items)
     write_rest(contents, family, target, request)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import CheckpointError
-from trainer.weights.contents import Contents, Progress, Report
+from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.deepspeed import (
     MASTERS,
     UNIVERSAL,
@@ -114,43 +113,24 @@ def _renamed(blocks: Sequence[int], name: str) -> str:
 # -- write ----------------------------------------------------------------------------------------------------
 
 
-def write_universal(contents: Contents, target: Target, request: ExportRequest, report: Report) -> None:
+def write_universal(contents: Contents, target: Target, request: ExportRequest) -> None:
     """Write a universal checkpoint, which DeepSpeed loads into a model of transformers on any ranks."""
     family = family_for(contents)
     named = named_by(family, contents)
     step = contents.progress.step
     tag = f"global_step{step}_universal"
     files = {MASTERS: named.weights, **named.moments}
-    total = sum(tensor.bytes for tensors in files.values() for tensor in tensors.values())
-    done = 0
-
-    def wrote(size: int) -> None:
-        nonlocal done
-        done += size
-        report(done, total)
-
+    target.total = sum(tensor.bytes for tensors in files.values() for tensor in tensors.values())
     for name in named.weights:
         for kind, tensors in files.items():
-            file = f"{tag}/{UNIVERSAL}/{name}/{kind}.pt"
-            finished = file in target.entries
-            target.write(file, partial(_write, {"param": tensors[name], "cat_dim": 0}, wrote))
-            if finished:
-                wrote(tensors[name].bytes)
-            target.verify(file)
+            file, document = f"{tag}/{UNIVERSAL}/{name}/{kind}.pt", {"param": tensors[name], "cat_dim": 0}
+            target.write_tensors(file, tensors[name].bytes, partial(write_torch, document=document))
         steps = Scalar(float(contents.progress.optimizer_steps))
-        target.write(f"{tag}/{UNIVERSAL}/{name}/step.pt", partial(_write, steps, _ignore))
-    for file, document in _facts(contents):
-        target.write(f"{tag}/{file}", partial(_write, document, _ignore))
+        target.write_tensors(f"{tag}/{UNIVERSAL}/{name}/step.pt", 0, partial(write_torch, document=steps))
+    for file, facts in _facts(contents):
+        target.write_tensors(f"{tag}/{file}", 0, partial(write_torch, document=facts))
     target.write_bytes("latest_universal", tag.encode())
     write_rest(contents, family, target, request)
-
-
-def _ignore(size: int) -> None:
-    """Do not count bytes: the file has no tensors of the model."""
-
-
-def _write(document: object, wrote: Callable[[int], None], file: Path) -> SavedFile:
-    return write_torch(file, document, wrote)
 
 
 def _facts(contents: Contents) -> Iterator[tuple[str, dict[str, object]]]:
