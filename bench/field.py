@@ -1,4 +1,4 @@
-"""Shared by measurements on nodes: sandbox nodes, a user's environment, and waiting."""
+"""Shared by all measurements: options, commands and what they take, turns, medians, tables, sandbox nodes, waiting."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
+import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from clusterctl.sandbox.cluster import Sandbox
@@ -71,6 +74,16 @@ def wait_for(truth: Callable[[], Answer], seconds: float, pause: float = 0.01) -
     return answer
 
 
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# -- options
+
+
 def within(kind: type[Number], least: float, most: float) -> Callable[[str], Number]:
     """Return the reader of an option: a number of this kind, from `least` to `most`."""
 
@@ -82,3 +95,105 @@ def within(kind: type[Number], least: float, most: float) -> Callable[[str], Num
 
     read.__name__ = kind.__name__
     return read
+
+
+class Option(NamedTuple):
+    """An option with a help: its default, or the type of an option without one."""
+
+    default: Any
+    help: str = ""
+    choices: Sequence[str] | None = None
+
+
+def read_options(doc: str | None, **declared: Any) -> argparse.Namespace:
+    """Read the options of the command line: each keyword is a name with its default, or with an Option.
+
+    A flag has the default False, and a list a tuple. A type stands for an option that is None by default. Numbers must
+    be positive where their default is.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, given in declared.items():
+        default, text, choices = given if isinstance(given, Option) else Option(given)
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true", help=text)
+            continue
+        some = default[0] if isinstance(default, tuple) and default else default
+        kind = some if isinstance(some, type) else str if some == () else type(some)
+        default = None if default is kind else default
+        shown = text + (f"; {default}" if text and default not in (None, "", ()) else f"{default or ''}")
+        if kind in (int, float) and (some is kind or some > 0):
+            kind = within(kind, 1 if kind is int else 1e-9, 1e12)
+        several = "+" if isinstance(default, tuple) else None
+        parser.add_argument(flag, type=kind, default=default, nargs=several, choices=choices, help=shown)
+    return parser.parse_args()
+
+
+# -- measuring
+
+
+class Used(NamedTuple):
+    """What a command took: seconds by the clock, and of processors with its children; and what it wrote."""
+
+    wall: float
+    cpu: float
+    output: str
+
+
+def run(argv: Sequence[str], **more: Any) -> Used:
+    """Run a command that must succeed; `more` goes to `subprocess.run`."""
+    before, began = os.times(), time.perf_counter()
+    done = subprocess.run(argv, **{"capture_output": True, "text": True, **more})
+    wall, after = time.perf_counter() - began, os.times()
+    if done.returncode:
+        raise SystemExit(f"{' '.join(argv[:8])} ended with {done.returncode}: {(done.stderr or '')[-2000:]}")
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return Used(wall, cpu, done.stdout or "")
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def in_turn(ways: Mapping[str, Callable[[], Answer]], rounds: int, warm: int = 0) -> dict[str, list[Answer]]:
+    """Call each way once in every round, so that a slow minute affects all; `warm` rounds before do not count."""
+    found: dict[str, list[Answer]] = {name: [] for name in ways}
+    for number in range(-warm, rounds):
+        for name, way in ways.items():
+            answer = way()
+            if number >= 0:
+                found[name].append(answer)
+    return found
+
+
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """Return the median of some values, with the least and the most."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def aligned(rows: Sequence[Sequence[object]]) -> str:
+    """Return rows as lines with columns: the first at the left, the others at the right."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in texts]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+# -- processes
+
+
+def cpu_of(pid: int, children: bool = False) -> float:
+    """Return the processor time of a process in seconds; `children`: with those that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11 : 15 if children else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+def status_of(pid: int | str, key: str) -> int:
+    """Return a number of /proc/PID/status, such as VmRSS in kB; 0 if the process has ended."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), 0)
+    return 0

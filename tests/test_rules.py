@@ -282,7 +282,7 @@ def test_folders_stay_small_and_no_prefix_stands_for_a_folder() -> None:
 JSON_MODULES = {
     "bench/runs": "field goodput times",
     "bench/serve": "__main__ clients decode peer",
-    "bench/train": "__main__ field llama losses peers start",
+    "bench/train": "__main__ field llama losses peers",
     "bench/train/checkpoints": "deepspeed reshard times",
     "clusterctl": "json_types",
     "clusterctl/cli": "commands",

@@ -5,10 +5,10 @@
     python -m bench.reach --quick                          every row in small sizes, to see that it works
     python -m bench.reach exec --json reach.json           also writes every sample
 
-Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, memory, launch, storm, model. The tools take turns.
-A figure is the median of the runs; `x ours` is the wall time divided by clusterctl's. Missing tools are listed. The
-nodes are namespaces on this machine and share its cores with the launcher: compare ratios, not seconds, and measure on
-an idle machine.
+Rows: exec (cold, warm, ten in a row), push, uplink, small, lines, logs, memory, launch, storm, model. The tools take
+turns. A figure is the median of the runs; `x ours` is the wall time divided by clusterctl's. Missing tools are listed.
+The nodes are namespaces on this machine and share its cores with the launcher: compare ratios, not seconds, and measure
+on an idle machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.reach.launches import report as launch_report
 from bench.reach.model import model_of, report
 from bench.reach.rows import OURS, Bench, Sizes
 
-ROWS = ("exec", "push", "uplink", "small", "lines", "memory", "launch", "storm", "model")
+ROWS = ("exec", "push", "uplink", "small", "lines", "logs", "memory", "launch", "storm", "model")
 QUICK = {
     "nodes": (6,), "push_nodes": 4, "small_nodes": (3,), "uplink_nodes": 4, "line_nodes": 3, "storm_nodes": 24,
     "model_nodes": (2, 4, 8), "runs": 1, "storm_runs": 1, "megabytes": 8, "files": 200, "lines": 5000,
@@ -59,6 +59,7 @@ TARGETS = [
     ("small files, cold", 0, OURS, "tar over ssh", 0.8),
     ("small files, unchanged", 0, OURS, "rsync", 0.6),
     ("lines", 0, OURS, "pdsh", 1 / 3),
+    ("logs", 0, OURS, "", 1.0),
 ]
 
 
@@ -115,8 +116,8 @@ def most(rows: list[str], sizes: Sizes) -> int:
     """Return how many nodes these rows need."""
     needs = {
         "exec": max(sizes.nodes), "push": sizes.push_nodes, "uplink": sizes.uplink_nodes,
-        "small": max(sizes.small_nodes), "lines": sizes.line_nodes, "memory": max(sizes.nodes),
-        "launch": max(sizes.nodes),
+        "small": max(sizes.small_nodes), "lines": sizes.line_nodes, "logs": sizes.line_nodes,
+        "memory": max(sizes.nodes), "launch": max(sizes.nodes),
         "storm": sizes.storm_nodes, "model": max(sizes.model_nodes),
     }  # fmt: skip
     return max(needs[row] for row in rows)

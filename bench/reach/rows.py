@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.reach.field import (
     DEST,
@@ -35,6 +37,7 @@ PACKAGES = {
     "scp": "openssh-client",
 }
 UPLINK = "200mbit"
+MARK = b" of what a program prints"
 EXECS, BULK = tuple(SETTINGS)[:2], tuple(SETTINGS)
 
 
@@ -157,25 +160,13 @@ class Bench:
             for setting in settings
             for name, method in self.copies(self.payload, count, setting).items()
         }
-        done = list(
-            self.compared(
-                row,
-                count,
-                ours,
-                before=self.field.clear,
-                after=lambda: self.field.lacking(count, "payload/data", size),
-            )
-        )
+        around: dict[str, Any] = {
+            "before": self.field.clear,
+            "after": lambda: self.field.lacking(count, "payload/data", size),
+        }
+        yield from self.compared(row, count, ours, **around)
         self.verify(count)
-        done += self.compared(
-            row,
-            count,
-            peers,
-            runs=runs,
-            before=self.field.clear,
-            after=lambda: self.field.lacking(count, "payload/data", size),
-        )
-        yield from done
+        yield from self.compared(row, count, peers, runs=runs, **around)
 
     def relayed(self, count: int, how: str) -> Method | str:
         f = self.field
@@ -227,17 +218,8 @@ class Bench:
         ssh = " ".join(["ssh", *options])
         target = f"{self.field.made.state.user}@"
         tar = f"tar -C {source.parent} -c {source.name}"
-        clush = [
-            "clush",
-            "-f",
-            str(count),
-            "-o",
-            " ".join(options),
-            "-w",
-            f.addresses(count),
-            "--copy",
-            str(source),
-        ]
+        clush = ["clush", "-f", str(count), "-o", " ".join(options), "-w", f.addresses(count)]
+        clush += ["--copy", str(source)]
         pdcp = ["pdcp", "-R", "ssh", "-r", "-f", str(count), "-w", f.addresses(count), str(source), DEST]
         found: dict[str, Method] = {
             "clush --copy": lambda: f.run([*clush, "--dest", f"{DEST}/"]),
@@ -267,33 +249,79 @@ class Bench:
 
     def lines(self) -> Iterator[Measured]:
         """Measure long output of many nodes into a file, each line prefixed with its node."""
-        count, each = self.sizes.line_nodes, self.sizes.lines
-        command = ["seq", "-f", "line %.0f of what a program prints", "1", str(each)]
-        quoted = " ".join(f"'{word}'" for word in command)
-        f = self.field
-        held = f.folder / "lines.txt"
+        command, quoted, total = self.sequence()
+        count, f, held = self.sizes.line_nodes, self.field, self.field.folder / "lines.txt"
 
-        def counted(argv: list[str], **extra: str) -> Sample:
+        def lines(argv: list[str], **extra: str) -> Sample:
             sample = f.run(argv, output=held, **extra)
-            with held.open("rb") as file:
-                found = sum(1 for line in file if b" of what a program prints" in line)
-            return Sample(sample.wall, sample.cpu, 0 if found == count * each else 1)
+            return Sample(sample.wall, sample.cpu, int(counted(held) != total))
 
         ours = f.clusterctl("exec", f.names(count), "--", *command)
-        methods: dict[str, Method | str] = {OURS: lambda: counted(ours)}
-        for setting in EXECS:
-            options = " ".join(f.ssh_options(setting))
-            methods[f"pdsh, {setting}"] = self.tool(
-                "pdsh", lambda o=options: counted(self.pdsh(count, count, quoted), PDSH_SSH_ARGS_APPEND=o)
+        methods: dict[str, Method | str] = {OURS: lambda: lines(ours)}
+        for name, argv, options in self.printing(quoted):
+            methods[name] = self.tool(
+                name.split(",")[0], lambda a=argv, o=options: lines(a, PDSH_SSH_ARGS_APPEND=o)
             )
-            methods[f"clush, {setting}"] = self.tool(
-                "clush", lambda s=setting: counted(self.clush(count, s, quoted))
-            )
-        for measured in self.compared("lines", count, methods):
-            if measured.samples:
-                measured.note = f"{count * each / measured.wall:,.0f} lines/s"
-            yield measured
+        yield from self.rated(self.compared("lines", count, methods), total)
         held.unlink(missing_ok=True)
+
+    def logs(self) -> Iterator[Measured]:
+        """Measure the lines of ranks into one file each and onto the screen; the peers' lines go through tee into one.
+
+        clusterctl needs two commands, `launch` and `logs tail`, and its time includes the supervision of a run. Its
+        processor time does not count the controller, which continues after them.
+        """
+        command, quoted, total = self.sequence()
+        count, f, screen = self.sizes.line_nodes, self.field, self.field.folder / "screen.txt"
+        kept = f.folder / "kept.txt"
+        launch = f.clusterctl("launch", "-n", f.names(count), "--no-code", "--detach", "--", *command)
+        tail = [
+            launch[0],
+            "logs",
+            "tail",
+            "last",
+            "-f",
+            "-n",
+            str(self.sizes.lines),
+            "--rank",
+            f"0-{count - 1}",
+        ]
+
+        def ours() -> Sample:
+            sample = f.run(["sh", "-c", f"{shlex.join(launch)} && {shlex.join(tail)}"], output=screen)
+            copies = [counted(path) for path in (f.folder / "runs").glob("*/attempts/1/logs/*/rank-*.out")]
+            good = counted(screen) == total and copies == [self.sizes.lines] * count
+            shutil.rmtree(f.folder / "runs", ignore_errors=True)
+            return Sample(sample.wall, sample.cpu, int(not good))
+
+        def peer(argv: list[str], options: str) -> Sample:
+            script = f"{shlex.join(argv)} | tee {shlex.quote(str(kept))}"
+            sample = f.run(["sh", "-c", script], output=screen, PDSH_SSH_ARGS_APPEND=options)
+            return Sample(sample.wall, sample.cpu, int(not counted(screen) == counted(kept) == total))
+
+        methods: dict[str, Method | str] = {OURS: ours}
+        for name, argv, options in self.printing(quoted):
+            methods[name] = self.tool(name.split(",")[0], lambda a=argv, o=options: peer(a, o))
+        yield from self.rated(self.compared("logs", count, methods), total)
+
+    def sequence(self) -> tuple[list[str], str, int]:
+        """Return a program that prints many lines, as words and quoted, and the lines of all nodes together."""
+        command = ["seq", "-f", f"line %.0f{MARK.decode()}", "1", str(self.sizes.lines)]
+        return command, shlex.join(command), self.sizes.line_nodes * self.sizes.lines
+
+    def printing(self, quoted: str) -> Iterator[tuple[str, list[str], str]]:
+        """Yield the peers that run a command on the nodes of `lines`: name, words and ssh options."""
+        count = self.sizes.line_nodes
+        for setting in EXECS:
+            options = " ".join(self.field.ssh_options(setting))
+            yield f"pdsh, {setting}", self.pdsh(count, count, quoted), options
+            yield f"clush, {setting}", self.clush(count, setting, quoted), options
+
+    def rated(self, found: list[Measured], total: int) -> Iterator[Measured]:
+        for measured in found:
+            if measured.samples:
+                measured.note = f"{total / measured.wall:,.0f} lines/s"
+            yield measured
 
     def memory(self) -> Iterator[Measured]:
         """Measure the memory of the client while a command runs on every node, and of an idle agent."""
@@ -448,3 +476,8 @@ class Bench:
             fields[0] for fields in lines if len(fields) > 1 and fields[-1].strip().startswith(b"node")
         }
         return Sample(sample.wall, sample.cpu, count - len(answered), sample.output)
+
+
+def counted(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(MARK in line for line in file)

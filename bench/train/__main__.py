@@ -303,13 +303,6 @@ def losses(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     return found, losses_table(found)
 
 
-def start(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
-    from bench.train.start import TURNS, start_row, start_table
-
-    found = start_row(TURNS, log)
-    return found, start_table(found)
-
-
 ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[JsonObject, str]]] = {
     "124m-bf16": speed,
     "124m-bf16-tuned": speed,
@@ -323,7 +316,6 @@ ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[JsonObject, str]]] = {
     "llama-124m-bf16": speed,
     "llama-124m-fp32": speed,
     "1.3b-bf16": speed,
-    "start": start,
     "memory": memory,
     "losses": losses,
 }
@@ -333,7 +325,6 @@ DEFAULT = (
     "6x384-bf16",
     "ranks-bf16",
     "llama-124m-bf16",
-    "start",
     "memory",
     "losses",
 )

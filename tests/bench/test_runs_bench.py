@@ -1,4 +1,4 @@
-"""The arithmetic behind bench/runs/recover.py, goodput.py, idle.py and logs.py."""
+"""The arithmetic behind bench/runs/recover.py, goodput.py and idle.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.reach import logs
-from bench.reach.field import Sample
 from bench.runs import code, field, hangs, idle, recover, slurm, stops
 from bench.runs import goodput as goodputs
 from bench.runs.times import (
@@ -125,20 +123,6 @@ def test_a_file_that_grows_gives_its_whole_lines(tmp_path: Path) -> None:
 def test_memory_is_read_as_the_kernel_writes_it() -> None:
     text = "55d0-7ffe ---p 00 00:00 0 [rollup]\nRss: 2048 kB\nPrivate_Clean: 256 kB\nPrivate_Dirty: 768 kB\n"
     assert idle.memory_of(text) == {"Rss": 2048, "Private": 1024}
-
-
-def test_following_is_judged_by_the_best_peer_that_brought_every_line() -> None:
-    samples = {
-        "clusterctl": [Sample(2.0, 1.0, 0), Sample(3.0, 1.0, 0), Sample(2.5, 1.0, 0)],
-        "pdsh, stock": [Sample(5.0, 1.0, 0)],
-        "clush, stock": [Sample(1.0, 1.0, 1)],
-    }
-    said, fast = logs.judged(samples)
-    assert fast
-    assert said.splitlines()[0] == "clusterctl took 0.50 of pdsh, stock"
-    assert "clush" not in said
-    assert not logs.judged({**samples, "clusterctl": [Sample(2.0, 1.0, 1)]})[1]
-    assert not logs.judged({"clusterctl": samples["clusterctl"]})[1]
 
 
 @pytest.mark.parametrize(

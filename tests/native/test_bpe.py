@@ -9,9 +9,9 @@ import numpy as np
 import psutil
 import pytest
 
-from bench.corpus.texts import hostile
 from native.compiled import library
 from native.text import bpe, unicode_classes
+from tests.support.hostile_texts import hostile
 
 pytestmark = pytest.mark.usefixtures("compiled")
 Merges = list[tuple[int, int, int]]

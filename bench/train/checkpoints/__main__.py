@@ -8,7 +8,6 @@ import sys
 NAMES = {
     "deepspeed": "save and load times of DeepSpeed itself",
     "manifest": "the time for a manifest of 1,536 ranks",
-    "processor": "compare processor time of saves and loads with torch's, for busy machines",
     "reshard": "continue on fewer ranks, compared with DeepSpeed's offline conversion",
     "times": "save and load times compared with torch's distributed checkpoints",
 }

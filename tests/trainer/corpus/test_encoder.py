@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.corpus import encode_fuzz
-from bench.corpus.texts import hostile
 from native.compiled import library
 from native.compiled.library import LibraryMissing
+from tests.conftest import Cases
+from tests.support.hostile_texts import hostile
 from trainer.corpus import encoder as encoder_module
 from trainer.corpus.build import Order
 from trainer.corpus.build import build as build_data
@@ -28,6 +29,7 @@ from trainer.corpus.encoder import (
     encoder_for,
 )
 from trainer.corpus.tokenizer import (
+    END_OF_DOCUMENT,
     GLM_TOKENS,
     Tokenizer,
     add_glm_tokens,
@@ -44,24 +46,57 @@ needs_gpt2 = pytest.mark.skipif(
 )
 
 
+# One contains another, one is the start of another, one has two-byte characters, and one is for the second pass.
+ADDED = (END_OF_DOCUMENT, "<|end", "<|", "<pad>", "中文", "|>", "\n\n<mask>")
+LATE = ("<|", "<mask>")
+
+
+def trained(folder: Path, vocab: int, prefix_space: bool = False, added: Sequence[str] = ()) -> Path:
+    """Train a tokenizer on some of the hostile texts."""
+    path = folder / "tokenizer.json"
+    train_tokenizer((hostile(-n) for n in range(1, 3000)), vocab, path)
+    data = json.loads(path.read_text())
+    data["pre_tokenizer"]["add_prefix_space"] = prefix_space
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
+    known = {entry["content"] for entry in data["added_tokens"]}
+    first = len(data["model"]["vocab"])
+    for number, content in enumerate(token for token in added if token not in known):
+        late = content in LATE
+        data["added_tokens"].append({"id": first + number, "content": content, "normalized": late, **flags})
+    path.write_text(json.dumps(data))
+    return path
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return encode_fuzz.trained(tmp_path_factory.mktemp("plain"), 700)
+    return trained(tmp_path_factory.mktemp("plain"), 700)
 
 
 @pytest.fixture(scope="module")
 def special(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return encode_fuzz.trained(tmp_path_factory.mktemp("special"), 500, True, encode_fuzz.ADDED)
+    return trained(tmp_path_factory.mktemp("special"), 500, True, ADDED)
 
 
-def test_hostile_texts_get_the_ids_of_tokenizers(plain: Path, special: Path) -> None:
-    assert encode_fuzz.differing(plain, range(3000), encode_fuzz.ADDED) == []
-    assert encode_fuzz.differing(special, range(3000), encode_fuzz.ADDED, threads=2) == []
+def differing(path: Path, numbers: Iterable[int], added: tuple[str, ...], threads: int = 1) -> list[int]:
+    """Return the numbers of the texts that the two encoders encode differently."""
+    tokenizer = Tokenizer.load(path)
+    encoder, left, found = Encoder.load(tokenizer, threads), iter(numbers), []
+    while some := list(islice(left, 2000)):
+        texts = [hostile(number, added) for number in some]
+        ids, lengths = encoder.encode_many(texts)
+        ends = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+        theirs = tokenizer.encode_many(texts)
+        for number, own, (start, end) in zip(some, theirs, pairwise(ends), strict=True):
+            if ids[start:end].tolist() != own:
+                found.append(number)
+    return found
 
 
-@needs_gpt2
-def test_hostile_texts_get_the_ids_of_gpt2() -> None:
-    assert encode_fuzz.differing(GPT2, range(100_000, 103_000), encode_fuzz.ADDED) == []
+@pytest.mark.parametrize("kind", ["plain", "special", pytest.param("gpt2", marks=needs_gpt2)])
+def test_hostile_texts_get_the_ids_of_tokenizers(kind: str, plain: Path, special: Path, cases: Cases) -> None:
+    """`--cases 1000000` compares so many texts with each vocabulary."""
+    path = {"plain": plain, "special": special, "gpt2": GPT2}[kind]
+    assert differing(path, (number for number, _ in cases(3000)), ADDED, 2 if kind == "special" else 1) == []
 
 
 @needs_gpt2
@@ -231,7 +266,7 @@ def test_a_template_that_says_the_text_twice_is_refused(plain: Path, tmp_path: P
 
 def test_glm_tokens_laid_on_top_are_found_in_text(plain: Path, tmp_path: Path) -> None:
     add_glm_tokens(plain, tmp_path / "glm.json")
-    assert encode_fuzz.differing(tmp_path / "glm.json", range(1000), tuple(GLM_TOKENS.values())) == []
+    assert differing(tmp_path / "glm.json", range(1000), tuple(GLM_TOKENS.values())) == []
 
 
 def test_all_reasons_are_said_at_once(plain: Path, tmp_path: Path) -> None:

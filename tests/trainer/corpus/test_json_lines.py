@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.corpus.texts import hostile
 from native.text import json_lines as compiled_lines
+from tests.support.hostile_texts import hostile
 from trainer.files import texts
 
 pytestmark = pytest.mark.usefixtures("compiled")
