@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.reach.field import (
     DEST,
@@ -160,13 +159,17 @@ class Bench:
             for setting in settings
             for name, method in self.copies(self.payload, count, setting).items()
         }
-        around: dict[str, Any] = {
-            "before": self.field.clear,
-            "after": lambda: self.field.lacking(count, "payload/data", size),
-        }
-        yield from self.compared(row, count, ours, **around)
-        self.verify(count)
-        yield from self.compared(row, count, peers, runs=runs, **around)
+        for methods, times in ((ours, None), (peers, runs)):
+            yield from self.compared(
+                row,
+                count,
+                methods,
+                runs=times,
+                before=self.field.clear,
+                after=lambda: self.field.lacking(count, "payload/data", size),
+            )
+            if methods is ours:
+                self.verify(count)
 
     def relayed(self, count: int, how: str) -> Method | str:
         f = self.field

@@ -91,9 +91,9 @@ def rank_main(rank: int, size: str, folder: str, port: int, rounds: int) -> None
         )
         for background in ("never", "always")
     }
-    # A weight has the same key on both ranks: torch saves it once, and each rank loads it.
-    state = {part.key: part.tensor for part in engine.parts()}
-    own = {part.key: part.tensor for part in engine.parts() if part.owned}
+    # A piece that both ranks have has the same key: torch saves it once, and each rank loads it.
+    state = {f"{part.key} {part.box}": part.tensor for part in engine.parts()}
+    own = {f"{part.key} {part.box}": part.tensor for part in engine.parts() if part.owned}
     processes = dist.new_group(backend="gloo")
     for number in range(1, rounds + 2):
         measure_ours(savers, number, group, times)
