@@ -62,9 +62,12 @@ VERBS = {
         "Build Megatron's .bin and .idx files from texts, with a manifest.",
         "corpus.commands:build_pair",
         SPREAD,
+        collects=True,
     ),
     "data-shares": Verb(
-        "Divide the inputs of a build into shares, one per node; print JSON.", "corpus.commands:divide_inputs"
+        "Divide the inputs of a build into shares, one per node; print JSON.",
+        "corpus.commands:divide_inputs",
+        collects=True,
     ),
     "data-info": Verb(
         "Show the documents, tokens and epochs of a .bin/.idx pair.", "corpus.commands:describe_pair"

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, kind: Any, *, explained: bool
         from clusterctl.wire.schema import explanations
 
         texts = explanations(kind)
-    for item in keys_of(kind):
+    for item in _in_order(kind):
         hint: Any = types_of(kind)[item.name]
         if is_dataclass(hint):
             add_arguments(parser, hint, explained=explained)
@@ -56,6 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser, kind: Any, *, explained: bool
         parser.add_argument(
             option_name(item.name), **{"default": item.default, **more}, metavar=rule.metavar, dest=item.name
         )
+
+
+def _in_order(kind: Any) -> list[Any]:
+    """Return the fields that people write: first those that are needed, and those of a class before its bases'."""
+    ranks = {
+        name: rank
+        for rank, base in reversed([*enumerate(kind.__mro__)])
+        for name in vars(base).get("__annotations__", ())
+    }
+
+    def place(item: Any) -> tuple[bool, bool, int]:
+        rule = rule_of(item)
+        is_needed = rule.required or item.default is MISSING
+        return not rule.positional, not is_needed, ranks[item.name]
+
+    return sorted(keys_of(kind), key=place)
 
 
 def _reading(read: Callable[[object], Any]) -> Callable[[str], Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.wire.fields import setting
+from clusterctl.wire.fields import Checked, Problem, setting
 from clusterctl.wire.requests import Printed
 
+TEXT_FORMATS = ("jsonl", "text", "wikiextractor", "mediawiki", "parquet", "lazy")
 PAIR_ENDINGS = (".bin", ".idx", ".manifest.json", ".hashes")
 
 
@@ -26,57 +28,102 @@ def new_prefix(name: object) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Texts to read."""
+class Reading:
+    """How texts are found in files."""
 
-    input: tuple[str, ...] = setting(required=True, read=os.fspath, metavar="FILE")
-    """JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet or GLM's .lazy; also compressed by gz, bz2,
-    xz or zst; also patterns such as 'data/*.jsonl'; '-' for stdin."""
     key: str = setting("text", metavar="KEY")
     """The key or column with the text or the ids. Default: text."""
-    format: str = setting("", metavar="FORMAT")
-    """The format: jsonl, text, wikiextractor, mediawiki, parquet or lazy. Default: detected from name and first
-    bytes."""
-    each: str = setting("file", metavar="EACH")
+    each: str = setting("file", choices=("file", "line", "paragraph"), metavar="EACH")
     """For plain text: make a document of each file, line or paragraph. Default: file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRequest(Printed, Texts):
-    """A pair to build from texts."""
+class Texts:
+    """Files with texts."""
 
-    tokenizer: Path = setting(metavar="TOKENIZER")
-    """tokenizer.json, vocab.json, or the folder of one."""
-    output: Path = setting(read=new_prefix, metavar="PREFIX")
-    """The path of the new files, without endings."""
-    append_eod: bool = setting(False)
-    """End each document with the end-of-document token."""
-    eod: str = setting("", metavar="TOKEN")
-    """The end-of-document token. Default: <|endoftext|>."""
-    unit: str = setting("document", metavar="UNIT")
-    """Make a sequence of each document or each sentence."""
-    min_chars: int = setting(0)
+    input: tuple[str, ...] = setting(required=True, read=os.fspath, metavar="FILE")
+    """JSON lines, text, WikiExtractor's folders, MediaWiki dumps, Parquet or GLM's .lazy; also compressed by gz, bz2,
+    xz or zst; also patterns such as 'data/*.jsonl'; '-' for stdin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """The format of the files."""
+
+    format: str = setting("", choices=("", *TEXT_FORMATS), metavar="FORMAT")
+    """The format: jsonl, text, wikiextractor, mediawiki, parquet or lazy. Default: detected from name and first
+    bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters(Checked):
+    """The conditions that a document must meet."""
+
+    min_chars: int = setting(0, least=0)
     """Skip documents with fewer characters."""
-    dedup: bool = setting(False)
-    """Drop exact duplicates; keep the first copy."""
     language: str = setting("", metavar="CODE")
     """Keep only documents in this language: en."""
     language_model: str = setting("", metavar="FILE")
     """The model that detects languages: fastText's lid.176.bin or lid.176.ftz."""
-    min_confidence: float = setting(0.0, metavar="P")
+    min_confidence: float = setting(0.0, least=0, most=1, metavar="P")
     """Skip documents whose language is less certain: 0 to 1. Default: 0."""
-    max_bad: int = setting(0)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.language and not self.language_model:
+            problem = f"{self.language} needs --language-model FILE, fastText's lid.176.bin or lid.176.ftz"
+            yield "language", problem, ""
+        if self.language_model and not self.language:
+            yield "language_model", "needs --language, as in --language en", ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Reading):
+    """Everything that determines the tokens of a document; the same for all parts of a build."""
+
+    unit: str = setting("document", choices=("document", "sentence"), metavar="UNIT")
+    """Make a sequence of each document or each sentence."""
+    append_eod: bool = setting(False)
+    """End each document with the end-of-document token."""
+    dedup: bool = setting(False)
+    """Drop exact duplicates; keep the first copy."""
+    filters: Filters = Filters()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(TextFormat):
+    """The options of a build that are the same on every node."""
+
+    recipe: Recipe = Recipe()
+    eod: str = setting("", metavar="TOKEN")
+    """The end-of-document token. Default: <|endoftext|>."""
+    max_bad: int = setting(0, least=0)
     """Skip at most N bad lines. Default: 0."""
-    workers: int = setting(0)
+    workers: int = setting(0, least=0)
     """Use N processes. Default: one per core."""
-    replace: bool = setting(False)
-    """Overwrite existing files of that name."""
     fresh: bool = setting(False)
     """Start again instead of resuming an interrupted build."""
-    progress_lines: bool = setting(False, hidden=True)
-    """Also write the progress for another program."""
     keep_hashes: bool = setting(False)
     """With --dedup: keep the hashes, for `data merge --dedup`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPair(Printed):
+    """A pair to write."""
+
+    output: Path = setting(read=new_prefix, metavar="PREFIX")
+    """The path of the new files, without endings."""
+    replace: bool = setting(False)
+    """Overwrite existing files of that name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest(Texts, BuildOptions, NewPair):
+    """A pair to build from texts."""
+
+    tokenizer: Path = setting(metavar="TOKENIZER")
+    """tokenizer.json, vocab.json, or the folder of one."""
+    progress_lines: bool = setting(False, hidden=True)
+    """Also write the progress for another program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +153,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewPair(Printed):
-    """A pair to write."""
-
-    output: Path = setting(read=new_prefix, metavar="PREFIX")
-    """The path of the new files, without endings."""
-    replace: bool = setting(False)
-    """Overwrite existing files of that name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class InfoRequest(Printed, Pair):
+class InfoRequest(Pair, Printed):
     """A pair to describe."""
 
     tokenizer: Path | None = setting(None, metavar="TOKENIZER")
@@ -130,7 +167,7 @@ class InfoRequest(Printed, Pair):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyRequest(Printed, Pairs):
+class VerifyRequest(Pairs, Printed):
     """Pairs to check."""
 
     tokenizer: Path | None = setting(None, metavar="TOKENIZER")
@@ -142,7 +179,7 @@ class VerifyRequest(Printed, Pairs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairRequest(Printed, Pair):
+class RepairRequest(Pair, Printed):
     """A pair whose index is to be corrected."""
 
     output: Path | None = setting(None, metavar="PREFIX")
@@ -152,7 +189,7 @@ class RepairRequest(Printed, Pair):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitRequest(NewPair, Pair):
+class SplitRequest(Pair, NewPair):
     """A pair to cut into parts."""
 
     parts: int | None = setting(None, least=1)
@@ -162,7 +199,7 @@ class SplitRequest(NewPair, Pair):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeRequest(NewPair, Pairs):
+class MergeRequest(Pairs, NewPair):
     """Pairs to join."""
 
     dedup: bool = setting(False)
@@ -178,9 +215,10 @@ class NewTokenizer(Printed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainTokenizerRequest(NewTokenizer, Texts):
+class TrainTokenizerRequest(Texts, TextFormat, NewTokenizer):
     """A tokenizer to train on texts."""
 
+    reading: Reading = Reading()
     vocab_size: int = setting()
     """The number of tokens."""
     output: Path = setting(metavar="PATH")

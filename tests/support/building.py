@@ -14,12 +14,11 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
+from clusterctl.wire.data_requests import BuildRequest, Filters, Recipe
 from trainer.__main__ import main
-from trainer.corpus.build import Order, build
-from trainer.corpus.filters import Filters
+from trainer.corpus.build import build
 from trainer.corpus.indexed import open_corpus
 from trainer.corpus.tokenizer import Tokenizer, train_tokenizer
-from trainer.corpus.worker import Recipe
 
 SAYINGS = [
     "the cat sat on the mat; " * 20,
@@ -58,10 +57,11 @@ def write_lines(path: Path, texts: Sequence[Any], key: str = "text") -> Path:
 
 def built(output: Path, tokenizer: Path, *inputs: Path | str, **options: Any) -> dict[str, Any]:
     """Build a pair and return its manifest; options of the order, the recipe and the filters by their names."""
-    filters = {name: options.pop(name) for name in list(options) if name in Filters.__dataclass_fields__}
-    options.setdefault("filters", Filters(**filters))
-    recipe = {name: options.pop(name) for name in list(options) if name in Recipe.__dataclass_fields__}
-    manifest = build(Order(tuple(map(str, inputs)), tokenizer, output, Recipe(**recipe), **options))
+    for kind, name in ((Filters, "filters"), (Recipe, "recipe")):
+        names = kind.__dataclass_fields__.keys() & options.keys()
+        options[name] = kind(**{each: options.pop(each) for each in names})
+    request = BuildRequest(input=tuple(map(str, inputs)), tokenizer=tokenizer, output=output, **options)
+    manifest = build(request)
     found: dict[str, Any] = json.loads(json.dumps(manifest.as_json()))
     return found
 

@@ -9,12 +9,14 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterctl.wire.arguments import wrong_options
+from clusterctl.wire.data_requests import TEXT_FORMATS, BuildRequest
 from clusterctl.wire.pair import FileRecord, Manifest, TokenizerRecord
 from trainer.corpus.dedup import drop_duplicates
 from trainer.corpus.indexed import (
@@ -24,8 +26,6 @@ from trainer.corpus.indexed import (
     write_index,
 )
 from trainer.corpus.inputs import (
-    EACH,
-    KINDS,
     PART_BYTES,
     Input,
     Part,
@@ -46,7 +46,6 @@ from trainer.corpus.store import (
     work_folder,
 )
 from trainer.corpus.tokenizer import Tokenizer
-from trainer.corpus.worker import UNITS, Recipe
 from trainer.errors import DataError, DataFailed, TrainerError, machine_error
 from trainer.files import sha256, sync
 
@@ -57,54 +56,26 @@ Progress = Callable[[int, int, int], None]
 """Called with the bytes read so far, the bytes of all inputs, and the documents made."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """The options of one build."""
-
-    inputs: tuple[str, ...]
-    tokenizer: Path
-    output: Path
-    recipe: Recipe = field(default_factory=Recipe)
-    kind: str = ""
-    eod: str = ""
-    workers: int = 0
-    """0: one worker per core available to this process."""
-    max_bad: int = 0
-    replace: bool = False
-    fresh: bool = False
-    keep_hashes: bool = False
-    """With `dedup`: keep the hash of each document next to the pair, for a later merge across pairs."""
-
-    def check(self) -> None:
-        """Raise one error that lists all faults of the options."""
-        faults = []
-        for ending in (".bin", ".idx"):
-            if self.output.name.endswith(ending):
-                faults.append(
-                    f"--output {self.output}: is a prefix; leave out {ending}, which is added to it"
-                )
-        above = next((path for path in self.output.parents if path.exists()), None)
-        if above is not None and not above.is_dir():
-            faults.append(f"--output {self.output}: {above} is a file, not a folder")
-        for name, value, known in (
-            ("--each", self.recipe.each, EACH),
-            ("--unit", self.recipe.unit, UNITS),
-            ("--format", self.kind or KINDS[0], KINDS),
-        ):
-            if value not in known:
-                faults.append(f"{name} {value}: is not one of {', '.join(known)}")
-        for name, number in (("--workers", self.workers), ("--max-bad", self.max_bad)):
-            if number < 0:
-                faults.append(f"{name} {number}: is less than 0")
-        try:
-            self.recipe.filters.check()
-        except DataError as error:
-            faults.append(error.message)
-        if faults:
-            raise DataError("\n".join(faults), "see `clusterctl data build --help`")
+def _check(order: BuildRequest) -> None:
+    """Raise one error that lists all faults of the options."""
+    faults = []
+    for ending in (".bin", ".idx"):
+        if order.output.name.endswith(ending):
+            faults.append(f"--output {order.output}: is a prefix; leave out {ending}, which is added to it")
+    above = next((path for path in order.output.parents if path.exists()), None)
+    if above is not None and not above.is_dir():
+        faults.append(f"--output {order.output}: {above} is a file, not a folder")
+    faults += wrong_options(order)
+    model = order.recipe.filters.language_model
+    if model and not Path(model).is_file():
+        faults.append(f"--language-model {model}: no such file")
+    if faults:
+        raise DataError("\n".join(faults), "see `clusterctl data build --help`")
 
 
-def build(order: Order, tell: Tell = lambda text: None, progress: Progress = lambda *_: None) -> Manifest:
+def build(
+    order: BuildRequest, tell: Tell = lambda text: None, progress: Progress = lambda *_: None
+) -> Manifest:
     """Build, or resume an interrupted build; return the manifest."""
     inputs, tokenizer = opened(order)
     plan = make_plan(order, inputs, tokenizer)
@@ -120,15 +91,15 @@ def build(order: Order, tell: Tell = lambda text: None, progress: Progress = lam
         raise _as_build_error(error, folder) from None
 
 
-def opened(order: Order) -> tuple[list[Input], Tokenizer]:
+def opened(order: BuildRequest) -> tuple[list[Input], Tokenizer]:
     """Return the inputs found and the tokenizer loaded; raise one error that lists all faults."""
     faults: list[DataError] = []
     inputs: list[Input] = []
     tokenizer: Tokenizer | None = None
     with _collected(faults):
-        order.check()
+        _check(order)
     with _collected(faults):
-        inputs = find_inputs(order.inputs, order.kind if order.kind in KINDS else "")
+        inputs = find_inputs(order.input, order.format if order.format in TEXT_FORMATS else "")
     with _collected(faults):
         tokenizer = Tokenizer.load(order.tokenizer, order.eod)
     if faults or tokenizer is None:
@@ -147,7 +118,7 @@ def _collected(faults: list[DataError]) -> Iterator[None]:
 
 
 def _build(
-    order: Order,
+    order: BuildRequest,
     inputs: Sequence[Input],
     tokenizer: Tokenizer,
     plan: BuildPlan,
@@ -179,7 +150,7 @@ def _build(
     return manifest
 
 
-def make_plan(order: Order, inputs: Sequence[Input], tokenizer: Tokenizer) -> BuildPlan:
+def make_plan(order: BuildRequest, inputs: Sequence[Input], tokenizer: Tokenizer) -> BuildPlan:
     """Return everything that determines the bytes of the result."""
     filters = order.recipe.filters
     return BuildPlan(
@@ -204,7 +175,7 @@ def _is_finished(folder: Path, plan: BuildPlan) -> bool:
     return (folder / MANIFEST).is_file() and plan.changes(folder) == []
 
 
-def _refuse_to_replace(order: Order) -> None:
+def _refuse_to_replace(order: BuildRequest) -> None:
     existing = [path for path in (bin_path(order.output), idx_path(order.output)) if path.exists()]
     if existing and not order.replace:
         names = " and ".join(str(path) for path in existing)
@@ -212,7 +183,7 @@ def _refuse_to_replace(order: Order) -> None:
 
 
 def _make(
-    order: Order, reader: Reader, store: Store, tokenizer: Tokenizer, tell: Tell, progress: Progress
+    order: BuildRequest, reader: Reader, store: Store, tokenizer: Tokenizer, tell: Tell, progress: Progress
 ) -> None:
     _stop_at_bad(order, store)
     recipe = order.recipe
@@ -245,7 +216,7 @@ def _new_parts(reader: Reader, store: Store) -> Iterator[Part]:
         raise changed
 
 
-def _stop_at_bad(order: Order, store: Store) -> None:
+def _stop_at_bad(order: BuildRequest, store: Store) -> None:
     count = store.facts["bad"]
     if count <= order.max_bad:
         return
@@ -258,7 +229,7 @@ def _stop_at_bad(order: Order, store: Store) -> None:
     )
 
 
-def _finish(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) -> None:
+def _finish(order: BuildRequest, reader: Reader, store: Store, tokenizer: Tokenizer) -> None:
     """Drop duplicates, then write the index and the manifest next to the tokens."""
     if not store.tokens:
         shutil.rmtree(store.folder)
@@ -282,7 +253,7 @@ def _why_empty(store: Store) -> str:
     return "the input has no document with text in it" + (f" ({', '.join(gone)})" if gone else "")
 
 
-def make_manifest(order: Order, reader: Reader, store: Store, tokenizer: Tokenizer) -> Manifest:
+def make_manifest(order: BuildRequest, reader: Reader, store: Store, tokenizer: Tokenizer) -> Manifest:
     """Return the manifest; nothing in it depends on time, on the workers or on interruptions."""
     recipe = order.recipe
     filters = asdict(recipe.filters) if recipe.filters != type(recipe.filters)() else {}

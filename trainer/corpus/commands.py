@@ -25,7 +25,6 @@ from clusterctl.wire.requests import Printed
 from clusterctl.wire.typed_json import encode
 
 if TYPE_CHECKING:
-    from trainer.corpus.build import Order
     from trainer.corpus.info import CorpusInfo
     from trainer.corpus.tokenizer import WrittenTokenizer
     from trainer.corpus.verify import Repaired
@@ -36,7 +35,7 @@ def tokenizer_train(request: TrainTokenizerRequest) -> int:
     from trainer.corpus.documents import some_text, texts_of
     from trainer.corpus.tokenizer import train_tokenizer
 
-    texts = texts_of(request.input, request.key, request.format, request.each)
+    texts = texts_of(request.input, request.reading.key, request.format, request.reading.each)
     answer = train_tokenizer(some_text(texts), request.vocab_size, request.output, overwrite=request.replace)
     return _show(request, answer, _tokenizer_text)
 
@@ -53,10 +52,9 @@ def build_pair(request: BuildRequest) -> int:
     """Build a pair; return 0."""
     from trainer.corpus.build import build
 
-    order = _order(request)
     meter = Meter(request.progress_lines)
     try:
-        manifest = build(order, meter.say, meter.show)
+        manifest = build(request, meter.say, meter.show)
     except KeyboardInterrupt:
         meter.say("interrupted; the same command resumes the build")
         raise
@@ -72,30 +70,8 @@ def divide_inputs(request: SharesRequest) -> int:
     """Divide the inputs of a build; return 0."""
     from trainer.corpus.node_shares import make_shares
 
-    _write_json(encode(make_shares(_order(request), request.count, request.folder)))
+    _write_json(encode(make_shares(request, request.count, request.folder)))
     return 0
-
-
-def _order(request: BuildRequest) -> Order:
-    from trainer.corpus.build import Order
-    from trainer.corpus.filters import Filters
-    from trainer.corpus.worker import Recipe
-
-    filters = Filters(request.min_chars, request.language, request.language_model, request.min_confidence)
-    recipe = Recipe(request.key, request.each, request.unit, request.append_eod, request.dedup, filters)
-    return Order(
-        tuple(request.input),
-        request.tokenizer,
-        request.output,
-        recipe,
-        kind=request.format,
-        eod=request.eod,
-        workers=request.workers,
-        max_bad=request.max_bad,
-        replace=request.replace,
-        fresh=request.fresh,
-        keep_hashes=request.keep_hashes,
-    )
 
 
 def describe_pair(request: InfoRequest) -> int:

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 
 from trainer.corpus.inputs import (
-    EACH,
-    KINDS,
     Piece,
     Reader,
     find_inputs,
@@ -304,9 +302,6 @@ def some_text(texts: Iterator[str]) -> Iterator[str]:
 
 def texts_of(inputs: Sequence[str], key: str = "text", kind: str = "", each: str = "file") -> Iterator[str]:
     """Yield every text in order; raise DataError for a list of token ids."""
-    for name, value, known in (("--format", kind or KINDS[0], KINDS), ("--each", each, EACH)):
-        if value not in known:
-            raise DataError(f"{name} {value}: is not one of {', '.join(known)}")
     return _texts(Reader(find_inputs(inputs, kind), each), key, each)
 
 

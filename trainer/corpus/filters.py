@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clusterctl.wire.data_requests import Filters
 from trainer.env import install_command
 from trainer.errors import DataError
 
@@ -16,34 +15,6 @@ from trainer.errors import DataError
 LOOKED_AT = 4096
 # Bytes of a document's hash. That two of 1e9 documents share a hash has a probability below 1e-20.
 HASH_BYTES = 16
-
-
-@dataclass(frozen=True)
-class Filters:
-    """The conditions that a document must meet. `language_model` is the user's copy of fastText's
-    lid.176.bin or .ftz."""
-
-    min_chars: int = 0
-    language: str = ""
-    language_model: str = ""
-    min_confidence: float = 0.0
-
-    def check(self) -> None:
-        """Raise one error that lists all wrong settings."""
-        faults = []
-        if self.min_chars < 0:
-            faults.append(f"--min-chars {self.min_chars}: must be at least 0")
-        if self.language and not self.language_model:
-            problem = f"--language {self.language} needs --language-model FILE"
-            faults.append(f"{problem}, fastText's lid.176.bin or lid.176.ftz")
-        if self.language_model and not self.language:
-            faults.append("--language-model needs --language, as in --language en")
-        if self.language_model and not Path(self.language_model).is_file():
-            faults.append(f"--language-model {self.language_model}: no such file")
-        if not 0 <= self.min_confidence <= 1:
-            faults.append(f"--min-confidence {self.min_confidence}: must be between 0 and 1")
-        if faults:
-            raise DataError("\n".join(faults))
 
 
 class Sieve:

@@ -32,7 +32,6 @@ from trainer.corpus.open import (
 from trainer.env import install_command
 from trainer.errors import DataError
 
-KINDS = ("jsonl", "text", "wikiextractor", "mediawiki", "parquet", "lazy")
 ENDINGS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -44,7 +43,6 @@ ENDINGS = {
     ".parquet": "parquet",
     ".lazy": "lazy",
 }
-EACH = ("file", "line", "paragraph")
 # Bytes of text in a part: 0.1 s of work for one core, so that the other cores wait little for the last part.
 PART_BYTES = 4 << 20
 # Most bytes of one line, page or file; a longer record is reported as bad.

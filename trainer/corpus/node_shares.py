@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from clusterctl.wire.arguments import arguments_of
+from clusterctl.wire.data_requests import BuildOptions, BuildRequest
 from clusterctl.wire.pair import InputShare, InputShares
-from trainer.corpus.build import Order, opened
+from trainer.corpus.build import opened
 from trainer.corpus.inputs import Input
 from trainer.corpus.open import PACKED, STDIN
 from trainer.corpus.tokenizer import tokenizer_files
@@ -29,7 +31,7 @@ class Slice:
     size: int
 
 
-def make_shares(order: Order, count: int, folder: Path) -> InputShares:
+def make_shares(order: BuildRequest, count: int, folder: Path) -> InputShares:
     """Write `count` shares below `folder` (fewer if there is less to divide); whole files become hard
     links."""
     inputs, _ = opened(order)
@@ -44,24 +46,12 @@ def make_shares(order: Order, count: int, folder: Path) -> InputShares:
     return InputShares(tuple(made), tuple(words_of(order)))
 
 
-def words_of(order: Order) -> list[str]:
+def words_of(order: BuildRequest) -> list[str]:
     """Return the options of a build that are the same on every node."""
-    recipe, filters = order.recipe, order.recipe.filters
-    named = {
-        "--key": recipe.key,
-        "--each": recipe.each,
-        "--unit": recipe.unit,
-        "--format": order.kind,
-        "--eod": order.eod,
-        "--min-chars": filters.min_chars,
-        "--language": filters.language,
-        "--min-confidence": filters.min_confidence,
-        "--max-bad": order.max_bad,
-        "--workers": order.workers,
-    }
-    settings = [f"{name}={value}" for name, value in named.items() if value]
-    flags = {"--append-eod": recipe.append_eod, "--dedup": recipe.dedup, "--keep-hashes": recipe.dedup}
-    return settings + [name for name, given in flags.items() if given] + (["--fresh"] if order.fresh else [])
+    same = BuildOptions(**{item.name: getattr(order, item.name) for item in fields(BuildOptions)})
+    # The model has another name there.
+    recipe = replace(same.recipe, filters=replace(same.recipe.filters, language_model=""))
+    return arguments_of(replace(same, recipe=recipe, keep_hashes=recipe.dedup))
 
 
 def cut_even(inputs: Sequence[Input], count: int, each: str) -> list[list[Slice]]:
@@ -115,7 +105,7 @@ def _line_after(name: str, at: int) -> int:
         return file.tell()
 
 
-def _write(slices: Sequence[Slice], share: Path, order: Order) -> None:
+def _write(slices: Sequence[Slice], share: Path, order: BuildRequest) -> None:
     shutil.rmtree(share, ignore_errors=True)
     (share / "in").mkdir(parents=True)
     (share / "tokenizer").mkdir()

@@ -12,9 +12,10 @@ from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from clusterctl.wire.data_requests import Recipe
 from trainer.corpus.inputs import Part
 from trainer.corpus.tokenizer import Tokenizer
-from trainer.corpus.worker import EncodedPart, Maker, Recipe
+from trainer.corpus.worker import EncodedPart, Maker
 from trainer.env import preset
 from trainer.errors import DataError, DataFailed, TrainerError
 

@@ -24,8 +24,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterctl.wire.data_requests import Recipe
 from trainer.corpus.manifest import manifest_path
-from trainer.corpus.worker import EncodedPart, Recipe
+from trainer.corpus.worker import EncodedPart
 from trainer.errors import DataError
 from trainer.files import replace_file, sync
 

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterctl.wire.data_requests import Recipe
 from trainer.corpus.documents import Bad, documents, sentences
-from trainer.corpus.filters import Filters, Sieve, content_hash
+from trainer.corpus.filters import Sieve, content_hash
 from trainer.corpus.indexed import token_type
 from trainer.corpus.inputs import Part
 from trainer.corpus.tokenizer import Tokenizer
 
-UNITS = ("document", "sentence")
 # Descriptions of bad lines that a part keeps; all bad lines are counted.
 BAD_KEPT_IN_PART = 20
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that determines the tokens of a document; the same for all parts."""
-
-    key: str = "text"
-    each: str = "file"
-    unit: str = "document"
-    append_eod: bool = False
-    dedup: bool = False
-    filters: Filters = field(default_factory=Filters)
 
 
 @dataclass(frozen=True)

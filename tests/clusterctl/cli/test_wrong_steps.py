@@ -156,7 +156,7 @@ def test_every_wrong_word_of_a_data_build_is_named(folder: Path, command_line: R
             ("--input", "hollow", "--input", "gone", "--workers", "-1"),
             [
                 "--output job.yaml/x: job.yaml is a file, not a folder",
-                "--workers -1: is less than 0",
+                "--workers: -1 is too small (0 or more)",
                 "hollow: a folder without files",
                 "gone: no such file",
                 "nosuch: no such tokenizer",

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from clusterctl.wire.data_requests import BuildRequest, Recipe
 from tests.support.building import SAYINGS, built, pair_bytes, small_tokenizer, texts_in, verb, write_lines
 from trainer.corpus.documents import sentences
 from trainer.corpus.indexed import Writer, open_corpus
@@ -208,9 +209,6 @@ def test_only_the_language_asked_for_stays(words: Path, tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_with_an_order_is_told_at_once(words: Path, tmp_path: Path) -> None:
-    from trainer.corpus.filters import Filters
-
-    filters = Filters(min_chars=-1, language="en", language_model=str(tmp_path / "none"), min_confidence=2)
     with pytest.raises(DataError) as caught:
         built(
             tmp_path / "out.bin",
@@ -220,10 +218,13 @@ def test_all_that_is_wrong_with_an_order_is_told_at_once(words: Path, tmp_path: 
             each="page",
             workers=-1,
             max_bad=-1,
-            filters=filters,
+            min_chars=-1,
+            language="en",
+            language_model=str(tmp_path / "none"),
+            min_confidence=2,
         )
-    for part in ("is a prefix", "--unit word", "--each page", "--workers -1", "--max-bad -1", "--min-chars -1",
-                 "none: no such file", "--min-confidence 2"):  # fmt: skip
+    for part in ("is a prefix", "--unit: unknown 'word' (one of ", "--each: unknown 'page' (", "--workers: -1 is",
+                 "--max-bad: -1 is", "--min-chars: -1 is", "none: no such file", "--min-confidence: 2 is"):  # fmt: skip
         assert part in caught.value.message
     assert not list(tmp_path.iterdir())
 
@@ -312,10 +313,10 @@ def test_a_build_goes_on_from_what_is_whole_and_ends_with_the_same_bytes(
     folder = stop_half_way(words, tmp_path, monkeypatch)
     DAMAGE[damage](folder)
     told: list[str] = []
-    from trainer.corpus.build import Order, build
-    from trainer.corpus.worker import Recipe
+    from trainer.corpus.build import build
 
-    order = Order((str(tmp_path / "in.jsonl"),), words, tmp_path / "out", Recipe(append_eod=True))
+    source, recipe = str(tmp_path / "in.jsonl"), Recipe(append_eod=True)
+    order = BuildRequest(input=(source,), tokenizer=words, output=tmp_path / "out", recipe=recipe)
     build(order, told.append)
     assert ("resuming after 4 parts" in "".join(told)) == (damage in ("nothing", "tokens beyond the journal"))
     assert pair_bytes(tmp_path / "out") == pair_bytes(
@@ -327,12 +328,13 @@ def test_a_build_goes_on_from_what_is_whole_and_ends_with_the_same_bytes(
 def test_another_input_or_option_begins_anew_and_says_why(
     words: Path, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.corpus.build import Order, build
+    from trainer.corpus.build import build
 
     stop_half_way(words, tmp_path, monkeypatch)
     told: list[str] = []
     write_lines(tmp_path / "in.jsonl", many_texts(20))
-    build(Order((str(tmp_path / "in.jsonl"),), words, tmp_path / "out"), told.append)
+    source = str(tmp_path / "in.jsonl")
+    build(BuildRequest(input=(source,), tokenizer=words, output=tmp_path / "out"), told.append)
     assert told and "started again: inputs, options changed" in told[0]
     assert texts_in(tmp_path / "out", words) == many_texts(20)
 
@@ -482,7 +484,7 @@ def test_the_verb_tells_people_and_programs(words: Path, tmp_path: Path) -> None
     again = verb(*building(words, tmp_path, "--replace", "--json"))
     assert json.loads(again.stdout)["documents"] == 4 and again.stderr == b""
     wrong = verb(*building(words, tmp_path, "--replace", "--unit", "word"))
-    assert wrong.returncode == 2 and wrong.stdout == b"" and b"--unit word: is not one of" in wrong.stderr
+    assert wrong.returncode == 2 and wrong.stdout == b"" and b"--unit: unknown 'word'" in wrong.stderr
 
 
 def test_no_data_verb_loads_torch(words: Path, tmp_path: Path) -> None:

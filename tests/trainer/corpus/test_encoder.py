@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterctl.wire.data_requests import BuildRequest
 from native.compiled import library
 from native.compiled.library import LibraryMissing
 from tests.conftest import Cases
 from tests.support.hostile_texts import hostile
 from trainer.corpus import encoder as encoder_module
-from trainer.corpus.build import Order
 from trainer.corpus.build import build as build_data
 from trainer.corpus.encoder import (
     Encoder,
@@ -327,7 +327,8 @@ def test_a_build_says_once_that_it_is_slow_and_writes_the_same(
     for name in ("fast", "slow"):
         if name == "slow":
             monkeypatch.setattr(encoder_module.bpe, "load", missing)
-        order = Order((str(tmp_path / "some.jsonl"),), plain, tmp_path / name, workers=1)
+        rows_file = str(tmp_path / "some.jsonl")
+        order = BuildRequest(input=(rows_file,), tokenizer=plain, output=tmp_path / name, workers=1)
         build_data(order, said.append)
         sizes.append((tmp_path / f"{name}.bin").read_bytes() + (tmp_path / f"{name}.idx").read_bytes())
     assert sizes[0] == sizes[1]

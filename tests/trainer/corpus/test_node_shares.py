@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from clusterctl.wire.data_requests import BuildRequest, Recipe
 from tests.support.building import built, pair_bytes, small_tokenizer, texts_in, verb, write_lines
 from tests.trainer.corpus.test_build import many_texts
-from trainer.corpus.build import Order
 from trainer.corpus.node_shares import make_shares
 from trainer.corpus.shards import merge
-from trainer.corpus.worker import Recipe
 from trainer.errors import DataError
 
 
@@ -23,8 +22,10 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_tokenizer(tmp_path_factory.mktemp("words"))
 
 
-def order(words: Path, output: Path, *inputs: Path, **recipe: Any) -> Order:
-    return Order(tuple(map(str, inputs)), words, output, Recipe(append_eod=True, **recipe))
+def order(words: Path, output: Path, *inputs: Path, **recipe: Any) -> BuildRequest:
+    names = tuple(map(str, inputs))
+    made = Recipe(append_eod=True, **recipe)
+    return BuildRequest(input=names, tokenizer=words, output=output, recipe=made)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -74,7 +75,7 @@ def test_fewer_files_than_nodes_give_fewer_shares(words: Path, tmp_path: Path) -
 
 def test_what_cannot_be_shared_is_refused(words: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="standard input cannot be cut"):
-        make_shares(Order(("-",), words, tmp_path / "out"), 2, tmp_path / "shares")
+        make_shares(order(words, tmp_path / "out", Path("-")), 2, tmp_path / "shares")
     write_lines(tmp_path / "in.jsonl", ["a", "b"])
     built(tmp_path / "one", words, tmp_path / "in.jsonl")
     with pytest.raises(DataError, match="does not have the hashes of 2 documents"):

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from clusterctl.wire.data_requests import BuildRequest, Recipe
 from clusterctl.wire.requests import GenerateRequest, PromptOptions
 from tests.support.building import refused
 from trainer.__main__ import main
 from trainer.checkpoint.manifest import encode_manifest
 from trainer.config.model import ModelConfig
-from trainer.corpus.build import Order, build
+from trainer.corpus.build import build
 from trainer.corpus.tokenizer import train_tokenizer
-from trainer.corpus.worker import Recipe
 from trainer.errors import CheckpointError, InputError
 from trainer.generate.command import Prompt, _cache_bytes, _prompts, _texts
 from trainer.generate.loading import open_decoder, plan_memory
@@ -36,7 +36,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_tokenizer(iter(TEXTS), 300, folder / "tokenizer.json")
     (folder / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     wanted = (str(folder / "in.jsonl"),)
-    build(Order(wanted, folder / "tokenizer.json", folder / "counting", Recipe(append_eod=True)))
+    recipe, output = Recipe(append_eod=True), folder / "counting"
+    build(BuildRequest(input=wanted, tokenizer=folder / "tokenizer.json", output=output, recipe=recipe))
     return folder
 
 
