@@ -22,7 +22,7 @@ from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for
 from trainer.weights.lazy import DTYPES, Lazy, cast
 from trainer.weights.ours import shapes_for
-from trainer.weights.rules import Rule, key_of, read_by, rule, rules_of, to_theirs
+from trainer.weights.rules import key_of, pairs, read_by, rule, rules_of, to_theirs
 from trainer.weights.target import Target
 
 # MindSpore's names for the averages of a parameter.
@@ -40,31 +40,18 @@ IGNORED = (
 )
 
 
-def _pairs(ours: str, theirs: str, transposed: bool = False, norm: bool = False) -> list[Rule]:
-    weight, bias = ("gamma", "beta") if norm else ("weight", "bias")
-    return [
-        rule(f"{ours}.weight", f"{theirs}.{weight}", transposed=transposed),
-        rule(f"{ours}.bias", f"{theirs}.{bias}"),
-    ]
-
-
+_NORM = (".gamma", ".beta")
 # The matrix for queries, keys and values is outputs x inputs; all others are inputs x outputs.
 RULES = [
     rule("tokens.weight", _TABLE),
     rule("positions.weight", _POSITIONS),
-    *_pairs("blocks.{n}.norm_1", "backbone.blocks.{n}.layernorm1", norm=True),
-    *(
-        rule(
-            f"blocks.{{n}}.attention.qkv.{leaf}",
-            *(f"backbone.blocks.{{n}}.attention.dense{i}.{leaf}" for i in (1, 2, 3)),
-        )
-        for leaf in ("weight", "bias")
-    ),
-    *_pairs("blocks.{n}.attention.out", "backbone.blocks.{n}.attention.projection", transposed=True),
-    *_pairs("blocks.{n}.norm_2", "backbone.blocks.{n}.layernorm2", norm=True),
-    *_pairs("blocks.{n}.feed_forward.up", "backbone.blocks.{n}.output.mapping", transposed=True),
-    *_pairs("blocks.{n}.feed_forward.down", "backbone.blocks.{n}.output.projection", transposed=True),
-    *_pairs("norm", "backbone.layernorm", norm=True),
+    *pairs("blocks.{n}.norm_1", "backbone.blocks.{n}.layernorm1", ends=_NORM),
+    *pairs("blocks.{n}.attention.qkv", *(f"backbone.blocks.{{n}}.attention.dense{i}" for i in (1, 2, 3))),
+    *pairs("blocks.{n}.attention.out", "backbone.blocks.{n}.attention.projection", transposed=True),
+    *pairs("blocks.{n}.norm_2", "backbone.blocks.{n}.layernorm2", ends=_NORM),
+    *pairs("blocks.{n}.feed_forward.up", "backbone.blocks.{n}.output.mapping", transposed=True),
+    *pairs("blocks.{n}.feed_forward.down", "backbone.blocks.{n}.output.projection", transposed=True),
+    *pairs("norm", "backbone.layernorm", ends=_NORM),
 ]
 
 

@@ -21,7 +21,7 @@ from trainer.weights.files.safetensors import read_bytes
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy, Shape
 from trainer.weights.ours import shapes_for
-from trainer.weights.rules import Rule, read_by, rule
+from trainer.weights.rules import pairs, read_by, rule
 
 MOST_META = 4096
 TYPES = {"kFloat": torch.float32, "kFloat16": torch.float16, "kDouble": torch.float64}
@@ -30,25 +30,19 @@ _SNAPSHOT = re.compile(r"iter\D*(\d+).*snapshot")
 ENDINGS = {"exp_avg": "-m", "exp_avg_sq": "-v"}
 
 
-def _pairs(ours: str, theirs: str, weight: str, bias: str, rows: Rows = Rows.SECTIONS) -> list[Rule]:
-    matrix = weight == "weight"
-    return [
-        rule(f"{ours}.weight", f"{theirs}-{weight}", transposed=matrix, rows=rows),
-        rule(f"{ours}.bias", f"{theirs}-{bias}", rows=rows),
-    ]
-
-
+_MATRIX = partial(pairs, transposed=True, ends=("-weight", "-bias"))
+_NORM = partial(pairs, ends=("-gamma", "-beta"))
 # Matrices are inputs x outputs; the heads are in Megatron's order.
 RULES = [
     rule("tokens.weight", "model-wte"),
     rule("positions.weight", "model-wpe"),
-    *_pairs("blocks.{n}.norm_1", "model-h{n}-layernorm_1", "gamma", "beta"),
-    *_pairs("blocks.{n}.attention.qkv", "model-h{n}-attn-c_attn", "weight", "bias", Rows.GROUPS),
-    *_pairs("blocks.{n}.attention.out", "model-h{n}-attn-c_proj", "weight", "bias"),
-    *_pairs("blocks.{n}.norm_2", "model-h{n}-layernorm_2", "gamma", "beta"),
-    *_pairs("blocks.{n}.feed_forward.up", "model-h{n}-mlp-c_fc", "weight", "bias"),
-    *_pairs("blocks.{n}.feed_forward.down", "model-h{n}-mlp-c_proj", "weight", "bias"),
-    *_pairs("norm", "model-layernorm_f", "gamma", "beta"),
+    *_NORM("blocks.{n}.norm_1", "model-h{n}-layernorm_1"),
+    *_MATRIX("blocks.{n}.attention.qkv", "model-h{n}-attn-c_attn", rows=Rows.GROUPS),
+    *_MATRIX("blocks.{n}.attention.out", "model-h{n}-attn-c_proj"),
+    *_NORM("blocks.{n}.norm_2", "model-h{n}-layernorm_2"),
+    *_MATRIX("blocks.{n}.feed_forward.up", "model-h{n}-mlp-c_fc"),
+    *_MATRIX("blocks.{n}.feed_forward.down", "model-h{n}-mlp-c_proj"),
+    *_NORM("norm", "model-layernorm_f"),
 ]
 
 

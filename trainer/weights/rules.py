@@ -51,6 +51,21 @@ def rule(ours: str, *theirs: str, transposed: bool = False, rows: Rows = Rows.SE
     return Rule(ours, theirs, transposed, rows)
 
 
+def pairs(
+    ours: str,
+    *theirs: str,
+    transposed: bool = False,
+    rows: Rows = Rows.SECTIONS,
+    ends: tuple[str, str] = (".weight", ".bias"),
+) -> list[Rule]:
+    """Return the rules for a weight, which may be transposed, and its bias; `ends`: of their names."""
+    weight, bias = ([f"{name}{end}" for name in theirs] for end in ends)
+    return [
+        rule(f"{ours}.weight", *weight, transposed=transposed, rows=rows),
+        rule(f"{ours}.bias", *bias, rows=rows),
+    ]
+
+
 def rules_of(
     rules: Sequence[Rule], layers: int, shapes: Collection[str] | None = None, experts: int = 0
 ) -> Iterator[Rule]:

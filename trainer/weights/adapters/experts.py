@@ -67,15 +67,18 @@ def _joined(model: ModelConfig, module: str, prefix: str, pairs: Mapping[str, Te
         for name in sections
         if f"{prefix}{name}.a" in pairs
     }
-    if not chosen:
-        return None
-    a = torch.cat([pair[0] for pair in chosen.values()], 1)
-    b, row, column = torch.zeros(model.experts, sum(sections.values()), a.shape[1]), 0, 0
-    for name, width in sections.items():
-        if name in chosen:
-            own = chosen[name][1]
-            b[:, row : row + width, column : column + own.shape[2]] = own
-            column += own.shape[2]
+    return stacked(chosen, sections) if chosen else None
+
+
+def stacked(found: Mapping[str, Pair], sections: Mapping[str, int]) -> Pair:
+    """Return one adapter of a higher rank that adds the same as those of the sections; of experts, for each."""
+    a = torch.cat([pair[0] for pair in found.values()], -2)
+    b, row, column = torch.zeros(*a.shape[:-2], sum(sections.values()), a.shape[-2]), 0, 0
+    for section, width in sections.items():
+        if section in found:
+            own = found[section][1]
+            b[..., row : row + width, column : column + own.shape[-1]] = own
+            column += own.shape[-1]
         row += width
     return a, b
 

@@ -21,7 +21,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.tune import TuneConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.adapter import MARK
-from trainer.weights.adapters.experts import Found, read_experts, write_experts
+from trainer.weights.adapters.experts import Found, read_experts, stacked, write_experts
 from trainer.weights.adapters.merge import base_at, contents_at
 from trainer.weights.attention import in_sections
 from trainer.weights.contents import AdapterContents, Contents
@@ -110,30 +110,14 @@ def _theirs(
         return {}
     names = _module_names(rule, family)
     sections = sections_of(model, module_of(rule.ours))
-    chosen = [name for name in ("all", *sections) if f"{name}.a" in own]
-    chosen = list(dict.fromkeys(chosen))
+    chosen = dict.fromkeys(name for name in ("all", *sections) if f"{name}.a" in own)
     found = {name: (pairs[f"{path}{MARK}{name}.a"], pairs[f"{path}{MARK}{name}.b"]) for name in chosen}
     if len(names) > 1 and "all" not in found:
         return {names[list(sections).index(section)]: pair for section, pair in found.items()}
-    a, b = found["all"] if "all" in found else _stacked(found, sections)
+    a, b = found["all"] if "all" in found else stacked(found, sections)
     # Put the rows into the order of the matrix's rows; PEFT does not transpose adapters.
     rows = to_theirs(replace(rule, transposed=False), model, in_memory(b))
     return {name: (a, part.whole()) for name, part in zip(names, rows.values(), strict=True)}
-
-
-def _stacked(
-    found: Mapping[str, tuple[Tensor, Tensor]], sections: Mapping[str, int]
-) -> tuple[Tensor, Tensor]:
-    """Return one adapter of a higher rank that adds the same as those of the sections."""
-    a = torch.cat([pair[0] for pair in found.values()])
-    b, row, column = torch.zeros(sum(sections.values()), len(a)), 0, 0
-    for section, width in sections.items():
-        if section in found:
-            own = found[section][1]
-            b[row : row + width, column : column + own.shape[1]] = own
-            column += own.shape[1]
-        row += width
-    return a, b
 
 
 def _config(

@@ -8,10 +8,10 @@ from functools import partial
 
 from trainer.config.model import ModelConfig
 from trainer.weights.attention import Rows
-from trainer.weights.families.family import ACTIVATIONS, Family, pairs
+from trainer.weights.families.family import ACTIVATIONS, Family
 from trainer.weights.families.rope import WHOLE, RopeKind, read_rope, write_rope
 from trainer.weights.keys import Keys
-from trainer.weights.rules import Rule, rule
+from trainer.weights.rules import Rule, pairs, rule
 
 # The longest sample of a training; models for longer texts keep their length in `positions`.
 LONGEST_SAMPLE = 8192
@@ -170,14 +170,9 @@ def rules_with(norms: Mapping[str, str], ups: tuple[str, ...], down: str) -> lis
     ]
     for ours, name in norms.items():
         found += pairs(f"{block}.{ours}", f"{theirs}.{name}")
-    for leaf in ("weight", "bias"):
-        found.append(
-            rule(
-                f"{block}.attention.qkv.{leaf}", *(f"{theirs}.self_attn.{part}_proj.{leaf}" for part in "qkv")
-            )
-        )
-        found.append(rule(f"{block}.feed_forward.up.{leaf}", *(f"{theirs}.mlp.{up}.{leaf}" for up in ups)))
-    return found
+    qkv = pairs(f"{block}.attention.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
+    up = pairs(f"{block}.feed_forward.up", *(f"{theirs}.mlp.{up}" for up in ups))
+    return [*found, qkv[0], up[0], qkv[1], up[1]]
 
 
 NORMS = {"norm_1": "input_layernorm", "norm_2": "post_attention_layernorm"}
@@ -318,13 +313,10 @@ NEOX = Family(
         *pairs("norm", "gpt_neox.final_layer_norm"),
         *pairs("blocks.{n}.norm_1", "gpt_neox.layers.{n}.input_layernorm"),
         *pairs("blocks.{n}.norm_2", "gpt_neox.layers.{n}.post_attention_layernorm"),
-        *(
-            rule(
-                f"blocks.{{n}}.attention.qkv.{leaf}",
-                f"gpt_neox.layers.{{n}}.attention.query_key_value.{leaf}",
-                rows=Rows.GROUPS,
-            )
-            for leaf in ("weight", "bias")
+        *pairs(
+            "blocks.{n}.attention.qkv",
+            "gpt_neox.layers.{n}.attention.query_key_value",
+            rows=Rows.GROUPS,
         ),
         *pairs("blocks.{n}.attention.out", "gpt_neox.layers.{n}.attention.dense"),
         *pairs("blocks.{n}.feed_forward.up", "gpt_neox.layers.{n}.mlp.dense_h_to_4h"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainer.config.model import ModelConfig
 from trainer.weights.keys import Keys
-from trainer.weights.rules import Rule, rule
+from trainer.weights.rules import Rule
 
 # Hugging Face's names of activations, and ours.
 ACTIVATIONS = {
@@ -36,11 +36,3 @@ class Family:
     ignored: str = r"(?!)"
     """A pattern for the names of tensors that are not weights."""
     head: str = "lm_head.weight"
-
-
-def pairs(ours: str, theirs: str, transposed: bool = False) -> list[Rule]:
-    """Return the rules for a weight and its bias."""
-    return [
-        rule(f"{ours}.weight", f"{theirs}.weight", transposed=transposed),
-        rule(f"{ours}.bias", f"{theirs}.bias"),
-    ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainer.config.model import ModelConfig
-from trainer.weights.families.family import ACTIVATIONS, Family, pairs
+from trainer.weights.families.family import ACTIVATIONS, Family
 from trainer.weights.keys import Keys
-from trainer.weights.rules import rule
+from trainer.weights.rules import pairs, rule
 
 
 def _read_gpt2(keys: Keys) -> ModelConfig:

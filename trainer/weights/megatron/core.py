@@ -23,7 +23,7 @@ from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import as_json, read_json
 from trainer.weights.lazy import DTYPES, Lazy, cast, padded, reshaped
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
-from trainer.weights.megatron.names import IGNORED, OUTPUT, core_name, core_of, layer_of
+from trainer.weights.megatron.names import FUSED, IGNORED, IN_BLOCK, OUTPUT, core_name, core_of, layer_of
 from trainer.weights.megatron.ranks import iteration_folder, progress_of
 from trainer.weights.megatron.sharded_state import (
     cuts_by_core,
@@ -46,13 +46,8 @@ BACKEND = {
 }
 STACKED = re.compile(r"(decoder\.layers)\.(?!\d)")
 OTHERS = rf"{IGNORED}|(chained_\d+\.)?optimizer\..*|rng_state.*|rerun_state_machine.*"
-# Megatron-core stores the norm before a matrix together with the matrix.
-FUSED = {
-    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
-}
 # Matrices that need an entry for the state of fused kernels; without such kernels it is empty.
-MATRICES = ("self_attention.linear_proj", "self_attention.linear_qkv", "mlp.linear_fc1", "mlp.linear_fc2")
+MATRICES = [core for core in IN_BLOCK.values() if "layernorm" not in core]
 
 
 def is_megatron_core(folder: Path) -> bool:
@@ -187,5 +182,5 @@ def _items(contents: Contents, dtype: torch.dtype, ranks: int) -> Iterator[Item]
 def _stacked_key(core: str) -> str:
     key = re.sub(r"^decoder\.layers\.\d+\.", "decoder.layers.", core)
     for norm, fused in FUSED.items():
-        key = key.replace(f"layers.{norm}", f"layers.{fused}")
+        key = key.replace(f".layers{norm}", f".layers{fused}")
     return key

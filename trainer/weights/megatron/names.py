@@ -12,37 +12,28 @@ from trainer.weights.lazy import Lazy
 DEEPEST = 12
 """The most levels of dicts in a state dict."""
 # Names of the older generation, and of Megatron-core.
-RENAMES = (
-    (r"^language_model\.", ""),
-    (r"^(encoder|transformer)\.", "decoder."),
-    (r"\.attention\.", ".self_attention."),
-    (r"\.query_key_value\.", ".linear_qkv."),
-    (r"\.self_attention\.dense\.", ".self_attention.linear_proj."),
-    (r"\.post_attention_layernorm\.", ".pre_mlp_layernorm."),
-    (r"\.dense_h_to_4h\.", ".linear_fc1."),
-    (r"\.dense_4h_to_h\.", ".linear_fc2."),
-    # Fused kernels store the norm before a matrix together with the matrix.
-    (r"\.self_attention\.linear_qkv\.layer_norm_(weight|bias)$", r".input_layernorm.\1"),
-    (r"\.mlp\.linear_fc1\.layer_norm_(weight|bias)$", r".pre_mlp_layernorm.\1"),
-)
-# The way back, for a checkpoint of the older generation.
-OLDER = (
-    (r"^decoder\.", "encoder."),
-    (r"\.linear_qkv\.", ".query_key_value."),
-    (r"\.self_attention\.linear_proj\.", ".self_attention.dense."),
-    (r"\.pre_mlp_layernorm\.", ".post_attention_layernorm."),
-    (r"\.linear_fc1\.", ".dense_h_to_4h."),
-    (r"\.linear_fc2\.", ".dense_4h_to_h."),
-)
+RENAMED = {
+    ".query_key_value.": ".linear_qkv.",
+    ".self_attention.dense.": ".self_attention.linear_proj.",
+    ".post_attention_layernorm.": ".pre_mlp_layernorm.",
+    ".dense_h_to_4h.": ".linear_fc1.",
+    ".dense_4h_to_h.": ".linear_fc2.",
+}
+# Fused kernels store the norm before a matrix together with the matrix.
+FUSED = {
+    ".input_layernorm.": ".self_attention.linear_qkv.layer_norm_",
+    ".pre_mlp_layernorm.": ".mlp.linear_fc1.layer_norm_",
+}
 IGNORED = r".*(_extra_state|inv_freq)|(.*\.)?(pooler|lm_head|word_embeddings_for_head)\..*"
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-_IN_BLOCK = {
+# In the order of Megatron-core's modules.
+IN_BLOCK = {
     "norm_1": "input_layernorm",
-    "norm_2": "pre_mlp_layernorm",
-    "attention.qkv": "self_attention.linear_qkv",
     "attention.out": "self_attention.linear_proj",
+    "attention.qkv": "self_attention.linear_qkv",
     "attention.q_norm": "self_attention.q_layernorm",
     "attention.k_norm": "self_attention.k_layernorm",
+    "norm_2": "pre_mlp_layernorm",
     "feed_forward.up": "mlp.linear_fc1",
     "feed_forward.down": "mlp.linear_fc2",
 }
@@ -58,15 +49,20 @@ OUTPUT = "output_layer.weight"
 
 def core_name(name: str) -> str:
     """Return Megatron-core's name of a tensor of either generation."""
-    for pattern, replacement in RENAMES:
-        name = re.sub(pattern, replacement, name)
+    name = re.sub(r"^(encoder|transformer)\.", "decoder.", name.removeprefix("language_model."))
+    name = name.replace(".attention.", ".self_attention.")
+    for older, core in RENAMED.items():
+        name = name.replace(older, core)
+    for norm, fused in FUSED.items():
+        name = name.replace(fused, norm)
     return name
 
 
 def older_name(name: str) -> str:
     """Return the older generation's name of a tensor of Megatron-core."""
-    for pattern, replacement in OLDER:
-        name = re.sub(pattern, replacement, name)
+    name = re.sub(r"^decoder\.", "encoder.", name)
+    for older, core in RENAMED.items():
+        name = name.replace(core, older)
     return name
 
 
@@ -76,9 +72,9 @@ def core_of(ours: str) -> str:
     if not stem.startswith("blocks."):
         return f"{_OUTSIDE[stem]}.{leaf}"
     _, number, part = stem.split(".", 2)
-    if part not in _IN_BLOCK:
+    if part not in IN_BLOCK:
         raise InputError(f"Megatron has no place for {ours}", "export it to another format")
-    return f"decoder.layers.{number}.{_IN_BLOCK[part]}.{leaf}"
+    return f"decoder.layers.{number}.{IN_BLOCK[part]}.{leaf}"
 
 
 def layer_of(name: str) -> int | None:

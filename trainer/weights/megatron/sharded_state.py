@@ -21,7 +21,7 @@ from trainer.weights.files.distcp import read_object
 from trainer.weights.files.torch_read import attributes
 from trainer.weights.files.torch_state import steps_of
 from trainer.weights.lazy import Lazy, rows_of
-from trainer.weights.megatron.names import OUTPUT, layer_of, with_layer
+from trainer.weights.megatron.names import IN_BLOCK, OUTPUT, layer_of, with_layer
 from trainer.weights.megatron.state import ALIGNED, is_at, places
 from trainer.weights.tensor_parts import joined, part_of
 
@@ -35,16 +35,7 @@ ROW = re.compile(
 )
 GROUP_OBJECT = "optimizer.distributed.dp_group_idx_0.optimizer"
 REMEDY = "leave out --state to import the weights alone"
-IN_BLOCK = (
-    "input_layernorm",
-    "self_attention.linear_proj",
-    "self_attention.linear_qkv",
-    "self_attention.q_layernorm",
-    "self_attention.k_layernorm",
-    "pre_mlp_layernorm",
-    "mlp.linear_fc1",
-    "mlp.linear_fc2",
-)
+IN_ORDER = list(IN_BLOCK.values())
 TABLES = ("embedding.word_embeddings", "embedding.position_embeddings")
 TABLE = f"{TABLES[0]}.weight"
 Tensors = dict[str, Lazy]
@@ -197,7 +188,7 @@ def _order(name: str) -> tuple[int, int, int, str]:
     if number is None:
         return (2, int(name == OUTPUT), kind, name)
     part = with_layer(stem, 0).removeprefix("decoder.layers.0.")
-    return (1, number * len(IN_BLOCK) + (IN_BLOCK.index(part) if part in IN_BLOCK else 0), kind, name)
+    return (1, number * len(IN_ORDER) + (IN_ORDER.index(part) if part in IN_ORDER else 0), kind, name)
 
 
 def _placed(parts: Mapping[str, Lazy], buckets: Sequence[Tensors], source: str) -> dict[str, Tensors]:
