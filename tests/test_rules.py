@@ -525,6 +525,16 @@ def test_the_names_of_the_seam_are_spelled_once() -> None:
             assert not strings(path) & prefixed, f"{named(path)} spells a name of the seam"
 
 
+# Modules of the trainer with names of attention's parts: its keys, sizes and layer, and its names in other programs.
+MOST_ON_ATTENTION = 16
+
+
+def test_few_modules_know_how_attention_is_built() -> None:
+    parts = re.compile(r"qkv|head_size|query_groups")
+    found = [named(path) for path in sources("trainer") if parts.search(path.read_text(encoding="utf-8"))]
+    assert len(found) <= MOST_ON_ATTENTION, found
+
+
 @pytest.mark.parametrize("path", ON_NODES, ids=lambda path: path.stem)
 def test_what_runs_on_nodes_is_standard_library_and_old_python(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))

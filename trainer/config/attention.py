@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
+
+# Bytes of an fp32 number.
+WIDE = 4
+
+
+class AttentionCore(enum.Enum):
+    """How attention is computed, which decides what it keeps for the backward pass."""
+
+    KERNEL = "kernel"
+    """A kernel that recomputes the scores in the backward pass and keeps none."""
+    PRODUCTS = "products"
+    """Two products over all queries, which keep all probabilities."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank computes of a micro-batch."""
+
+    samples: int
+    length: int
+    """Tokens of a sample on this rank."""
+    width: int
+    """Bytes per number in matrix products."""
+    kind: str
+    """The kind of device, which decides the kernels."""
+    core: AttentionCore
+    tensor: int
+    """Ranks that divide the heads."""
+    context: int
+    """Ranks that divide the samples; keys are of whole samples."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +49,8 @@ class Heads:
     bias: str = "all"
     normed: bool = False
     """Whether each head's query and key have norms."""
+    rotary: bool = False
+    dropout: float = 0.0
     window: int = 0
     causal: bool = True
 
@@ -83,3 +116,36 @@ class Heads:
         # Twice the mean number of keys per token; the first tokens have fewer than the window.
         keys = (2 * window * sequence - window * window) // sequence
         return 2 * keys * self.width
+
+    def kept(self, share: Share, selective: bool = False) -> int:
+        """Return the bytes of the result, and of what is kept for the backward pass after the first matrix.
+
+        `selective`: without the scores, which are computed again.
+        """
+        tokens = share.samples * share.length
+        result, keys, outputs = (
+            share.width * tokens * width // share.tensor for width in (self.width, self.keys, self.outputs)
+        )
+        rows = WIDE * tokens * (self.heads + self.groups) // share.tensor if self.normed else 0
+        # The gathered keys and values of the other ranks.
+        always = result + rows + (2 * keys * share.context if share.context > 1 else 0)
+        # Inputs are views of the matrix's result, or copies after rotary positions or norms. A CPU rotates in place.
+        copies = self.normed or (self.rotary and share.kind != "cpu")
+        given = outputs + (keys if copies else 0)
+        by_kernel = always + given + (result if copies else 0)
+        if selective:
+            return by_kernel
+        masks = share.length**2 * (1 if self.causal else share.samples)
+        # The kernels of a CPU and of CUDA make the mask of dropout again in the backward pass.
+        if share.core is AttentionCore.KERNEL and not (self.dropout and share.kind not in ("cpu", "cuda")):
+            sums = WIDE * share.samples * self.heads // share.tensor * share.length
+            # Kernels other than the CPU's need a dense mask for all but causal attention.
+            masked = (not self.causal or 0 < self.window < share.length) and share.kind != "cpu"
+            dense = share.width * masks if masked else 0
+            return by_kernel + sums + dense
+        scores = share.width * share.samples * (self.heads // share.tensor) * share.context * share.length**2
+        # With several samples, or shared keys, the inputs of the products are copied.
+        if self.groups != self.heads or share.samples > 1:
+            given = 2 * result + (outputs if self.normed else 0)
+        # Scaled queries, the mask, and probabilities: with dropout before and after it, and its factors.
+        return always + result + given + masks + scores * (3 if self.dropout else 1)

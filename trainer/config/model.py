@@ -123,8 +123,10 @@ class ModelConfig:
             self.head_size,
             self.bias,
             self.qk_norm,
+            self.rotary,
+            self.attention_dropout,
             self.window,
-            self.kind != "glm",
+            causal=self.kind != "glm",
         )
 
     @property

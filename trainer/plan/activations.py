@@ -5,22 +5,10 @@ Published formulas do not apply, because they are for other kernels. A test comp
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
+from trainer.config.attention import WIDE, AttentionCore, Share
 from trainer.config.model import ModelConfig
-
-# Bytes of an fp32 number.
-WIDE = 4
-
-
-class AttentionCore(enum.Enum):
-    """How attention is computed, which decides what it keeps for the backward pass."""
-
-    KERNEL = "kernel"
-    """A kernel that recomputes the scores in the backward pass and keeps none."""
-    PRODUCTS = "products"
-    """Two products over all queries, which keep all probabilities."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +53,10 @@ class MicroBatch:
         return self.width * self.tokens * self.model.hidden // self.tensor
 
     @property
-    def heads_share(self) -> int:
-        """Return the bytes of this rank's queries, which are also those of its attention result."""
-        return self.width * self.tokens * self.model.attention.width // self.tensor
-
-    @property
-    def is_masked(self) -> bool:
-        """Return whether attention has a mask other than the causal one."""
-        return self.model.kind == "glm" or 0 < self.model.window < self.model.sequence
+    def share(self) -> Share:
+        """Return what attention computes."""
+        length = self.model.sequence
+        return Share(self.samples, length, self.width, self.kind, self.core, self.tensor, self.context)
 
 
 def layer(micro: MicroBatch, selective: bool = False) -> int:
@@ -83,7 +67,7 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
     stored = 2 if not micro.norms_again or micro.sequence else 1 if model.experts else 0
     into_matrices = stored * micro.width * micro.own_tokens * model.hidden
     feed_forward = experts(micro) if model.experts else feed_forward_inner(micro, model.inner)
-    saved = norms + into_matrices + attention(micro, selective) + micro.heads_share + feed_forward
+    saved = norms + into_matrices + model.attention.kept(micro.share, selective) + feed_forward
     # The kernel that adds to a residual stream of its own type keeps no mask; Ascend has no such kernel.
     fused = micro.kind != "npu" and not micro.cast and not model.sandwich_norms
     masks = 0 if fused else 2 * dropout(micro)
@@ -140,71 +124,6 @@ def dropout(micro: MicroBatch) -> int:
     if not micro.model.dropout:
         return 0
     return micro.own_tokens * micro.model.hidden * (1 if micro.kind == "cuda" else micro.width)
-
-
-def attention(micro: MicroBatch, selective: bool = False) -> int:
-    """Return the bytes that attention keeps between its projection and its result; the result is not counted."""
-    model = micro.model
-    rows = WIDE * micro.tokens * (model.heads + model.groups) // micro.tensor if model.qk_norm else 0
-    own = micro.width * micro.tokens * model.attention.keys // micro.tensor
-    # The gathered keys and values of the other ranks.
-    gathered = 2 * own * micro.context if micro.context > 1 else 0
-    return rows + gathered + _core(micro, selective)
-
-
-def _core(micro: MicroBatch, selective: bool) -> int:
-    model = micro.model
-    qkv = micro.width * micro.tokens * model.attention.outputs // micro.tensor
-    keys = micro.width * micro.tokens * model.attention.keys // micro.tensor
-    if selective:
-        return _handed(micro, qkv, keys)
-    own_kernel = micro.core is AttentionCore.KERNEL and micro.kind == "cpu"
-    # The kernels of a CPU and of CUDA make the mask of dropout again in the backward pass.
-    if model.attention_dropout and not (micro.core is AttentionCore.KERNEL and micro.kind in ("cpu", "cuda")):
-        return (
-            micro.heads_share + _handed_to_products(micro, qkv, keys) + dropped_scores(micro) + _masks(micro)
-        )
-    if micro.core is AttentionCore.KERNEL:
-        sums = WIDE * micro.samples * model.heads // micro.tensor * model.sequence
-        # Kernels other than the CPU's need a dense mask.
-        dense = micro.width * _masks(micro) if micro.is_masked and not own_kernel else 0
-        return _handed(micro, qkv, keys) + sums + dense
-    # Scaled queries, keys and values, and the mask.
-    return micro.heads_share + _handed_to_products(micro, qkv, keys) + scores(micro) + _masks(micro)
-
-
-def _handed_to_products(micro: MicroBatch, qkv: int, keys: int) -> int:
-    """Return the bytes of the inputs of the attention products; with several samples the inputs are copied."""
-    copied = micro.model.groups != micro.model.heads or micro.samples > 1
-    if copied:
-        return 2 * micro.heads_share + (qkv if micro.model.qk_norm else 0)
-    return _handed(micro, qkv, keys, queries=False)
-
-
-def _masks(micro: MicroBatch) -> int:
-    """Return the bytes of the attention mask: one for all samples, or with GLM one for each."""
-    return micro.model.sequence**2 * (micro.samples if micro.model.kind == "glm" else 1)
-
-
-def dropped_scores(micro: MicroBatch) -> int:
-    """Return the bytes of attention's probabilities before and after dropout, and of the dropout factors."""
-    return 3 * scores(micro)
-
-
-def _handed(micro: MicroBatch, qkv: int, keys: int, queries: bool = True) -> int:
-    """Return the bytes of attention's inputs: views of the projection, or copies after rotary positions or norms.
-
-    A CPU rotates in place.
-    """
-    own = micro.heads_share if queries else 0
-    copied = micro.model.qk_norm or (micro.model.rotary and micro.kind != "cpu")
-    return qkv + keys + own if copied else qkv
-
-
-def scores(micro: MicroBatch) -> int:
-    """Return the bytes of all attention probabilities."""
-    of_a_head = micro.context * micro.model.sequence**2
-    return micro.width * micro.samples * (micro.model.heads // micro.tensor) * of_a_head
 
 
 def embedding(micro: MicroBatch) -> int:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from native.vocabulary import tokens_at_a_time
+from trainer.config.attention import WIDE, AttentionCore
 from trainer.config.chips import Chip
 from trainer.config.layout import (
     Layout,
@@ -20,7 +21,7 @@ from trainer.config.layout import (
 )
 from trainer.config.lora import adapter_parameters
 from trainer.plan import activations as kept
-from trainer.plan.activations import WIDE, AttentionCore, MicroBatch
+from trainer.plan.activations import MicroBatch
 from trainer.plan.hardware import chip_of
 
 if TYPE_CHECKING:
@@ -296,7 +297,8 @@ def _again(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
     if config.recompute.mode == "full":
         return min(config.recompute.every, layers) * (kept.layer(micro) + kept.cast_layer(micro))
     if config.recompute.mode == "selective":
-        return kept.attention(micro) - kept.attention(micro, selective=True)
+        attention, share = config.model.attention, micro.share
+        return attention.kept(share) - attention.kept(share, selective=True)
     return 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.wire.train_summary import Hardware
+from trainer.config.attention import WIDE
 from trainer.config.deepspeed import parts_on_disk, settings_of
 from trainer.config.layout import Layout
-from trainer.plan.activations import WIDE
 from trainer.plan.memory import learned_sizes, sizes_of
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.wire.train_summary import Hardware
+from trainer.config.attention import WIDE
 from trainer.config.layout import Layout, accumulation
 from trainer.config.model import ModelConfig
-from trainer.plan.activations import WIDE, MicroBatch
+from trainer.plan.activations import MicroBatch
 from trainer.plan.hardware import UPDATED_GBYTES
 from trainer.plan.memory import layer_ranges, learned_sizes, micro_batch_of, moves_optimizer, sizes_of
 

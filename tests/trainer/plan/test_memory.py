@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import native
 from native import vocabulary
 from native.compiled import library
+from trainer.config.attention import AttentionCore
 from trainer.config.chips import NAMED
 from trainer.config.layout import Layout
 from trainer.config.model import ModelConfig
@@ -31,7 +32,6 @@ from trainer.model.rotary import turns
 from trainer.parallel.tensor import Parallel
 from trainer.plan import activations as kept
 from trainer.plan import memory
-from trainer.plan.activations import AttentionCore
 from trainer.plan.hardware import CPU_LEVELS
 from trainer.plan.memory import attention_core, parameters_of, stages
 from trainer.plan.resolve import try_config
