@@ -1,1 +1,1 @@
-"""How fast a model generates, directly and over HTTP, and whether a server survives hostile clients."""
+"""How fast a model generates, directly and over HTTP."""

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from bench.serve.decode import CONFIG, Now, prompts, run
-from bench.serve.hostile import random_checkpoint, served
 from trainer.generate.network import Network
 
 CLIENTS = 16
+
+
+@contextmanager
+def served(folder: Path, *options: str) -> Iterator[int]:
+    """Serve a checkpoint with random weights; yield the port."""
+    from tests.support import weights
+    from trainer.corpus.tokenizer import train_tokenizer
+
+    weights.checkpoint(folder / "random", CONFIG, weights.random_state(CONFIG))
+    text = "one two three four five six seven eight nine ten. " * 12
+    train_tokenizer(iter([text] * 12), 300, folder / "random" / "tokenizer.json")
+    words = [sys.executable, "-m", "trainer", "serve", "--port", "0", "--checkpoint", str(folder / "random")]
+    with subprocess.Popen([*words, *options], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            found = (re.search(r"serving .* at http://[^ ]*:(\d+) ", line) for line in process.stdout)
+            port = next((int(each[1]) for each in found if each), 0)
+            if not port:
+                raise SystemExit("the server did not start")
+            # Nothing else may fill the pipe.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            yield port
+        finally:
+            process.terminate()
 
 
 def orders(clients: int) -> list[tuple[list[int], int]]:
@@ -33,17 +59,15 @@ def ideal(network: Network, clock: Now) -> float:
 
 def in_turn(network: Network, kind: str, threads: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Start a server; yield the seconds of one batch without it and of its clients, and their ratio, by rounds."""
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = random_checkpoint(Path(folder), CONFIG)
-        with served(checkpoint, "--weights", kind, "--threads", str(threads)) as (url, _, _):
-            port = urlsplit(url).port or 0
-            yield {"figure": "first token of 512 over HTTP", "seconds": first_token(port)}
-            ratios = []
-            for number in range(rounds):
-                alone, together = ideal(network, time.perf_counter), over_http(port, number)
-                ratios.append(together / alone)
-                yield {"figure": f"{CLIENTS} clients", "batch": alone, "http": together, "ratio": ratios[-1]}
-            yield {"figure": f"{CLIENTS} clients, median", "ratio": statistics.median(ratios)}
+    options = ("--weights", kind, "--threads", str(threads))
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder), *options) as port:
+        yield {"figure": "first token of 512 over HTTP", "seconds": first_token(port)}
+        ratios = []
+        for number in range(rounds):
+            alone, together = ideal(network, time.perf_counter), over_http(port, number)
+            ratios.append(together / alone)
+            yield {"figure": f"{CLIENTS} clients", "batch": alone, "http": together, "ratio": ratios[-1]}
+        yield {"figure": f"{CLIENTS} clients, median", "ratio": statistics.median(ratios)}
 
 
 def over_http(port: int, number: int) -> float:

@@ -3,18 +3,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.serve.conftest import Server
+from tests.conftest import Cases
+from tests.support import weights
+from tests.support.attacked_server import Campaign, complaints, run
+from tests.support.attacks import KINDS
+from tests.trainer.serve.conftest import MODEL, Server
 
 Start = Callable[..., AbstractContextManager[Server]]
 LONG = {"prompt": "one two", "max_tokens": 240, "ignore_eos": True, "stream": True}
@@ -157,19 +163,28 @@ def test_an_answer_that_is_not_read_takes_no_place_of_others(serving: Start, mod
         assert server.ask("POST", "/v1/completions", {"prompt": "one", "max_tokens": 2})[0] == 200
 
 
-def test_hostile_requests_of_every_kind_and_held_connections_disturb_nobody(server: Server) -> None:
-    from bench.serve import hostile
-    from bench.serve.attacks import KINDS
-
-    campaign = hostile.Campaign("127.0.0.1", server.port, server.process.pid, time.monotonic() + 60)
-    figures = asyncio.run(hostile.run(campaign, 3 * len(KINDS), 20, 50, 0.3))
-    assert figures["hostile_requests"] == 3 * len(KINDS)
-    assert figures["wrong_texts"] == figures["failures"] == 0
-    assert {"before", "during"} <= set(campaign.waits)
-    until(lambda: server.figure("running") == 0)
-    assert server.figure("free_pages") == server.figure("pages")
-    # Broken requests and clients that leave are no failures of the server.
-    assert hostile.complaints(server.lines) == [], "".join(server.lines)
+def test_hostile_requests_of_every_kind_and_held_connections_disturb_nobody(
+    serving: Start, model: Path, tmp_path: Path, cases: Cases
+) -> None:
+    """`-s --cases 10000` prints the figures of so many requests next to a thousand held connections."""
+    requests = [number for number, _ in cases(3 * len(KINDS))]
+    few = len(requests) < 1000
+    if not few:
+        # Of 3M parameters.
+        shape = replace(MODEL, layers=4, hidden=256, heads=4)
+        large = weights.checkpoint(tmp_path / "large", shape, weights.random_state(shape))
+        model = Path(shutil.copy(model / "tokenizer.json", large)).parent
+    with serving(model) as server:
+        campaign = Campaign("127.0.0.1", server.port, server.process.pid)
+        figures = asyncio.run(run(campaign, requests, 20 if few else 1000, 50, 0.3 if few else 10.0))
+        print(json.dumps(figures, indent=2))
+        assert figures["hostile_requests"] == len(requests)
+        assert figures["wrong_texts"] == figures["failures"] == 0
+        assert {"before", "during"} <= set(campaign.waits)
+        until(lambda: server.figure("running") == 0)
+        assert server.figure("free_pages") == server.figure("pages")
+        # Broken requests and clients that leave are no failures of the server.
+        assert complaints(server.lines) == [], "".join(server.lines)
 
 
 def test_a_request_that_is_not_http_gets_an_error_in_openais_shape(server: Server) -> None:

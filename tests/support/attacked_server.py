@@ -1,31 +1,23 @@
-"""`python -m bench.serve.hostile`: hostile requests and held connections at a server, next to well-behaved clients.
+"""Hostile requests and held connections at a server, next to well-behaved clients.
 
-It starts a server with a small random model; `--checkpoint DIR` serves another one, and `--url URL --pid N` attacks a
-running server. The well-behaved clients send requests before, during and after the attack; each must always get the
-same text. It prints one JSON object; the exit code is 1 if the server failed in any way.
+The well-behaved clients send requests before, during and after the attack; each must always get the same text.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import re
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import urlsplit
 
-from bench.serve.attacks import HELD, KINDS, attack, hold, request
-from trainer.config.model import ModelConfig
+from bench.field import status_of
+from tests.support.attacks import HELD, KINDS, attack, hold, request
 
 CLIENTS = 4
 HELD_SHARES = (30, 20, 20, 28, 2)
@@ -39,7 +31,6 @@ class Campaign:
     host: str
     port: int
     process: int
-    deadline: float
     phase: str = "before"
     over: bool = False
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
@@ -103,7 +94,7 @@ class Campaign:
     def watch(self) -> None:
         """Record the peak memory until the end."""
         while not self.over:
-            self.peak = max(self.peak, memory_of(self.process))
+            self.peak = max(self.peak, status_of(self.process, "VmRSS") // 1024)
             time.sleep(0.05)
 
 
@@ -120,19 +111,11 @@ def text_of(answer: bytes) -> str:
     return text
 
 
-def memory_of(process: int) -> int:
-    """Return the resident memory of a process in MiB; 0 if it is not known."""
-    with suppress(OSError):
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-        return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS")), 0)
-    return 0
-
-
 async def run(
-    campaign: Campaign, requests: int, connections: int, at_once: int, quiet: float
+    campaign: Campaign, requests: Sequence[int], connections: int, at_once: int, quiet: float
 ) -> dict[str, object]:
     """Run the campaign and return its results; `quiet`: seconds before and after the attack."""
-    before, began = memory_of(campaign.process), time.monotonic()
+    before, began = status_of(campaign.process, "VmRSS") // 1024, time.monotonic()
     watcher = threading.Thread(target=campaign.watch, daemon=True)
     watcher.start()
     clients = [asyncio.create_task(campaign.behave(number)) for number in range(CLIENTS)]
@@ -145,11 +128,10 @@ async def run(
     async def send(number: int) -> None:
         nonlocal done
         async with gate:
-            if time.monotonic() < campaign.deadline:
-                await campaign.attack(number)
-                done += 1
+            await campaign.attack(number)
+            done += 1
 
-    await asyncio.gather(*(send(number) for number in range(requests)))
+    await asyncio.gather(*(send(number) for number in requests))
     seconds = time.monotonic() - attacked
     for task in held:
         task.cancel()
@@ -171,7 +153,7 @@ async def run(
         "memory_mib": {
             "before": before,
             "peak": campaign.peak,
-            "after": memory_of(campaign.process),
+            "after": status_of(campaign.process, "VmRSS") // 1024,
         },
         "failures": sum(counts[status] for counts in campaign.outcomes.values() for status in ("500", "502")),
         "outcomes": {kind: dict(counts.most_common(6)) for kind, counts in campaign.outcomes.items()},
@@ -192,80 +174,3 @@ def _summary(waits: list[float]) -> dict[str, float]:
 def complaints(lines: list[str]) -> list[str]:
     """Return the lines of a server's output that a hostile request must never cause."""
     return [line.rstrip() for line in lines if re.search(r"Traceback|Error|Exception|never awaited", line)]
-
-
-@contextmanager
-def served(checkpoint: Path | None, *options: str) -> Iterator[tuple[str, int, list[str]]]:
-    """Start a server; yield its address, its process and the lines of its output."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "trainer", "serve", "--port", "0", "--checkpoint"]
-        process = subprocess.Popen(
-            [*words, str(checkpoint or _small(Path(folder))), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout is not None
-        lines = list[str]()
-        try:
-            for line in process.stdout:
-                lines.append(line)
-                if found := re.search(r"serving .* at (http://\S+) ", line):
-                    break
-            else:
-                raise SystemExit("".join(lines))
-            reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
-            reader.start()
-            yield found[1], process.pid, lines
-        finally:
-            process.terminate()
-            lines.append(f"exit status {process.wait(60)}\n")
-
-
-def _small(folder: Path) -> Path:
-    """Write a checkpoint of 3M parameters with random weights; return its folder."""
-    return random_checkpoint(folder, ModelConfig(layers=4, hidden=256, heads=4, sequence=256, vocab=300))
-
-
-def random_checkpoint(folder: Path, config: ModelConfig) -> Path:
-    """Write a checkpoint with random weights and a tokenizer of 300 tokens; return its folder."""
-    from tests.support import weights
-    from trainer.corpus.tokenizer import train_tokenizer
-
-    weights.checkpoint(folder / "random", config, weights.random_state(config))
-    text = "one two three four five six seven eight nine ten. " * 12
-    train_tokenizer(iter([text] * 12), 300, folder / "random" / "tokenizer.json")
-    return folder / "random"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.serve.hostile", description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, help="default: a small random model")
-    parser.add_argument("--url", default="", help="of a running server")
-    parser.add_argument("--pid", type=int, default=0, help="of that server, for its memory")
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--connections", type=int, default=1_000)
-    parser.add_argument("--at-once", type=int, default=50)
-    parser.add_argument("--quiet", type=float, default=10.0, help="seconds before and after the attack")
-    parser.add_argument("--seconds", type=float, default=600.0, help="time limit of the attack")
-    arguments = parser.parse_args()
-
-    def attacked(url: str, process: int) -> dict[str, object]:
-        address, deadline = urlsplit(url), time.monotonic() + arguments.quiet + arguments.seconds
-        campaign = Campaign(address.hostname or "127.0.0.1", address.port or 8000, process, deadline)
-        numbers = (arguments.requests, arguments.connections, arguments.at_once, arguments.quiet)
-        return asyncio.run(run(campaign, *numbers))
-
-    if arguments.url:
-        found = attacked(arguments.url, arguments.pid)
-    else:
-        with served(arguments.checkpoint) as (url, process, lines):
-            found = attacked(url, process)
-        found["complaints"], found["end"] = complaints(lines)[:20], lines[-1].strip()
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    bad = found["wrong_texts"] or found["failures"] or found.get("complaints")
-    sys.exit(1 if bad or found.get("end", "exit status 0") != "exit status 0" else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,23 +20,9 @@ NAMES = (
     *("stop_token_ids", "length_penalty", "prompts", "tokens", "tokens_to_generate"),
 )
 VALUES = (
-    *(
-        None,
-        -1,
-        0,
-        2**63,
-        10**30,
-        -(10**30),
-        1e308,
-        float("inf"),
-        float("nan"),
-        True,
-        "x" * 5000,
-        "\ud800",
-        "\x00",
-    ),
-    *([], [[]], [[[]]], [None], [10**9], [-1], ["", ""], {}, {"a": {}}, [0] * 5000, ["one"] * 200),
-)
+    None, -1, 0, 2**63, 10**30, -(10**30), 1e308, float("inf"), float("nan"), True, "x" * 5000, "\ud800", "\x00",
+    [], [[]], [[[]]], [None], [10**9], [-1], ["", ""], {}, {"a": {}}, [0] * 5000, ["one"] * 200,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -231,14 +217,7 @@ async def hold(host: str, port: int, kind: str, until: Callable[[], bool]) -> No
         elif kind == "idle after an answer":
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         elif kind == "reads nothing":
-            body = {
-                "prompt": "one",
-                "max_tokens": 200,
-                "n": 1,
-                "logprobs": 50,
-                "ignore_eos": True,
-                "stream": True,
-            }
+            body = {"prompt": "one", "max_tokens": 200, "logprobs": 50, "ignore_eos": True, "stream": True}
             writer.write(request("POST", "/v1/completions", json.dumps(body).encode()))
         while not until():
             if kind.startswith("slow"):
