@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from bench.field import in_turn, run
 
 RUNS = 5
 SIZES = (1_000, 10_000, 100_000)
@@ -42,26 +42,17 @@ for work in (expand, fold):
 """
 
 
-def timed(argv: list[str], sent: str) -> tuple[float, str]:
-    began = time.perf_counter()
-    ran = subprocess.run(argv, input=sent, capture_output=True, text=True, check=True)
-    return time.perf_counter() - began, ran.stdout.strip()
-
-
 def side_by_side(ours: list[str], theirs: list[str], sent: str) -> tuple[float, float]:
     """Return the seconds of each side; exit if their answers differ."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(RUNS):
-        (mine, output), (peer, answer) = timed(ours, sent), timed(theirs, sent)
-        assert output == answer, f"{' '.join(ours)[:80]} gives another answer than {theirs[0]}"
-        times[0].append(mine)
-        times[1].append(peer)
-    return statistics.median(times[0]), statistics.median(times[1])
+    ways = {"ours": lambda: run(ours, input=sent), "theirs": lambda: run(theirs, input=sent)}
+    mine, peer = in_turn(ways, RUNS).values()
+    assert len({used.output.strip() for used in (*mine, *peer)}) == 1, f"{theirs[0]} gives another answer"
+    return statistics.median(used.wall for used in mine), statistics.median(used.wall for used in peer)
 
 
 def inside(python: str, kind: str, expression: str, names: list[str]) -> list[float]:
     sent = json.dumps([kind, expression, names])
-    runs = [timed([python, "-c", INSIDE], sent)[1].split() for _ in range(RUNS)]
+    runs = [run([python, "-c", INSIDE], input=sent).output.split() for _ in range(RUNS)]
     return [statistics.median(float(run[index]) for run in runs) for index in (0, 1)]
 
 
@@ -80,21 +71,12 @@ def main() -> int:
         for size in SIZES:
             # Without a final line break `nodeset` drops the last character.
             expression = make(size) + "\n"
-            names = subprocess.run(
-                [peer, "-e", "-"], input=expression, capture_output=True, text=True, check=True
-            ).stdout.split()
-            line(
-                f"process: expand {size:,}, {label}",
-                *side_by_side([OURS, "nodes", "expand", "-"], [peer, "-e", "-"], expression),
-            )
-            line(
-                f"process: fold {size:,}, {label}",
-                *side_by_side([OURS, "nodes", "fold", "-"], [peer, "-f", "-"], "\n".join(names) + "\n"),
-            )
-            mine, theirs = (
-                inside(sys.executable, "ours", expression, names),
-                inside(python, "theirs", expression, names),
-            )
+            names = run([peer, "-e", "-"], input=expression).output.split()
+            for verb, sent in (("expand", expression), ("fold", "\n".join(names) + "\n")):
+                sides = side_by_side([OURS, "nodes", verb, "-"], [peer, f"-{verb[0]}", "-"], sent)
+                line(f"process: {verb} {size:,}, {label}", *sides)
+            sides = ((sys.executable, "ours"), (python, "theirs"))
+            mine, theirs = (inside(*side, expression, names) for side in sides)
             line(f"inside:  expand {size:,}, {label}", mine[0], theirs[0])
             line(f"inside:  fold {size:,}, {label}", mine[1], theirs[1])
     return 0

@@ -12,13 +12,13 @@ import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.field import Option, aligned, read_options, run
 from clusterctl.inventory.cluster import Node
 from clusterctl.ranktable import api
 from clusterctl.ranktable.table import DeviceAddress
@@ -36,15 +36,8 @@ def entries(servers: int) -> list[tuple[Node, list[DeviceAddress]]]:
     for number in range(servers):
         address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
         node = Node(f"node{number}", host=address, address=address, kind="npu", server_id=address)
-        made.append(
-            (
-                node,
-                [
-                    DeviceAddress(device, f"192.{device}.{number >> 8}.{number & 255}")
-                    for device in range(DEVICES)
-                ],
-            )
-        )
+        third = f"{number >> 8}.{number & 255}"
+        made.append((node, [DeviceAddress(device, f"192.{device}.{third}") for device in range(DEVICES)]))
     return made
 
 
@@ -83,14 +76,11 @@ def measure(kind: str, servers: int, repeat: int) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--servers", type=int, nargs="+", default=[500, 2000, 10_000])
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = read_options(
+        __doc__, servers=(500, 2000, 10_000), repeat=3, json=False, one=Option(str, argparse.SUPPRESS)
+    )
     if options.one:
-        print(json.dumps(measure(options.one[0], int(options.one[1]), options.repeat)))
+        print(json.dumps(measure(options.one, options.servers[0], options.repeat)))
         return 0
     rows = [row for kind in WORK for row in grown(kind, options.servers, options.repeat)]
     if options.json:
@@ -108,32 +98,21 @@ def grown(kind: str, sizes: list[int], repeat: int) -> list[dict[str, object]]:
     """Measure one kind of work at each size; `over` marks rows that exceed a limit."""
     rows = []
     for servers in sizes:
-        argv = [
-            sys.executable,
-            "-m",
-            "bench.cli.ranktable",
-            "--one",
-            kind,
-            str(servers),
-            "--repeat",
-            str(repeat),
-        ]
-        row = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=300).stdout)
+        argv = [sys.executable, "-m", "bench.cli.ranktable", "--one", kind, "--servers", str(servers)]
+        row = json.loads(run([*argv, "--repeat", str(repeat)], timeout=300).output)
         row["over"] = row["seconds"] > LIMITS.get(servers, float("inf")) or row["mb"] > LIMIT_MB
         rows.append(row)
     return rows
 
 
 def show(rows: list[dict[str, object]]) -> None:
-    print(f"{'work':<8}{'servers':>9}{'ranks':>9}{'seconds':>9}{'cpu':>8}{'us/rank':>9}{'MB':>7}")
+    lines: list[tuple[object, ...]] = [("work", "servers", "ranks", "seconds", "cpu", "us/rank", "MB", "")]
     for row in rows:
-        servers, seconds, cpu = (float(str(row[key])) for key in ("servers", "seconds", "cpu"))
+        servers, seconds, cpu, mb = (float(str(row[key])) for key in ("servers", "seconds", "cpu", "mb"))
         ranks = servers * DEVICES
-        late = "  over" if row["over"] else ""
-        print(
-            f"{row['what']:<8}{servers:>9.0f}{ranks:>9.0f}{seconds:>9.3f}{cpu:>8.3f}{seconds / ranks * 1e6:>9.2f}"
-            f"{float(str(row['mb'])):>7.0f}{late}"
-        )
+        figures = (f"{seconds:.3f}", f"{cpu:.3f}", f"{seconds / ranks * 1e6:.2f}", f"{mb:.0f}")
+        lines.append((row["what"], f"{servers:.0f}", f"{ranks:.0f}", *figures, "over" if row["over"] else ""))
+    print(aligned(lines))
 
 
 if __name__ == "__main__":

@@ -8,17 +8,14 @@ written by a process of its own; the shortest time of 5 is printed.
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.field import read_options, run
 from clusterctl.environment import environment
 from tests.support.run_folders import BEGAN, restarted_run, start_line, step_line, write_lines
 
@@ -47,28 +44,19 @@ def lines(steps: int) -> Iterator[Mapping[str, object]]:
 
 def main() -> None:
     """Print the size of the report, and the time and processor time of the command."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=100_000)
-    steps = parser.parse_args().steps
+    steps = read_options(__doc__, steps=100_000).steps
     with tempfile.TemporaryDirectory() as name:
-        run = restarted_run(Path(name) / "runs")
-        write_lines(run.metrics, list(lines(steps)))
-        log = run.log("node1", 0, "out", 2)
+        made = restarted_run(Path(name) / "runs")
+        write_lines(made.metrics, list(lines(steps)))
+        log = made.log("node1", 0, "out", 2)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("x" * 120 + "\n" + f"{'a line of the log ' * 6}\n" * 2000)
-        rows = []
-        for _ in range(TIMES):
-            before, began = os.times(), time.perf_counter()
-            command = [sys.executable, "-m", "clusterctl", "report", "tiny", "-o", "report.html"]
-            subprocess.run(command, cwd=name, env=environment(), stdout=subprocess.DEVNULL, check=True)
-            after = os.times()
-            used = after.children_user + after.children_system - before.children_user - before.children_system
-            rows.append((time.perf_counter() - began, used))
+        command = [sys.executable, "-m", "clusterctl", "report", "tiny", "-o", "report.html"]
+        rows = [run(command, cwd=name, env=environment()) for _ in range(TIMES)]
         size = (Path(name) / "report.html").stat().st_size
-        print(f"{steps:,} steps  {run.metrics.stat().st_size / 1e6:.1f} MB of metrics")
-        print(
-            f"report  {size / 1000:.0f} kB  {min(rows)[0]:.2f} s  {min(used for _, used in rows):.2f} s of processor"
-        )
+        print(f"{steps:,} steps  {made.metrics.stat().st_size / 1e6:.1f} MB of metrics")
+        cpu = min(used.cpu for used in rows)
+        print(f"report  {size / 1000:.0f} kB  {min(rows).wall:.2f} s  {cpu:.2f} s of processor")
 
 
 if __name__ == "__main__":

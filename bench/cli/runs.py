@@ -6,16 +6,12 @@ is a whole process; the least of 5 is printed. The last row deletes the runs.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-from bench.field import sandbox, user_environment
+from bench.field import read_options, run, sandbox, user_environment
 
 TIMES = 5
 PROGRAM = """
@@ -38,25 +34,15 @@ def copies(first: Path, wanted: int) -> None:
 
 def measure(folder: Path, argv: list[str], times: int = TIMES) -> str:
     """Return the least time and processor time of a command, which must end with 0."""
-    rows = []
     environment = user_environment(CLUSTERCTL_RUNS=str(folder / "runs"))
-    for _ in range(times):
-        before, began = os.times(), time.perf_counter()
-        command = [sys.executable, "-m", "clusterctl", *argv]
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
-        after = os.times()
-        if ended.returncode:
-            raise SystemExit(f"clusterctl {' '.join(argv)}: {ended.stderr.decode()}")
-        used = after.children_user + after.children_system - before.children_user - before.children_system
-        rows.append((time.perf_counter() - began, used))
-    return f"{min(rows)[0]:6.2f} s  {min(used for _, used in rows):6.2f} s of processor"
+    command = [sys.executable, "-m", "clusterctl", *argv]
+    rows = [run(command, cwd=folder, env=environment) for _ in range(times)]
+    return f"{min(rows).wall:6.2f} s  {min(used.cpu for used in rows):6.2f} s of processor"
 
 
 def main() -> None:
     """Launch, copy, and print a row for each command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=1000)
-    wanted = parser.parse_args().runs
+    wanted = read_options(__doc__, runs=1000).runs
     with sandbox("clusterctl-runs", 2, devices=2) as (nodes, folder):
         code = folder / "code"
         code.mkdir()

@@ -1,36 +1,30 @@
-"""Measure how long the command line takes to answer, as whole processes: medians of 15 alternating runs.
+"""Measure how long the command line takes to answer, as whole processes: medians of alternating runs.
 
-python -m bench.cli.start
+python -m bench.cli.start [--rounds 15]
 """
 
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-RUNS = 15
-PROGRAM = Path(sys.executable).with_name("clusterctl")
+from bench.field import in_turn, read_options, run
+
+PROGRAM = str(Path(sys.executable).with_name("clusterctl"))
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "python -c 'import typer'": [sys.executable, "-c", "import typer"],
-    "clusterctl --version": [str(PROGRAM), "--version"],
-    "clusterctl --help": [str(PROGRAM), "--help"],
-    "clusterctl nodes expand node[1-64]": [str(PROGRAM), "nodes", "expand", "node[1-64]"],
+    "clusterctl --version": [PROGRAM, "--version"],
+    "clusterctl --help": [PROGRAM, "--help"],
+    "clusterctl nodes expand node[1-64]": [PROGRAM, "nodes", "expand", "node[1-64]"],
 }
 
 
 def main() -> None:
-    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for turn in range(RUNS + 1):
-        for name, argv in COMMANDS.items():
-            began = time.perf_counter()
-            subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
-            # The first round warms the disk's cache.
-            if turn:
-                times[name].append(time.perf_counter() - began)
+    rounds = read_options(__doc__, rounds=15).rounds
+    # The first round warms the disk's cache.
+    times = in_turn({name: lambda a=argv: run(a).wall for name, argv in COMMANDS.items()}, rounds, warm=1)
     floor = statistics.median(times["python -c pass"])
     for name, found in times.items():
         middle = statistics.median(found)

@@ -7,10 +7,8 @@ For 20 seconds a thread gives the board new steps of all ranks every S seconds (
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -18,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from bench.field import read_options
 from clusterctl.cli.runs.live_board import LiveBoard
 from clusterctl.cli.runs.top import LiveScreen
 from clusterctl.jobs.phase import Phase
@@ -66,10 +65,7 @@ def usage(step: int) -> dict[int, DeviceUsage]:
 
 def main() -> None:
     """Show the screen for some seconds, then print the share of a core that it used."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--every", type=float, default=2.0)
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, plain=False, every=2.0)
     with tempfile.TemporaryDirectory() as folder:
         board = Board([restarted_run(Path(folder))])
         board.live = states(0)
@@ -83,11 +79,9 @@ def main() -> None:
 
         def measure() -> None:
             time.sleep(3.0)
-            began, at = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+            began, at = time.process_time(), time.monotonic()
             time.sleep(SECONDS)
-            ended = resource.getrusage(resource.RUSAGE_SELF)
-            spent = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
-            used.append(spent / (time.monotonic() - at))
+            used.append((time.process_time() - began) / (time.monotonic() - at))
             shown.closed.set()
             if not arguments.plain:
                 os.kill(os.getpid(), signal.SIGTERM)

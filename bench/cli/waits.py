@@ -1,4 +1,4 @@
-"""Measure how long a user waits at a terminal, with 8 nodes on this machine: python -m bench.cli.waits [-n NODES].
+"""Measure how long a user waits at a terminal, with 8 nodes on this machine: python -m bench.cli.waits [--nodes 8].
 
 For `doctor`, and for launches of a program that prints a line per second, it measures the time to the first output, the
 longest time without output, and the total time. It also measures how much time a setup adds to the first and to a
@@ -7,7 +7,6 @@ later launch.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import pty
@@ -17,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.field import sandbox
+from bench.field import read_options, sandbox
 from clusterctl.environment import environment
 
 PROGRAM = "import os, time\nfor step in range(3):\n    print('step', step, flush=True)\n    time.sleep(1)"
@@ -69,9 +68,7 @@ def watched(folder: Path, *words: str) -> Watched:
 
 def main() -> None:
     """Print one line per command."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("-n", type=int, default=8)
-    nodes = parser.parse_args().n
+    nodes = read_options(__doc__, nodes=8).nodes
     with sandbox("waits", nodes) as (made, folder):
         _measure(folder, made.cluster_file)
 

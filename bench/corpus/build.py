@@ -22,9 +22,10 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.field import ROOT
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.field import ROOT, Option, aligned, read_options, run
 
 # Lines per task, as in that loop.
 LINES_A_TASK = 32
@@ -100,7 +101,6 @@ def peer(source: str, tokenizer: str, output: str, workers: int) -> None:
 
 def corpus(path: Path, megabytes: float) -> int:
     """Write JSON lines of generated documents with a few to several thousand words; return how many."""
-    sys.path[0] = str(ROOT)
     from bench.corpus.texts import prose
 
     size = count = 0
@@ -149,35 +149,14 @@ def held(pid: int) -> float:
 
 
 def ours(source: Path, tokenizer: Path, output: Path, workers: int) -> list[str]:
-    arguments = [
-        "--input",
-        str(source),
-        "--tokenizer",
-        str(tokenizer),
-        "--output",
-        str(output),
-        "--append-eod",
-    ]
-    return [
-        sys.executable,
-        "-m",
-        "trainer",
-        "data-build",
-        *arguments,
-        "--workers",
-        str(workers),
-        "--replace",
-        "--json",
-    ]
+    words = ["--input", str(source), "--tokenizer", str(tokenizer), "--output", str(output), "--append-eod"]
+    words += ["--workers", str(workers), "--replace", "--json"]
+    return [sys.executable, "-m", "trainer", "data-build", *words]
 
 
 def made_tokenizer(folder: Path, source: Path) -> Path:
     arguments = ["--input", str(source), "--vocab-size", "32000", "--output", str(folder / "tokenizer.json")]
-    subprocess.run(
-        [sys.executable, "-m", "trainer", "tokenizer-train", *arguments, "--replace"],
-        check=True,
-        stdout=sys.stderr,
-    )
+    run([sys.executable, "-m", "trainer", "tokenizer-train", *arguments, "--replace"])
     return folder / "tokenizer.json"
 
 
@@ -188,11 +167,8 @@ def rows(options: argparse.Namespace, folder: Path) -> list[Row]:
     found = []
     if options.peer_python:
         argv = [options.peer_python, __file__, "--peer", str(source), str(tokenizer), str(folder / "peer")]
-        found.append(
-            measured(
-                "preprocess_data's loop", [*argv, str(options.workers)], source, documents, folder / "peer"
-            )
-        )
+        argv.append(str(options.workers))
+        found.append(measured("preprocess_data's loop", argv, source, documents, folder / "peer"))
     argv = ours(source, tokenizer, folder / "ours", options.workers)
     found.append(measured("data build", argv, source, documents, folder / "ours"))
     if options.times > 1:
@@ -207,15 +183,12 @@ def rows(options: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 def table(found: list[Row]) -> str:
-    lines = [
-        f"{'':32} {'MB':>7} {'documents/s':>12} {'MB/s':>7} {'processor s':>12} {'MB/s of it':>11} {'peak MB':>8}"
-    ]
+    rows = [("", "MB", "documents/s", "MB/s", "processor s", "MB/s of it", "peak MB")]
     for row in found:
         speed, worked = row.megabytes / row.clock_s, row.megabytes / row.processor_s
-        lines.append(
-            f"{row.name:32} {row.megabytes:>7.0f} {row.rate:>12,.0f} {speed:>7.1f} {row.processor_s:>12.1f}"
-            f" {worked:>11.1f} {row.peak_mb:>8.0f}"
-        )
+        figures = (f"{row.megabytes:.0f}", f"{row.rate:,.0f}", f"{speed:.1f}", f"{row.processor_s:.1f}")
+        rows.append((row.name, *figures, f"{worked:.1f}", f"{row.peak_mb:.0f}"))
+    lines = [aligned(rows)]
     if len(found) > 1 and found[0].name != "data build":
         first, second = found[:2]
         same = "the same bytes" if first.digest == second.digest else "OTHER BYTES"
@@ -228,20 +201,18 @@ def table(found: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = read_options(
+        __doc__,
+        megabytes=200.0,
+        tokenizer=Path,
+        workers=len(os.sched_getaffinity(0)),
+        times=Option(1, "build a corpus so many times as large too"),
+        peer_python=Option(str, "a Python that imports megatron-core and tokenizers"),
+        json=False,
     )
-    parser.add_argument("--megabytes", type=float, default=200)
-    parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--times", type=int, default=1, help="build a corpus so many times as large too")
-    parser.add_argument("--peer-python", help="a Python that imports megatron-core and tokenizers")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-data-") as folder:
         found = rows(options, Path(folder))
-    text: Any = json.dumps([asdict(row) for row in found], indent=2) if options.json else table(found)
-    sys.stdout.write(text + "\n")
+    print(json.dumps([asdict(row) for row in found], indent=2) if options.json else table(found))
 
 
 if __name__ == "__main__":

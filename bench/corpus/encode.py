@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.field import Option, aligned, read_options
+
 # `tokenizers` reads its number of threads from the environment when it is loaded, so each row needs a process.
 
 AT_ONCE = 1000
@@ -125,22 +127,11 @@ def in_process(options: argparse.Namespace, path: Path, name: str, corpus: str, 
     """Return a row measured in a process of its own; None if this encoder is not installed."""
     import subprocess
 
-    argv = [
-        sys.executable,
-        "-m",
-        "bench.corpus.encode",
-        "--row",
-        name,
-        corpus,
-        str(threads),
-        "--tokenizer",
-        str(path),
-    ]
-    argv += ["--megabytes", str(options.megabytes)]
-    several = "true" if threads > 1 else "false"
+    argv = [sys.executable, "-m", "bench.corpus.encode", "--row", name, corpus, "--threads", str(threads)]
+    argv += ["--tokenizer", str(path), "--megabytes", str(options.megabytes)]
     settings = {
         "RAYON_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": several,
+        "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
         "OMP_NUM_THREADS": str(threads),
     }
     done = subprocess.run(argv, env={**os.environ, **settings}, capture_output=True, text=True)
@@ -164,34 +155,33 @@ def train(folder: Path) -> Path:
 
 def show(rows: list[Row]) -> str:
     """Return one line per row; `ratio` compares processor time with `tokenizers` on the same corpus and threads."""
-    lines = [
-        f"{'corpus':<9}{'threads':>7}  {'encoder':<11}{'MB/s':>7}{'MB/cpu-s':>10}{'ratio':>7}{'peak MB':>9}  ids"
+    lines: list[tuple[object, ...]] = [
+        ("corpus", "threads", "encoder", "MB/s", "MB/cpu-s", "ratio", "peak MB", "ids")
     ]
     for row in rows:
         peer = next(
             r for r in rows if (r.corpus, r.threads, r.encoder) == (row.corpus, row.threads, "tokenizers")
         )
         ids = "same" if (row.tokens, row.digest) == (peer.tokens, peer.digest) else "DIFFERENT"
-        lines.append(
-            f"{row.corpus:<9}{row.threads:>7}  {row.encoder:<11}{row.speed:>7.1f}"
-            f"{row.megabytes / row.processor_s:>10.1f}{peer.processor_s / row.processor_s:>7.1f}{row.peak_mb:>9}  {ids}"
-        )
-    return "\n".join(lines)
+        rates = (row.speed, row.megabytes / row.processor_s, peer.processor_s / row.processor_s)
+        figures = (f"{rate:.1f}" for rate in rates)
+        lines.append((row.corpus, row.threads, row.encoder, *figures, row.peak_mb, ids))
+    return aligned(lines)
 
 
 def main() -> None:
     """Print the rows as a table or as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--megabytes", type=float, default=20.0)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--corpora", nargs="+", default=["prose", "code", "chinese"])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        tokenizer=Path,
+        megabytes=20.0,
+        threads=(1, 2),
+        corpora=("prose", "code", "chinese"),
+        json=False,
+        row=Option((), argparse.SUPPRESS),
+    )
     if options.row:
-        name, corpus, threads = options.row
-        row = measure(name, corpus, options.tokenizer, options.megabytes, int(threads))
+        row = measure(*options.row, options.tokenizer, options.megabytes, options.threads[0])
         print(json.dumps(asdict(row)))
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,6 @@ are compared first, to the last index.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -22,11 +21,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.field import Option, in_turn, read_options, timed
 from native.samples import sample_index
 from trainer.config.data import DataConfig
 from trainer.corpus.indexed import write_index
@@ -52,25 +53,17 @@ class Row:
     ratio: float | None
 
 
-def timed(work: Work, clock: Callable[[], float]) -> tuple[float, Any]:
-    began = clock()
-    result = work()
-    return 1000 * (clock() - began), result
-
-
 def row(name: str, ours: Work, theirs: Work | None, repeat: int, wall: bool = False) -> Row:
     """Measure both sides in turn; the first round compares the results and is not timed."""
     clock = time.perf_counter if wall else time.process_time
     if theirs is not None:
         same(name, ours(), theirs())
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeat):
-        for side, work in zip(times, (ours, theirs), strict=True):
-            if work is not None:
-                side.append(timed(work, clock)[0])
-    own = statistics.median(times[0])
-    other = statistics.median(times[1]) if times[1] else None
-    return Row(name, own, other, other / own if other else None)
+    sides = {side: work for side, work in (("ours", ours), ("theirs", theirs)) if work is not None}
+    times = in_turn({side: partial(timed, work, clock) for side, work in sides.items()}, repeat)
+    own, other = (
+        1000 * statistics.median(times[side]) if side in times else None for side in ("ours", "theirs")
+    )
+    return Row(name, own or 0.0, other, other / own if other and own else None)
 
 
 def same(name: str, ours: Any, theirs: Any) -> None:
@@ -250,13 +243,7 @@ def measure(megatron: str, repeat: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megatron", default="", metavar="SITE_PACKAGES")
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = read_options(__doc__, megatron=Option("", "a folder with megatron-core"), repeat=7, json=False)
     if not given.json:
         print(f"{'work':62} {'ours ms':>10} {'megatron':>10} {'times':>7}")
     for result in measure(given.megatron, given.repeat):

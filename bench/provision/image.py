@@ -7,29 +7,24 @@ nothing, so only the transport of the archive is measured. Both alternatives tak
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import shutil
-import statistics
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.field import sandbox
-from bench.provision.setup import each, run, scp, ssh, timed
+from bench.field import in_turn, read_options, run, sandbox, spread, timed
+from bench.provision.setup import each, scp, ssh
 from clusterctl.inventory.cluster import Cluster, load
 from clusterctl.transfer.image import MACHINES
 from tests.support import runtime
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=16, help="16")
-    parser.add_argument("--megabytes", type=int, default=200, help="200")
-    parser.add_argument("--runs", type=int, default=3, help="3")
-    options = parser.parse_args()
+    options = read_options(__doc__, nodes=16, megabytes=200, runs=3)
     with sandbox("image", options.nodes) as (made, folder):
         program = folder / "docker"
         text = Path(runtime.__file__).read_text(encoding="utf-8")
@@ -44,22 +39,24 @@ def measure(nodes: Cluster, file: Path, archive: Path, program: Path, runs: int)
     """Print the seconds of both alternatives."""
     ours = [sys.executable, "-m", "clusterctl", "push", "-c", str(file), "--image", str(archive)]
     words = [*ours, "--runtime", str(program), "-n", "all"]
-    rows: dict[str, list[float]] = {"push --image": [], "scp and load on each node": []}
 
-    def copied() -> str:
+    def pushed() -> None:
+        run(words)
+
+    def copied() -> None:
         each(nodes, lambda node: scp(nodes, node, archive))
-        return each(nodes, lambda node: ssh(nodes, node, f"{program} load --input=wheels && rm wheels"))
+        each(nodes, lambda node: ssh(nodes, node, f"{program} load --input=wheels && rm wheels"))
 
-    for _ in range(runs):
-        for name, work in zip(rows, (lambda: run(words), copied), strict=True):
-            shutil.rmtree(program.parent / "images", ignore_errors=True)
-            (program.parent / "images").mkdir()
-            rows[name].append(timed(work)[0])
-    for name, seconds in rows.items():
-        print(
-            f"{name}, {len(nodes.nodes)} nodes: {statistics.median(seconds):.1f} s"
-            f" ({min(seconds):.1f} to {max(seconds):.1f})"
-        )
+    def alone(work: Callable[[], None]) -> float:
+        shutil.rmtree(program.parent / "images", ignore_errors=True)
+        (program.parent / "images").mkdir()
+        return timed(work)
+
+    ways = {"push --image": pushed, "scp and load on each node": copied}
+    for name, seconds in in_turn(
+        {name: lambda w=work: alone(w) for name, work in ways.items()}, runs
+    ).items():
+        print(f"{name}, {len(nodes.nodes)} nodes: {spread(seconds, '.1f')} s")
 
 
 def write_archive(path: Path, megabytes: int) -> Path:

@@ -7,30 +7,28 @@ by this program: one of the given size, eight small ones, and the pip that comes
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
-import statistics
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.field import sandbox
+from bench.field import Option, read_options, run, sandbox, spread, timed
 from clusterctl.inventory.cluster import Cluster, Node, load
 
 AT_ONCE = 8
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=32, help="32")
-    parser.add_argument("--megabytes", type=int, default=30, help="of the large wheel; 30")
-    parser.add_argument("--runs", type=int, default=5, help="of setups that change nothing; 5")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        nodes=32,
+        megabytes=Option(30, "of the large wheel"),
+        runs=Option(5, "of setups that change nothing"),
+    )
     with sandbox("setup", options.nodes) as (made, folder):
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         wheels = make_wheels(folder / "wheels", options.megabytes)
@@ -42,23 +40,21 @@ def measure(nodes: Cluster, file: Path, wheels: Path, runs: int) -> None:
     """Print a row for each step of both alternatives."""
     ours = [sys.executable, "-m", "clusterctl", "nodes", "setup", "-c", str(file), "--env", "~/own"]
     setup = [*ours, "--wheelhouse", str(wheels)]
-    first, text = timed(lambda: run(setup))
-    pushed = next((line for line in text.splitlines() if line.startswith("push")), "")
-    again = [timed(lambda: run(setup))[0] for _ in range(runs)]
-    print(f"nodes setup, {len(nodes.nodes)} nodes: {first:.1f} s ({pushed})")
-    print(
-        f"nodes setup, nothing changed: {statistics.median(again):.2f} s ({min(again):.2f} to {max(again):.2f})"
-    )
-    copied, _ = timed(lambda: each(nodes, lambda node: scp(nodes, node, wheels)))
+    first = run(setup, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, capture_output=False)
+    pushed = next((line for line in first.output.splitlines() if line.startswith("push")), "")
+    again = [run(setup).wall for _ in range(runs)]
+    print(f"nodes setup, {len(nodes.nodes)} nodes: {first.wall:.1f} s ({pushed})")
+    print(f"nodes setup, nothing changed: {spread(again)}")
+    copied = timed(lambda: each(nodes, lambda node: scp(nodes, node, wheels)))
     print(f"scp of the wheels to each node: {copied:.1f} s")
     line = (
         "cd ~ && {python} -m venv env && env/bin/pip install -q --no-index --find-links wheels --no-cache-dir"
     )
     line += " --disable-pip-version-check --require-hashes -r wheels/requirements.lock"
     commands = {node.name: line.format(python=sys.executable) for node in nodes.nodes}
-    installed, _ = timed(lambda: each(nodes, lambda node: ssh(nodes, node, commands[node.name])))
+    installed = timed(lambda: each(nodes, lambda node: ssh(nodes, node, commands[node.name])))
     print(f"venv and pip on each node: {installed:.1f} s")
-    repeated, _ = timed(
+    repeated = timed(
         lambda: each(
             nodes, lambda node: ssh(nodes, node, "cd ~ && env/bin/pip install" + line.partition("install")[2])
         )
@@ -91,10 +87,9 @@ def make_wheels(folder: Path, megabytes: int) -> Path:
     return folder
 
 
-def each(nodes: Cluster, work: Callable[[Node], object]) -> str:
+def each(nodes: Cluster, work: Callable[[Node], object]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(work, nodes.nodes))
-    return ""
 
 
 def options_of(nodes: Cluster, node: Node) -> list[str]:
@@ -108,19 +103,6 @@ def scp(nodes: Cluster, node: Node, source: Path) -> None:
 
 def ssh(nodes: Cluster, node: Node, line: str) -> None:
     run(["ssh", *options_of(nodes, node), "-p", str(node.port), f"{node.user}@{node.host}", line])
-
-
-def run(argv: Sequence[str]) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(argv[:6])} ended with {done.returncode}: {done.stderr[-500:]}")
-    return done.stderr
-
-
-def timed(work: Callable[[], str]) -> tuple[float, str]:
-    began = time.monotonic()
-    text = work()
-    return time.monotonic() - began, text
 
 
 if __name__ == "__main__":

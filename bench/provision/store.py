@@ -7,17 +7,16 @@ download.
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from bench.field import in_turn, read_options, spread, timed
 from clusterctl.storage.address import parse_address
 from clusterctl.storage.client import StoredFile, here
 from clusterctl.storage.credentials import Access
@@ -34,10 +33,7 @@ with object_store() as store:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=400, help="400")
-    parser.add_argument("--runs", type=int, default=3, help="3")
-    options = parser.parse_args()
+    options = read_options(__doc__, megabytes=400, runs=3)
     server = subprocess.Popen(
         [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -81,32 +77,22 @@ def measure(folder: Path, url: str, megabytes: int, runs: int) -> None:
     access = Access(parse_address("s3://bucket/ours"), url, "", (KEY, SECRET, ""))
     store, files = here(access), {"source": str(source)}
     sent: list[dict[str, StoredFile]] = []
-    rows: dict[str, list[float]] = {}
-    for number in range(runs):
-        note(
-            rows,
-            "upload, boto3's upload_file",
-            lambda: client.upload_file(str(source), "bucket", "theirs", Config=how),
-        )
-        note(rows, "upload, ours", lambda: sent.append(store.upload(files, access.address)))
-        target = folder / f"back{number}"
-        note(
-            rows,
-            "download, boto3's download_file",
-            lambda: client.download_file("bucket", "theirs", str(folder / "theirs"), Config=how),
-        )
-        fetch = partial(store.download, sent[-1], access.address, str(target))
-        note(rows, "download and verify, ours", fetch)
-        (target / "source").unlink()
-    for name, times in rows.items():
-        rates = sorted(megabytes / seconds for seconds in times)
-        print(f"{name}: {statistics.median(rates):.0f} MB/s ({rates[0]:.0f} to {rates[-1]:.0f})")
+    back = folder / "back"
 
+    def fetched() -> float:
+        shutil.rmtree(back, ignore_errors=True)
+        return timed(lambda: store.download(sent[-1], access.address, str(back)))
 
-def note(rows: dict[str, list[float]], name: str, work: Callable[[], object]) -> None:
-    began = time.monotonic()
-    work()
-    rows.setdefault(name, []).append(time.monotonic() - began)
+    theirs = partial(client.upload_file, str(source), "bucket", "theirs", Config=how)
+    fetch = partial(client.download_file, "bucket", "theirs", str(folder / "theirs"), Config=how)
+    ways: dict[str, Callable[[], float]] = {
+        "upload, boto3's upload_file": lambda: timed(theirs),
+        "upload, ours": lambda: timed(lambda: sent.append(store.upload(files, access.address))),
+        "download, boto3's download_file": lambda: timed(fetch),
+        "download and verify, ours": fetched,
+    }
+    for name, times in in_turn(ways, runs).items():
+        print(f"{name}: {spread([megabytes / seconds for seconds in times], '.0f')} MB/s")
 
 
 if __name__ == "__main__":

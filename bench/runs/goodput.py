@@ -9,7 +9,6 @@ killed. After a fault the steps since the newest checkpoint are repeated; a step
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -20,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from bench.field import within
+from bench.field import Option, aligned, read_options
 from bench.runs.field import (
     ground,
     json_lines,
@@ -47,13 +46,9 @@ class Fault:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=within(float, 0.1, 10_000), default=20.0)
-    parser.add_argument(
-        "--every", type=within(float, 1, 1e6), default=60.0, help="seconds; one fault in each such interval"
+    options = read_options(
+        __doc__, minutes=20.0, every=Option(60.0, "seconds; one fault in each such interval"), seed=1
     )
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
     chance = random.Random(options.seed)
     with ground() as site:
         job = site.job(restarts=10_000, save=SAVE)
@@ -118,16 +113,17 @@ def report(found: Goodput, faults: list[Fault], metrics: list[dict[str, Any]], r
     lines += [
         f"  {name:<28}{seconds:>9.1f} s{100 * seconds / found.wall:>8.1f} %" for name, seconds in shares
     ]
-    lines.append(
-        f"{'fault':<22}{'count':>6}{'back':>6}{'to a new step: median':>24}{'worst':>9}{'starts, worst':>15}"
-    )
+    table: list[tuple[object, ...]] = [
+        ("fault", "count", "back", "to a new step: median", "worst", "starts, worst")
+    ]
     for kind in KINDS:
         these = [fault for fault in faults if fault.kind == kind]
         backs = [(back, fault.when) for fault in these if (back := recovered(metrics, fault.when))]
         took = [back.new_step - when for back, when in backs]
-        times = f"{statistics.median(took):>22.1f} s{max(took):>7.1f} s" if took else ""
-        starts = f"{max(back.starts for back, _ in backs):>15}" if backs else ""
-        lines.append(f"{kind:<22}{len(these):>6}{len(took):>6}{times}{starts}")
+        times = (f"{statistics.median(took):.1f} s", f"{max(took):.1f} s") if took else ("", "")
+        starts = max(back.starts for back, _ in backs) if backs else ""
+        table.append((kind, len(these), len(took), *times, starts))
+    lines.append(aligned(table))
     reached = "reached" if found.share >= LEAST else "not reached"
     return "\n".join([*lines, f"goodput {100 * found.share:.1f} %; at least {100 * LEAST:.0f} %: {reached}"])
 

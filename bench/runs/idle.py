@@ -8,14 +8,13 @@ core.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.field import within
+from bench.field import Option, aligned, read_options
 from bench.runs.field import (
     Ground,
     ground,
@@ -52,22 +51,16 @@ class Use:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--seconds", type=within(float, 1, 1e6), default=60.0, help="seconds of each measurement"
-    )
-    options = parser.parse_args()
+    options = read_options(__doc__, seconds=Option(60.0, "seconds of each measurement"))
     fit = True
     with ground(nodes=1, devices=RANKS) as site:
         for name, program in PROGRAMS.items():
             print(f"{name}, {options.seconds:g} s")
-            print(f"  {'':<40}{'processes':>10}{'% of a core':>13}{'resident MB':>13}{'own MB':>9}")
             costs = measure(site, program, options.seconds)
+            rows: list[tuple[object, ...]] = [("", "processes", "% of a core", "resident MB", "own MB")]
             for who, (share, use) in costs.items():
-                print(
-                    f"  {who:<40}{use.count:>10}{share:>13.2f}{use.resident:>13.1f}{use.own:>9.1f}",
-                    flush=True,
-                )
+                rows.append((who, use.count, f"{share:.2f}", f"{use.resident:.1f}", f"{use.own:.1f}"))
+            print(aligned(rows), flush=True)
             share, use = costs[SUPERVISOR]
             fit = fit and share < MOST_CPU and use.resident < MOST_MEMORY
     reached = "reached" if fit else "not reached"

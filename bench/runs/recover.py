@@ -13,12 +13,10 @@ one in the store that all rounds share, and fail; --stock also measures this def
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.field import within
+from bench.field import Option, free_port, read_options
 from bench.runs.field import (
     Ground,
     TooLate,
@@ -81,10 +79,9 @@ class Turn:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=within(int, 1, 1000), default=5, help="of each tool")
-    parser.add_argument("--stock", action="store_true", help="also torchrun with its defaults")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__, runs=Option(5, "of each tool"), stock=Option(False, "also torchrun with its defaults")
+    )
     turns: dict[str, list[Turn]] = {"clusterctl": [], "torchrun": []}
     if options.stock:
         turns["torchrun, stock"] = []
@@ -169,20 +166,13 @@ def agents(site: Ground, folder: Path, name: str, more: Mapping[str, str]) -> It
     env = json.loads((home / "attempts" / "1" / "spec.json").read_text())["ranks"][0]["env"]
     same = {key: value for key, value in env.items() if key.startswith(SAME)}
     env = {**site.env, **same, **more, "TMPDIR": str(folder)}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-    argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", name]
+    argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", name]
     argv += ["--local-addr", "127.0.0.1", "--max-restarts", "100"]
     argv += ["-m", "trainer", "train", str(home / "train.json"), "--run-dir", str(folder)]
     with (folder / "said.txt").open("wb") as output:
-        both = [
-            subprocess.Popen(
-                argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-            for _ in range(2)
-        ]
+        silent = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        both = [subprocess.Popen(argv, cwd=folder, env=env, **silent) for _ in range(2)]
     try:
         yield
     finally:

@@ -8,15 +8,13 @@ which take turns.
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 
-from bench.field import sandbox, user_environment, wait_for, within
+from bench.field import in_turn, read_options, sandbox, spread, timed, user_environment, wait_for
 from clusterctl.sandbox import cluster, namespaces, slurm
 
 NODES = 4
@@ -73,9 +71,7 @@ class Place:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=within(int, 1, 1000), default=7)
-    rounds = parser.parse_args().rounds
+    rounds = read_options(__doc__, rounds=7).rounds
     if missing := slurm.why_not() or namespaces.why_not():
         sys.exit(missing)
     with sandbox("slurm", NODES, 8, with_slurm=True) as (made, _):
@@ -89,22 +85,21 @@ def inside(place: Place, rounds: int) -> None:
     """Measure commands on all nodes of an allocation."""
     job = place(["sbatch", "--parsable", f"-N{NODES}", "--wrap=sleep 10000"]).strip()
     _wait(lambda: place(["squeue", "-h", "-j", job, "-o", "%T"]).strip() == "RUNNING")
-    ways: dict[str, Callable[[], float]] = {
-        f"srun -N{NODES} hostname": lambda: timed(lambda: place.allocation(SRUN, job)),
-        f"exec all -- hostname, {NODES} nodes": lambda: timed(
-            lambda: place.allocation([*OURS, "exec", "all", "--", "hostname"], job)
-        ),
-        f"exec all --persist -- hostname, {NODES} nodes": lambda: timed(
-            lambda: place.allocation([*OURS, "exec", "all", "--persist", "5m", "--", "hostname"], job)
-        ),
-        "open all agents, one step": lambda: float(
-            place.allocation([sys.executable, "-c", OPEN, "one"], job)
-        ),
-        "open all agents, a step for each": lambda: float(
-            place.allocation([sys.executable, "-c", OPEN, "each"], job)
-        ),
-        "clusterctl nodes (contacts none)": lambda: timed(lambda: place.allocation([*OURS, "nodes"], job)),
+    commands = {
+        f"srun -N{NODES} hostname": SRUN,
+        f"exec all -- hostname, {NODES} nodes": [*OURS, "exec", "all", "--", "hostname"],
+        f"exec all --persist -- hostname, {NODES} nodes": [
+            *(*OURS, "exec", "all", "--persist", "5m", "--", "hostname")
+        ],
+        "clusterctl nodes (contacts none)": [*OURS, "nodes"],
     }
+    opened = {"open all agents, one step": "one", "open all agents, a step for each": "each"}
+    ways: dict[str, Callable[[], float]] = {
+        name: lambda words=words: timed(lambda: place.allocation(words, job))
+        for name, words in commands.items()
+    }
+    for name, how in opened.items():
+        ways[name] = lambda how=how: float(place.allocation([sys.executable, "-c", OPEN, how], job))
     show(ways, rounds)
     place.allocation([*OURS, "keeper", "stop"], job)
     place(["scancel", job])
@@ -124,12 +119,6 @@ def submitted(place: Place, rounds: int) -> None:
     }
     show(ways, rounds)
     show_times("of both: until Slurm starts the batch file", queued[2:])
-
-
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def first_line(place: Place, work: Callable[[], str]) -> float:
@@ -177,18 +166,12 @@ def _wait(ready: Callable[[], bool]) -> None:
 
 def show(ways: dict[str, Callable[[], float]], rounds: int) -> None:
     """Measure the ways in turn, after one round that does not count; print the median and the range of each."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
-        for name, way in ways.items():
-            seconds = way()
-            if number:
-                times[name].append(seconds)
-    for name, found in times.items():
+    for name, found in in_turn(ways, rounds, warm=1).items():
         show_times(name, found)
 
 
 def show_times(name: str, found: Sequence[float]) -> None:
-    print(f"{name:46} {median(found):6.3f} s  ({min(found):.3f}-{max(found):.3f})", flush=True)
+    print(f"{name:46} {spread(found, '6.3f')} s", flush=True)
 
 
 if __name__ == "__main__":
