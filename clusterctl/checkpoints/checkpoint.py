@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.inventory import nodeset
 
 if TYPE_CHECKING:
-    from clusterctl.agent.files.saved import Manifest
+    from clusterctl.wire.saved import Manifest
 
 
 class Health(str, Enum):

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.files.saved import OLD_FORMAT, PARTS, Damaged, Manifest, boxes_of
 from clusterctl.checkpoints.checkpoint import Checkpoint
 from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.transport.fanout import on_each, values
+from clusterctl.wire.saved import OLD_FORMAT, PARTS, Damaged, Manifest, boxes_of
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:

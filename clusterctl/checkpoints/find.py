@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.files.saved import LATEST, MANIFEST
 from clusterctl.checkpoints.checkpoint import (
     Checkpoint,
     CheckpointCopy,
@@ -22,6 +21,7 @@ from clusterctl.inventory import nodeset
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.transport.fanout import within
+from clusterctl.wire.saved import LATEST, MANIFEST
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

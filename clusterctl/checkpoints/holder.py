@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.agent.files import checkpoints as on_disk
-from clusterctl.agent.files import saved
-from clusterctl.agent.files.saved import Manifest
 from clusterctl.agent.request import Refused
 from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.pull import pull_tree
 from clusterctl.transport.connection import read_answer
+from clusterctl.wire import saved
+from clusterctl.wire.saved import Manifest
 from clusterctl.wire.typed_json import decode
 
 if TYPE_CHECKING:

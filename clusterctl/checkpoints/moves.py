@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.files.checkpoints import UNFINISHED
-from clusterctl.agent.files.saved import MANIFEST
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import NodeHolder
 from clusterctl.transfer.between import End, copy_between
 from clusterctl.transport.fanout import Outcome, on_each
+from clusterctl.wire.saved import MANIFEST
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

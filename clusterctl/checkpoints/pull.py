@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.files import checkpoints as on_disk
-from clusterctl.agent.files.saved import MANIFEST, Manifest
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy, Health
 from clusterctl.checkpoints.holder import ThisMachine
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.transport.fanout import on_each, raise_failures
+from clusterctl.wire.saved import MANIFEST, Manifest
 
 if TYPE_CHECKING:
     from clusterctl.transfer.push import Progress

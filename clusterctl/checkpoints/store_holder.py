@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from clusterctl.agent.files.checkpoints import FACTS, step_of
-from clusterctl.agent.files.saved import LATEST, MANIFEST, Damaged, Manifest, decode_manifest
 from clusterctl.checkpoints.checkpoint import CheckpointList, combine
 from clusterctl.checkpoints.holder import Disk, Entry, Listing, Removal, Report, Verification
 from clusterctl.errors import UsageError, WorkFailed
@@ -20,6 +19,7 @@ from clusterctl.storage.address import Address
 from clusterctl.storage.client import LIST, here, read_list
 from clusterctl.storage.credentials import Access
 from clusterctl.transfer.push import Progress
+from clusterctl.wire.saved import LATEST, MANIFEST, Damaged, Manifest, decode_manifest
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
 STORE = "store"

@@ -13,7 +13,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.files.saved import LATEST, MANIFEST
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.copies import Copier, folders_in
 from clusterctl.errors import WorkFailed
@@ -21,6 +20,7 @@ from clusterctl.storage.client import LIST, FileList, StoredFile, on_node
 from clusterctl.storage.credentials import Access
 from clusterctl.text import size
 from clusterctl.transport.fanout import on_each, values
+from clusterctl.wire.saved import LATEST, MANIFEST
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -21,9 +21,10 @@ if workdir:
 
 @lru_cache(maxsize=1)
 def agent_files() -> dict[str, str]:
-    """Return the agent's files by path as they are sent: the folder `clusterctl/agent` inside an empty package."""
+    """Return the agent's files by path as they are sent, with the module of `wire` that they use."""
     package = Path(bootstrap.__file__).parents[1]
-    paths = sorted((package / "agent").rglob("*.py"))
+    shared = [package / "wire" / name for name in ("__init__.py", "saved.py")]
+    paths = [*sorted((package / "agent").rglob("*.py")), *shared]
     files = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return {"__init__.py": "", **files}
 

@@ -110,7 +110,7 @@ def test_a_shared_folder_is_written_once_and_found_there(shell: Shell, data: Pat
     assert f"node1: {shared}: no such folder" in missing.stderr
     shared.mkdir()
     shared.chmod(0o777)
-    assert "every user can change it" in shell("launch", name, *folder).stderr
+    assert "every user of this machine can change" in shell("launch", name, *folder).stderr
     shared.chmod(0o755)
     done = shell("launch", name, *folder, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.header import Entry
+from clusterctl.wire.saved import Tensor as Entry
 from trainer.checkpoint.part import Box, intersection, whole_box
 from trainer.checkpoint.read import BLOCK, TYPES, VerifiedFile, Window, view_as
 from trainer.checkpoint.store import open_checkpoint

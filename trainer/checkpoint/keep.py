@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.checkpoint.manifest import MANIFEST, read_manifest
+from clusterctl.wire.saved import MANIFEST
+from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.store import OLD, UNFINISHED, found
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError

@@ -6,16 +6,14 @@ follow it. Version 0.1 wrote manifests without a hash (format 1); they are still
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.access import check_above, check_access, check_file
+from clusterctl.wire import saved
+from clusterctl.wire.saved import FORMAT, MANIFEST, PARTS
+from trainer.checkpoint.access import check_access, refusing
 from trainer.checkpoint.names import HeldCheck, Shape
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.data import DataIdentity
@@ -23,23 +21,11 @@ from trainer.config.train_config import TrainConfig, read_section
 from trainer.errors import CheckpointError, Fault
 from trainer.json_types import JsonObject
 
-FORMAT = 2
-OLD_FORMAT = 1
-MANIFEST = "manifest.json"
-# Limit of bytes of a manifest; one of 1,536 ranks has 1 MB.
-MOST_BYTES = 256 << 20
-# Suffix of the names of files with tensors.
-PARTS = ".safetensors"
 # The content of a checkpoint: weights and the optimizer's moments, or only weights.
 STATES = ("all", "weights")
-_KEY = b',\n"sha256": "'
-_TAIL = re.compile(re.escape(_KEY) + rb'([0-9a-f]{64})"\n}\n\Z')
-_HEX = re.compile(r"[0-9a-f]{64}")
 _NUMBER = (int, float)
 # Entries that every manifest has, and the type of their values.
 ENTRIES: dict[str, type] = {
-    "step": int,
-    "files": dict,
     "config": dict,
     "data": dict,
     "consumed_samples": int,
@@ -144,21 +130,6 @@ class Manifest:
         }
 
 
-def encode_manifest(manifest: Mapping[str, object]) -> bytes:
-    """Return the bytes of a manifest file, one top-level entry or file on each line."""
-    lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in manifest.items()]
-    content = ("{\n" + ",\n".join(lines)).encode() + _KEY
-    return content + hashlib.sha256(content).hexdigest().encode() + b'"\n}\n'
-
-
-def _lines(value: object) -> str:
-    if not isinstance(value, dict) or not value:
-        return json.dumps(value)
-    return (
-        "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()) + "}"
-    )
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint's folder; a CheckpointError names the file and the fault."""
     file = folder / MANIFEST
@@ -170,12 +141,10 @@ def read_manifest(folder: Path) -> Manifest:
         # The read below reports it.
         pass
     check_access(folder)
-    check_above(folder)
     try:
-        check_file(file)
-        if file.stat().st_size > MOST_BYTES:
-            raise CheckpointError(f"{file}: larger than {MOST_BYTES >> 20} MB, which no manifest is")
-        content = file.read_bytes()
+        with refusing():
+            saved.check_above(str(folder))
+            content = saved.manifest_content(str(file))
     except OSError as error:
         hint = (
             "name a folder with a manifest.json; `clusterctl checkpoint import` makes it of another program's"
@@ -186,16 +155,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 def decode_manifest(content: bytes, file: Path) -> Manifest:
     """Return the manifest in the bytes of `file`, with its hash and its entries checked."""
-    tail = _TAIL.search(content)
-    if tail and hashlib.sha256(content[: tail.start(1)]).hexdigest().encode() != tail[1]:
-        raise CheckpointError(f"{file}: damaged: its content does not have the hash that it records")
-    try:
-        given = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: damaged: not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise CheckpointError(f"{file}: damaged: not a JSON object")
-    _check_format(given.get("format"), tail is not None, file)
+    with refusing():
+        given = saved.manifest_object(content, str(file))
     wrong = _wrong_entries(given)
     if given["format"] == FORMAT and not wrong:
         wrong = _wrong_tensors(given)
@@ -241,7 +202,6 @@ def _wrong_entries(given: JsonObject) -> list[str]:
     wrong += [
         key for key, kinds in OPTIONAL.items() if given.get(key) is not None and type(given[key]) not in kinds
     ]
-    wrong += [f"files[{name!r}]" for name, entry in _files(given) if not _is_sound_entry(name, entry)]
     wrong += [
         key for key in ("model", "optimizer") if not isinstance(_object(given, "config").get(key), dict)
     ]
@@ -257,25 +217,11 @@ def _wrong_entries(given: JsonObject) -> list[str]:
 def _wrong_tensors(given: JsonObject) -> list[str]:
     """Return the fault of the table of tensors, or of the boxes of a file."""
     tensors = _object(given, "tensors")
-    sound = bool(tensors) and all(_is_sound_tensor(entry) for entry in tensors.values())
-    if not sound or "state" not in given:
+    if not tensors or "state" not in given:
         return ["tensors or state"]
     check = HeldCheck([tuple(entry["shape"]) for entry in tensors.values()])
     parts = [(name, entry) for name, entry in _files(given) if name.endswith(PARTS)]
     return [f"files[{name!r}].holds" for name, entry in parts if not check.is_sound(entry.get("holds"))]
-
-
-def _is_sound_tensor(entry: Any) -> bool:
-    shape = entry.get("shape") if isinstance(entry, dict) else None
-    return isinstance(shape, list) and bool(shape) and all(type(size) is int and size > 0 for size in shape)
-
-
-def _check_format(number: object, hashed: bool, file: Path) -> None:
-    if type(number) is int and number > FORMAT and hashed:
-        problem = f"{file}: written in format {number} by a newer version; this one reads up to {FORMAT}"
-        raise CheckpointError(problem, "update clusterctl")
-    if number != (FORMAT if hashed else OLD_FORMAT) or type(number) is not int:
-        raise CheckpointError(f"{file}: damaged: format {number!r} {'with' if hashed else 'without'} a hash")
 
 
 def _object(given: JsonObject, key: str) -> JsonObject:
@@ -285,12 +231,3 @@ def _object(given: JsonObject, key: str) -> JsonObject:
 
 def _files(given: JsonObject) -> list[tuple[str, Any]]:
     return list(_object(given, "files").items())
-
-
-def _is_sound_entry(name: str, entry: object) -> bool:
-    """Return whether `name` is a plain file name and its entry has a size and a hash."""
-    if not name or name != os.path.basename(name) or name in (".", "..", MANIFEST) or "\0" in name:
-        return False
-    if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or entry["bytes"] < 0:
-        return False
-    return isinstance(entry.get("sha256"), str) and _HEX.fullmatch(entry["sha256"]) is not None

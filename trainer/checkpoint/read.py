@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clusterctl.wire.saved import WIDTHS
+from clusterctl.wire.saved import Tensor as Entry
 from native.hashes import checksum
 from native.hashes.sha256 import block_hashes
-from trainer.checkpoint.header import WIDTHS, Entry, Header, decode_header
+from trainer.checkpoint.header import header_of
 from trainer.checkpoint.names import Shape, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume
 from trainer.checkpoint.write import CHECKSUMS, HASHES, PIECE_BYTES
@@ -69,7 +70,7 @@ class VerifiedFile:
         self._handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.size = os.fstat(self._handle).st_size
-            self.header = self._read_header(digest)
+            self.header = header_of(self._handle, file, digest or "")
             self.hashes, self.piece_bytes = self._read_hashes(digest is not None)
             self.checksums = self._read_checksums()
         except BaseException:
@@ -84,15 +85,6 @@ class VerifiedFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _read_header(self, digest: str | None) -> Header:
-        length = int.from_bytes(os.pread(self._handle, 8, 0), "little")
-        if not 2 <= length <= self.size - 8:
-            raise CheckpointError(f"{self.file}: claims a header of {length} bytes in a file of {self.size}")
-        content = os.pread(self._handle, 8 + length, 0)
-        if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-            raise CheckpointError(f"{self.file}: damaged: its header does not have the hash in the manifest")
-        return decode_header(content[8:], self.size, self.file)
 
     def _read_hashes(self, hashed: bool) -> tuple[bytes, int]:
         if not hashed:

@@ -13,16 +13,15 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from clusterctl.wire.saved import LATEST, MANIFEST, PARTS
 from trainer.checkpoint import candidates
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.candidates import Candidate, Candidates, FileMoves, FolderReport, RankNeeds
 from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.folders import Folder, exchange_files
 from trainer.checkpoint.keep import in_use
-from trainer.checkpoint.manifest import MANIFEST, PARTS
 from trainer.checkpoint.part import HasParts, Part
 from trainer.checkpoint.store import (
-    LATEST,
     UNCONFIRMED,
     Checkpoint,
     check_size,

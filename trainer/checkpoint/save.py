@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clusterctl.wire.saved import MANIFEST, PARTS, encode_manifest
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.folders import Folder
 from trainer.checkpoint.keep import prune, remove_old
-from trainer.checkpoint.manifest import MANIFEST, PARTS, Manifest, encode_manifest
+from trainer.checkpoint.manifest import Manifest
 from trainer.checkpoint.part import Part
 from trainer.checkpoint.read import VerifiedFile
 from trainer.checkpoint.saved_file import SavedFile

@@ -27,9 +27,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clusterctl.wire.saved import LATEST, OLD_FILES, OLD_FORMAT, PARTS
 from trainer.checkpoint.access import check_file
 from trainer.checkpoint.header import read_header
-from trainer.checkpoint.manifest import OLD_FORMAT, PARTS, Manifest, read_manifest
+from trainer.checkpoint.manifest import Manifest, read_manifest
 from trainer.checkpoint.names import Shape, boxes_held, meet, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume, whole_box
 from trainer.checkpoint.read import VerifiedFile, read_parts, tensors_to_fill
@@ -38,9 +39,6 @@ from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.files import replace_file, sha256, sync
 
-LATEST = "latest"
-# Files of version 0.1.
-OLD_FILES = ("model.safetensors", "optimizer.safetensors")
 UNFINISHED = ".tmp-"
 # A file in a checkpoint's folder from its publication on one node until all nodes have published it.
 UNCONFIRMED = ".unconfirmed"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.checkpoint.manifest import MANIFEST
+from clusterctl.wire.saved import MANIFEST
 from trainer.checkpoint.store import Checkpoint, open_checkpoint
 from trainer.corpus.indexed import idx_path
 from trainer.corpus.verify import other_tokenizer

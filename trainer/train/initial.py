@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
+from clusterctl.wire.saved import MANIFEST
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.folders import meet_at
-from trainer.checkpoint.manifest import MANIFEST, BaseWeights
+from trainer.checkpoint.manifest import BaseWeights
 from trainer.checkpoint.part import MOMENTS, HasParts, Part
 from trainer.checkpoint.resume import Loader
 from trainer.checkpoint.store import Checkpoint

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from clusterctl.wire.requests import ExportRequest, ImportRequest
+from clusterctl.wire.saved import MANIFEST
 from trainer.checkpoint.keep import in_use
-from trainer.checkpoint.manifest import MANIFEST, Origin
+from trainer.checkpoint.manifest import Origin
 from trainer.config.model import ModelConfig
 from trainer.errors import InputError
 from trainer.side_files import SideFiles

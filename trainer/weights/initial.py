@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterctl.wire.contract import CHECKPOINT_DIR
 from clusterctl.wire.requests import ImportRequest
-from trainer.checkpoint.manifest import MANIFEST
+from clusterctl.wire.saved import MANIFEST
 from trainer.checkpoint.store import Checkpoint, check_size, found, open_checkpoint
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import native
-from trainer.checkpoint.manifest import MANIFEST, PARTS, Manifest, Origin, encode_manifest
+from clusterctl.wire.saved import MANIFEST, PARTS, encode_manifest
+from trainer.checkpoint.manifest import Manifest, Origin
 from trainer.checkpoint.names import Shape, tensor_table
 from trainer.checkpoint.part import MOMENTS, Part, whole_box
 from trainer.checkpoint.read import read_parts

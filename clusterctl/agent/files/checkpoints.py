@@ -9,10 +9,10 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from clusterctl.agent.files import saved
-from clusterctl.agent.files.saved import Damaged
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
+from clusterctl.wire import saved
+from clusterctl.wire.saved import Damaged
 
 # A file of this name in a step's folder protects it while the file is younger than FRESH seconds.
 MARK, FRESH = ".in-use.", 600.0
@@ -370,7 +370,8 @@ def probe_shared(request: Request) -> Dict[str, Any]:
     try:
         if not os.path.isdir(folder):
             return {"seen": False, "fault": f"{folder}: no such folder"}
-        saved.check_folder(folder)
+        saved.check_above(folder)
+        saved.check_access(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             return {"seen": False, "fault": f"{folder}: this user may not write to it"}
         if action == "write":

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from clusterctl.agent.files.saved import MOMENTS
 from clusterctl.cli.views.tables import facts, table
 from clusterctl.inventory import nodeset
 from clusterctl.text import count, duration, escape_controls, plural, size
+from clusterctl.wire.saved import MOMENTS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from clusterctl.agent.files.saved import Manifest
     from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
     from clusterctl.checkpoints.diff import Compared
     from clusterctl.checkpoints.holder import SavedLayout
     from clusterctl.checkpoints.prune import Pruned
     from clusterctl.checkpoints.verify import Verified
     from clusterctl.cli.views.progress_bar import Bar
+    from clusterctl.wire.saved import Manifest
 
 STYLE = {"complete": "green", "incomplete": "yellow", "damaged": "bold red"}
 # Files that `info` lists; --json lists all.

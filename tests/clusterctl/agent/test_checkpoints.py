@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from clusterctl.agent.files import checkpoints, saved
+from clusterctl.agent.files import checkpoints
 from clusterctl.agent.request import Refused
+from clusterctl.wire import saved
+from clusterctl.wire.saved import encode_manifest
 from tests.support import checkpoints as made
 from trainer.checkpoint.keep import FRESH, IN_USE, in_use
-from trainer.checkpoint.manifest import encode_manifest
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_files_of_another_size_and_links_are_faults_and_do_not_count(folder: Pat
 def test_a_folder_that_every_user_can_change_is_refused(folder: Path) -> None:
     step = folder / "step-00000002"
     step.chmod(0o777)
-    assert "every user can change it" in checkpoints.describe(str(step))["faults"][0]
+    assert "every user of this machine can change" in checkpoints.describe(str(step))["faults"][0]
 
 
 def test_every_flipped_bit_is_detected_and_its_file_named(folder: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_newer_format_wrong_names_and_gaps_in_the_table_are_refused(folder: Pa
     assert "format 3 by a newer version" in faults(step)["manifest.json"][0]
     outside = {**manifest["files"], "../part": manifest["files"]["part-00000.safetensors"]}
     rewritten(step, format=2, files=outside)
-    assert "list of files is missing or wrong" in faults(step)["manifest.json"][0]
+    assert "files['../part'] missing or of the wrong kind" in faults(step)["manifest.json"][0]
     fewer = {name: entry for name, entry in manifest["files"].items() if name != "part-00002.safetensors"}
     rewritten(step, files=fewer)
     assert faults(step)["manifest.json"] == ("its files do not hold a.weight exactly once", "a.weight")
@@ -177,16 +178,9 @@ def test_version_0_1_is_read(tmp_path: Path) -> None:
 
 
 def test_the_names_agree_with_the_trainers() -> None:
-    from trainer.checkpoint import header, manifest, store
+    from trainer.checkpoint import store
     from trainer.checkpoint.part import MOMENTS
 
-    assert (saved.FORMAT, saved.OLD_FORMAT, saved.MANIFEST) == (
-        manifest.FORMAT,
-        manifest.OLD_FORMAT,
-        manifest.MANIFEST,
-    )
-    assert (saved.LATEST, saved.PARTS) == (store.LATEST, manifest.PARTS)
-    assert (saved.WIDTHS, saved.MOST_HEADER) == (header.WIDTHS, header.MOST_BYTES)
     assert tuple(name[:-1] for name in saved.MOMENTS) == MOMENTS
     assert (checkpoints.OLD, checkpoints.UNFINISHED) == (store.OLD, store.UNFINISHED)
     assert (checkpoints.MARK, checkpoints.FRESH) == (IN_USE, FRESH)

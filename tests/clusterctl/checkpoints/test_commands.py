@@ -174,6 +174,6 @@ def test_a_folder_that_every_user_can_replace_is_refused(folder: Path) -> None:
     folder.chmod(0o777)
     done = clusterctl("verify", folder)
     assert done.returncode == 1
-    assert f"chmod o-w {folder}, if you trust its content" in done.stdout
+    assert f"chmod o-w {folder}, if you trust what is there" in done.stdout
     folder.chmod(0o1777)
     assert clusterctl("verify", folder).returncode == 0

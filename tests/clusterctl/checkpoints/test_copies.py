@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clusterctl.agent.files.saved import MANIFEST
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList, Health
 from clusterctl.checkpoints.find import of_nodes, with_copies_here
 from clusterctl.checkpoints.holder import SavedLayout
@@ -24,6 +23,7 @@ from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
+from clusterctl.wire.saved import MANIFEST
 from tests.clusterctl.checkpoints.test_find import entry, together
 from tests.support import checkpoints as made
 from tests.support.nodes import local_node

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.files.saved import MANIFEST
 from clusterctl.checkpoints import pod_uploads, uploads
 from clusterctl.checkpoints.checkpoint import Health
 from clusterctl.checkpoints.find import of_folder, of_nodes
@@ -30,6 +29,7 @@ from clusterctl.storage.client import LIST, here
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
 from clusterctl.wire import contract
+from clusterctl.wire.saved import MANIFEST
 from clusterctl.wire.typed_json import encode
 from tests.clusterctl.conftest import Run
 from tests.support import checkpoints as made

@@ -18,13 +18,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from clusterctl.wire.saved import encode_manifest
 from native.hashes import checksum
 from tests.conftest import Cases
 from tests.support.checkpoints import load_with, save_with, saved, state_at, whole_state
 from trainer.checkpoint import keep, read, save, write
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.keep import in_use, is_marked, prune, remove_unfinished
-from trainer.checkpoint.manifest import decode_manifest, encode_manifest
+from trainer.checkpoint.manifest import decode_manifest
 from trainer.checkpoint.part import Part
 from trainer.checkpoint.store import Checkpoint, found, open_checkpoint, verify
 from trainer.config.data import DataIdentity

@@ -15,9 +15,9 @@ import pytest
 
 from clusterctl.wire.data_requests import BuildRequest, Recipe
 from clusterctl.wire.requests import GenerateRequest, PromptOptions
+from clusterctl.wire.saved import encode_manifest
 from tests.support.building import refused
 from trainer.__main__ import main
-from trainer.checkpoint.manifest import encode_manifest
 from trainer.config.model import ModelConfig
 from trainer.corpus.build import build
 from trainer.corpus.tokenizer import train_tokenizer

@@ -307,7 +307,7 @@ def test_the_command_reports_a_wrong_format_and_exits_with_2(tmp_path: Path) -> 
         str(tmp_path / "o"),
     ]
     done = subprocess.run([*command, "--from", "nonsense"], capture_output=True, text=True)
-    assert done.returncode == 2 and "--from nonsense: no such format" in done.stderr
+    assert done.returncode == 2 and "--from: unknown 'nonsense' (one of hf, " in done.stderr
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
     assert done.returncode == 0 and json.loads(done.stdout)["output"] == str(tmp_path / "o")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.header import Entry, read_header
+from clusterctl.wire.saved import Tensor as Entry
+from trainer.checkpoint.header import read_header
 from trainer.checkpoint.saved_file import SavedFile
 from trainer.checkpoint.write import bytes_of
 from trainer.errors import CheckpointError

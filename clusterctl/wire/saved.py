@@ -1,9 +1,9 @@
 """Read checkpoints without the trainer: manifests, headers of safetensors files, hashes.
 
-The format is described in docs/internals/checkpoints.md; `trainer/checkpoint` writes it. Nothing is allocated because a
-file claims a size.
+The format is described in docs/internals/checkpoints.md; `trainer/checkpoint` writes it, and reads manifests and
+headers by this module too. Nothing is allocated because a file claims a size.
 
-Runs on nodes too: standard library only, Python 3.8 and newer.
+Agents run it too: standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import hashlib
 import json
 import os
 import stat
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
-
-from clusterctl.agent.processes import read_limited
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 FORMAT, OLD_FORMAT = 2, 1
 MANIFEST, LATEST, PARTS = "manifest.json", "latest", ".safetensors"
@@ -24,6 +23,7 @@ MOMENTS = ("exp_avg.", "exp_avg_sq.")
 # A manifest of 1,536 ranks has 1 MB; the safetensors library has the same limit for headers.
 MOST_MANIFEST, MOST_HEADER = 256 << 20, 100_000_000
 MOST_PIECE = 64 << 20
+MOST_DIMENSIONS = 8
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 _KEY = b',\n"sha256": "'
 _END = b'"\n}\n'
@@ -33,9 +33,9 @@ _HEX = frozenset("0123456789abcdef")
 class Damaged(Exception):
     """A checkpoint that cannot be used; `tensor` is the tensor that is damaged, if one is known."""
 
-    def __init__(self, message: str, tensor: str = "") -> None:
-        super().__init__(message)
-        self.tensor = tensor
+    def __init__(self, problem: str, tensor: str = "", remedy: str = "") -> None:
+        super().__init__(f"{problem}: {remedy}" if remedy else problem)
+        self.problem, self.tensor, self.remedy = problem, tensor, remedy
 
 
 class SavedFile(NamedTuple):
@@ -56,10 +56,10 @@ class Manifest(NamedTuple):
 
     format: int
     step: int
-    files: Dict[str, SavedFile]
-    tensors: Dict[str, List[int]]
+    files: dict[str, SavedFile]
+    tensors: dict[str, list[int]]
     """The shape of each tensor; none in format 1."""
-    facts: Dict[str, Any]
+    facts: dict[str, Any]
     """The other entries, unchanged: they are only shown."""
 
 
@@ -68,7 +68,7 @@ class Tensor(NamedTuple):
 
     name: str
     dtype: str
-    shape: List[int]
+    shape: tuple[int, ...]
     start: int
     stop: int
 
@@ -79,38 +79,23 @@ class Tensor(NamedTuple):
 def read_manifest(folder: str) -> Manifest:
     """Return the manifest of a step's folder; raise Damaged with the file and the reason."""
     path = os.path.join(folder, MANIFEST)
-    check_folder(folder)
-    size_of(path)
-    content = read_limited(path, MOST_MANIFEST + 1)
-    if len(content) > MOST_MANIFEST:
-        raise Damaged(f"{path}: larger than {MOST_MANIFEST >> 20} MB")
-    return decode_manifest(content, path)
+    check_above(folder)
+    check_access(folder)
+    return decode_manifest(manifest_content(path), path)
+
+
+def manifest_content(path: str) -> bytes:
+    """Return the bytes of a manifest; raise Damaged for a file that is no manifest, by its kind or size."""
+    if size_of(path) > MOST_MANIFEST:
+        raise Damaged(f"{path}: larger than {MOST_MANIFEST >> 20} MB, which no manifest is")
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def decode_manifest(content: bytes, path: str) -> Manifest:
     """Return the manifest in the bytes of `path`, after checking its hash and its entries."""
-    at = content.rfind(_KEY) + len(_KEY)
-    hashed = at >= len(_KEY) and content[at + 64 :] == _END
-    if hashed and hashlib.sha256(content[:at]).hexdigest().encode() != content[at : at + 64]:
-        raise Damaged(f"{path}: damaged: its content does not have the hash that it records")
-    try:
-        facts = json.loads(content)
-    except (ValueError, RecursionError):
-        raise Damaged(f"{path}: damaged: not JSON") from None
-    if not isinstance(facts, dict):
-        raise Damaged(f"{path}: damaged: not a JSON object")
+    facts = manifest_object(content, path)
     number, step, files, tensors = (facts.pop(key, None) for key in ("format", "step", "files", "tensors"))
-    if type(number) is int and number > FORMAT and hashed:
-        raise Damaged(f"{path}: written in format {number} by a newer version: update clusterctl")
-    if number != (FORMAT if hashed else OLD_FORMAT) or type(number) is not int:
-        raise Damaged(f"{path}: damaged: format {number!r:.20} {'with' if hashed else 'without'} a hash")
-    sound = type(step) is int and step >= 0 and isinstance(files, dict)
-    if not sound or not all(_is_entry(name, entry) for name, entry in files.items()):
-        raise Damaged(f"{path}: damaged: its step or its list of files is missing or wrong")
-    if number == OLD_FORMAT:
-        tensors = {}
-    if not (isinstance(tensors, dict) and all(map(_is_shape, tensors.values()))):
-        raise Damaged(f"{path}: damaged: its table of tensors is missing or wrong")
     return Manifest(
         number,
         step,
@@ -118,8 +103,52 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
             name: SavedFile(entry["bytes"], entry["sha256"], entry.get("holds"))
             for name, entry in files.items()
         },
-        {key: entry["shape"] for key, entry in tensors.items()},
+        {key: entry["shape"] for key, entry in tensors.items()} if number != OLD_FORMAT else {},
         facts,
+    )
+
+
+def manifest_object(content: bytes, path: str) -> dict[str, Any]:
+    """Return the JSON object in the bytes of a manifest, after checking its hash, format, step, files and tensors."""
+    at = content.rfind(_KEY) + len(_KEY)
+    hashed = at >= len(_KEY) and content[at + 64 :] == _END
+    if hashed and hashlib.sha256(content[:at]).hexdigest().encode() != content[at : at + 64]:
+        raise Damaged(f"{path}: damaged: its content does not have the hash that it records")
+    try:
+        given = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path}: damaged: not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise Damaged(f"{path}: damaged: not a JSON object")
+    number = given.get("format")
+    if type(number) is int and number > FORMAT and hashed:
+        problem = f"{path}: written in format {number} by a newer version; this one reads up to {FORMAT}"
+        raise Damaged(problem, remedy="update clusterctl")
+    if number != (FORMAT if hashed else OLD_FORMAT) or type(number) is not int:
+        raise Damaged(f"{path}: damaged: format {number!r:.20} {'with' if hashed else 'without'} a hash")
+    step, files, tensors = given.get("step"), given.get("files"), given.get("tensors")
+    wrong = ["step"] * (type(step) is not int or step < 0) + ["files"] * (not isinstance(files, dict))
+    for name, entry in files.items() if isinstance(files, dict) else ():
+        wrong += [] if _is_entry(name, entry) else [f"files[{name!r}]"]
+    if number == FORMAT and not (isinstance(tensors, dict) and all(map(_is_shape, tensors.values()))):
+        wrong.append("tensors")
+    if wrong:
+        raise Damaged(f"{path}: damaged: {', '.join(wrong[:5])} missing or of the wrong kind")
+    return given
+
+
+def encode_manifest(manifest: Mapping[str, object]) -> bytes:
+    """Return the bytes of a manifest file, one top-level entry or file on each line."""
+    lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in manifest.items()]
+    content = ("{\n" + ",\n".join(lines)).encode() + _KEY
+    return content + hashlib.sha256(content).hexdigest().encode() + b'"\n}\n'
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, dict) or not value:
+        return json.dumps(value)
+    return (
+        "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()) + "}"
     )
 
 
@@ -134,18 +163,22 @@ def _is_entry(name: str, entry: Any) -> bool:
 
 def _is_shape(entry: Any) -> bool:
     shape = entry.get("shape") if isinstance(entry, dict) else None
-    return isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    return isinstance(shape, list) and bool(shape) and all(type(size) is int and size > 0 for size in shape)
 
 
-def check_folder(folder: str) -> None:
+def check_access(folder: str) -> None:
     """Raise Damaged if every user may change the folder: its hashes would prove nothing."""
+    if os.stat(folder).st_mode & 0o002:
+        raise Damaged(f"{folder}: every user of this machine can change what is in it", remedy=_close(folder))
+
+
+def check_above(folder: str) -> None:
+    """Raise Damaged if every user may replace the folder by another one."""
     above = os.path.dirname(os.path.abspath(folder))
     mode = os.stat(above).st_mode
     # In a folder such as /tmp users cannot replace what belongs to others.
     if mode & 0o002 and not mode & stat.S_ISVTX:
-        raise Damaged(f"{above}: every user can change it: chmod o-w {above}, if you trust its content")
-    if os.stat(folder).st_mode & 0o002:
-        raise Damaged(f"{folder}: every user can change it: chmod o-w {folder}, if you trust its content")
+        raise Damaged(f"{above}: every user of this machine can replace what is in it", remedy=_close(above))
 
 
 def size_of(path: str) -> int:
@@ -154,11 +187,15 @@ def size_of(path: str) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise Damaged(f"{path}: not a regular file")
     if status.st_mode & 0o002:
-        raise Damaged(f"{path}: every user can change it: chmod o-w {path}, if you trust its content")
+        raise Damaged(f"{path}: every user of this machine can change it", remedy=_close(path))
     return status.st_size
 
 
-def boxes_of(manifest: Manifest, name: str) -> Iterator[Tuple[str, List[int]]]:
+def _close(path: str) -> str:
+    return f"chmod o-w {path}, if you trust what is there"
+
+
+def boxes_of(manifest: Manifest, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield each tensor of which a file contains a box, and the box as start, stop, start, stop, ..."""
     keys = list(manifest.tensors)
     try:
@@ -172,12 +209,12 @@ def boxes_of(manifest: Manifest, name: str) -> Iterator[Tuple[str, List[int]]]:
         raise Damaged(f"{MANIFEST}: damaged: files[{name!r}].holds is missing or wrong") from None
 
 
-def pairs(flat: List[int]) -> List[Tuple[int, int]]:
+def pairs(flat: list[int]) -> list[tuple[int, int]]:
     """Return (first, second), (third, fourth), ... of a list."""
     return [(flat[at], flat[at + 1]) for at in range(0, len(flat) - 1, 2)]
 
 
-def volume(box: List[int]) -> int:
+def volume(box: list[int]) -> int:
     """Return how many numbers are in a box."""
     result = 1
     for start, stop in pairs(box):
@@ -202,7 +239,7 @@ def check_cover(manifest: Manifest) -> None:
 # ---- the header of a file
 
 
-def read_header(handle: int, path: str, digest: str = "") -> Tuple[List[Tensor], Dict[str, str], int]:
+def read_header(handle: int, path: str, digest: str = "") -> tuple[list[Tensor], dict[str, str], int]:
     """Return the tensors of an open file in order, its metadata, and where its data begin.
 
     `digest` is the SHA-256 of the header that the manifest records.
@@ -214,43 +251,55 @@ def read_header(handle: int, path: str, digest: str = "") -> Tuple[List[Tensor],
     content = os.pread(handle, 8 + length, 0)
     if digest and hashlib.sha256(content).hexdigest() != digest:
         raise Damaged(f"{path}: damaged: its header does not have the hash in the manifest")
+    return decode_header(content[8:], size, path)
+
+
+def decode_header(content: bytes, size: int, path: str) -> tuple[list[Tensor], dict[str, str], int]:
+    """Return what a header says; its tensors must fill a file of `size` bytes, without gap or overlap."""
     try:
-        document = json.loads(content[8:])
-    except (ValueError, RecursionError):
-        document = None
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path}: its header is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise Damaged(f"{path}: its header is not a JSON object")
     metadata = document.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
-        raise Damaged(f"{path}: its metadata are not a JSON object")
-    begin = 8 + length
-    tensors = [_tensor(name, entry, begin, path) for name, entry in document.items()]
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise Damaged(f"{path}: the metadata in its header are not texts")
+    begin = 8 + len(content)
+    tensors = [_tensor(name, entry, begin, size, path) for name, entry in document.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.stop))
     end = begin
     for tensor in tensors:
-        if tensor.start != end or tensor.stop > size:
-            raise Damaged(f"{path}: its place overlaps another, leaves a gap or passes the end", tensor.name)
+        if tensor.start != end:
+            raise Damaged(f"{path}: its place overlaps another, or leaves a gap before it", tensor.name)
         end = tensor.stop
     if end != size:
         raise Damaged(f"{path}: its tensors end at byte {end}, and it has {size}")
     return tensors, metadata, begin
 
 
-def _tensor(name: str, entry: Any, begin: int, path: str) -> Tensor:
-    given: Dict[str, Any] = entry if isinstance(entry, dict) else {}
+def _tensor(name: str, entry: Any, begin: int, size: int, path: str) -> Tensor:
+    given: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype: Any = given.get("dtype")
     shape: Any = given.get("shape")
     ends: Any = given.get("data_offsets")
     width = WIDTHS.get(dtype) if isinstance(dtype, str) else None
-    if width is None or not _are_counts(shape) or not _are_counts(ends) or len(ends) != 2:
-        raise Damaged(f"{path}: its type, shape or place is wrong", name)
-    if ends[1] - ends[0] != width * volume([end for each in shape for end in (0, each)]):
-        raise Damaged(f"{path}: its place does not have the size of its shape", name)
-    return Tensor(name, dtype, shape, begin + ends[0], begin + ends[1])
+    sound = _are_counts(shape, MOST_DIMENSIONS) and _are_counts(ends, 2) and len(ends) == 2
+    if width is None or not sound:
+        raise Damaged(f"{path}: its type, shape or place in the file is wrong", name)
+    need = width * volume([end for each in shape for end in (0, each)])
+    start, stop = begin + ends[0], begin + ends[1]
+    if stop - start != need or stop > size:
+        raise Damaged(f"{path}: needs {need:,} bytes, and its place has not that many", name)
+    return Tensor(name, dtype, tuple(shape), start, stop)
 
 
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+def _are_counts(value: Any, most: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= most
+        and all(type(number) is int and number >= 0 for number in value)
+    )
 
 
 # ---- verification
@@ -280,7 +329,7 @@ def verify_file(folder: str, manifest: Manifest, name: str, progress: Callable[[
         os.close(handle)
 
 
-def name_in_file(key: str, box: List[int], shape: List[int]) -> str:
+def name_in_file(key: str, box: list[int], shape: list[int]) -> str:
     """Return the name of a box in its file: the tensor's own name if it is the whole, else with its ranges."""
     if box == [end for size in shape for end in (0, size)]:
         return key
@@ -302,8 +351,8 @@ def _hash(handle: int, progress: Callable[[int], None]) -> str:
 def _verify_pieces(
     handle: int,
     path: str,
-    tensors: List[Tensor],
-    metadata: Dict[str, str],
+    tensors: list[Tensor],
+    metadata: dict[str, str],
     begin: int,
     progress: Callable[[int], None],
 ) -> None:
@@ -327,13 +376,13 @@ def _verify_pieces(
         progress(len(piece))
 
 
-def _names_at(tensors: List[Tensor], start: int, stop: int) -> str:
+def _names_at(tensors: list[Tensor], start: int, stop: int) -> str:
     """Return the tensors that have bytes in a range, in short form."""
     names = [tensor.name for tensor in tensors if tensor.start < stop and start < tensor.stop]
     return ", ".join(names[:3]) + (f" or {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _not_finite(piece: bytes, start: int, tensors: List[Tensor]) -> str:
+def _not_finite(piece: bytes, start: int, tensors: list[Tensor]) -> str:
     """Return the first weight in fp32 of a piece that is infinite or no number, or "".
 
     Such a number has all bits of its exponent set, so that its highest byte is 7f or ff; few other numbers have that.
