@@ -23,6 +23,7 @@ from trainer.config.parts import KeepConfig
 from trainer.config.train_config import TrainConfig
 from trainer.device import Device
 from trainer.parallel.group import Group
+from trainer.side_files import TOKENIZER
 
 T = TypeVar("T")
 MANIFEST = Manifest(0, TrainConfig(), optimizer_steps=7)
@@ -126,7 +127,8 @@ def save_with(
         group = Group(rank, len(folders), Device("cpu"), store=store, node=f"node{rank + 1}")
         board = Board(group, "saves")
         manifest = replace(MANIFEST, step=step, tensors=table, **facts)
-        order = SaveOrder(manifest, f"token-{step}", tokenizer, keep, read_back=read_back)
+        texts = {} if tokenizer is None else {TOKENIZER: tokenizer}
+        order = SaveOrder(manifest, f"token-{step}", keep, texts, read_back)
         return save_parts(order, parts_by_rows(state, rank, len(folders)), seen_by(folders, rank), board)
 
     return in_threads(work, len(folders))

@@ -77,7 +77,7 @@ def save_for_ever(rank: int, attempt: Attempt, base: Path, port: int) -> None:
     for version in range(1, 10**6):
         step = SAME if attempt.again else version
         manifest = replace(MANIFEST, step=step, tensors=table, loss=version)
-        order = SaveOrder(manifest, f"save-{version}", None, KeepConfig(2))
+        order = SaveOrder(manifest, f"save-{version}", KeepConfig(2))
         parts = parts_by_rows(state_at(version, ROWS), rank, attempt.ranks)
         save_parts(order, parts, seen_by(folders, rank), board)
         os.write(log, f"{version}\n".encode())

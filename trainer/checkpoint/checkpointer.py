@@ -170,18 +170,11 @@ class Checkpointer:
 
     def _order(self, progress: Progress, read_back: bool) -> SaveOrder:
         self._count += 1
-        token = f"{self._token}-{self._count}"
-        return SaveOrder(
-            self._manifest(progress),
-            token,
-            self.tokenizer,
-            self.config.save.keep,
-            self._more_files(),
-            read_back,
-        )
+        manifest, token = self._manifest(progress), f"{self._token}-{self._count}"
+        return SaveOrder(manifest, token, self.config.save.keep, self._texts(), read_back)
 
-    def _more_files(self) -> dict[str, Path]:
-        """Return the files next to the tokenizer that say how messages are rendered and which tokens end a text."""
+    def _texts(self) -> dict[str, Path]:
+        """Return the tokenizer, and files next to it that say how messages are rendered and which tokens end a text."""
         if self.tokenizer is None:
             return {}
         found = SideFiles.beside(Path(self.config.data.tokenizer)).files
@@ -190,7 +183,7 @@ class Checkpointer:
             more.setdefault(GENERATION, self.generation)
         if self.config.tune.template:
             more[CHAT_TEMPLATE] = Path(self.config.tune.template)
-        return more
+        return {TOKENIZER: self.tokenizer, **more}
 
     def _manifest(self, progress: Progress) -> Manifest:
         config, world = self.config, self.group.world

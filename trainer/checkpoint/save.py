@@ -53,10 +53,9 @@ class SaveOrder:
     """The manifest without files."""
     token: str
     """Identifies this save."""
-    tokenizer: Path | None
     keep: KeepConfig
-    more: Mapping[str, Path] = field(default_factory=dict)
-    """Further files that belong to the tokenizer, by their names in the checkpoint: its config and chat template."""
+    texts: Mapping[str, Path] = field(default_factory=dict)
+    """The tokenizer, and files that belong to it, by their names in the checkpoint: its config and chat template."""
     read_back: bool = True
     """Read every file from the disk and compare its hashes before the checkpoint is published."""
 
@@ -124,9 +123,9 @@ def _write(
     need = sum(part.tensor.numel() * part.tensor.element_size() for part in parts)
     with disk_failures(target, need):
         aside.mkdir(parents=True, exist_ok=True)
-        if rank == 0 and order.tokenizer is not None:
+        if rank == 0 and TOKENIZER in order.texts:
             # Leaders of other folders copy it when they publish.
-            order.tokenizer.stat()
+            order.texts[TOKENIZER].stat()
         if not parts:
             return {}
         name = f"part-{rank:05d}{PARTS}"
@@ -145,12 +144,7 @@ def collect_manifest(order: SaveOrder, board: Board, key: str, began: float) -> 
         if "error" in entry:
             return dict(entry)
         files |= entry
-    if order.tokenizer is not None:
-        found = _attempt(board, lambda: _describe(order.tokenizer))
-        if "error" in found:
-            return found
-        files[TOKENIZER] = found
-    for name, file in order.more.items():
+    for name, file in order.texts.items():
         described = _attempt(board, partial(_describe, file))
         if "error" in described:
             return described
@@ -185,8 +179,7 @@ def drop_cached(file: Path, size: int = 0) -> None:
         os.close(handle)
 
 
-def _describe(file: Path | None) -> dict[str, object]:
-    assert file is not None
+def _describe(file: Path) -> dict[str, object]:
     with disk_failures(file):
         return SavedFile(file.stat().st_size, sha256(file)).as_json()
 
@@ -198,19 +191,16 @@ def publish_manifest(
     if "error" in manifest:
         return dict(manifest)
     with disk_failures(target):
-        if order.tokenizer is not None:
-            shutil.copyfile(order.tokenizer, aside / TOKENIZER)
-        for name, source in order.more.items():
+        for name, source in order.texts.items():
             shutil.copyfile(source, aside / name)
         (aside / MANIFEST).write_bytes(encode_manifest(manifest))
-        texts = [*([TOKENIZER] if order.tokenizer is not None else []), *order.more]
-        for file in (aside / MANIFEST, *(aside / name for name in texts)):
+        for file in (aside / MANIFEST, *(aside / name for name in order.texts)):
             sync(file)
             drop_cached(file)
         written = open_checkpoint(aside)
         for name in (path.name for path in aside.iterdir() if path.name != MANIFEST):
             check_size(written, name)
-            if name in texts:
+            if name in order.texts:
                 verify_file(written, name)
         (aside / UNCONFIRMED).touch()
         publish(aside, target)

@@ -103,7 +103,7 @@ def main() -> int:
         whole = GPT(MODEL, native.choose("cpu"))
         shapes: dict[str, Shape] = shapes_of(whole, whole.parallel)
     order = SaveOrder(
-        replace(MANIFEST, step=1, tensors=tensor_table(shapes, True)), "rehearsal", None, KeepConfig()
+        replace(MANIFEST, step=1, tensors=tensor_table(shapes, True)), "rehearsal", KeepConfig()
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ from functools import partial
 
 from trainer.config.model import ModelConfig
 from trainer.weights.attention import Rows
-from trainer.weights.families.family import ACTIVATIONS, Family
+from trainer.weights.families.family import ACTIVATIONS, Family, is_like
 from trainer.weights.families.rope import WHOLE, RopeKind, read_rope, write_rope
 from trainer.weights.keys import Keys
 from trainer.weights.rules import Rule, pairs, rule
@@ -138,23 +138,15 @@ def _gelu(model: ModelConfig) -> str:
 
 def fits_decoder(kind: Kind, model: ModelConfig) -> bool:
     biases = (kind.bias, "none") if kind.bias_key else (kind.bias,)
-    wanted = {
-        "kind": "gpt",
-        "rotary": True,
-        "norm": "rms" if kind.gated else "layer",
-        "swiglu": kind.gated,
-        "qk_norm": kind.qk_norm,
-        "sandwich_norms": kind.sandwich_norms,
-        "parallel_residual": False,
-        "experts": 0,
-    }
+    free = ("bias", "window", "groups", "head_dim")
+    same = {"qk_norm": kind.qk_norm, "sandwich_norms": kind.sandwich_norms, "swiglu": kind.gated}
     return (
-        all(getattr(model, name) == value for name, value in wanted.items())
+        is_like(model, *free, rotary=True, norm="rms" if kind.gated else "layer", **same)
         and model.bias in biases
         and model.rope.interleaved == kind.rope.interleaved
         and (kind.rope.part != 1.0 or model.rope.part == 1.0)
         and (kind.window or not model.window)
-        and (kind.head_dim or model.head_size * model.heads == model.hidden)
+        and (kind.head_dim or model.attention.width == model.hidden)
     )
 
 
@@ -296,12 +288,7 @@ def _write_neox(model: ModelConfig) -> dict[str, object]:
 
 
 def _fits_neox(model: ModelConfig) -> bool:
-    wanted = {"kind": "gpt", "rotary": True, "norm": "layer", "bias": "all", "swiglu": False, "window": 0}
-    return (
-        all(getattr(model, name) == value for name, value in wanted.items())
-        and not (model.qk_norm or model.sandwich_norms or model.head_dim or model.rope.interleaved)
-        and model.groups == model.heads
-    )
+    return is_like(model, "parallel_residual", "experts", rotary=True) and not model.rope.interleaved
 
 
 NEOX = Family(

@@ -19,6 +19,19 @@ ACTIVATIONS = {
 }
 
 
+# Keys of the model that a family has no setting for, unless it says so.
+_PLAIN = ("kind", "rotary", "norm", "bias", "swiglu", "window", "experts", "head_dim")
+_MORE = ("qk_norm", "sandwich_norms", "parallel_residual")
+
+
+def is_like(model: ModelConfig, *free: str, **values: object) -> bool:
+    """Return whether a model has these values, and in other keys our defaults; `free` keys may have any value."""
+    plain = ModelConfig()
+    wanted = {name: getattr(plain, name) for name in (*_PLAIN, *_MORE) if name not in free} | values
+    shares = model.groups != model.heads and "groups" not in free
+    return not shares and all(getattr(model, name) == value for name, value in wanted.items())
+
+
 @dataclass(frozen=True)
 class Family:
     """One kind of model of Hugging Face."""

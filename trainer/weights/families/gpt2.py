@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.config.model import ModelConfig
-from trainer.weights.families.family import ACTIVATIONS, Family
+from trainer.weights.families.family import ACTIVATIONS, Family, is_like
 from trainer.weights.keys import Keys
 from trainer.weights.rules import pairs, rule
 
@@ -52,23 +52,6 @@ def _write_gpt2(model: ModelConfig) -> dict[str, object]:
     }
 
 
-def _fits_gpt2(model: ModelConfig) -> bool:
-    wanted = {
-        "kind": "gpt",
-        "rotary": False,
-        "norm": "layer",
-        "bias": "all",
-        "swiglu": False,
-        "window": 0,
-        "experts": 0,
-    }
-    return (
-        all(getattr(model, name) == value for name, value in wanted.items())
-        and not (model.qk_norm or model.sandwich_norms or model.head_dim or model.parallel_residual)
-        and model.groups == model.heads
-    )
-
-
 GPT2 = Family(
     name="gpt2",
     architecture="GPT2LMHeadModel",
@@ -87,7 +70,7 @@ GPT2 = Family(
     ],
     read=_read_gpt2,
     write=_write_gpt2,
-    fits=_fits_gpt2,
+    fits=is_like,
     # The files of the original models have no prefix.
     prefixes=("transformer.", ""),
     # Old files also contain the attention mask.
