@@ -12,7 +12,8 @@ TrainerError              1
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 
@@ -33,6 +34,28 @@ class InputError(TrainerError):
     """The command line, a config or a file is wrong; nothing was trained."""
 
     exit_code = 2
+
+
+class Together:
+    """Errors of several inputs, which are raised as one."""
+
+    def __init__(self, kind: type[InputError] = InputError) -> None:
+        self._kind, self._errors = kind, list[InputError]()
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep an error that is raised in the block, and continue after it."""
+        try:
+            yield
+        except InputError as error:
+            self._errors.append(error)
+
+    def check(self) -> None:
+        """Raise one error for all that were kept."""
+        if self._errors:
+            hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
+            message = "\n".join(error.message for error in self._errors)
+            raise self._kind(message, "\n  try: ".join(hints))
 
 
 UNKNOWN_KEY = "unknown key"

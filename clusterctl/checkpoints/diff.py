@@ -6,7 +6,6 @@ The trainer reads the numbers, with torch: on a node that has both files, or on 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.transport.fanout import on_each, values
+from clusterctl.wire.results import Difference
 from clusterctl.wire.saved import OLD_FORMAT, PARTS, Damaged, Manifest, boxes_of
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
@@ -39,41 +39,6 @@ class Side:
 
     def path_on(self, name: str) -> str:
         return next(h.entry.path for h in self.checkpoint.holdings if h.holder.name == name)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much one tensor differs."""
-
-    numbers: int
-    different: int
-    largest: float
-    squares: float
-    squares_of_first: float
-
-    def plus(self, other: Difference) -> Difference:
-        return Difference(
-            self.numbers + other.numbers,
-            self.different + other.different,
-            max(self.largest, other.largest),
-            self.squares + other.squares,
-            self.squares_of_first + other.squares_of_first,
-        )
-
-    @property
-    def relative(self) -> float:
-        """Return the norm of the difference divided by the norm of the first checkpoint's tensor."""
-        if not self.squares:
-            return 0.0
-        return math.sqrt(self.squares / self.squares_of_first) if self.squares_of_first else math.inf
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "numbers": self.numbers,
-            "different": self.different,
-            "largest": self.largest if math.isfinite(self.largest) else None,
-            "relative": self.relative if math.isfinite(self.relative) else None,
-        }
 
 
 @dataclass(frozen=True)

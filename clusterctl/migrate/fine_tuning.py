@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.migrate.found import Found
 from clusterctl.migrate.translation import Translation
+from clusterctl.wire.results import Weights
 
 # Tokens of a row, if the model's positions allow it: conversations are rarely longer.
 ROW = 2048
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What the trainer says of a folder of weights."""
-
-    model: Mapping[str, object]
-    """The keys of `train.model` that describe it."""
-    context: int
-    """The longest sequence for the model."""
-    tokenizer: str
-    """Its tokenizer.json; empty if the folder has none."""
 
 
 def tuned(folder: Path, weights: Weights) -> Translation:

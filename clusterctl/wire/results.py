@@ -1,7 +1,9 @@
-"""The result of a task on a checkpoint, which `eval` writes to a file and a training to its metrics."""
+"""What the trainer finds out about checkpoints and weights: results of tasks, differences, the model of weights."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -30,3 +32,54 @@ class Evaluation:
     metrics: dict[str, Figure]
     seconds: float = 0.0
     time: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much a tensor of two checkpoints differs, over the numbers that were compared."""
+
+    numbers: int = 0
+    different: int = 0
+    largest: float = 0.0
+    """The largest absolute difference; infinite if a number is finite in only one of the two."""
+    squares: float = 0.0
+    """The sum of the squares of the differences."""
+    squares_of_first: float = 0.0
+    """The sum of the squares of the first checkpoint's numbers."""
+
+    def plus(self, other: Difference) -> Difference:
+        """Return the difference over the numbers of both."""
+        return Difference(
+            self.numbers + other.numbers,
+            self.different + other.different,
+            max(self.largest, other.largest),
+            self.squares + other.squares,
+            self.squares_of_first + other.squares_of_first,
+        )
+
+    @property
+    def relative(self) -> float:
+        """Return the norm of the difference divided by the norm of the first checkpoint's tensor."""
+        if not self.squares:
+            return 0.0
+        return math.sqrt(self.squares / self.squares_of_first) if self.squares_of_first else math.inf
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "numbers": self.numbers,
+            "different": self.different,
+            "largest": self.largest if math.isfinite(self.largest) else None,
+            "relative": self.relative if math.isfinite(self.relative) else None,
+        }
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The model of a folder with weights."""
+
+    model: Mapping[str, object]
+    """The keys of `train.model` that describe it."""
+    context: int
+    """The longest sequence for the model."""
+    tokenizer: str
+    """Its tokenizer.json; empty if the folder has none."""

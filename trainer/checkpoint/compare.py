@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from clusterctl.wire.results import Difference
 from clusterctl.wire.saved import Tensor as Entry
 from trainer.checkpoint.part import Box, intersection, whole_box
 from trainer.checkpoint.read import BLOCK, TYPES, VerifiedFile, Window, view_as
@@ -18,33 +18,15 @@ from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import CheckpointError
 
 
-@dataclass
-class Difference:
-    """How much a tensor differs, over the numbers that were compared."""
-
-    numbers: int = 0
-    different: int = 0
-    largest: float = 0.0
-    """The largest absolute difference; infinite if a number is finite in only one of the two."""
-    squares: float = 0.0
-    """The sum of the squares of the differences."""
-    squares_of_first: float = 0.0
-    """The sum of the squares of the first checkpoint's numbers."""
-
-    def add(self, first: Tensor, second: Tensor) -> None:
-        """Add blocks of the same numbers."""
-        differ = (first != second) & ~(first.isnan() & second.isnan())
-        self.numbers += first.numel()
-        # The usual case of equal checkpoints needs no more arithmetic.
-        count = int(differ.sum())
-        self.squares_of_first += float(first.double().square().sum())
-        if not count:
-            return
-        self.different += count
-        gap = (first.double() - second.double()).abs()[differ]
-        gap = gap.nan_to_num(nan=torch.inf, posinf=torch.inf)
-        self.largest = max(self.largest, float(gap.max()))
-        self.squares += float(gap.square().sum())
+def _difference(first: Tensor, second: Tensor) -> Difference:
+    """Return the difference of blocks of the same numbers."""
+    differ = (first != second) & ~(first.isnan() & second.isnan())
+    # The usual case of equal checkpoints needs no more arithmetic.
+    count, squares = int(differ.sum()), float(first.double().square().sum())
+    if not count:
+        return Difference(first.numel(), squares_of_first=squares)
+    gap = (first.double() - second.double()).abs()[differ].nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return Difference(first.numel(), count, float(gap.max()), float(gap.square().sum()), squares)
 
 
 def compare(first: Path, second: Path, pairs: Iterable[Sequence[str]]) -> dict[str, Difference]:
@@ -72,10 +54,10 @@ def _compare_files(first: VerifiedFile, second: VerifiedFile, found: dict[str, D
         for other_box, other in others.get(key, ()):
             shared = intersection(box, other_box) if len(box) == len(other_box) else None
             if shared is not None:
-                difference = found.setdefault(key, Difference())
                 pieces = _pieces(first, entry, box, shared), _pieces(second, other, other_box, shared)
                 for numbers, others_numbers in zip(*pieces, strict=True):
-                    difference.add(numbers, others_numbers)
+                    more = _difference(numbers, others_numbers)
+                    found[key] = found.get(key, Difference()).plus(more)
 
 
 def _boxes(file: VerifiedFile) -> Iterator[tuple[str, Box, Entry]]:

@@ -8,7 +8,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,7 +45,7 @@ from trainer.corpus.store import (
     work_folder,
 )
 from trainer.corpus.tokenizer import Tokenizer
-from trainer.errors import DataError, DataFailed, TrainerError, machine_error
+from trainer.errors import DataError, DataFailed, Together, TrainerError, machine_error
 from trainer.files import sha256, sync
 
 DROPPED = ("bad", "short", "language", "duplicate")
@@ -93,28 +92,18 @@ def build(
 
 def opened(order: BuildRequest) -> tuple[list[Input], Tokenizer]:
     """Return the inputs found and the tokenizer loaded; raise one error that lists all faults."""
-    faults: list[DataError] = []
+    together = Together(DataError)
     inputs: list[Input] = []
     tokenizer: Tokenizer | None = None
-    with _collected(faults):
+    with together.collected():
         _check(order)
-    with _collected(faults):
+    with together.collected():
         inputs = find_inputs(order.input, order.format if order.format in TEXT_FORMATS else "")
-    with _collected(faults):
+    with together.collected():
         tokenizer = Tokenizer.load(order.tokenizer, order.eod)
-    if faults or tokenizer is None:
-        hints = "\n  try: ".join(dict.fromkeys(fault.hint for fault in faults if fault.hint))
-        raise DataError("\n".join(fault.message for fault in faults), hints)
+    together.check()
+    assert tokenizer is not None
     return inputs, tokenizer
-
-
-@contextmanager
-def _collected(faults: list[DataError]) -> Iterator[None]:
-    """Add an error raised in the block to `faults` and continue after it."""
-    try:
-        yield
-    except DataError as error:
-        faults.append(error)
 
 
 def _build(

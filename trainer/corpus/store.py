@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterctl.wire.data_requests import Recipe
+from clusterctl.wire.typed_json import decode, parse
 from trainer.corpus.manifest import manifest_path
 from trainer.corpus.worker import EncodedPart
 from trainer.errors import DataError
@@ -122,21 +123,7 @@ class JournalEntry:
     crc: int
     """Checksum of what the part added."""
     facts: dict[str, int]
-    bad: list[str]
-
-    @classmethod
-    def parse(cls, line: bytes) -> JournalEntry:
-        """Return the entry in a line; raise ValueError, KeyError or TypeError for a damaged one."""
-        value = json.loads(line)
-        sizes = {name: int(value["sizes"][name]) for name in SPOOLS}
-        return cls(
-            value["part"],
-            str(value["mark"]),
-            sizes,
-            value["crc"],
-            dict(value["facts"]),
-            list(value["bad"]),
-        )
+    bad: tuple[str, ...]
 
 
 class Store:
@@ -193,7 +180,7 @@ class Store:
 
     def _is_whole(self, line: bytes) -> bool:
         try:
-            entry = JournalEntry.parse(line)
+            entry = decode(JournalEntry, parse(line))
             if not line.endswith(b"\n") or entry.part != len(self.marks):
                 return False
             added = {name: self._read(name, self._sizes[name], entry.sizes[name]) for name in SPOOLS}
@@ -225,7 +212,7 @@ class Store:
         for name, data in added.items():
             _write(self._files[name], data)
         sizes = {name: self._sizes[name] + len(data) for name, data in added.items()}
-        entry = JournalEntry(made.number, made.mark, sizes, _crc(added), made.facts, made.bad)
+        entry = JournalEntry(made.number, made.mark, sizes, _crc(added), made.facts, tuple(made.bad))
         _write(self._journal, json.dumps(asdict(entry)).encode() + b"\n")
         self._account(entry, added["bin"])
 

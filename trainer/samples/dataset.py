@@ -17,7 +17,7 @@ from trainer.config.glm import Infilling, Windows
 from trainer.corpus.indexed import Corpus, bin_path, open_corpus
 from trainer.corpus.open import stamp
 from trainer.corpus.verify import id_range, recorded_largest_id
-from trainer.errors import DataError
+from trainer.errors import DataError, Together
 from trainer.samples.blend import (
     SURPLUS,
     Blend,
@@ -161,14 +161,11 @@ class Data:
 
 def _opened(prefixes: Iterable[str]) -> dict[str, Corpus]:
     """Open every corpus, or raise one error that lists the faults of all of them."""
-    opened, wrong = {}, list[DataError]()
+    opened, together = {}, Together(DataError)
     for prefix in prefixes:
-        try:
+        with together.collected():
             opened[prefix] = open_corpus(Path(prefix))
-        except DataError as error:
-            wrong.append(error)
-    if wrong:
-        raise DataError("\n".join(error.message for error in wrong), wrong[0].hint)
+    together.check()
     return opened
 
 

@@ -9,14 +9,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clusterctl.wire.requests import ServeRequest, ServerOptions
 from trainer.command_line import refuse
 from trainer.env import install_command
-from trainer.errors import InputError
+from trainer.errors import InputError, Together
 from trainer.generate.command import closing, load_decoder
 from trainer.serve.address import is_loopback
 from trainer.side_files import SideFiles
@@ -61,30 +59,19 @@ def _read_inputs(request: ServeRequest) -> tuple[str, SideFiles, ChatTemplate | 
 
     This is done before the model is loaded, which can take minutes.
     """
-    errors: list[InputError] = []
+    together = Together()
     key, template = "", None
     side = SideFiles.beside(request.model.tokenizer or request.checkpoint)
-    with _collected(errors):
+    with together.collected():
         refuse(request)
-    with _collected(errors):
+    with together.collected():
         key = _key(request.server)
-    with _collected(errors):
+    with together.collected():
         template = side.template(request.server.chat_template)
-    with _collected(errors):
+    with together.collected():
         _require_address(request.server.host, request.server.port)
-    if errors:
-        hints = dict.fromkeys(error.hint for error in errors if error.hint)
-        raise InputError("\n".join(error.message for error in errors), "\n  try: ".join(hints))
+    together.check()
     return key, side, template
-
-
-@contextmanager
-def _collected(errors: list[InputError]) -> Iterator[None]:
-    """Add an error raised in the block to `errors` and continue after it."""
-    try:
-        yield
-    except InputError as error:
-        errors.append(error)
 
 
 def _key(server: ServerOptions) -> str:

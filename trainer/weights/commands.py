@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.wire.requests import Conversion as Request
 from clusterctl.wire.requests import ConvertIn, ConvertOut, WeightsRequest
+from clusterctl.wire.results import Weights
+from clusterctl.wire.typed_json import encode
 
 if TYPE_CHECKING:
     from trainer.weights.convert import Conversion
@@ -25,8 +27,8 @@ def model(request: WeightsRequest) -> int:
 
     source = open_source(request.source)
     tokenizer = "" if source.tokenizer is None else str(source.tokenizer)
-    answer = {"model": chosen_keys(source.model), "context": source.model.context, "tokenizer": tokenizer}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    answer = Weights(chosen_keys(source.model), source.model.context, tokenizer)
+    sys.stdout.write(json.dumps(encode(answer)) + "\n")
     return 0
 
 

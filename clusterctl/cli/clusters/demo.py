@@ -147,7 +147,7 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
 
 
 def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
-    from clusterctl.cli.models.trainer import checkpoint_of
+    from clusterctl.cli.models.place import folder_of
     from clusterctl.cli.views import tables
     from clusterctl.sandbox import demo as stages
 
@@ -155,7 +155,7 @@ def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
     width = min(screen.out_console().width, 80)
     screen.show(tables.loss_curve(progress.losses, progress.evals, width=width - 1))
     screen.show(tables.demo_facts(progress, entropy))
-    checkpoint = checkpoint_of(str(run.root))
+    checkpoint = folder_of(str(run.checkpoints))
     screen.show(tables.generated(PROMPT, stages.generate(checkpoint, PROMPT)))
     if len(progress.evals) < 2 or progress.evals[-1][1] >= entropy:
         screen.log(
@@ -165,13 +165,13 @@ def _result(run: RunDir, progress: TrainProgress, entropy: float) -> None:
 
 
 def _next(directory: Path, run: RunDir, *, keep: bool, seconds: float) -> None:
-    from clusterctl.cli.models.trainer import checkpoint_of
+    from clusterctl.cli.models.place import folder_of
     from clusterctl.cli.views import tables
     from clusterctl.files import replace_file
     from clusterctl.report.page import page
 
     replace_file(run.root / "report.html", page(run))
-    checkpoint = checkpoint_of(str(run.root)).relative_to(directory)
+    checkpoint = folder_of(str(run.checkpoints)).relative_to(directory)
     root = run.root.relative_to(directory)
     script = Path(sys.prefix, "bin", "activate")
     # `make demo` runs the program of an environment that the shell does not use yet.

@@ -305,7 +305,8 @@ def _translated(found: Found, source: str) -> Translation:
 def _tuning_of(folder: Path) -> Translation:
     """Return the job that fine-tunes the model of a folder."""
     from clusterctl.jobs.ask_trainer import ask_trainer
-    from clusterctl.migrate.fine_tuning import Weights, tuned
+    from clusterctl.migrate.fine_tuning import tuned
+    from clusterctl.wire.results import Weights
     from clusterctl.wire.typed_json import decode
 
     return tuned(folder, ask_trainer(partial(decode, Weights), ["weights-model", str(folder)]))

@@ -159,22 +159,3 @@ def tensorboard(
     )
     arguments = ["--output", str(output)] if output else []
     forward("tensorboard", "tensorboard", [str(folder), *arguments])
-
-
-def checkpoint_of(where: str) -> Path:
-    """Return the folder of a checkpoint: `where` itself, or the newest local checkpoint of a run."""
-    if (Path(where) / "manifest.json").is_file():
-        return Path(where)
-    if Path(where).is_dir() and not (Path(where) / "run.json").is_file():
-        raise UsageError(
-            f"{where}: not a checkpoint: it has no manifest.json", "name a step-... folder, or a run"
-        )
-    run = options.run_with_results(where, trains=True)
-    found = sorted(path for path in run.checkpoints.glob("step-*") if (path / "manifest.json").is_file())
-    if not found:
-        node, folder = next(iter(run.read_record().run_dirs.items()))
-        raise UsageError(
-            f"{run.run_id} has no checkpoint on this machine",
-            f"`clusterctl checkpoint pull {run.run_id}` fetches it; {node} has its files in {folder}/checkpoints",
-        )
-    return found[-1]

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from clusterctl.document import parse_document
-from clusterctl.migrate.fine_tuning import Weights, tuned
+from clusterctl.migrate.fine_tuning import tuned
 from clusterctl.migrate.write import job_text
+from clusterctl.wire.results import Weights
 from tests.clusterctl.conftest import Run
 from tests.support.building import small_tokenizer
 from trainer.plan.check_init import check_init
